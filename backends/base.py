@@ -1,0 +1,49 @@
+"""What does a backend say of itself, and what does an engine adapter have to know?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+__all__ = ["Adapter", "BackendSnapshot", "Usage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What did one request really cost? As the engine reports it, in tokens."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BackendSnapshot:
+    """What did a backend's gauges say at one moment?
+
+    Every field but the time may be None: the engine did not say. Absent is neither zero nor full.
+    `taken_s` is the monotonic time at which the scrape was *sent*, so that nothing dispatched later is in it.
+    """
+
+    taken_s: float
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    """Fraction 0..1 of the KV blocks in use by live requests."""
+    kv_capacity_tokens: int | None = None
+    block_size: int | None = None
+    preemptions_total: int | None = None
+
+
+class Adapter(Protocol):
+    """How does one kind of engine name its gauges, and what does its refusal look like?"""
+
+    name: str
+    metrics_paths: tuple[str, ...]
+    """Paths to scrape, cheapest first; an empty answer falls through to the next. () = no metrics."""
+
+    def snapshot(self, text: str, taken_s: float) -> BackendSnapshot | None:
+        """Read one metrics page; None when it holds nothing this adapter knows."""
+
+    def is_refusal(self, status: int, body: bytes) -> bool:
+        """Is this answer backpressure (put the request back, unbilled) rather than an error of the request?"""

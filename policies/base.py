@@ -1,0 +1,117 @@
+"""Who goes next? The policy protocol, its numbered contract, and the values that pass through it.
+
+A policy orders requests; it holds no capacity, time, socket or randomness. The `AdmissionEngine` asks it for the next
+request and tells it what each request is known to have cost.
+
+Contract (tests/policies/test_contract.py runs every clause over every registered policy):
+
+P1  Work conserving: if some queued request is eligible and the view places whatever it is offered, `pop` returns one.
+    A policy that holds requests for time declares when in `next_eligible`. Otherwise GPUs idle while users wait.
+P2  Deterministic: the same calls give the same answers, whatever the hash seed. Otherwise the simulation lies.
+P3  Exactly once: every pushed request leaves by `pop` or by `remove`, never by both.
+P4  A request removed before dispatch has charged nothing; one that ends after dispatch keeps what was charged.
+P5  Idle flows bank no credit: a flow that returns is served as if it had been present, within the bound of the policy.
+P6  Estimates are trued up: after the final charge, counters are what an oracle would have charged.
+P7  Memory is O(queued + recently active flows): an idle flow is forgotten once forgetting it changes no decision,
+    or when more than `idle_flows_max` are remembered.
+P8  `pop` and `push` are O(log flows); `charge` is O(1).
+P9  The service bound that the policy's docstring states holds on every trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+__all__ = ["ClusterView", "Flow", "Policy", "Request", "Selection", "ServiceTokens"]
+
+
+class Flow(NamedTuple):
+    """Whose request is it? Fair among tenants by weight, then among the (app, user) flows of one tenant."""
+
+    tenant: str
+    app: str = ""
+    user: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request as the engine sees it: who asks, and what it is expected to take.
+
+    Attributes:
+        prompt_tokens: estimated before the answer, the truth after it.
+        output_tokens_max: upper limit that the request itself sets, over all of its sequences.
+        sequences: parallel sequences (`n`), each of which takes a slot of the engine.
+        body_bytes: what it occupies in our memory while it waits.
+        streamed: whether progress can be seen before the end.
+        deadline_s: when it expires if it is still queued; set by the engine.
+        output_tokens_expected: mean output of its like; what a predicting policy charges ahead. Set by the engine.
+        output_tokens_reserved: cautious output, a high quantile of its like; what the ledger holds. Set by the engine.
+        charged: service charged to its flow so far, in the policy's own unit; written by the policy only.
+        attempts: dispatches that ended in a refusal or a failed connection.
+    """
+
+    id: str
+    flow: Flow
+    weight: float
+    prompt_tokens: int
+    output_tokens_max: int
+    arrived_s: float
+    sequences: int = 1
+    body_bytes: int = 0
+    streamed: bool = True
+    deadline_s: float = float("inf")
+    output_tokens_expected: float = 0.0
+    output_tokens_reserved: int = 0
+    charged: float = 0.0
+    attempts: int = 0
+    blocked_at: int = -1
+    """Version of the room at which it was last found not to fit; lets an unchanged answer cost O(1)."""
+
+
+class ServiceTokens(NamedTuple):
+    """What has one request received so far? `cached` of the `prompt` tokens were found in the engine's cache."""
+
+    prompt: int
+    output: int
+    cached: int = 0
+
+
+class ClusterView(Protocol):
+    """Where would this request fit now?"""
+
+    def place(self, request: Request) -> str | None:
+        """Name of the backend that can start it now, or None."""
+
+
+class Selection(NamedTuple):
+    request: Request
+    backend: str
+
+
+class Policy(Protocol):
+    """Which request is served next, and where?"""
+
+    def push(self, request: Request, now: float, *, front: bool = False) -> None:
+        """Queue it; `front` puts a request that a backend refused back at the head of its flow.
+
+        A request that comes back is pushed first and then charged nothing, finally: its flow is never idle in between.
+        """
+
+    def pop(self, now: float, view: ClusterView) -> Selection | None:
+        """Take out the next request that the view places, or None if the next one in order has no room."""
+
+    def remove(self, request: Request, now: float) -> None:
+        """Take out a queued request that was cancelled or has expired."""
+
+    def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
+        """The service that a dispatched request has received is now this much in all (not: more)."""
+
+    def next_eligible(self, now: float) -> float | None:
+        """When will time alone make a queued request eligible? None: nothing waits for time."""
+
+    def explain(self, flow: Flow, now: float) -> dict[str, float]:
+        """The numbers that decide this flow's place, by name."""
+
+    def __len__(self) -> int:
+        """Requests queued."""

@@ -1,0 +1,393 @@
+"""What does each backend hold, and can it start one more request *now*? The KV ledger.
+
+Once a request is inside the engine nobody can reorder it, so a request is dispatched only when the engine can start it:
+a free sequence slot, free KV for it and for the growth of all that run, and room in the prefill of about one step.
+What is dispatched but has no first token yet is a zero-lag stand-in for the engine's own queue; the scraped gauges
+correct the model with bounded trust: a stale gauge ages out, an absent one is neither zero nor full, and a backend on
+which nothing of ours runs may always be probed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from policies.base import Request
+
+__all__ = ["BackendLedger", "CapacitySettings", "Gauges", "Lease", "Obstacle"]
+
+Obstacle = Literal["closed", "waiting", "slots", "prefill", "kv"]
+"""Why a backend cannot start a request now: not in service; its own queue is above target; no sequence slot;
+prefill of others first; no KV."""
+
+FIRST_SLOTS = 4
+"""Concurrency assumed of an engine that has shown nothing yet."""
+PREFILL_TOKENS_MIN = 512
+PREFILL_TOKENS_START = 2048
+PREFILL_TOKENS_MAX = 262_144
+KV_IS_SHORT = 0.9
+"""Above this occupancy a waiting request waits for KV, and says nothing of the number of slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapacitySettings:
+    """How is capacity judged? Shares are of the KV capacity and of the slots."""
+
+    waiting_target: int = 2
+    kv_ceiling: float = 0.95
+    headroom: float = 0.05
+    concurrency_max: int | None = None
+    gauge_trust_s: float = 1.0
+    retry_backoff_s: float = 0.1
+    retry_backoff_s_max: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What a backend said of itself at `taken_s`; None: it did not say."""
+
+    taken_s: float
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    kv_capacity_tokens: int | None = None
+    block_size: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One dispatched request: what it holds of its backend until it ends, in exactly one way."""
+
+    request: Request
+    backend: str
+    dispatched_s: float
+    output_tokens: int = 0
+    """Streamed so far, over all sequences; estimated for an answer that is not streamed."""
+    started_s: float | None = None
+    """When its first token was seen, or is inferred to have come."""
+    held_tokens: int = 0
+    """KV tokens that it is counted with at its largest."""
+    charged_tokens: int = 0
+    """Output tokens of the last charge."""
+
+    def output_each(self) -> float:
+        return self.output_tokens / self.request.sequences
+
+    def growth_tokens(self) -> float:
+        """Output that each of its sequences is still expected to add."""
+        request = self.request
+        done = self.output_each()
+        cap = request.output_tokens_max / request.sequences
+        # An answer longer than its reserve is expected to go on for a quarter of what it has taken.
+        reserve = max(request.output_tokens_reserved / request.sequences, done * 1.25)
+        return max(0.0, min(reserve, cap) - done)
+
+
+class BackendLedger:
+    """How full is this backend, by our own books and by its gauges?
+
+    Sequences are counted one by one, KV in tokens; each sequence costs half a block for the block it has not filled.
+    """
+
+    def __init__(self, name: str, settings: CapacitySettings, *, max_num_seqs: int | None = None) -> None:
+        self.name = name
+        self.healthy = True
+        self.leases: dict[str, Lease] = {}
+        self._settings = settings
+        self._slots_known = max_num_seqs is not None
+        self._slots = max_num_seqs or FIRST_SLOTS
+        self._slots_learned = False
+        self._sequences = 0
+        self._held_tokens = 0
+        self._starting: dict[str, Lease] = {}
+        self._starting_tokens = 0
+        self._prefill_tokens = PREFILL_TOKENS_START
+        self._prefill_limited = False
+        self._gauges: Gauges | None = None
+        self._kv_capacity_tokens: int | None = None
+        self._block_size = 16
+        self._foreign_tokens = 0.0
+        self._prompt_share = 1.0
+        self._curve: list[tuple[float, float, int]] | None = None
+        self._closed_until_s = 0.0
+        self._backoff_s = 0.0
+        self._first_token_s = 0.05
+        self._token_s = 0.02
+        self._whole_s = 0.0
+        self._whole_s_best = float("inf")
+
+    def __repr__(self) -> str:
+        kv = "?" if self._kv_capacity_tokens is None else f"{self.kv_fraction():.0%}"
+        return (
+            f"<BackendLedger {self.name}: {self._sequences}/{self._slots} sequences, "
+            f"{len(self._starting)} starting, kv {kv}{'' if self.healthy else ', unhealthy'}>"
+        )
+
+    # --- may it start one more? ---
+
+    def obstacle(self, request: Request, *, spare: bool, others: bool, now: float) -> Obstacle | None:
+        """What keeps this request from being started now? None: nothing.
+
+        Args:
+            spare: its tenant is below its fair share, so it may use the headroom.
+            others: some other tenant is active, so the headroom is kept from those who are not `spare`.
+        """
+        if not self.healthy or now < self._closed_until_s:
+            return "closed"
+        if not self.leases:
+            return None
+        if self._held_back(now):
+            return "waiting"
+        keep = others and not spare
+        if self._sequences + request.sequences > self._slot_limit(keep):
+            return "slots"
+        prefill_limit = self._prefill_tokens * (1.5 if spare and others else 1.0)
+        if self._starting and self._starting_tokens + request.prompt_tokens > prefill_limit:
+            self._prefill_limited = True
+            return "prefill"
+        return None if self._kv_fits(request, keep) else "kv"
+
+    def kv_fraction(self) -> float:
+        """Largest KV occupancy that what is dispatched is expected to reach, of the capacity (1.0 = full).
+
+        Without a known capacity, sequences over slots: enough to compare backends of one pool.
+        """
+        if self._kv_capacity_tokens is None:
+            return self._sequences / self._slots
+        return (self._held_tokens + self._foreign_tokens) / self._kv_capacity_tokens
+
+    def counts(self) -> tuple[int, int, int]:
+        """(sequences dispatched, requests without a first token, slots believed)."""
+        return self._sequences, len(self._starting), self._slots
+
+    def opens_s(self, now: float) -> float | None:
+        """When will time alone remove an obstacle? None: it will not."""
+        times = []
+        if now < self._closed_until_s:
+            times.append(self._closed_until_s)
+        if self._gauges is not None and self._held_back(now):
+            times.append(self._gauges.taken_s + self._settings.gauge_trust_s)
+        unseen = [lease.dispatched_s for lease in self._starting.values() if not lease.request.streamed]
+        if unseen:
+            times.append(max(min(unseen) + self._first_token_s, now + 0.005))
+        return min(times, default=None)
+
+    def _held_back(self, now: float) -> bool:
+        """Does a gauge we still trust say that the engine has a queue of its own?"""
+        gauges = self._gauges
+        if gauges is None or gauges.waiting is None or now - gauges.taken_s > self._settings.gauge_trust_s:
+            return False
+        return gauges.waiting > self._settings.waiting_target
+
+    def _slot_limit(self, keep_headroom: bool) -> int:
+        target = self._settings.waiting_target
+        if keep_headroom:
+            limit = self._slots - self._headroom_slots() if self._slots_firm() else self._slots + target
+        else:
+            # Below the true number of slots the overcommit is what finds out that there are more.
+            limit = self._slots + (target if self._slots_firm() else target + 2)
+        most = self._settings.concurrency_max
+        return max(1, limit if most is None else min(limit, most))
+
+    def _slots_firm(self) -> bool:
+        return self._slots_known or self._slots_learned
+
+    def _headroom_slots(self) -> int:
+        return max(1, round(self._slots * self._settings.headroom))
+
+    # --- the KV model ---
+
+    def _footprint_tokens(self, request: Request) -> float:
+        """KV tokens of a request at its largest, half-filled blocks included."""
+        return request.prompt_tokens + request.output_tokens_reserved + request.sequences * self._block_size / 2
+
+    def _kv_fits(self, request: Request, keep_headroom: bool) -> bool:
+        capacity = self._kv_capacity_tokens
+        if capacity is None:
+            return True
+        settings = self._settings
+        limit = capacity * (settings.kv_ceiling - (settings.headroom if keep_headroom else 0.0)) - self._foreign_tokens
+        footprint = self._footprint_tokens(request)
+        if self._held_tokens + footprint <= limit:
+            return True
+        return self._peak_with(request) <= limit
+
+    def _peak_with(self, request: Request) -> float:
+        """Largest occupancy ahead, in tokens, if this request started now and all sequences grow in step.
+
+        Occupancy rises until a sequence ends and falls when it does, so the peak is at one of the ends (the same form
+        as LightLLM's check and "Past-Future" scheduling).
+        """
+        if self._curve is None:
+            self._curve = self._ends()
+        grows = request.output_tokens_reserved / request.sequences
+        own = (grows, request.prompt_tokens + request.sequences * self._block_size / 2, request.sequences)
+        peak = held = 0.0
+        sequences = 0
+        placed = False
+        for end in self._curve:
+            if not placed and own[0] >= end[0]:
+                placed = True
+                held, sequences = held + own[1], sequences + own[2]
+                peak = max(peak, held + own[0] * sequences)
+            held, sequences = held + end[1], sequences + end[2]
+            peak = max(peak, held + end[0] * sequences)
+        if not placed:
+            peak = max(peak, held + own[1] + own[0] * (sequences + own[2]))
+        return peak
+
+    def _ends(self) -> list[tuple[float, float, int]]:
+        """(tokens each sequence still grows, tokens held now, sequences) of every lease, latest end first."""
+        half_block = self._block_size / 2
+        ends = []
+        for lease in self.leases.values():
+            request = lease.request
+            prompt = request.prompt_tokens * (self._prompt_share if lease.started_s is not None else 1.0)
+            held = prompt + lease.output_tokens + request.sequences * half_block
+            ends.append((lease.growth_tokens(), held, request.sequences))
+        ends.sort(reverse=True)
+        return ends
+
+    # --- what happens ---
+
+    def add(self, lease: Lease) -> None:
+        """A request was dispatched to it."""
+        request = lease.request
+        lease.held_tokens = round(self._footprint_tokens(request))
+        self.leases[request.id] = lease
+        self._starting[request.id] = lease
+        self._starting_tokens += request.prompt_tokens
+        self._sequences += request.sequences
+        self._held_tokens += lease.held_tokens
+        self._curve = None
+
+    def started(self, lease: Lease, now: float) -> None:
+        """Its first token was seen: the engine had room for it."""
+        if lease.started_s is not None:
+            return
+        lease.started_s = now
+        if self._starting.pop(lease.request.id, None) is not None:
+            self._starting_tokens -= lease.request.prompt_tokens
+        if lease.request.streamed:
+            self._first_token_s += 0.1 * (now - lease.dispatched_s - self._first_token_s)
+        running = self._sequences - sum(other.request.sequences for other in self._starting.values())
+        if running > self._slots and not self._slots_known:
+            self._slots = running
+        self._backoff_s = 0.0
+        self._curve = None
+
+    def regrown(self, lease: Lease) -> None:
+        """Its output has gone beyond what it was counted with."""
+        request = lease.request
+        held = request.prompt_tokens + lease.output_tokens + lease.growth_tokens() * request.sequences
+        held += request.sequences * self._block_size / 2
+        if held > lease.held_tokens:
+            self._held_tokens += round(held) - lease.held_tokens
+            lease.held_tokens = round(held)
+            self._curve = None
+
+    def remove(self, lease: Lease, now: float) -> None:
+        """The request is over, in whatever way."""
+        request = lease.request
+        del self.leases[request.id]
+        if self._starting.pop(request.id, None) is not None:
+            self._starting_tokens -= request.prompt_tokens
+        self._sequences -= request.sequences
+        self._held_tokens -= lease.held_tokens
+        self._curve = None
+        if lease.started_s is not None and lease.output_each() >= 1:
+            self._token_s += 0.1 * ((now - lease.started_s) / lease.output_each() - self._token_s)
+
+    def answered(self, lease: Lease, now: float) -> None:
+        """An answer came whole, with no sign of its start: learn the slots from whether answers get slower.
+
+        Additive in both directions, one for each answer while the slots are all in use: twice the best time per token
+        is taken for a queue inside the engine.
+        """
+        if lease.started_s is not None or self._slots_known:
+            return
+        each_s = (now - lease.dispatched_s) / max(1.0, lease.output_each())
+        self._whole_s += 0.1 * (each_s - self._whole_s) if self._whole_s else each_s
+        self._whole_s_best = min(self._whole_s_best * 1.001, each_s)
+        if self._whole_s > 2 * self._whole_s_best:
+            self._slots = max(FIRST_SLOTS, self._slots - 1)
+        elif self._sequences >= self._slots:
+            self._slots += 1
+
+    def refused(self, now: float) -> None:
+        """It refused or could not be reached: leave it alone for a moment that doubles each time in a row."""
+        settings = self._settings
+        self._backoff_s = min(max(settings.retry_backoff_s, 2 * self._backoff_s), settings.retry_backoff_s_max)
+        self._closed_until_s = now + self._backoff_s
+
+    def full(self) -> None:
+        """It refused for being full: it has as many slots as it is running."""
+        if not self._slots_known:
+            self._slots = max(1, self._sequences - sum(lease.request.sequences for lease in self._starting.values()))
+            self._slots_learned = True
+
+    def observe(self, gauges: Gauges, now: float) -> None:
+        """It was scraped: correct the model."""
+        self._gauges = gauges
+        if gauges.block_size:
+            self._block_size = gauges.block_size
+        if gauges.kv_capacity_tokens:
+            self._kv_capacity_tokens = gauges.kv_capacity_tokens
+        if gauges.waiting is not None:
+            self._infer_starts(gauges, now)
+            self._adapt(gauges)
+        if gauges.kv_usage is not None and self._kv_capacity_tokens is not None:
+            self._correct_kv(gauges.kv_usage * self._kv_capacity_tokens)
+        self._curve = None
+
+    def unseen(self, now: float) -> None:
+        """Estimate the progress of answers that are not streamed, from the pace of those that are or that ended."""
+        if self._gauges is not None and self._gauges.waiting is not None:
+            for lease in list(self._starting.values()):
+                if not lease.request.streamed and now - lease.dispatched_s >= self._first_token_s:
+                    self.started(lease, now)
+        for lease in self.leases.values():
+            request = lease.request
+            if not request.streamed and lease.started_s is not None:
+                pace = (now - lease.started_s) / self._token_s
+                lease.output_tokens = int(min(pace, request.output_tokens_reserved / request.sequences))
+                lease.output_tokens *= request.sequences
+
+    def _infer_starts(self, gauges: Gauges, now: float) -> None:
+        """The engine is first come, first served: all but the last `waiting` of what it had received have started."""
+        received = [
+            lease
+            for lease in self._starting.values()
+            if not lease.request.streamed and lease.dispatched_s + self._first_token_s / 2 < gauges.taken_s
+        ]
+        for lease in received[: max(0, len(received) - (gauges.waiting or 0))]:
+            self.started(lease, now)
+
+    def _adapt(self, gauges: Gauges) -> None:
+        """Learn the number of slots and the size of the prefill window from whether the engine holds a queue."""
+        if gauges.waiting is not None and gauges.waiting > self._settings.waiting_target:
+            self._prefill_tokens = max(PREFILL_TOKENS_MIN, self._prefill_tokens * 3 // 4)
+            short_of_kv = gauges.kv_usage is not None and gauges.kv_usage > KV_IS_SHORT
+            if not self._slots_known and not short_of_kv and gauges.running:
+                self._slots = max(1, min(self._slots, gauges.running))
+                self._slots_learned = True
+        elif gauges.waiting == 0 and self._prefill_limited:
+            self._prefill_tokens = min(PREFILL_TOKENS_MAX, self._prefill_tokens * 5 // 4)
+        self._prefill_limited = False
+
+    def _correct_kv(self, used_tokens: float) -> None:
+        """Compare the gauge with the books: what is more belongs to others, what is less is shared prefixes."""
+        prompts = outputs = 0.0
+        for lease in self.leases.values():
+            outputs += lease.output_tokens + lease.request.sequences * self._block_size / 2
+            if lease.started_s is not None:
+                prompts += lease.request.prompt_tokens
+        starting = float(self._starting_tokens)
+        if not self.leases:
+            # An idle engine's gauge may be frozen at an old value: it is no reason to stay away.
+            self._foreign_tokens = 0.0
+            return
+        self._foreign_tokens += 0.5 * (max(0.0, used_tokens - prompts - outputs - starting) - self._foreign_tokens)
+        if prompts > 0:
+            share = min(1.0, max(0.05, (used_tokens - outputs) / prompts))
+            self._prompt_share += 0.05 * (share - self._prompt_share)

@@ -1,0 +1,87 @@
+"""How long will the answer be? Output lengths learned from what similar requests turned out to take.
+
+Two questions with two answers: what to *charge* ahead is a mean, what to *reserve* of the KV cache is a high quantile,
+since too small a reserve ends in preemption and too large a one only in a little idle memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
+
+from policies.base import Flow
+
+__all__ = ["OutputLengths"]
+
+WINDOW = 64
+"""Answers remembered per population: old habits fade after this many."""
+ENOUGH = 8
+"""Answers before a population speaks for itself rather than through the wider one."""
+
+
+class _Population:
+    """The last answers of one population, kept in order of length."""
+
+    __slots__ = ("arrivals", "lengths", "mean")
+
+    def __init__(self) -> None:
+        self.arrivals: deque[int] = deque()
+        self.lengths: list[int] = []
+        self.mean = 0.0
+
+    def learn(self, output_tokens: int) -> None:
+        # The moving average of VTC's length prediction (section 4.4): p <- (4p + out) / 5.
+        self.mean = (4 * self.mean + output_tokens) / 5 if self.arrivals else float(output_tokens)
+        if len(self.arrivals) == WINDOW:
+            oldest = self.arrivals.popleft()
+            del self.lengths[bisect_left(self.lengths, oldest)]
+        self.arrivals.append(output_tokens)
+        insort(self.lengths, output_tokens)
+
+    def quantile(self, q: float) -> int:
+        return self.lengths[min(int(q * len(self.lengths)), len(self.lengths) - 1)]
+
+
+class OutputLengths:
+    """What do requests of this tenant and app usually take? Falls back to the whole pool, then to `unknown_tokens`.
+
+    Bounded: at most `populations_max` (tenant, app) pairs, the least recently used forgotten first.
+    """
+
+    def __init__(self, *, quantile: float = 0.9, unknown_tokens: int = 256, populations_max: int = 4096) -> None:
+        self._quantile = quantile
+        self._unknown_tokens = unknown_tokens
+        self._populations_max = populations_max
+        self._everybody = _Population()
+        self._populations: OrderedDict[tuple[str, str], _Population] = OrderedDict()
+
+    def _population(self, flow: Flow) -> _Population | None:
+        own = self._populations.get((flow.tenant, flow.app))
+        if own is not None and len(own.arrivals) >= ENOUGH:
+            return own
+        return self._everybody if len(self._everybody.arrivals) >= ENOUGH else None
+
+    def expected(self, flow: Flow, output_tokens_max: int) -> float:
+        """Mean output tokens, at most what the request allows."""
+        population = self._population(flow)
+        mean = population.mean if population else float(self._unknown_tokens)
+        return min(mean, float(output_tokens_max))
+
+    def reserved(self, flow: Flow, output_tokens_max: int) -> int:
+        """Output tokens that nine of ten such answers stay within, at most what the request allows."""
+        population = self._population(flow)
+        cautious = population.quantile(self._quantile) if population else self._unknown_tokens
+        return min(cautious, output_tokens_max)
+
+    def learn(self, flow: Flow, output_tokens: int) -> None:
+        """One answer of this flow ended by itself after this many tokens."""
+        key = (flow.tenant, flow.app)
+        population = self._populations.get(key)
+        if population is None:
+            population = self._populations[key] = _Population()
+            if len(self._populations) > self._populations_max:
+                self._populations.popitem(last=False)
+        else:
+            self._populations.move_to_end(key)
+        population.learn(output_tokens)
+        self._everybody.learn(output_tokens)

@@ -1,0 +1,81 @@
+"""Which tenants are active, and which of them hold less than their fair share of what is dispatched?
+
+The headroom of a backend is for those below their share, so that a light tenant's request does not wait for a heavy
+one's slot. A tenant stays active for a while after its last request: the next one finds the headroom still there.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from policies.base import Request
+
+__all__ = ["Shares"]
+
+
+class _Share:
+    __slots__ = ("held_tokens", "requests", "seen_s", "weight")
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self.held_tokens = 0
+        self.requests = 0
+        self.seen_s = 0.0
+
+
+class Shares:
+    """Is this tenant below its fair share? Fair: its weight over the weights of all active tenants."""
+
+    def __init__(self, *, active_s: float = 30.0) -> None:
+        self._active_s = active_s
+        self._shares: OrderedDict[str, _Share] = OrderedDict()
+        self._weights = 0.0
+        self._held_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def seen(self, request: Request, now: float) -> None:
+        """A request of this tenant arrived."""
+        tenant = request.flow.tenant
+        share = self._shares.get(tenant)
+        if share is None:
+            share = self._shares[tenant] = _Share()
+        else:
+            self._shares.move_to_end(tenant)
+        self._weights += request.weight - share.weight
+        share.weight = request.weight
+        share.seen_s = now
+        share.requests += 1
+        self._drop_inactive(now)
+
+    def holds(self, request: Request, held_tokens: int) -> None:
+        """Its dispatched requests hold this much more (negative: less)."""
+        self._shares[request.flow.tenant].held_tokens += held_tokens
+        self._held_tokens += held_tokens
+
+    def gone(self, request: Request) -> None:
+        """A request of this tenant is over."""
+        self._shares[request.flow.tenant].requests -= 1
+
+    def others(self) -> bool:
+        """Is more than one tenant active?"""
+        return len(self._shares) > 1
+
+    def is_below(self, request: Request) -> bool:
+        """Does its tenant hold less of what is dispatched than its weight entitles it to?"""
+        share = self._shares[request.flow.tenant]
+        return share.held_tokens * self._weights < self._held_tokens * share.weight or not self._held_tokens
+
+    def _drop_inactive(self, now: float) -> None:
+        while self._shares:
+            tenant, share = next(iter(self._shares.items()))
+            if now - share.seen_s <= self._active_s:
+                break
+            if share.requests:
+                # Long requests keep their tenant active; it is looked at again when another period has passed.
+                share.seen_s = now
+                self._shares.move_to_end(tenant)
+                continue
+            self._weights -= share.weight
+            del self._shares[tenant]

@@ -1,0 +1,71 @@
+"""Virtual Token Counter: the least-served flow goes next ("Fairness in Serving LLMs", OSDI'24, algorithms 2 to 4).
+
+Each flow has a counter of the service it has received, divided by its tenant's weight. Input is charged when a request
+is dispatched, output as it streams, the truth at the end. With `predict_output` the expected output is charged at
+dispatch as well, and corrected (algorithm 3). A flow that returns is lifted (see `policies.line`).
+
+Bound, at a gateway (theorem 4.4 with the dispatched tokens in the place of the running batch): two tenants that are
+both backlogged over an interval receive service, per weight, that differs by at most 2U, with
+
+    U = max(w_p * L_in, w_q * M) / (least weight)
+
+where L_in is the longest prompt and M the tokens that may be dispatched at once over all backends. Proof sketch: a
+tenant is dispatched only when its counter is the least among the waiting; from then on it grows by at most U before
+another one is the least (its prompt at once, its dispatched requests' output later), so waiting counters stay within U
+of each other (lemma 4.3); service over an interval is the counter's growth, hence 2U. Output that has streamed but is
+not charged yet adds what the engine generates within one charging interval.
+"""
+
+from __future__ import annotations
+
+from policies.backlog import Backlog
+from policies.base import ClusterView, Flow, Request, Selection, ServiceTokens
+from policies.cost import Cost, LinearCost
+
+__all__ = ["Vtc"]
+
+
+class Vtc:
+    """Who has received least service for its weight?"""
+
+    def __init__(self, *, cost: Cost | None = None, predict_output: bool = False, idle_flows_max: int = 10_000) -> None:
+        self._cost = cost if cost is not None else LinearCost()
+        self._predict_output = predict_output
+        self._backlog = Backlog(idle_flows_max=idle_flows_max)
+
+    def push(self, request: Request, now: float, *, front: bool = False) -> None:
+        self._backlog.push(request, front=front)
+
+    def pop(self, now: float, view: ClusterView) -> Selection | None:
+        # Strict, as in the paper: when the next in order does not fit, nobody overtakes it, or it might wait for ever.
+        head = self._backlog.head()
+        if head is None:
+            return None
+        backend = view.place(head)
+        if backend is None:
+            return None
+        self._backlog.dispatch(head)
+        return Selection(head, backend)
+
+    def remove(self, request: Request, now: float) -> None:
+        self._backlog.withdraw(request)
+
+    def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
+        if self._predict_output and not final and service.output < request.output_tokens_expected:
+            service = service._replace(output=round(request.output_tokens_expected))
+        self._backlog.charge(request, self._cost(service))
+        if final:
+            self._backlog.end(request)
+
+    def next_eligible(self, now: float) -> float | None:
+        return None
+
+    def explain(self, flow: Flow, now: float) -> dict[str, float]:
+        return self._backlog.explain(flow)
+
+    def remembered(self) -> int:
+        """Tenants and flows in memory."""
+        return self._backlog.remembered()
+
+    def __len__(self) -> int:
+        return len(self._backlog)
