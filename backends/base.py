@@ -41,6 +41,8 @@ class Adapter(Protocol):
     name: str
     metrics_paths: tuple[str, ...]
     """Paths to scrape, cheapest first; an empty answer falls through to the next. () = no metrics."""
+    health_path: str
+    """Answers 200 when the engine is well."""
 
     def snapshot(self, text: str, taken_s: float) -> BackendSnapshot | None:
         """Read one metrics page; None when it holds nothing this adapter knows."""

@@ -1,0 +1,46 @@
+# Everything below needs Python 3.11 or later, make and the package registries; `make run` and `make test` need nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: run test check format test-vllm bench lock clean
+
+run: $(INSTALLED)  ## the gateway with config.example.yaml: simulated engines, all state in memory
+	@$(BIN)/fairgate serve -c config.example.yaml
+
+test: $(INSTALLED)  ## the tests that need no vLLM
+	$(BIN)/pytest -q
+
+check: $(INSTALLED)  ## format, lint, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(INSTALLED)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test-vllm: $(INSTALLED)  ## installs a pinned CPU build of vLLM (3.5 GB) and runs the tests against it
+	bash deploy/real-vllm/setup.sh
+	FAIRGATE_TEST_VLLM=1 $(BIN)/pytest -q -m vllm tests/vllm --timeout 600
+
+bench: $(INSTALLED)  ## the tables of docs/benchmarks.md; needs nginx with its echo module, and wrk
+	bash deploy/real-vllm/setup.sh
+	$(BIN)/python -m bench.all
+
+lock: $(INSTALLED)  ## pin the newest versions that pyproject.toml allows
+	$(BIN)/pip install -q uv
+	$(BIN)/uv pip compile --upgrade --extra dev --extra bench --extra tokenize --universal --generate-hashes \
+	    --no-emit-index-url --no-annotate --no-header pyproject.toml -o requirements.lock
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(INSTALLED): requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fairgate needs Python 3.11 or later; try: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@

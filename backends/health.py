@@ -1,0 +1,136 @@
+"""May a backend be given work? Judged from probes and from what requests met, with hysteresis."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+
+from backends.errors import ConnectFailed, ProtocolViolation, UpstreamError
+
+__all__ = ["HealthState", "ModelCard", "fetch_models", "probe"]
+
+_BODY_BYTES_MAX = 4 * 1024 * 1024
+
+
+class HealthState:
+    """Is one backend healthy, since when, and why not? Pure: times are monotonic seconds given by the caller.
+
+    `failures_max` failures in a row (failed probes, failed connects) or `broken_max` streams broken within `window_s`
+    make it unhealthy; `successes_min` good probes in a row make it healthy again. Before the first probe it is not
+    healthy, and one good probe is enough.
+    """
+
+    def __init__(
+        self, *, failures_max: int = 3, successes_min: int = 2, broken_max: int = 5, window_s: float = 30.0
+    ) -> None:
+        self.healthy = False
+        self.reason = "not probed yet"
+        self.since_s = 0.0
+        self._failures_max = failures_max
+        self._successes_min = successes_min
+        self._window_s = window_s
+        self._failures = 0
+        self._successes = successes_min - 1
+        self._broken: deque[float] = deque(maxlen=broken_max)
+
+    def probed(self, problem: str | None, now_s: float) -> None:
+        """A probe ended: None is well, otherwise what was wrong."""
+        if problem is not None:
+            self._failed(f"probe: {problem}", now_s)
+            return
+        self._failures = 0
+        self._successes += 1
+        if not self.healthy and self._successes >= self._successes_min:
+            self._broken.clear()
+            self._turn(True, "", now_s)
+
+    def connect_failed(self, problem: str, now_s: float) -> None:
+        """A request found no connection: as telling as a failed probe."""
+        self._failed(f"connect: {problem}", now_s)
+
+    def stream_broken(self, problem: str, now_s: float) -> None:
+        """A request's connection was lost, or its answer made no sense."""
+        self._broken.append(now_s)
+        is_full = len(self._broken) == self._broken.maxlen
+        if self.healthy and is_full and now_s - self._broken[0] <= self._window_s:
+            self._successes = 0
+            self._turn(False, f"{len(self._broken)} broken answers in {self._window_s:g} s, last: {problem}", now_s)
+
+    def answered(self) -> None:
+        """A request was answered in full: failures before it were not in a row."""
+        self._failures = 0
+
+    def _failed(self, reason: str, now_s: float) -> None:
+        self._successes = 0
+        self._failures += 1
+        if not self.healthy:
+            self.reason = reason
+        elif self._failures >= self._failures_max:
+            self._turn(False, reason, now_s)
+
+    def _turn(self, healthy: bool, reason: str, now_s: float) -> None:
+        self.healthy, self.reason, self.since_s = healthy, reason, now_s
+        self._failures = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One model that a backend says it serves; LoRA cards and other engines state no length."""
+
+    id: str
+    max_model_len: int | None
+
+
+class _Card(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Cards(msgspec.Struct):
+    data: list[_Card]
+
+
+async def probe(
+    session: aiohttp.ClientSession, url: str, *, api_key: str | None = None, timeout_s: float = 2.0
+) -> str | None:
+    """GET `url` (the adapter's health path on the backend): None if it answers 200, otherwise what is wrong."""
+    try:
+        await _get(session, url, api_key, timeout_s)
+    except UpstreamError as error:
+        return str(error)
+    return None
+
+
+async def fetch_models(
+    session: aiohttp.ClientSession, url: str, api_key: str | None = None, *, timeout_s: float = 5.0
+) -> list[ModelCard]:
+    """GET /v1/models of the backend at `url`. Raises ConnectFailed, or ProtocolViolation for any other answer."""
+    body = await _get(session, url.rstrip("/") + "/v1/models", api_key, timeout_s)
+    try:
+        cards = msgspec.json.decode(body, type=_Cards).data
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolViolation(url, f"/v1/models is no list of models: {error}", before_first_byte=False) from error
+    return [ModelCard(card.id, card.max_model_len) for card in cards]
+
+
+async def _get(session: aiohttp.ClientSession, url: str, api_key: str | None, timeout_s: float) -> bytes:
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    body = bytearray()
+    try:
+        async with session.get(url, headers=headers, timeout=timeout) as response:
+            async for piece in response.content.iter_chunked(65536):
+                body += piece
+                if len(body) > _BODY_BYTES_MAX:
+                    raise ProtocolViolation(url, f"more than {_BODY_BYTES_MAX} bytes", before_first_byte=False)
+            status = response.status
+    except TimeoutError as error:
+        raise ConnectFailed(url, f"no answer within {timeout_s:g} s") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise ConnectFailed(url, str(error) or type(error).__name__) from error
+    if status != 200:
+        raise ProtocolViolation(url, f"status {status}, not 200", before_first_byte=False)
+    return bytes(body)

@@ -1,0 +1,83 @@
+"""What do a backend's gauges say now? One scrape at a time, as cheaply as the backend allows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import aiohttp
+
+from backends.base import Adapter, BackendSnapshot
+
+__all__ = ["Scraper"]
+
+_PAGE_BYTES_MAX = 8 * 1024 * 1024
+
+
+class Scraper:
+    """Scrapes one backend for as long as `run` runs, every `interval_s` after the last scrape ended.
+
+    The filtered path is tried first; one that answers nothing of use is left for the full page until a scrape fails,
+    since then the engine may be another one when it is back.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        url: str,
+        session: aiohttp.ClientSession,
+        interval_s: float,
+        on_snapshot: Callable[[BackendSnapshot], None],
+        on_failure: Callable[[str], None],
+        *,
+        timeout_s: float = 2.0,
+    ) -> None:
+        self._adapter = adapter
+        self._url = url.rstrip("/")
+        self._session = session
+        self._interval_s = interval_s
+        self._on_snapshot = on_snapshot
+        self._on_failure = on_failure
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._path = 0
+
+    async def run(self) -> None:
+        """Never returns, unless the adapter knows no metrics."""
+        while self._adapter.metrics_paths:
+            await self._scrape()
+            await asyncio.sleep(self._interval_s)
+
+    async def _scrape(self) -> None:
+        """One snapshot or one failure is reported, whatever the backend does."""
+        why = ""
+        for path in range(self._path, len(self._adapter.metrics_paths)):
+            taken_s = asyncio.get_running_loop().time()
+            url = self._url + self._adapter.metrics_paths[path]
+            try:
+                text = await self._page(url)
+            except TimeoutError:
+                why = f"{url} did not answer within {self._timeout.total:g} s"
+                break
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                why = f"{url}: {error}"
+                continue
+            snapshot = self._adapter.snapshot(text, taken_s)
+            if snapshot is not None:
+                self._path = path
+                self._on_snapshot(snapshot)
+                return
+            why = f"{url} holds no metric that the {self._adapter.name} adapter knows"
+        self._path = 0
+        self._on_failure(why)
+
+    async def _page(self, url: str) -> str:
+        # Asked for OpenMetrics, vLLM would rename its metrics.
+        async with self._session.get(url, headers={"Accept": "text/plain"}, timeout=self._timeout) as response:
+            if response.status != 200:
+                raise ValueError(f"status {response.status}")
+            page = bytearray()
+            async for piece in response.content.iter_chunked(65536):
+                page += piece
+                if len(page) > _PAGE_BYTES_MAX:
+                    raise ValueError(f"the page is longer than {_PAGE_BYTES_MAX} bytes")
+            return page.decode("utf-8", "replace")

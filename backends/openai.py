@@ -1,0 +1,22 @@
+"""How does any other OpenAI-compatible server refuse work? It has no gauges that could be relied on."""
+
+from __future__ import annotations
+
+from backends.base import BackendSnapshot
+
+__all__ = ["OpenAiAdapter"]
+
+
+class OpenAiAdapter:
+    """The adapter for servers of which only the OpenAI API is known."""
+
+    name = "openai"
+    metrics_paths: tuple[str, ...] = ()
+    health_path = "/v1/models"
+
+    def snapshot(self, text: str, taken_s: float) -> BackendSnapshot | None:
+        return None
+
+    def is_refusal(self, status: int, body: bytes) -> bool:
+        """529 is what Anthropic's API answers when it is overloaded."""
+        return status in (429, 503, 529)

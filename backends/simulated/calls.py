@@ -1,0 +1,260 @@
+"""What does a client ask of the look-alike, and would vLLM accept it?
+
+Reads the bodies of the five generating endpoints into one form. The tokenizer is deterministic and needs no vocabulary:
+every four bytes of the rendered prompt are a token. Block hashes are over the real text, so equal prefixes meet in the
+engine's cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from backends.simulated.profiles import EngineProfile
+
+__all__ = ["Call", "CallRefusedError", "Kind", "Prompt", "read_call", "read_prompt", "render_chat"]
+
+_BYTES_PER_TOKEN = 4
+_MEAN_OUTPUT_TOKENS = 128.0
+_CHOICES_MAX = 128
+
+
+class Kind(Enum):
+    """Which endpoint was called?"""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    EMBEDDINGS = "embeddings"
+
+
+class CallRefusedError(Exception):
+    """The request is not answered; carries what vLLM would say."""
+
+    def __init__(self, status: int, message: str, type_: str = "BadRequestError", param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.type = type_
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One text to go on from, as the engine sees it. `digest` seeds what is drawn for it."""
+
+    tokens: int
+    block_hashes: tuple[int, ...]
+    digest: int
+
+
+@dataclass(slots=True)
+class Call:
+    """One accepted request. Each of `prompts` gets `n` choices of at most `max_tokens` tokens."""
+
+    kind: Kind
+    model: str
+    prompts: list[Prompt]
+    max_tokens: int
+    n: int = 1
+    stream: bool = False
+    ignore_eos: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    priority: int = 0
+    seed: int = 0
+    output_tokens: list[int] = field(default_factory=list)
+    """Per choice: how many tokens until it ends by itself or at `max_tokens`."""
+
+    def draw_lengths(self) -> None:
+        """Fix each choice's length: `max_tokens` with ignore_eos, else drawn from the prompt, the same every time."""
+        self.output_tokens = [self._length(index) for index in range(len(self.prompts) * self.n)]
+
+    def _length(self, choice: int) -> int:
+        if self.kind is Kind.EMBEDDINGS or self.ignore_eos:
+            return self.max_tokens
+        text = b"%d %d %d" % (self.seed, self.prompts[choice // self.n].digest, choice)
+        fraction = int.from_bytes(hashlib.blake2b(text, digest_size=6).digest()) / 2**48
+        return min(1 + int(-_MEAN_OUTPUT_TOKENS * math.log(1.0 - fraction)), self.max_tokens)
+
+
+def read_prompt(text: bytes, block_size: int, salt: str = "") -> Prompt:
+    """How many tokens is this text, and what are the hashes of its full blocks? Equal salts share, others do not."""
+    tokens = max(1, -(-len(text) // _BYTES_PER_TOKEN))
+    chain = hashlib.blake2b(salt.encode(), digest_size=8)
+    hashes = []
+    width = block_size * _BYTES_PER_TOKEN
+    for start in range(0, len(text) - width + 1, width):
+        chain.update(text[start : start + width])
+        hashes.append(int.from_bytes(chain.copy().digest()))
+    chain.update(text[len(hashes) * width :])
+    return Prompt(tokens, tuple(hashes), int.from_bytes(chain.digest()))
+
+
+def render_chat(messages: object, tools: object = None) -> bytes:
+    """Which text does the chat template make of these messages?"""
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise _invalid("list_type", "messages", "Input should be a valid list of objects")
+    head = msgspec.json.encode(tools) if tools else b""
+    turns = (b"<%b>%b\n" % (str(turn.get("role")).encode(), _text_of(turn.get("content"))) for turn in messages)
+    return head + b"".join(turns) + b"<assistant>"
+
+
+def read_call(kind: Kind, raw: bytes, profile: EngineProfile, model_names: tuple[str, ...], seed: int) -> Call:
+    """Read one body. Raises CallRefusedError with vLLM's status and words."""
+    body = _parse(raw)
+    model = body.get("model") or model_names[0]
+    if model not in model_names:
+        raise CallRefusedError(
+            404,
+            f"The model `{model}` does not exist. Valid aliases: {', '.join(model_names)}.",
+            "NotFoundError",
+            "model",
+        )
+    salt = body.get("cache_salt") or ""
+    prompts = [read_prompt(text, profile.block_size, str(salt)) for text in _READERS[kind](body)]
+    options = body.get("stream_options")
+    options = options if isinstance(options, dict) else {}
+    include_usage = bool(options.get("include_usage"))
+    call = Call(
+        kind=kind,
+        model=str(model),
+        prompts=prompts,
+        max_tokens=_max_tokens(kind, body, max(prompt.tokens for prompt in prompts), profile.max_model_len),
+        n=_integer(body, "n", 1, 1, _CHOICES_MAX) if kind in (Kind.CHAT, Kind.COMPLETION) else 1,
+        stream=bool(body.get("stream")) and kind is not Kind.EMBEDDINGS,
+        ignore_eos=bool(body.get("ignore_eos")),
+        include_usage=include_usage,
+        continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
+        priority=_integer(body, "priority", 0, -(2**63), 2**63 - 1),
+        seed=seed,
+    )
+    call.draw_lengths()
+    return call
+
+
+def _parse(raw: bytes) -> dict[str, Any]:
+    try:
+        body = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _invalid("json_invalid", "1", f"JSON decode error: {error}") from None
+    if not isinstance(body, dict):
+        raise _invalid("model_attributes_type", "", "Input should be a valid dictionary")
+    return body
+
+
+def _invalid(type_: str, field_name: str, message: str) -> CallRefusedError:
+    location = f"body.{field_name}" if field_name else "body"
+    text = f"1 validation error:\n  {{'type': '{type_}', 'loc': '{location}', 'msg': '{message}'}}"
+    return CallRefusedError(400, text, "Bad Request", location)
+
+
+def _required(body: dict[str, Any], name: str) -> Any:
+    if body.get(name) is None:
+        raise _invalid("missing", name, "Field required")
+    return body[name]
+
+
+def _integer(body: dict[str, Any], name: str, default: int, least: int, most: int) -> int:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _invalid("int_parsing", name, "Input should be a valid integer")
+    if value < least:
+        message = f"{name} must be at least {least}, got {value}. (parameter={name}, value={value})"
+        raise CallRefusedError(400, message, param=name)
+    if value > most:
+        message = f"{name} must be at most {most}, got {value}. (parameter={name}, value={value})"
+        raise CallRefusedError(400, message, param=name)
+    return value
+
+
+def _max_tokens(kind: Kind, body: dict[str, Any], prompt_tokens: int, max_model_len: int) -> int:
+    """The limit asked for, but no more than the context leaves. A prompt that fills the context is refused."""
+    room = max_model_len - prompt_tokens
+    if room < (0 if kind is Kind.EMBEDDINGS else 1):
+        raise CallRefusedError(
+            400,
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains at least "
+            f"{prompt_tokens} input tokens, which leaves no room for output. Please reduce the length of the input "
+            f"prompt. (parameter=input_tokens, value={prompt_tokens})",
+            param="input_tokens",
+        )
+    if kind is Kind.EMBEDDINGS:
+        return 0
+    name = "max_output_tokens" if kind is Kind.RESPONSES else "max_tokens"
+    if kind is Kind.CHAT and body.get("max_completion_tokens") is not None:
+        name = "max_completion_tokens"
+    asked = _integer(body, name, 16 if kind is Kind.COMPLETION else room, 1, 2**62)
+    if asked > max_model_len:
+        raise CallRefusedError(
+            400,
+            f"{name}={asked} cannot be greater than max_model_len={max_model_len}. Please request fewer output "
+            f"tokens. (parameter={name}, value={asked})",
+            param=name,
+        )
+    return min(asked, room)
+
+
+def _text_of(content: object) -> bytes:
+    """The text of a message's content; parts that are not text count with their JSON."""
+    if content is None:
+        return b""
+    if isinstance(content, str):
+        return content.encode()
+    if isinstance(content, list):
+        return b"".join(
+            part["text"].encode()
+            if isinstance(part, dict) and isinstance(part.get("text"), str)
+            else msgspec.json.encode(part)
+            for part in content
+        )
+    return msgspec.json.encode(content)
+
+
+def _texts(value: object, name: str) -> list[bytes]:
+    """A prompt is a string or a list of token ids, or a list of either. An id stands for its four bytes."""
+    many = value if isinstance(value, list) and value and isinstance(value[0], str | list) else [value]
+    texts = []
+    for one in many:
+        if isinstance(one, str):
+            texts.append(one.encode())
+        elif isinstance(one, list) and one and all(isinstance(item, int) and 0 <= item < 2**32 for item in one):
+            texts.append(b"".join(item.to_bytes(_BYTES_PER_TOKEN) for item in one))
+        else:
+            raise _invalid("value_error", name, "Input should be a string, a list of strings or token ids")
+    if len(texts) > _CHOICES_MAX:
+        raise _invalid("too_long", name, f"At most {_CHOICES_MAX} prompts in one request")
+    return texts
+
+
+def _responses_prompt(body: dict[str, Any]) -> list[bytes]:
+    given = _required(body, "input")
+    messages = given if isinstance(given, list) else [{"role": "user", "content": given}]
+    if body.get("instructions"):
+        messages = [{"role": "system", "content": body["instructions"]}, *messages]
+    return [render_chat(messages, body.get("tools"))]
+
+
+def _messages_prompt(body: dict[str, Any]) -> list[bytes]:
+    messages = _required(body, "messages")
+    if body.get("system") and isinstance(messages, list):
+        messages = [{"role": "system", "content": body["system"]}, *messages]
+    return [render_chat(messages, body.get("tools"))]
+
+
+_READERS: dict[Kind, Callable[[dict[str, Any]], list[bytes]]] = {
+    Kind.CHAT: lambda body: [render_chat(_required(body, "messages"), body.get("tools"))],
+    Kind.COMPLETION: lambda body: _texts(_required(body, "prompt"), "prompt"),
+    Kind.RESPONSES: _responses_prompt,
+    Kind.MESSAGES: _messages_prompt,
+    Kind.EMBEDDINGS: lambda body: _texts(_required(body, "input"), "input"),
+}

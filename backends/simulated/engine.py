@@ -1,0 +1,329 @@
+"""What would vLLM do with these requests? Its v1 scheduler as a model that runs on any clock.
+
+The caller owns the time: it calls `step(now)` while `has_work`, lets `duration_s` pass, and calls again. Nothing here
+reads a clock, sleeps or draws a random number, so the same calls always give the same answers.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from backends.simulated.blocks import BlockKey, BlockPool
+from backends.simulated.profiles import EngineProfile
+
+__all__ = ["EngineGauges", "EngineModel", "EngineRequest", "RequestRefusedError", "Step"]
+
+
+class RequestRefusedError(ValueError):
+    """The engine can never run this request: its lengths do not fit, or its id is in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One sequence to generate. `output_tokens=0` is a pooling request: it ends with its prefill.
+
+    `block_hashes[i]` stands for the whole text up to the end of block i: equal hashes mean equal prefixes. It may be
+    shorter than the prompt (the rest is not shared) or reach into the output (a later turn can hit it).
+    """
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    block_hashes: tuple[int, ...] = ()
+    priority: int = 0
+
+
+class EngineGauges(NamedTuple):
+    """What does `/metrics` say? As of the end of a step; counters are totals since the start, lengths in tokens."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    """Fraction 0..1 of the usable blocks that requests hold; blocks kept only for reuse do not count."""
+    kv_blocks: int = 0
+    preemptions_total: int = 0
+    """Late, as in vLLM: a preemption counts when its victim next gets a token."""
+    prompt_tokens_total: int = 0
+    prompt_tokens_cached_total: int = 0
+    generation_tokens_total: int = 0
+    prefix_cache_queries_total: int = 0
+    prefix_cache_hits_total: int = 0
+    finished_total: int = 0
+
+
+@dataclass(slots=True)
+class Step:
+    """What one batch did. It begins when `step` is called; everything in it holds `duration_s` seconds later."""
+
+    duration_s: float
+    tokens: list[tuple[str, int]] = field(default_factory=list)
+    """(request, new tokens), in batch order."""
+    started: list[str] = field(default_factory=list)
+    """Requests that got their first token (or, when pooling, their result)."""
+    finished: list[str] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    """Requests thrown out to be computed again. They are victims before the step's tokens are made."""
+    cached_tokens: dict[str, int] = field(default_factory=dict)
+    """Prompt tokens found in the prefix cache, for those of `started` that found any."""
+
+
+class _Sequence:
+    """One request inside the engine. All counts in tokens but `blocks`."""
+
+    __slots__ = (
+        "blocks", "cached", "computed", "emitted", "hashes", "id", "joined", "keys", "named", "output_tokens",
+        "planned", "priority", "prompt_tokens", "serial", "tokens", "uncounted_preemptions",
+    )  # fmt: skip
+
+    def __init__(self, request: EngineRequest, serial: int) -> None:
+        self.id = request.id
+        self.prompt_tokens = request.prompt_tokens
+        self.output_tokens = request.output_tokens
+        self.hashes = request.block_hashes
+        self.priority = request.priority
+        self.serial = serial
+        self.tokens = request.prompt_tokens  # known so far: the prompt and what was emitted
+        self.emitted = 0
+        self.computed = 0  # of `tokens`, how many have their KV
+        self.planned = 0  # to compute in this step
+        self.joined = False  # admitted, and no token since
+        self.cached: int | None = None  # prefix hit of the first admission
+        self.uncounted_preemptions = 0
+        self.blocks = 0  # held
+        self.keys: list[BlockKey] = []  # of the held blocks, those that have a key
+        self.named = 0  # leading blocks that were offered a key
+
+    def key(self, block: int) -> BlockKey:
+        """Which key has this block when it is full?"""
+        return self.hashes[block] if block < len(self.hashes) else (self.serial, block)
+
+
+class EngineModel:
+    """A continuous-batching engine: one queue, chunked prefill, paged KV, preemption by recompute."""
+
+    def __init__(self, profile: EngineProfile) -> None:
+        self.profile = profile
+        self._pool = BlockPool(profile.usable_blocks)
+        self._watermark_blocks = int(profile.watermark * profile.num_gpu_blocks)
+        self._sequences: dict[str, _Sequence] = {}
+        self._running: list[_Sequence] = []
+        self._waiting: list[tuple[int, int, _Sequence]] = []  # a heap; under FCFS the first number is always 0
+        self._serial = 0
+        self._preemptions = self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
+        self._queries = self._hits = self._finished = 0
+        self._gauges_before = self._gauges_after = EngineGauges()
+        self._step_end_s = -math.inf
+
+    @property
+    def has_work(self) -> bool:
+        """Is anything running or waiting, so that a step would do something?"""
+        return bool(self._sequences)
+
+    def submit(self, request: EngineRequest, now: float) -> None:
+        """A request reaches the engine and waits for the next step. Raises RequestRefusedError."""
+        total = request.prompt_tokens + request.output_tokens
+        if request.prompt_tokens < 1 or request.output_tokens < 0 or total > self.profile.max_model_len:
+            raise RequestRefusedError(
+                f"request {request.id}: {request.prompt_tokens} prompt and {request.output_tokens} output tokens do "
+                f"not fit a model length of {self.profile.max_model_len}"
+            )
+        if request.id in self._sequences:
+            raise RequestRefusedError(f"request {request.id}: this id is already in the engine")
+        self._serial += 1
+        sequence = _Sequence(request, self._serial)
+        self._sequences[request.id] = sequence
+        self._enqueue(sequence)
+
+    def abort(self, request_id: str, now: float) -> None:
+        """Forget a request and free its blocks at once. An unknown id is one that just finished: nothing happens."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is None:
+            return
+        if sequence.blocks:
+            self._running.remove(sequence)
+            self._release(sequence)
+        else:
+            self._waiting = [entry for entry in self._waiting if entry[2] is not sequence]
+            heapq.heapify(self._waiting)
+        if not self._sequences:  # vLLM makes an empty step of it, so that the gauges do not stay up
+            self._gauges_after = self._read_gauges()
+
+    def gauges(self, now: float = math.inf) -> EngineGauges:
+        """What does a scrape at `now` see? Amid a step, the values before it; without a time, those after the last."""
+        return self._gauges_after if now >= self._step_end_s else self._gauges_before
+
+    def step(self, now: float) -> Step:
+        """Schedule one batch at `now` and say what it will have done. Not before the step before it has ended."""
+        batch, preempted = self._plan()
+        result = Step(0.0, preempted=preempted)
+        tokens = result.tokens
+        prefill_tokens = decoding = context_tokens = 0
+        done: list[_Sequence] = []
+        for sequence in batch:
+            planned = sequence.planned
+            sequence.planned = 0
+            sequence.computed += planned
+            if planned == 1:
+                decoding += 1
+                context_tokens += sequence.tokens
+            else:
+                prefill_tokens += planned
+            if sequence.computed < sequence.tokens:
+                continue  # a part of a long prompt
+            if sequence.joined:
+                self._note_first_output(sequence, result)
+            if sequence.emitted < sequence.output_tokens:
+                sequence.emitted += 1
+                sequence.tokens += 1
+                tokens.append((sequence.id, 1))
+            if sequence.emitted >= sequence.output_tokens:
+                done.append(sequence)
+        self._generation_tokens += len(tokens)
+        if done:
+            self._finish(done, result)
+        result.duration_s = self.profile.step_s(prefill_tokens, decoding, context_tokens)
+        self._gauges_before = self._gauges_after
+        self._gauges_after = self._read_gauges()
+        self._step_end_s = now + result.duration_s
+        return result
+
+    def _plan(self) -> tuple[list[_Sequence], list[str]]:
+        """Who computes how much in this step? Sets `planned`; running requests come before waiting ones."""
+        budget = self.profile.max_num_batched_tokens
+        block_size = self.profile.block_size
+        running = self._running
+        batch: list[_Sequence] = []
+        preempted: list[str] = []
+        index = 0
+        while index < len(running) and budget > 0:
+            sequence = running[index]
+            count = min(sequence.tokens - sequence.computed, budget)
+            end = sequence.computed + count
+            if end > sequence.blocks * block_size:
+                need = -(-end // block_size) - sequence.blocks
+                while need > self._pool.free and sequence.blocks:
+                    victim = self._preempt()
+                    preempted.append(victim.id)
+                    if victim.planned:  # priority order can throw out one that this step has already planned
+                        batch.remove(victim)
+                        budget += victim.planned
+                        victim.planned = 0
+                        index -= 1
+                if not sequence.blocks:
+                    break  # it was the victim itself: nobody behind it is served in this step
+                self._grow(sequence, end)
+            sequence.planned = count
+            budget -= count
+            batch.append(sequence)
+            index += 1
+        if not preempted:
+            self._admit(batch, budget)
+        return batch, preempted
+
+    def _admit(self, batch: list[_Sequence], budget: int) -> None:
+        """Let waiting requests in while their whole prompt fits; the first that does not fit blocks all behind it."""
+        block_size = self.profile.block_size
+        while self._waiting and budget > 0 and len(self._running) < self.profile.max_num_seqs:
+            sequence = self._waiting[0][2]
+            # The last token is always computed: its logits are what is sampled from.
+            hits = self._pool.match(sequence.key(i) for i in range((sequence.tokens - 1) // block_size))
+            need = -(-sequence.tokens // block_size) - len(hits) + self._pool.unheld(hits)
+            if self._running:
+                need += self._watermark_blocks
+            if need > self._pool.free:
+                return
+            heapq.heappop(self._waiting)
+            self._pool.adopt(hits)
+            sequence.keys = hits
+            sequence.blocks = sequence.named = len(hits)
+            sequence.computed = len(hits) * block_size
+            sequence.joined = True
+            if sequence.cached is None:
+                sequence.cached = sequence.computed
+                self._queries += sequence.tokens
+                self._hits += sequence.computed
+            sequence.planned = min(sequence.tokens - sequence.computed, budget)
+            budget -= sequence.planned
+            self._grow(sequence, sequence.computed + sequence.planned)
+            self._running.append(sequence)
+            batch.append(sequence)
+
+    def _grow(self, sequence: _Sequence, end: int) -> None:
+        """Hold blocks for the tokens up to `end`. Those that will be full get their keys at once, as in vLLM."""
+        block_size = self.profile.block_size
+        blocks = -(-end // block_size)
+        self._pool.take(blocks - sequence.blocks)
+        sequence.blocks = blocks
+        self._name_blocks(sequence, end // block_size)
+
+    def _name_blocks(self, sequence: _Sequence, full: int) -> None:
+        for block in range(sequence.named, full):
+            key = sequence.key(block)
+            if self._pool.name(key):
+                sequence.keys.append(key)
+        sequence.named = max(sequence.named, full)
+
+    def _preempt(self) -> _Sequence:
+        """Throw out the request that came last (of the least urgent): it waits again and is computed anew."""
+        if self.profile.priority_scheduling:
+            victim = max(self._running, key=lambda sequence: (sequence.priority, sequence.serial))
+            self._running.remove(victim)
+        else:
+            victim = self._running.pop()  # admission keeps arrival order, so the last is the latest
+        self._release(victim)
+        victim.computed = 0
+        victim.uncounted_preemptions += 1
+        self._enqueue(victim)
+        return victim
+
+    def _enqueue(self, sequence: _Sequence) -> None:
+        """Under FCFS all running requests came before all waiting ones, so a victim sorts to the head by its serial."""
+        priority = sequence.priority if self.profile.priority_scheduling else 0
+        heapq.heappush(self._waiting, (priority, sequence.serial, sequence))
+
+    def _release(self, sequence: _Sequence) -> None:
+        self._name_blocks(sequence, sequence.computed // self.profile.block_size)
+        self._pool.give_back(sequence.keys, sequence.blocks - len(sequence.keys))
+        sequence.keys = []
+        sequence.blocks = sequence.named = 0
+
+    def _note_first_output(self, sequence: _Sequence, result: Step) -> None:
+        """The first output since an admission: what vLLM counts only now."""
+        sequence.joined = False
+        self._preemptions += sequence.uncounted_preemptions
+        sequence.uncounted_preemptions = 0
+        if sequence.emitted:
+            return
+        result.started.append(sequence.id)
+        self._prompt_tokens += sequence.prompt_tokens
+        if sequence.cached:
+            self._cached_tokens += sequence.cached
+            result.cached_tokens[sequence.id] = sequence.cached
+
+    def _finish(self, done: list[_Sequence], result: Step) -> None:
+        for sequence in done:
+            result.finished.append(sequence.id)
+            del self._sequences[sequence.id]
+            self._release(sequence)
+        self._finished += len(done)
+        self._running = [sequence for sequence in self._running if sequence.blocks]
+
+    def _read_gauges(self) -> EngineGauges:
+        kv_blocks = self._pool.capacity - self._pool.free
+        running = len(self._running)
+        return EngineGauges(
+            running,
+            len(self._sequences) - running,
+            kv_blocks / self._pool.capacity,
+            kv_blocks,
+            self._preemptions,
+            self._prompt_tokens,
+            self._cached_tokens,
+            self._generation_tokens,
+            self._queries,
+            self._hits,
+            self._finished,
+        )

@@ -1,0 +1,377 @@
+"""A vLLM look-alike: the engine model behind vLLM's HTTP surface, in real time, for tests and demos without a GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import struct
+from typing import Any, NoReturn
+
+import msgspec
+from aiohttp import web
+
+from backends.simulated.calls import Call, CallRefusedError, Kind, read_call, read_prompt, render_chat
+from backends.simulated.engine import EngineGauges, EngineModel, EngineRequest, Step
+from backends.simulated.exposition import Totals, render
+from backends.simulated.faults import Faults
+from backends.simulated.outputs import Output
+from backends.simulated.profiles import EngineProfile, profile
+from backends.simulated.shapes import Answer, answer_to, error_body, in_stream_error
+
+__all__ = ["SimulatedServer", "run"]
+
+_BODY_BYTES_MAX = 32 * 2**20
+_CATCH_UP_S = 0.05
+_BUSY = (
+    "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+)
+
+
+class SimulatedServer:
+    """Serves one engine model on a port. A model second takes `time_scale` real seconds (0: as fast as it goes).
+
+    `max_num_queued_reqs` is vLLM's flag: above so many unfinished requests it answers 503, to a burst of streams 200
+    with the 503 inside. `faults` may be changed while it serves.
+    """
+
+    def __init__(
+        self,
+        profile: EngineProfile,
+        *,
+        model_names: tuple[str, ...] = ("simulated",),
+        seed: int = 0,
+        time_scale: float = 1.0,
+        max_num_queued_reqs: int | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        if not model_names:
+            raise ValueError("a simulated server needs at least one model name")
+        self.profile = profile
+        self.model_names = tuple(model_names)
+        self.faults = faults or Faults()
+        self._seed = seed
+        self._time_scale = time_scale
+        self._max_num_queued_reqs = max_num_queued_reqs
+        self._engine = EngineModel(profile)
+        self._gauges = EngineGauges()
+        self._totals = Totals()
+        self._outputs: dict[str, tuple[Output, int]] = {}
+        self._serial = itertools.count(1)
+        self._arrived = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._runner: web.AppRunner | None = None
+        self._driver: asyncio.Task[None] | None = None
+
+    @property
+    def gauges(self) -> EngineGauges:
+        """What `/metrics` says at this moment."""
+        return self._gauges
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> int:
+        """Listen, and return the port (a free one for 0). Raises OSError when it cannot."""
+        app = web.Application(client_max_size=_BODY_BYTES_MAX)
+        app.add_routes(
+            [
+                web.post("/v1/chat/completions", self._generate(Kind.CHAT)),
+                web.post("/v1/completions", self._generate(Kind.COMPLETION)),
+                web.post("/v1/responses", self._generate(Kind.RESPONSES)),
+                web.post("/v1/messages", self._generate(Kind.MESSAGES)),
+                web.post("/v1/embeddings", self._generate(Kind.EMBEDDINGS)),
+                web.get("/v1/models", self._models),
+                web.post("/tokenize", self._tokenize),
+                web.get("/health", _health),
+                web.get("/ping", _health),
+                web.get("/version", _version),
+                web.get("/metrics", self._metrics),
+                web.get("/metrics/", self._filtered_metrics),
+            ]
+        )
+        # The cancellation is how a client that goes away reaches `_generate`, streaming or not.
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        try:
+            site = web.TCPSite(self._runner, host, port)
+            await site.start()
+        except OSError:
+            await self._runner.cleanup()
+            raise
+        self._driver = asyncio.create_task(self._drive())
+        return int(self._runner.addresses[0][1])
+
+    async def serve(self) -> NoReturn:
+        """Serve until cancelled, or until the engine's loop fails: then raises what it raised."""
+        if self._driver is None:
+            raise RuntimeError("the simulated server was not started")
+        await asyncio.shield(self._driver)
+        raise AssertionError("the engine's loop has no end")
+
+    def begin_drain(self) -> None:
+        """As vLLM after SIGTERM: what runs or waits goes on; new requests get a 200 that says "abort", no token."""
+        self._draining = True
+
+    async def stop(self, drain_s: float = 0.0) -> None:
+        """Drain for at most `drain_s` seconds, then drop what is left and close."""
+        self.begin_drain()
+        if drain_s > 0:
+            try:
+                await asyncio.wait_for(self._idle.wait(), drain_s)
+            except TimeoutError:
+                pass
+        if self._driver is not None:
+            self._driver.cancel()
+            await asyncio.gather(self._driver, return_exceptions=True)
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _drive(self) -> None:
+        """The engine's loop: a step after another while there is work. Late wake-ups are caught up with, in bounds."""
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            if not self._engine.has_work:
+                self._idle.set()
+                self._arrived.clear()
+                await self._arrived.wait()
+                due = loop.time()
+            step = self._engine.step(due)
+            due += step.duration_s * self._time_scale
+            await asyncio.sleep(due - loop.time())
+            due = max(due, loop.time() - _CATCH_UP_S)
+            self._deliver(step)
+
+    def _deliver(self, step: Step) -> None:
+        """The step has ended: publish its gauges and hand out its tokens."""
+        self._gauges = self._engine.gauges()
+        for request_id, cached_tokens in step.cached_tokens.items():
+            if request_id in self._outputs:
+                output, choice = self._outputs[request_id]
+                if choice % output.answer.call.n == 0:  # the n choices of a prompt are one prompt in the usage
+                    output.answer.cached_tokens += cached_tokens
+        for request_id, _ in step.tokens:
+            found = self._outputs.get(request_id)
+            if found is not None:  # else aborted amid the step
+                output, choice = found
+                output.write(output.answer.add_token(choice))
+        for request_id in step.finished:
+            found = self._outputs.pop(request_id, None)
+            if found is not None:
+                self._finish_choice(*found)
+
+    def _finish_choice(self, output: Output, choice: int) -> None:
+        if output.answer.finish[choice] == "length":
+            self._totals.length += 1
+        else:
+            self._totals.stop += 1
+        output.choices_left -= 1
+        if not output.choices_left:
+            if output.answer.call.stream:
+                output.write(output.answer.end())
+            output.done.set()
+
+    def _generate(self, kind: Kind) -> Any:
+        async def handler(request: web.Request) -> web.StreamResponse:
+            try:
+                await self._misbehave(request)
+                call = read_call(kind, await request.read(), self.profile, self.model_names, self._seed)
+                self._refuse_if_full(call)
+                await asyncio.sleep(0)  # vLLM renders the prompt here: a burst passes the first check as one
+                answer = answer_to(call)
+                if call.stream:
+                    return await self._stream(request, answer)
+                return await self._whole(request, answer)
+            except CallRefusedError as error:
+                body = error_body(error, kind)
+                return web.Response(status=error.status, body=body, content_type="application/json")
+
+        return handler
+
+    async def _misbehave(self, request: web.Request) -> None:
+        """Play the faults that strike before an answer."""
+        if self.faults.take("reset_next"):
+            await _hang_up(request, reset=True)
+        if self.faults.take("garbage_next"):
+            assert request.transport is not None
+            request.transport.write(b"\x16\x03\x01 this is not HTTP \xff\xfe\r\n\r\n")
+            await _hang_up(request)
+        if self.faults.take("refuse_next"):
+            raise CallRefusedError(503, _BUSY, "Service Unavailable")
+
+    def _refuse_if_full(self, call: Call) -> None:
+        limit = self._max_num_queued_reqs
+        if limit is not None and len(self._outputs) + len(call.output_tokens) > limit:
+            self._totals.rejected += 1
+            raise CallRefusedError(503, _BUSY, "Service Unavailable")
+
+    def _submit(self, output: Output) -> None:
+        """Give every choice to the engine, or end them all when draining."""
+        answer = output.answer
+        call = answer.call
+        if self.faults.take("refuse_in_stream_next"):
+            raise CallRefusedError(503, _BUSY, "Service Unavailable")
+        self._refuse_if_full(call)
+        if self._draining:
+            answer.abort()
+            self._totals.abort += len(call.output_tokens)
+            output.done.set()
+            return
+        now = asyncio.get_running_loop().time()
+        serial = next(self._serial)
+        for choice, tokens in enumerate(call.output_tokens):
+            request_id = f"{serial}-{choice}"
+            prompt = call.prompts[choice // call.n]
+            self._engine.submit(
+                EngineRequest(request_id, prompt.tokens, tokens, prompt.block_hashes, call.priority), now
+            )
+            self._outputs[request_id] = (output, choice)
+            output.request_ids.append(request_id)
+        self._idle.clear()
+        self._arrived.set()
+
+    def _abort(self, output: Output) -> None:
+        """Nobody waits for this answer (any more): the engine frees what it still holds for it."""
+        now = asyncio.get_running_loop().time()
+        for request_id in output.request_ids:
+            if self._outputs.pop(request_id, None) is not None:
+                self._engine.abort(request_id, now)
+        if not self._engine.has_work:
+            self._gauges = self._engine.gauges()
+
+    async def _whole(self, request: web.Request, answer: Answer) -> web.StreamResponse:
+        output = Output(answer)
+        try:
+            self._submit(output)
+            await output.done.wait()
+        finally:
+            self._abort(output)
+        body = msgspec.json.encode(answer.whole())
+        if self.faults.take("cut_body_next"):
+            head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            assert request.transport is not None
+            request.transport.write(head.encode() + body[: len(body) // 2])
+            await _hang_up(request)
+        return web.Response(body=body, content_type="application/json")
+
+    async def _stream(self, request: web.Request, answer: Answer) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        output = Output(answer)
+        output.transport = request.transport
+        truncate, stall = self.faults.truncate_after_events, self.faults.stall_after_events
+        output.events_left = truncate if truncate is not None else stall
+        try:
+            self._submit(output)
+            if self._draining and answer.call.stream and output.done.is_set():
+                output.write(answer.end())
+            await output.done.wait()
+            if output.cut:
+                await _hang_up(request) if truncate is not None else await _until_cancelled()
+        except CallRefusedError as error:
+            events = in_stream_error(error, answer.call.kind)
+            if events is None:
+                await _hang_up(request)
+            output.write(events or b"")
+        finally:
+            self._abort(output)
+        await response.write_eof()
+        return response
+
+    async def _models(self, request: web.Request) -> web.Response:
+        cards = [
+            {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "vllm",
+                "root": name,
+                "parent": None,
+                "max_model_len": self.profile.max_model_len,
+            }
+            for name in self.model_names
+        ]
+        return web.json_response({"object": "list", "data": cards})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        try:
+            body = await request.json()
+            text = str(body["prompt"]).encode() if "prompt" in body else render_chat(body.get("messages"))
+        except (ValueError, TypeError, AttributeError):
+            return _bad_tokenize("Input should be an object with a prompt or messages")
+        except CallRefusedError as error:
+            return _bad_tokenize(error.message)
+        count = read_prompt(text, self.profile.block_size).tokens
+        tokens = list(range(count))
+        return web.json_response({"count": count, "max_model_len": self.profile.max_model_len, "tokens": tokens})
+
+    def _page(self, names: list[str]) -> bytes:
+        return render(self.profile, self.model_names[0], self._gauges, self._totals, names)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        kind = "text/plain; version=1.0.0; charset=utf-8"
+        return web.Response(body=self._page([]), headers={"Content-Type": kind})
+
+    async def _filtered_metrics(self, request: web.Request) -> web.Response:
+        kind = "text/plain; version=0.0.4; charset=utf-8"
+        return web.Response(body=self._page(request.query.getall("name[]", [])), headers={"Content-Type": kind})
+
+
+async def _health(request: web.Request) -> web.Response:
+    return web.Response()
+
+
+async def _version(request: web.Request) -> web.Response:
+    return web.json_response({"version": "0.32.0"})
+
+
+def _bad_tokenize(message: str) -> web.Response:
+    error = CallRefusedError(400, message, "Bad Request", "body")
+    return web.Response(status=400, body=error_body(error, None), content_type="application/json")
+
+
+async def _until_cancelled() -> NoReturn:
+    """Wait for the client to go away, which cancels the handler."""
+    await asyncio.Event().wait()
+    raise AssertionError("an event that nobody has was set")
+
+
+async def _hang_up(request: web.Request, *, reset: bool = False) -> NoReturn:
+    """Close the connection after what is written, or reset it at once; the handler ends by its cancellation."""
+    transport = request.transport
+    if transport is not None:
+        if reset:
+            linger = struct.pack("ii", 1, 0)
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            transport.abort()
+        else:
+            transport.close()
+    await _until_cancelled()
+
+
+async def run(
+    host: str,
+    port: int,
+    profile_name: str,
+    model_names: tuple[str, ...],
+    *,
+    seed: int = 0,
+    time_scale: float = 1.0,
+    max_num_queued_reqs: int | None = None,
+    drain_s: float = 0.0,
+) -> None:
+    """Serve until cancelled, then drain for `drain_s` seconds. Raises UnknownProfileError; OSError for a taken port."""
+    server = SimulatedServer(
+        profile(profile_name),
+        model_names=model_names,
+        seed=seed,
+        time_scale=time_scale,
+        max_num_queued_reqs=max_num_queued_reqs,
+    )
+    bound = await server.start(host, port)
+    print(f"simulated vLLM ({profile_name}) on http://{host}:{bound}, models: {', '.join(model_names)}", flush=True)
+    try:
+        await server.serve()
+    finally:
+        await server.stop(drain_s)

@@ -1,0 +1,365 @@
+"""What does vLLM write for a token, an end, a whole answer? The bytes of its five answer formats (those of 0.32).
+
+A token costs one join of ready-made pieces: nothing is serialised per token but the counts a client asked for.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+import msgspec
+
+from backends.simulated.calls import Call, CallRefusedError, Kind
+
+__all__ = ["ABORT", "Answer", "answer_to", "error_body", "in_stream_error"]
+
+ABORT = "abort"
+_WORDS = (
+    " the",
+    " queue",
+    " gives",
+    " each",
+    " tenant",
+    " a",
+    " fair",
+    " share",
+    " of",
+    " every",
+    " step",
+    " and",
+    " no",
+)
+_FINGERPRINT = "vllm-0.32.0-simulated"
+_DONE = b"data: [DONE]\n\n"
+_dumps = msgspec.json.encode
+
+
+def _data(value: dict[str, Any]) -> bytes:
+    return b"data: " + _dumps(value) + b"\n\n"
+
+
+def _event(type_: str, value: dict[str, Any]) -> bytes:
+    return b"event: " + type_.encode() + b"\ndata: " + _dumps(value) + b"\n\n"
+
+
+class Answer:
+    """One answer in the making. Choice i belongs to prompt i // n; `finish[i]` is None while it runs."""
+
+    id_prefix = ""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.id = self.id_prefix + secrets.token_hex(8)
+        self.created = int(time.time())
+        choices = len(call.output_tokens)
+        self.emitted = [0] * choices
+        self.finish: list[str | None] = [None] * choices
+        self.cached_tokens = 0
+        self.prompt_tokens = sum(prompt.tokens for prompt in call.prompts)
+        self._first_words = [call.prompts[i // call.n].digest + i for i in range(choices)]
+
+    def add_token(self, choice: int) -> bytes:
+        """One more token of a choice: what goes on the stream for it."""
+        count = self.emitted[choice] = self.emitted[choice] + 1
+        if count == self.call.output_tokens[choice]:
+            self.finish[choice] = "length" if count == self.call.max_tokens else "stop"
+        if not self.call.stream:
+            return b""
+        begin = self.begin(choice) if count == 1 else b""
+        return begin + self.token(choice, self.word(choice, count), self.finish[choice])
+
+    def word(self, choice: int, count: int) -> str:
+        """The text of a choice's token number `count`, from 1. An end-of-sequence token has none."""
+        if count == self.call.output_tokens[choice] and self.finish[choice] == "stop":
+            return ""
+        return _WORDS[(self._first_words[choice] + count) % len(_WORDS)]
+
+    def text(self, choice: int) -> str:
+        """All of a choice's text so far: the same, streamed or not."""
+        return "".join(self.word(choice, count) for count in range(1, self.emitted[choice] + 1))
+
+    def abort(self) -> None:
+        """The engine gave up: what has not ended ends as aborted."""
+        self.finish = [finish or ABORT for finish in self.finish]
+
+    def usage(self) -> dict[str, Any]:
+        """What did it cost? In the words of the OpenAI completions API."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + sum(self.emitted),
+            "completion_tokens": sum(self.emitted),
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+    def begin(self, choice: int) -> bytes:
+        """What precedes a choice's first token?"""
+        raise NotImplementedError
+
+    def token(self, choice: int, word: str, finish: str | None) -> bytes:
+        """The event of one token."""
+        raise NotImplementedError
+
+    def end(self) -> bytes:
+        """What ends the stream, after the last choice?"""
+        raise NotImplementedError
+
+    def whole(self) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        raise NotImplementedError
+
+
+class _Completion(Answer):
+    id_prefix = "cmpl-"
+    object = "text_completion"
+    chunk_object = "text_completion"
+    _text_open = b'"text":"'
+    _text_close = b'","logprobs":null,"finish_reason":'
+    _running = b'null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
+    _ended = b'"%s","stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        head = {"id": self.id, "object": self.chunk_object, "created": self.created, "model": call.model}
+        self._head = b"data: " + _dumps(head)[:-1]
+        self._opens = [
+            self._head + b',"choices":[{"index":%d,' % choice + self._text_open for choice in range(len(self.emitted))
+        ]
+        self._tail = self._text_close + self._running + b"}\n\n"
+
+    def begin(self, choice: int) -> bytes:
+        return b""
+
+    def token(self, choice: int, word: str, finish: str | None) -> bytes:
+        if finish is None and not self.call.continuous_usage:
+            return self._opens[choice] + word.encode() + self._tail
+        state = self._running if finish is None else self._ended % finish.encode()
+        usage = self._continuous_usage(self.emitted[choice], choice) if self.call.continuous_usage else b""
+        return self._opens[choice] + word.encode() + self._text_close + state + usage + b"}\n\n"
+
+    def _continuous_usage(self, completion_tokens: int, choice: int) -> bytes:
+        prompt_tokens = self.call.prompts[choice // self.call.n].tokens
+        return (
+            b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"completion_tokens_details":null}'
+            % (prompt_tokens, prompt_tokens + completion_tokens, completion_tokens)
+        )
+
+    def end(self) -> bytes:
+        # A drain that lets nothing start sends the bare end, without usage.
+        if not self.call.include_usage or ABORT in self.finish:
+            return _DONE
+        usage = {"choices": [], "usage": self.usage(), "system_fingerprint": _FINGERPRINT}
+        return self._head + b"," + _dumps(usage)[1:] + b"\n\n" + _DONE
+
+    def whole(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": self.object,
+            "created": self.created,
+            "model": self.call.model,
+            "choices": [
+                {"index": i, **self._content(i), "logprobs": None, "finish_reason": self.finish[i], "stop_reason": None}
+                for i in range(len(self.emitted))
+            ],
+            "system_fingerprint": _FINGERPRINT,
+            "usage": self.usage(),
+        }
+
+    def _content(self, choice: int) -> dict[str, Any]:
+        return {"text": self.text(choice)}
+
+
+class _Chat(_Completion):
+    id_prefix = "chatcmpl-"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    _text_open = b'"delta":{"content":"'
+    _text_close = b'"},"logprobs":null,"finish_reason":'
+    _running = b'null,"token_ids":null}]'
+    _ended = b'"%s","stop_reason":null,"token_ids":null}]'
+
+    def begin(self, choice: int) -> bytes:
+        usage = self._continuous_usage(0, choice) if self.call.continuous_usage else b""
+        role = (
+            b',"choices":[{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        )
+        return self._head + role % choice + usage + b"}\n\n"
+
+    def _content(self, choice: int) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": self.text(choice), "refusal": None}}
+
+
+class _Responses(Answer):
+    id_prefix = "resp_"
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        self._sequence_number = 0
+        self._item_id = "msg_" + secrets.token_hex(8)
+        self._place = {"content_index": 0, "item_id": self._item_id, "output_index": 0}
+
+    def _emit(self, type_: str, value: dict[str, Any]) -> bytes:
+        value = {**value, "sequence_number": self._sequence_number, "type": type_}
+        self._sequence_number += 1
+        return _event(type_, value)
+
+    def _part(self, text: str) -> dict[str, Any]:
+        return {"annotations": [], "text": text, "type": "output_text", "logprobs": None}
+
+    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self._item_id, "content": content, "role": "assistant", "status": status, "type": "message"}
+
+    def _response(self, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "created_at": self.created,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": None,
+            "metadata": None,
+            "model": self.call.model,
+            "object": "response",
+            "output": output,
+            "parallel_tool_calls": True,
+            "temperature": 1.0,
+            "tool_choice": "none",
+            "tools": [],
+            "top_p": 1.0,
+            "max_output_tokens": self.call.max_tokens,
+            "status": status,
+            "usage": usage,
+        }
+
+    def begin(self, choice: int) -> bytes:
+        running = {"response": self._response("in_progress", [], None)}
+        part = {**self._place, "part": {"annotations": [], "text": "", "type": "output_text", "logprobs": []}}
+        return (
+            self._emit("response.created", running)
+            + self._emit("response.in_progress", running)
+            + self._emit("response.output_item.added", {"item": self._item("in_progress", []), "output_index": 0})
+            + self._emit("response.content_part.added", part)
+        )
+
+    def token(self, choice: int, word: str, finish: str | None) -> bytes:
+        return self._emit("response.output_text.delta", {**self._place, "delta": word, "logprobs": []})
+
+    def end(self) -> bytes:
+        whole = {"response": self.whole()}
+        if not self.emitted[0]:
+            return self._emit("response.completed", whole)
+        text = self.text(0)
+        item = self._item("completed", [self._part(text)])
+        return (
+            self._emit("response.output_text.done", {**self._place, "logprobs": [], "text": text})
+            + self._emit("response.content_part.done", {**self._place, "part": self._part(text)})
+            + self._emit("response.output_item.done", {"item": item, "output_index": 0})
+            + self._emit("response.completed", whole)  # 0.32 says so even when the status is "incomplete"
+        )
+
+    def whole(self) -> dict[str, Any]:
+        status = {"length": "incomplete", ABORT: "cancelled"}.get(self.finish[0] or "", "completed")
+        usage = {
+            "input_tokens": self.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": self.cached_tokens},
+            "output_tokens": self.emitted[0],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": self.prompt_tokens + self.emitted[0],
+        }
+        return self._response(status, [self._item("completed", [self._part(self.text(0))])], usage)
+
+
+class _Messages(Answer):
+    id_prefix = "chatcmpl-"
+
+    def begin(self, choice: int) -> bytes:
+        message: dict[str, Any] = {
+            "id": self.id, "type": "message", "role": "assistant", "content": [], "model": self.call.model,
+            "stop_reason": None, "stop_sequence": None,
+            "usage": {"input_tokens": self.prompt_tokens, "output_tokens": 0},
+        }  # fmt: skip
+        block = {"type": "content_block_start", "content_block": {"type": "text", "text": ""}, "index": 0}
+        return _event("message_start", {"type": "message_start", "message": message}) + _event(
+            "content_block_start", block
+        )
+
+    def token(self, choice: int, word: str, finish: str | None) -> bytes:
+        delta = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": word}, "index": 0}
+        return _event("content_block_delta", delta)
+
+    def _stop_reason(self) -> str:
+        return {"length": "max_tokens", ABORT: ABORT}.get(self.finish[0] or "", "end_turn")
+
+    def _usage(self) -> dict[str, Any]:
+        return {
+            "input_tokens": self.prompt_tokens,
+            "output_tokens": self.emitted[0],
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": self.cached_tokens,
+        }
+
+    def end(self) -> bytes:
+        stop = {"stop_reason": self._stop_reason(), "stop_sequence": None}
+        block = _event("content_block_stop", {"type": "content_block_stop", "index": 0}) if self.emitted[0] else b""
+        return (
+            block
+            + _event("message_delta", {"type": "message_delta", "delta": stop, "usage": self._usage()})
+            + _event("message_stop", {"type": "message_stop"})
+        )
+
+    def whole(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "text", "text": self.text(0)}],
+            "model": self.call.model,
+            "stop_reason": self._stop_reason(),
+            "usage": self._usage(),
+        }
+
+
+class _Embeddings(Answer):
+    id_prefix = "embd-"
+
+    def whole(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "list",
+            "created": self.created,
+            "model": self.call.model,
+            "data": [
+                {"index": i, "object": "embedding", "embedding": [(prompt.digest >> s) % 256 / 256 for s in range(8)]}
+                for i, prompt in enumerate(self.call.prompts)
+            ],
+            "usage": {"prompt_tokens": self.prompt_tokens, "total_tokens": self.prompt_tokens, "completion_tokens": 0},
+        }
+
+
+_ANSWERS: dict[Kind, type[Answer]] = {
+    Kind.CHAT: _Chat,
+    Kind.COMPLETION: _Completion,
+    Kind.RESPONSES: _Responses,
+    Kind.MESSAGES: _Messages,
+    Kind.EMBEDDINGS: _Embeddings,
+}
+
+
+def answer_to(call: Call) -> Answer:
+    """The answer of the call's kind, with nothing said yet."""
+    return _ANSWERS[call.kind](call)
+
+
+def error_body(error: CallRefusedError, kind: Kind | None) -> bytes:
+    """The body of a refusal: Anthropic's form for its endpoint, OpenAI's for all others."""
+    if kind is Kind.MESSAGES:
+        return _dumps({"type": "error", "error": {"type": error.type, "message": error.message}})
+    return _dumps({"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.status}})
+
+
+def in_stream_error(error: CallRefusedError, kind: Kind) -> bytes | None:
+    """A refusal that comes after the 200: an event in the stream. None: 0.32 breaks the connection instead."""
+    if kind is Kind.RESPONSES:
+        return None
+    if kind is Kind.MESSAGES:
+        return b"event: error\ndata: " + error_body(error, kind) + b"\n\n"
+    return b"data: " + error_body(error, kind) + b"\n\n" + _DONE

@@ -1,0 +1,321 @@
+"""What passes through in an event stream? Tokens, usage, errors and the end, read beside the relayed bytes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+import msgspec
+
+from backends.base import Usage
+from backends.usage import UsageFields, usage_in_tail
+
+__all__ = ["Dialect", "StreamError", "StreamMeter"]
+
+# A blank line: two line ends, each CRLF, LF or CR. A CR at the very end may be half a CRLF, so it ends nothing yet.
+_BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r(?!\Z)){2}")
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+_HEAD_BYTES = 256
+_USAGE_BYTES = 4096
+
+
+class Dialect(Enum):
+    """Which API does the stream speak?"""
+
+    OPENAI = "openai"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+
+
+# Per dialect: how an event that carries tokens starts when the line ends are LF, and how many lines it has.
+_TOKEN_EVENT: dict[Dialect, tuple[bytes, int]] = {
+    Dialect.OPENAI: (b"data: {", 2),
+    Dialect.RESPONSES: (b"event: response.output_text.delta\ndata: {", 3),
+    Dialect.MESSAGES: (b"event: content_block_delta\ndata: {", 3),
+}
+_RESPONSE_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_ERROR_STATUS = {
+    "Service Unavailable": 503,
+    "ServiceUnavailableError": 503,
+    "overloaded_error": 503,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamError:
+    """Which error did the engine report inside a 200 stream?"""
+
+    message: str
+    type: str
+    status: int | None
+    """The HTTP status it stands for, as far as the engine said."""
+
+
+class _Delta(msgspec.Struct):
+    role: object = None
+    content: object = None
+    reasoning: object = None
+    reasoning_content: object = None
+    tool_calls: object = None
+    function_call: object = None
+    refusal: object = None
+    audio: object = None
+
+    def has_tokens(self) -> bool:
+        return bool(
+            self.content or self.reasoning or self.reasoning_content
+            or self.tool_calls or self.function_call or self.refusal or self.audio
+        )  # fmt: skip
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: object = None
+    finish_reason: str | None = None
+
+    def is_role_only(self) -> bool:
+        delta = self.delta
+        if delta is None or delta.role is None or self.finish_reason is not None:
+            return False
+        return not delta.has_tokens()
+
+    def is_empty_abort(self) -> bool:
+        made_any = self.delta.has_tokens() if self.delta is not None else bool(self.text)
+        return self.finish_reason == "abort" and not made_any
+
+
+class _ErrorFields(msgspec.Struct):
+    message: object = None
+    type: object = None
+    code: object = None
+
+
+class _Envelope(msgspec.Struct):
+    """`response` of a Responses event, `message` of Anthropic's message_start."""
+
+    usage: UsageFields | None = None
+    error: _ErrorFields | None = None
+    status: str | None = None
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    choices: list[_Choice] | None = None
+    usage: UsageFields | None = None
+    error: _ErrorFields | str | None = None
+    response: _Envelope | None = None
+    message: _Envelope | str | None = None
+    code: object = None
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+
+
+class StreamMeter:
+    """Which bytes go to the client, and what do they say? Sans-I/O; feed it every chunk of one stream, in order.
+
+    Whole events are forwarded byte for byte. With `strip_usage` the event that `include_usage` adds is left out.
+    An event longer than `tail_bytes_max` is forwarded in pieces, and its usage is read from its last bytes.
+    """
+
+    __slots__ = (
+        "_head", "_is_openai", "_is_plain", "_last", "_lines", "_oversized", "_strip", "_tail", "_tail_bytes_max",
+        "_token_head", "_token_next", "aborted", "ended", "error", "started", "token_events", "usage",
+    )  # fmt: skip
+
+    def __init__(self, dialect: Dialect, *, strip_usage: bool, tail_bytes_max: int = 262144) -> None:
+        self.token_events = 0
+        """Events that carry generated tokens; the role chunk and comments do not."""
+        self.started = False
+        """Has the engine begun to answer: a token, or chat's role chunk, which vLLM sends with the first token."""
+        self.usage: Usage | None = None
+        self.error: StreamError | None = None
+        self.ended = False
+        """Did the stream say that it is over?"""
+        self.aborted = False
+        """Did the engine give it up before the first token, as vLLM does while it shuts down? It may be retried."""
+        self._is_openai = dialect is Dialect.OPENAI
+        self._strip = strip_usage
+        self._tail = b""
+        self._tail_bytes_max = tail_bytes_max
+        self._oversized = False
+        self._head = b""
+        self._last = b""
+        self._is_plain = True
+        self._token_head, self._lines = _TOKEN_EVENT[dialect]
+        self._token_next = b"\n\n" + self._token_head
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes from the engine; give back those to forward now, whole events only."""
+        if self.started and self._is_plain and not self._tail and not self._oversized:
+            events = self._tokens_only(data)
+            if events:
+                self.token_events += events
+                return data
+        return self._feed_slowly(data)
+
+    def flush(self) -> bytes:
+        """The engine closed the stream: what it left unfinished, to be forwarded as it is."""
+        tail, self._tail = self._tail, b""
+        if self._oversized:
+            self._end_oversized(b"")
+            return tail
+        is_whole = tail.endswith(b"\r") and _BLANK_LINE.search(tail + b"\n")  # held for an LF that never came
+        is_kept = self._read_event(tail)
+        return b"" if is_whole and not is_kept else tail
+
+    def _tokens_only(self, data: bytes) -> int:
+        """How many events, if all of it is whole events with tokens and nothing else; otherwise 0.
+
+        JSON text holds no raw line end and no bare quote, so what matches here is structure, never generated text.
+        """
+        if not (data.startswith(self._token_head) and data.endswith(b"\n\n")):
+            return 0
+        events, rest = divmod(data.count(b"\n"), self._lines)
+        if rest or (events > 1 and data.count(self._token_next) != events - 1):
+            return 0
+        if self._is_openai and (
+            # A choice that goes on, in each event: so there is no error, no abort, and no JSON with spaces.
+            data.count(b'"finish_reason":null') != events or b'"usage":{' in data or b'"role":"assistant"' in data
+        ):
+            return 0
+        return events
+
+    def _feed_slowly(self, data: bytes) -> bytes:
+        if self._is_plain and b"\r" in data:
+            self._is_plain = False
+        known = len(self._tail)
+        buffer = self._tail + data if known else data
+        kept: list[bytes] = []
+        start = keep_from = 0
+        end, after = self._blank_line(buffer, max(known - 3, 0))
+        while end >= 0:
+            if self._oversized:
+                self._end_oversized(buffer[start:end])
+            elif not self._read_event(buffer[start:end]):
+                kept.append(buffer[keep_from:start])
+                keep_from = after
+            start = after
+            end, after = self._blank_line(buffer, after)
+        self._tail = buffer[start:]
+        if self._oversized or len(self._tail) > self._tail_bytes_max:
+            start = self._pass_oversized(buffer)
+        if not kept:
+            return buffer if start == len(buffer) else buffer[:start]
+        kept.append(buffer[keep_from:start])
+        return b"".join(kept)
+
+    def _blank_line(self, buffer: bytes, at: int) -> tuple[int, int]:
+        """Where an event ends and the next one begins, from `at` on; (-1, -1) if nowhere."""
+        if self._is_plain:
+            end = buffer.find(b"\n\n", at)
+            return (end, end + 2) if end >= 0 else (-1, -1)
+        found = _BLANK_LINE.search(buffer, at)
+        return found.span() if found else (-1, -1)
+
+    def _pass_oversized(self, buffer: bytes) -> int:
+        """Forward an event too long to hold; keep its first and last bytes, and line ends that may finish it.
+
+        Returns how much of `buffer` may go.
+        """
+        piece = self._tail
+        if not self._oversized:
+            self._oversized, self._head, self._last = True, piece[:_HEAD_BYTES], b""
+        held = len(piece) - len(piece.rstrip(b"\r\n"))
+        self._tail = piece[len(piece) - held :]
+        self._last = (self._last + piece[: len(piece) - held])[-_USAGE_BYTES:]
+        return len(buffer) - held
+
+    def _end_oversized(self, piece: bytes) -> None:
+        last, self._last, self._oversized = (self._last + piece)[-_USAGE_BYTES:], b"", False
+        self.usage = usage_in_tail(last) or self.usage
+        name = _fields(self._head)[0]
+        if self._is_openai or name.endswith("delta"):
+            self._note_token()
+        elif name in _RESPONSE_ENDS:
+            self.ended = True
+
+    def _read_event(self, raw: bytes) -> bool:
+        """Take note of one event; False when it is the one to leave out."""
+        name, payload = _fields(raw)
+        if not payload:
+            return True
+        if payload == b"[DONE]":
+            self.ended = True
+            self.aborted = self.aborted or not (self.started or self.usage or self.error)
+            return True
+        try:
+            event = _decode_event(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self._note_token()  # unreadable: charged rather than free
+            return True
+        self._note_error(event)
+        if self._is_openai:
+            return self._read_chunk(event)
+        self._read_named(name or event.type, event)
+        return True
+
+    def _read_chunk(self, event: _Event) -> bool:
+        if event.usage is not None:
+            self.usage = event.usage.merged(self.usage)
+        choices = event.choices
+        if not choices:
+            return not (self._strip and choices is not None and event.usage is not None)
+        if all(choice.is_empty_abort() for choice in choices):
+            self.aborted = self.aborted or self.token_events == 0
+        elif all(choice.is_role_only() for choice in choices):
+            self.started = True
+        else:
+            self._note_token()
+        return True
+
+    def _read_named(self, name: str, event: _Event) -> None:
+        message = event.message
+        for part in (event, event.response, message if isinstance(message, _Envelope) else None):
+            if part is not None and part.usage is not None:
+                self.usage = part.usage.merged(self.usage)
+        if name == "content_block_delta" or (name.startswith("response.") and name.endswith(".delta")):
+            self._note_token()
+        elif name == "message_stop" or name in _RESPONSE_ENDS:
+            self.ended = True
+            cancelled = event.response is not None and event.response.status == "cancelled"
+            self.aborted = self.aborted or (cancelled and not self.token_events)
+
+    def _note_token(self) -> None:
+        self.started = True
+        self.token_events += 1
+
+    def _note_error(self, event: _Event) -> None:
+        error = event.error
+        if error is None and event.response is not None:
+            error = event.response.error
+        if error is None and event.type == "error":  # Responses: the error is the event itself
+            error = _ErrorFields(event.message if isinstance(event.message, str) else None, None, event.code)
+        if error is None:
+            return
+        if isinstance(error, str):
+            error = _ErrorFields(message=error)
+        kind = error.type if isinstance(error.type, str) else ""
+        code = str(error.code)
+        status = int(code) if re.fullmatch("[1-5][0-9]{2}", code) else _ERROR_STATUS.get(kind)
+        if status is None:
+            status = _ERROR_STATUS.get(code)
+        self.error = StreamError(error.message if isinstance(error.message, str) else "", kind, status)
+
+
+def _fields(raw: bytes) -> tuple[str, bytes]:
+    """The event's name and its data; comments and other fields are passed over."""
+    if raw.startswith(b"data: ") and b"\n" not in raw and b"\r" not in raw:
+        return "", raw[6:]
+    name = ""
+    data: list[bytes] = []
+    for line in _LINE_END.split(raw):
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            data.append(value.removeprefix(b" "))
+        elif field == b"event":
+            name = value.removeprefix(b" ").decode("utf-8", "replace")
+    return name, b"\n".join(data)

@@ -1,0 +1,103 @@
+"""How does vLLM, 0.8.5 to 0.33, name its gauges and refuse work? Detected from the page, never from a version."""
+
+from __future__ import annotations
+
+from backends.base import BackendSnapshot
+from backends.promtext import Sample, samples
+from backends.usage import is_drained
+
+__all__ = ["VllmAdapter"]
+
+_RUNNING = ("vllm_num_requests_running",)
+_WAITING = ("vllm_num_requests_waiting",)
+_KV_USAGE = ("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc")
+_PREEMPTIONS = ("vllm_num_preemptions_total", "vllm_num_preemptions")
+_CONFIG = ("vllm_cache_config_info",)
+_NAMES = frozenset(_RUNNING + _WAITING + _KV_USAGE + _PREEMPTIONS + _CONFIG)
+# The mount at /metrics/ knows name[]; the route /metrics does not. Colons as vLLM registers them.
+_FILTERED = "/metrics/?" + "&".join(
+    f"name[]=vllm:{name}"
+    for name in (
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "gpu_cache_usage_perc",
+        "num_preemptions_total",
+        "cache_config_info",
+    )
+)
+
+
+class VllmAdapter:
+    """The adapter for vLLM."""
+
+    name = "vllm"
+    metrics_paths: tuple[str, ...] = (_FILTERED, "/metrics")
+    health_path = "/health"
+
+    def snapshot(self, text: str, taken_s: float) -> BackendSnapshot | None:
+        page = samples(text, _NAMES)
+        if not page:
+            return None
+        running, waiting = _per_engine(page, _RUNNING), _per_engine(page, _WAITING)
+        kv_usage, preemptions = _per_engine(page, _KV_USAGE), _per_engine(page, _PREEMPTIONS)
+        capacity, block_size = _capacity(page.get(_CONFIG[0], []))
+        return BackendSnapshot(
+            taken_s=taken_s,
+            running=int(sum(running)) if running else None,
+            waiting=int(sum(waiting)) if waiting else None,
+            kv_usage=min(max(sum(kv_usage) / len(kv_usage), 0.0), 1.0) if kv_usage else None,
+            kv_capacity_tokens=capacity,
+            block_size=block_size,
+            preemptions_total=int(sum(preemptions)) if preemptions else None,
+        )
+
+    def is_refusal(self, status: int, body: bytes) -> bool:
+        """Overloaded, paused or dead (503), limited (429), or shutting down: an empty abort, then a telling 500."""
+        if status in (429, 503):
+            return True
+        if status == 500:
+            return b"cannot schedule new futures after shutdown" in body
+        return status == 200 and b'"abort"' in body and is_drained(body)
+
+
+def _per_engine(page: dict[str, list[Sample]], aliases: tuple[str, ...]) -> list[float]:
+    """One value per engine under the first alias that is there.
+
+    Several API servers repeat an engine under their own `pid`; the highest value is then taken, never the sum.
+    """
+    for alias in aliases:
+        if found := page.get(alias):
+            values: dict[str, float] = {}
+            for sample in found:
+                engine = sample.labels.get("engine", "")
+                values[engine] = max(values.get(engine, sample.value), sample.value)
+            return [value for value in values.values() if value >= 0 and value != float("inf")]
+    return []
+
+
+def _capacity(configs: list[Sample]) -> tuple[int | None, int | None]:
+    """Usable KV tokens of all engines and the block size; each engine loses its null block."""
+    engines = {sample.labels.get("engine", ""): sample.labels for sample in configs}
+    if not engines:
+        return None, None
+    labels = list(engines.values())
+    block_size = _int(labels[0].get("block_size"))
+    sizes = [_int(each.get("kv_cache_size_tokens")) for each in labels]
+    blocks = _int(labels[0].get("num_gpu_blocks"))  # with several engines it is their sum, said by each
+    total: int | None = None
+    if all(size is not None for size in sizes):
+        total = sum(size or 0 for size in sizes)
+    elif blocks is not None and block_size is not None:
+        total = blocks * block_size
+    if total is not None:
+        total = max(total - len(engines) * (block_size or 0), 0)
+    return total, block_size
+
+
+def _int(label: str | None) -> int | None:
+    """Labels are strings, and what is not known is the string "None"."""
+    try:
+        return int(float(label or ""))
+    except (ValueError, OverflowError):
+        return None

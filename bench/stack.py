@@ -1,0 +1,235 @@
+"""The processes under test: the engine, nginx as a plain proxy, fairgate; started on free ports and ended by us."""
+
+# The files below are a few bytes each and are touched before any load runs.
+# ruff: noqa: ASYNC240
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from bench.load import Client
+from gateway.config.model import hash_key
+
+ROOT = Path(__file__).resolve().parent.parent
+SERVE = ROOT / "deploy" / "real-vllm" / "serve.sh"
+ENGINE_START_S = 180.0
+PROXY_START_S = 20.0
+IDLE_S = 120.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+PREEMPTIONS = "vllm:num_preemptions_total"
+PROMPT = "vllm:prompt_tokens_total"
+OUTPUT = "vllm:generation_tokens_total"
+SAMPLE = re.compile(r"^(vllm:\w+)\{[^}]*\} (\S+)$", re.M)
+
+
+class BenchError(Exception):
+    """A process of the benchmark did not start or did not come to rest; the message says which and where to look."""
+
+
+def free_port() -> int:
+    """A loopback port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def process(command: list[str], log: Path, cpu: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a command while the block runs, pinned to one core if asked; SIGTERM at the end, then SIGKILL."""
+    pinned = ["taskset", "-c", str(cpu), *command] if cpu is not None else command
+    with log.open("ab") as out:
+        child = subprocess.Popen(pinned, stdout=out, stderr=out, cwd=ROOT, start_new_session=True)
+        try:
+            yield child
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGTERM)
+            try:
+                child.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+
+async def wait_ready(url: str, path: str, child: subprocess.Popen[bytes], log: Path, limit_s: float) -> None:
+    """Waits until GET `path` answers 200. Raises BenchError when the process ends or the limit passes."""
+    client = Client(url)
+    deadline_s = time.monotonic() + limit_s
+    while (await client.get(path)).status != 200:
+        if child.poll() is not None or time.monotonic() > deadline_s:
+            raise BenchError(f"{' '.join(child.args)} is not ready:\n{log.read_text()[-3000:]}")
+        await asyncio.sleep(0.2)
+    client.close()
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds, user and system, that a process and its living descendants have used."""
+    total = 0
+    todo = [pid]
+    while todo:
+        current = todo.pop()
+        # The command name in the second field may hold spaces: count fields behind its closing bracket.
+        fields = Path(f"/proc/{current}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+        for task in Path(f"/proc/{current}/task").iterdir():
+            todo += map(int, (task / "children").read_text().split())
+    return total / TICKS_PER_S
+
+
+class Engine:
+    """A running vLLM, seen through its metrics."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.client = Client(url)
+
+    async def gauges(self, *names: str) -> dict[str, float]:
+        """The named series, each summed over its labels. A scrape of a few names costs the engine 1 to 2 ms."""
+        query = "&".join(f"name[]={name}" for name in names)
+        reply = await self.client.get(f"/metrics/?{query}")
+        found = dict.fromkeys(names, 0.0)
+        for name, value in SAMPLE.findall(reply.body.decode()):
+            if name in found:
+                found[name] += float(value)
+        return found
+
+    async def wait_idle(self) -> None:
+        """Waits until nothing runs or waits, in three scrapes in a row. Raises BenchError after two minutes."""
+        deadline_s = time.monotonic() + IDLE_S
+        quiet = 0
+        while quiet < 3:
+            busy = await self.gauges(RUNNING, WAITING)
+            quiet = 0 if any(busy.values()) else quiet + 1
+            if time.monotonic() > deadline_s:
+                raise BenchError(f"the engine at {self.url} does not come to rest: {busy}")
+            await asyncio.sleep(0.1)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One way to the engine. `keys` names the key each tenant uses on it; `pid` is the proxy's, 0 for none."""
+
+    name: str
+    url: str
+    pid: int = 0
+    keys: tuple[tuple[str, str], ...] = ()
+
+    def key(self, tenant: str) -> str:
+        return dict(self.keys).get(tenant, "")
+
+
+@contextlib.asynccontextmanager
+async def engine(url: str | None) -> AsyncIterator[Engine]:
+    """The engine at `url`, or one of our own on a free port, warmed up."""
+    if url:
+        yield Engine(url.rstrip("/"))
+        return
+    with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder:
+        port = free_port()
+        log = Path(folder, "engine.log")
+        with process([str(SERVE), str(port)], log) as child:
+            ours = f"http://127.0.0.1:{port}"
+            await wait_ready(ours, "/health", child, log, ENGINE_START_S)
+            yield Engine(ours)
+
+
+NGINX_CONF = """
+worker_processes 1;
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/nginx.log;
+{modules}
+events {{ worker_connections 16384; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    keepalive_requests 10000000;
+    {http}
+}}
+"""
+
+PLAIN_PROXY = """
+    upstream engine {{ server {upstream}; keepalive 512; keepalive_requests 10000000; keepalive_timeout 4s; }}
+    server {{
+        listen 127.0.0.1:{port};
+        location / {{
+            proxy_pass http://engine;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_buffering off;
+            proxy_read_timeout 600s;
+        }}
+    }}
+"""
+
+
+@contextlib.asynccontextmanager
+async def nginx(http: str, port: int, ready: str, modules: str = "", cpu: int | None = None) -> AsyncIterator[int]:
+    """Runs nginx with the given servers in its http block; yields its pid once `ready` answers on `port`."""
+    binary = shutil.which("nginx") or "/usr/sbin/nginx"
+    with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder:
+        conf = Path(folder, "nginx.conf")
+        conf.write_text(NGINX_CONF.format(folder=folder, http=http, modules=modules))
+        log = Path(folder, "out.log")
+        with process([binary, "-c", str(conf), "-e", str(log)], log, cpu) as child:
+            await wait_ready(f"http://127.0.0.1:{port}", ready, child, log, PROXY_START_S)
+            yield child.pid
+
+
+@contextlib.asynccontextmanager
+async def nginx_proxy(upstream_url: str, ready: str = "/health", cpu: int | None = None) -> AsyncIterator[Route]:
+    """nginx as a plain proxy, one worker, nothing buffered, connections to the upstream kept."""
+    port = free_port()
+    http = PLAIN_PROXY.format(upstream=upstream_url.removeprefix("http://"), port=port)
+    async with nginx(http, port, ready, cpu=cpu) as pid:
+        yield Route("nginx", f"http://127.0.0.1:{port}", pid)
+
+
+@contextlib.asynccontextmanager
+async def fairgate(
+    upstream_url: str,
+    tenants: dict[str, float],
+    engine_type: str = "vllm",
+    model: str = "tiny",
+    cpu: int | None = None,
+) -> AsyncIterator[Route]:
+    """fairgate as it comes, in front of one engine: keyed tenants with weights, access log to a file."""
+    port, admin_port = free_port(), free_port()
+    keys = {name: f"bench-key-of-{name}" for name in tenants}
+    with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder:
+        settings = {
+            "listen": f"127.0.0.1:{port}",
+            "admin": f"127.0.0.1:{admin_port}",
+            "access_log": f"{folder}/access.log",
+            "drain_s": 1,
+            "pools": [{"name": "bench", "models": [model], "backends": [{"url": upstream_url, "engine": engine_type}]}],
+            "tenants": [
+                {"name": name, "weight": weight, "keys": [hash_key(keys[name])]} for name, weight in tenants.items()
+            ],
+        }
+        config = Path(folder, "fairgate.yaml")
+        config.write_text(yaml.safe_dump(settings))
+        log = Path(folder, "fairgate.log")
+        with process([sys.executable, "-m", "gateway.cli", "serve", "-c", str(config)], log, cpu) as child:
+            await wait_ready(f"http://127.0.0.1:{admin_port}", "/ready", child, log, PROXY_START_S)
+            yield Route("fairgate", f"http://127.0.0.1:{port}", child.pid, tuple(keys.items()))

@@ -1,0 +1,156 @@
+"""The composition root: a gateway made from its config, in production and in tests alike."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import aiohttp
+from aiohttp import web
+
+from backends.simulated.profiles import profile
+from backends.simulated.server import SimulatedServer
+from gateway.admin import admin_app
+from gateway.config.model import BackendConfig, Config
+from gateway.http.errors import ApiError, Reason
+from gateway.http.server import HttpServer, ServerLimits
+from gateway.identity import Keyring, MintedKey
+from gateway.pipeline import Pipeline
+from gateway.pool import Backend, Pool
+from gateway.relay import Exchange
+from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.record import Record
+
+__all__ = ["Gateway"]
+
+logger = logging.getLogger("fairgate")
+
+EMBEDDED_MODELS = ("simulated",)
+EMBEDDED_PROFILE = "demo"
+
+
+class Gateway:
+    """Listeners, pools and telemetry of one process. `start`, then `stop`."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.pools: list[Pool] = []
+        self.port = 0
+        self.admin_port = 0
+        self._access_log = AccessLog(config.access_log)
+        self._keyring = Keyring(config.tenants, open_access=config.open_access)
+        self._embedded: list[SimulatedServer] = []
+        self._watchers: list[asyncio.Task[None]] = []
+        self._pipeline: Pipeline | None = None
+        self._server: HttpServer | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._admin: web.AppRunner | None = None
+
+    @property
+    def minted_keys(self) -> list[MintedKey]:
+        """Keys made for this run, for tenants that have none in the config."""
+        return self._keyring.minted
+
+    def not_ready(self) -> list[str]:
+        """Why should no traffic come here? Empty: it should."""
+        faults = []
+        if self._pipeline is None or self._pipeline.draining:
+            faults.append("shutting down" if self._pipeline is not None else "starting")
+        for pool in self.pools:
+            if not pool.is_healthy():
+                reasons = "; ".join(f"{backend.name}: {backend.health.reason}" for backend in pool.backends.values())
+                faults.append(f"pool {pool.name} has no backend in service ({reasons})")
+        return faults
+
+    async def start(self) -> None:
+        """Listen. OSError if an address is taken; backends that are down do not matter."""
+        config = self.config
+        for pool_config in config.pools:
+            models = tuple(pool_config.models) or EMBEDDED_MODELS
+            backends = [Backend(backend, await self._url(backend, models), config) for backend in pool_config.backends]
+            self.pools.append(Pool(pool_config, config, backends, self._settled))
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
+        self._session = aiohttp.ClientSession(connector=connector)
+        await asyncio.gather(*(pool.check(self._session) for pool in self.pools))
+        self._watchers = [asyncio.create_task(pool.watch(self._session)) for pool in self.pools]
+        for watcher in self._watchers:
+            watcher.add_done_callback(_report_fault)
+        self._pipeline = Pipeline(self._keyring, self.pools)
+        self._server = HttpServer(
+            self._pipeline.handle, limits=_server_limits(config), on_head=self._pipeline.authorize
+        )
+        self.port = await self._server.listen(*config.listen_address)
+        self._admin = web.AppRunner(admin_app(self), access_log=None)
+        await self._admin.setup()
+        host, port = config.admin_address
+        site = web.TCPSite(self._admin, host, port)
+        await site.start()
+        self.admin_port = int(self._admin.addresses[0][1])
+
+    async def stop(self, drain_s: float) -> None:
+        """Take no more requests, let those under way end for at most `drain_s`, tell the rest, and close."""
+        if self._pipeline is not None and self._server is not None:
+            self._pipeline.draining = True
+            self._server.stop_accepting()
+            self._server.close_idle()
+            await self._drained(drain_s)
+            self._give_up_rest()
+            await self._server.close(1.0)
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        for pool in self.pools:
+            pool.dispatcher.close()
+            for backend in pool.backends.values():
+                await backend.upstream.close()
+        if self._session is not None:
+            await self._session.close()
+        if self._admin is not None:
+            await self._admin.cleanup()
+        for server in self._embedded:
+            await server.stop()
+        self._access_log.close()
+
+    async def _drained(self, limit_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + limit_s
+        while any(len(pool.dispatcher) for pool in self.pools) and loop.time() < until_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    def _give_up_rest(self) -> None:
+        message = "this gateway is shutting down and could not wait any longer for the answer"
+        for pool in self.pools:
+            for exchange in pool.dispatcher.exchanges():
+                if isinstance(exchange, Exchange):
+                    exchange.give_up(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
+
+    async def _url(self, backend: BackendConfig, models: Sequence[str]) -> str:
+        """Where the backend is; one that is simulated in this process is started here."""
+        if not backend.url.startswith("sim:"):
+            return backend.url.rstrip("/").removesuffix("/v1")
+        name = backend.url.removeprefix("sim:") or EMBEDDED_PROFILE
+        server = SimulatedServer(profile(name), model_names=tuple(models))
+        self._embedded.append(server)
+        return f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
+
+    def _settled(self, record: Record, policy: str) -> None:
+        self.metrics.ended(record)
+        self._access_log.write(record, policy)
+
+
+def _server_limits(config: Config) -> ServerLimits:
+    limits = config.limits
+    return ServerLimits(
+        header_bytes_max=limits.header_bytes_max,
+        body_bytes_max=limits.body_bytes_max,
+        connections_max=limits.connections_max,
+        idle_s=limits.client_idle_s,
+    )
+
+
+def _report_fault(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (fault := task.exception()) is not None:
+        logger.error("watching the backends failed", exc_info=fault)

@@ -1,0 +1,1 @@
+"""The gateway's configuration: its model, and how a file becomes one."""

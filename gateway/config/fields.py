@@ -1,0 +1,100 @@
+"""Is this one value of the configuration well written? What cannot be said by a type and its bounds.
+
+No message repeats the value: it may be a key or a password.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, SecretStr
+from pydantic_core import PydanticCustomError
+
+
+def fault(message: str) -> PydanticCustomError:
+    return PydanticCustomError("config", "{message}", {"message": message})
+
+
+def checked_name(text: str) -> str:
+    if not re.fullmatch(r"[^\s\x00-\x1f\x7f]{1,128}", text):
+        raise fault("should be 1 to 128 characters, without spaces or control characters")
+    return text
+
+
+def checked_address(text: str) -> str:
+    host, port = split_address(text)
+    if not host or not 0 <= port <= 65535:
+        raise fault("should be host:port, such as 127.0.0.1:8080, 0.0.0.0:8080 or [::1]:8080")
+    return text
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host without brackets, and port; ("", -1) when the text is no address."""
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})", text)
+    return (found[1] or found[2], int(found[3])) if found else ("", -1)
+
+
+def checked_url(text: str) -> str:
+    """The URL without a trailing slash, in one spelling. The message never repeats it: it may hold a password."""
+    if re.fullmatch(r"sim:[A-Za-z0-9._-]{0,64}", text):
+        return text
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or port == 0 or parts.scheme not in ("http", "https") or not re.fullmatch(r"[!-~]+", text):
+        raise fault("should be http://host:port, https://host:port, or sim:NAME for an embedded simulated engine")
+    if "@" in parts.netloc or "?" in text or "#" in text:
+        raise fault("should hold no user, password, query or fragment; credentials go into api_key")
+    path = parts.path.rstrip("/")
+    if path.endswith("/v1"):
+        raise fault("should end before /v1: the path of each request is appended to it")
+    return f"{parts.scheme}://{parts.netloc.lower()}{path}"
+
+
+def backend_name(url: str | None) -> str:
+    """host:port of a valid url, or the url itself when it names a simulated engine."""
+    return (urlsplit(url).netloc or url.rstrip(":")) if url else ""
+
+
+def checked_tokenizer(text: str) -> str:
+    if not text.endswith(".json") and not re.fullmatch(r"tiktoken:[A-Za-z0-9_.-]+", text):
+        raise fault("should be the path of a tokenizer.json, or tiktoken:ENCODING such as tiktoken:o200k_base")
+    return text
+
+
+def checked_hash(text: str) -> str:
+    if not re.fullmatch(r"sha256:[0-9a-fA-F]{64}", text):
+        raise fault(
+            "is not the hash of a key (sha256: and 64 hex digits). Keys are never stored as they are: "
+            "run `fairgate keys hash` and write here what it prints"
+        )
+    return text.lower()
+
+
+def checked_api_key(key: SecretStr) -> SecretStr:
+    if not re.fullmatch(r"[!-~]+", key.get_secret_value()):
+        raise fault("is empty, or holds spaces, line ends or characters that cannot stand in an HTTP header")
+    return key
+
+
+def unique(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) != len(names):
+        raise fault("holds the same name twice")
+    return names
+
+
+def bare_text_is(field: str, schema: Any) -> BeforeValidator:
+    """Let a bare string stand for a section of which only `field` is given; `schema` tells editors so."""
+
+    def section(value: Any) -> Any:
+        return {field: value} if isinstance(value, str) else value
+
+    return BeforeValidator(section, json_schema_input_type=schema)
+
+
+class not_empty(AfterValidator):  # noqa: N801
+    pass

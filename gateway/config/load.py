@@ -1,0 +1,316 @@
+"""Is this file a configuration? Reads YAML and answers with a Config, or with every fault and its place at once.
+
+Scalars are read as YAML 1.2 does, and narrower: true and false are the only booleans, plain decimals the only numbers.
+Everything else is text, so that `no`, `010` and `12:30:45` never turn into something that was not written.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from gateway.config.model import Config, path_of
+
+__all__ = ["ConfigError", "Fault", "config_for_backends", "load_config"]
+
+FILE_BYTES_MAX = 4 * 1024 * 1024
+DEPTH_MAX = 20
+NODES_MAX = 500_000
+FAULTS_MAX = 100
+
+Loc = tuple[int | str, ...]
+
+_NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?")
+_VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?:(:-)([^}]*))?\}|\$\{")
+_CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_KINDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list",
+    "model_type": "a section of fields",
+    "dict_type": "a section of fields",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong, and where. Line and column count from 1; line 0 is the file as a whole."""
+
+    file: str
+    line: int
+    column: int
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        return f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; `faults` says all that is wrong with it, in the order of the file."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        super().__init__("\n".join(map(str, faults)))
+        self.faults = faults
+
+
+def load_config(path: str | os.PathLike[str]) -> Config:
+    """Read a configuration file. Raises ConfigError with every fault; its text never holds a substituted value."""
+    source = _Source(os.fspath(path))
+    try:
+        data = source.read()
+    except _RefusedError as error:
+        raise ConfigError([error.fault]) from None
+    return _validated(data, source)
+
+
+def config_for_backends(urls: list[str], host: str, port: int) -> Config:
+    """The configuration of a gateway without a file: one pool, and every key its own tenant.
+
+    Raises ConfigError, for instance when a url is none or the port is the one of the admin listener.
+    """
+    source = _Source("command line")
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    data = {
+        "listen": address,
+        "open_access": True,
+        "pools": [{"name": "default", "backends": [{"url": url} for url in urls]}],
+    }
+    return _validated(data, source)
+
+
+def _bounded(faults: list[Fault], file: str) -> list[Fault]:
+    ordered = sorted(faults, key=lambda fault: (fault.line, fault.column))
+    if len(ordered) <= FAULTS_MAX:
+        return ordered
+    return [*ordered[:FAULTS_MAX], Fault(file, 0, 0, "", f"and {len(ordered) - FAULTS_MAX} more faults")]
+
+
+class _Source:
+    """One file: its data as plain values, the node at every place, and the faults of the text itself."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.faults: list[Fault] = []
+        self.keys: dict[Loc, yaml.Node] = {}
+        self.values: dict[Loc, yaml.Node] = {}
+
+    def read(self) -> dict[str, Any]:
+        """The top-level mapping; `faults` says what is wrong in it. Raises _RefusedError when there is none."""
+        text = self._text()
+        try:
+            root = yaml.compose(text, Loader=yaml.BaseLoader)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+            raise self._refused(f"not YAML: {error.problem or error.context}", line, column) from None
+        except (yaml.YAMLError, ValueError):
+            raise self._refused("not YAML", 1, 1) from None
+        except RecursionError:
+            raise self._refused("nested too deeply") from None
+        if root is None:
+            raise self._refused("is empty; see config.example.yaml for a start")
+        if not isinstance(root, yaml.MappingNode):
+            raise self._refused("should be fields, such as `pools:`", *_place(root))
+        return self._mapping(root, ())
+
+    def _refused(self, message: str, line: int = 0, column: int = 0) -> _RefusedError:
+        return _RefusedError(Fault(self.file, line, column, "", message))
+
+    def _text(self) -> str:
+        try:
+            with open(self.file, "rb") as stream:
+                raw = stream.read(FILE_BYTES_MAX + 1)
+        except OSError as error:
+            raise self._refused(f"cannot be read: {error.strerror}") from None
+        except ValueError:
+            raise self._refused("is not the name of a file") from None
+        if len(raw) > FILE_BYTES_MAX:
+            raise self._refused(f"is larger than {FILE_BYTES_MAX} bytes")
+        try:
+            text = raw.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            before = error.object[: error.start].decode("utf-8", "replace")
+            raise self._refused("not UTF-8", before.count("\n") + 1, len(before) - before.rfind("\n")) from None
+        if bad := _CONTROL.search(text):
+            before = text[: bad.start()]
+            line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+            raise self._refused(f"character U+{ord(bad[0]):04X} is not allowed", line, column)
+        return text
+
+    def _value(self, node: yaml.Node, loc: Loc) -> Any:
+        self.values[loc] = node
+        if len(self.values) > NODES_MAX:
+            raise self._refused(f"holds more than {NODES_MAX} values, aliases expanded", *_place(node))
+        if len(loc) > DEPTH_MAX:
+            raise self._refused(f"is nested more than {DEPTH_MAX} deep", *_place(node))
+        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.rpartition(":")[2] not in ("str", "seq", "map"):
+            self._fault(loc, "YAML tags (!) are not supported")
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, loc)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._value(item, (*loc, i)) for i, item in enumerate(node.value)]
+        quoted = isinstance(node, yaml.ScalarNode) and node.style
+        return self._text_with_variables(node.value, loc) if quoted else self._plain(node.value, loc)
+
+    def _mapping(self, node: yaml.MappingNode, loc: Loc) -> dict[str, Any]:
+        self.values[loc] = node
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                self.faults.append(Fault(self.file, *_place(key), path_of(loc), "the name of a field should be text"))
+                continue
+            place: Loc = (*loc, key.value)
+            if key.value in found:
+                first = _place(self.keys[place])[0]
+                message = f"given twice, first on line {first}"
+                self.faults.append(Fault(self.file, *_place(key), _path(place), message))
+                continue
+            self.keys[place] = key
+            found[key.value] = self._value(value, place)
+        return found
+
+    def _plain(self, text: str, loc: Loc) -> Any:
+        if text in ("", "~", "null"):
+            return None
+        if text in ("true", "false"):
+            return text == "true"
+        if number := _NUMBER.fullmatch(text):
+            return float(text) if number[2] or number[3] else int(text)
+        return self._text_with_variables(text, loc)
+
+    def _text_with_variables(self, text: str, loc: Loc) -> str:
+        def replaced(found: re.Match[str]) -> str:
+            name, has_default, default = found.groups()
+            if found[0] == "$${":
+                return "${"
+            if name is None:
+                self._fault(loc, "write a variable as ${NAME} or ${NAME:-default}, and a plain ${ as $${")
+                return ""
+            value = os.environ.get(name)
+            if has_default:
+                return value or default
+            if value is None:
+                self._fault(loc, f"the environment variable {name} is not set")
+            return value or ""
+
+        return _VARIABLE.sub(replaced, text)
+
+    def _fault(self, loc: Loc, message: str) -> None:
+        self.faults.append(Fault(self.file, *_place(self.values[loc]), _path(loc), message))
+
+    def place(self, loc: Loc, *, of_key: bool) -> tuple[int, int]:
+        """Line and column of a key or value, or of the nearest section around it."""
+        if of_key and loc in self.keys:
+            return _place(self.keys[loc])
+        while loc and loc not in self.values:
+            loc = loc[:-1]
+        return _place(self.values[loc]) if loc in self.values else (0, 0)
+
+
+class _RefusedError(Exception):
+    """The text cannot be looked into any further."""
+
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+
+
+def _place(node: yaml.Node) -> tuple[int, int]:
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def _path(loc: Loc) -> str:
+    """The path, without what may be a key or a password written where the name of a field belongs."""
+    return path_of(tuple(part if isinstance(part, int) else _shown(part) for part in loc))
+
+
+def _shown(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_.<-]{1,32}", name) else "(a name not shown)"
+
+
+def _validated(data: dict[str, Any], source: _Source) -> Config:
+    """The configuration; raises ConfigError with the faults of the text and those of the values."""
+    faults = source.faults
+    # A value whose text is at fault already (a variable that is not set) is not reported for what became of it.
+    faulty = {(fault.line, fault.column) for fault in faults if fault.line}
+    try:
+        config = Config.model_validate(data)
+    except ValidationError as error:
+        explained = [_explained(found, source) for found in error.errors(include_url=False)]
+        faults = faults + [fault for fault in explained if (fault.line, fault.column) not in faulty]
+    if faults:
+        raise ConfigError(_bounded(faults, source.file))
+    return config
+
+
+def _explained(error: ErrorDetails, source: _Source) -> Fault:
+    loc, kind = error["loc"], error["type"]
+    # A bare string may stand for a section: what is wrong inside is then wrong with the string.
+    while isinstance(source.values.get(loc[:-1]), yaml.ScalarNode) and loc[:-1]:
+        loc = loc[:-1]
+    place = source.place(loc, of_key=kind == "extra_forbidden")
+    return Fault(source.file, *place, _path(loc), _message(error, source.values.get(loc)))
+
+
+def _message(error: ErrorDetails, node: yaml.Node | None) -> str:
+    kind = error["type"]
+    if kind == "missing":
+        return "is missing"
+    if kind == "extra_forbidden":
+        loc = error["loc"]
+        return f"unknown field{_did_you_mean(str(loc[-1]), list(_model_at(loc[:-1]).model_fields))}"
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']+)'", error["ctx"]["expected"])
+        wrong = node.value if isinstance(node, yaml.ScalarNode) else ""
+        return f"should be {' or '.join(choices)}{_did_you_mean(wrong, choices)}"
+    if kind in _KINDS:
+        return f"should be {_KINDS[kind]}, not {_found(error['input'])}{_advice(kind, error['input'], node)}"
+    return error["msg"].removeprefix("Input ").replace("Tuple should", "should").replace("String should", "should")
+
+
+def _did_you_mean(wrong: str, choices: list[str]) -> str:
+    near = difflib.get_close_matches(wrong[:64], choices, n=1)
+    return f" (did you mean '{near[0]}'?)" if near else ""
+
+
+def _found(value: object) -> str:
+    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "a section"}
+    return names.get(type(value), "nothing")
+
+
+def _advice(kind: str, value: object, node: yaml.Node | None) -> str:
+    if kind == "string_type" and isinstance(value, bool | int | float):
+        return "; put it in quotes"
+    if kind in ("int_type", "float_type") and isinstance(node, yaml.ScalarNode) and isinstance(value, str):
+        if "${" in node.value:
+            return "; a variable always gives text, so write the number here"
+        return "; write plain decimal digits, without quotes, leading zeros, underscores or colons"
+    return ""
+
+
+def _model_at(loc: Loc) -> type[BaseModel]:
+    """The section that a place in the configuration is an instance of."""
+    model: type[BaseModel] = Config
+    for part in loc:
+        if isinstance(part, str) and part in model.model_fields:
+            model = next(_models_in(model.model_fields[part].annotation), model)
+    return model
+
+
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)

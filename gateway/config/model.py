@@ -1,0 +1,355 @@
+"""What can be configured? Frozen models of one gateway's configuration, each field with its unit, bounds and default.
+
+Values are strict: text is never read as a number, nor a number as text. Times are in seconds, sizes in bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+
+from gateway.config.fields import (
+    backend_name,
+    bare_text_is,
+    checked_address,
+    checked_api_key,
+    checked_hash,
+    checked_name,
+    checked_tokenizer,
+    checked_url,
+    fault,
+    split_address,
+    unique,
+)
+
+__all__ = [
+    "BackendConfig",
+    "CapacityConfig",
+    "Config",
+    "KeyConfig",
+    "Limits",
+    "PolicyConfig",
+    "PoolConfig",
+    "TenantConfig",
+    "hash_key",
+    "json_schema",
+    "new_key",
+]
+
+Loc = tuple[int | str, ...]
+
+
+def hash_key(key: str) -> str:
+    """What is written in the file for this key? "sha256:" and 64 hex digits; keys carry 256 bits, so no salt.
+
+    Bytes that were not UTF-8 in a header (surrogate escapes) are hashed as they came.
+    """
+    return "sha256:" + hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def new_key() -> str:
+    """A fresh key of 256 random bits: "fg-" and 43 characters that are safe in URLs and shells."""
+    return "fg-" + secrets.token_urlsafe(32)
+
+
+PolicyName = Literal["vtc", "fcfs"]
+Name = Annotated[str, AfterValidator(checked_name)]
+Address = Annotated[str, AfterValidator(checked_address)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        hide_input_in_errors=True,
+        use_attribute_docstrings=True,
+    )
+
+
+class PolicyConfig(_Section):
+    """Which request goes next."""
+
+    name: PolicyName = "vtc"
+    """vtc: fair by weighted tokens (virtual token counter); fcfs: first come, first served."""
+    input_weight: float = Field(default=1.0, ge=0, le=1000)
+    """What one prompt token costs its tenant. vtc only."""
+    output_weight: float = Field(default=2.0, gt=0, le=1000)
+    """What one generated token costs its tenant. vtc only."""
+    predict_output: bool = False
+    """Charge the output that a flow's requests usually have at dispatch, and correct it at the end. vtc only."""
+
+
+class BackendConfig(_Section):
+    """One engine that serves the models of its pool."""
+
+    url: Annotated[str, AfterValidator(checked_url)]
+    """http(s)://host:port without /v1, or sim:NAME for a simulated vLLM inside the gateway's own process."""
+    engine: Literal["vllm", "openai"] = "vllm"
+    """vllm: its metrics are read; openai: any compatible server, of which only the answers are known."""
+    api_key: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
+    """Sent to the backend as a bearer token. Write ${NAME} to take it from the environment."""
+    max_num_seqs: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Requests the engine runs at once (vLLM's --max-num-seqs); learned when absent."""
+    name: str = Field(default="", validate_default=True)
+    """What metrics and logs call it; unique. Default: host:port of the url."""
+
+    @field_validator("name")
+    @classmethod
+    def _derived(cls, name: str, info: ValidationInfo) -> str:
+        return checked_name(name) if name else backend_name(info.data.get("url"))
+
+    @property
+    def simulated(self) -> bool:
+        """Is it an engine model inside this process rather than a server?"""
+        return self.url.startswith("sim:")
+
+
+class CapacityConfig(_Section):
+    """How full the engines of a pool are kept."""
+
+    waiting_target: int = Field(default=2, ge=0, le=1000)
+    """Requests that may wait inside one engine. More uses it a little better; fewer is fairer."""
+    kv_ceiling: float = Field(default=0.95, ge=0.5, le=1)
+    """Share of an engine's KV cache up to which requests are dispatched, their expected growth included."""
+    headroom: float = Field(default=0.05, ge=0, lt=0.5)
+    """Share of KV cache and slots that is kept for flows below their fair share."""
+    scrape_interval_s: float = Field(default=0.1, ge=0.01, le=60)
+    """Time between two reads of an engine's metrics."""
+    max_concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Upper bound of requests in flight at one engine without metrics; found by trial when absent."""
+
+
+class PoolConfig(_Section):
+    """Engines that serve the same models."""
+
+    name: Name
+    """What metrics and logs call the pool; unique."""
+    models: tuple[Name, ...] = Field(default=(), strict=False)
+    """Model names and aliases that clients may ask for. Empty: learned from the backends' /v1/models."""
+    backends: Annotated[tuple[BackendConfig, ...], not_empty()] = Field(strict=False)
+    """The engines, at least one; no url twice."""
+    bytes_per_token: float | None = Field(default=None, gt=0, le=64)
+    """Bytes of a prompt per token to begin with; the true ratio is learned from the engines' usage reports."""
+    tokenizer: Annotated[str, AfterValidator(checked_tokenizer)] | None = None
+    """Exact prompt counts: the path of a tokenizer.json, or tiktoken:ENCODING. Default: the learned ratio."""
+    capacity: CapacityConfig = CapacityConfig()
+    """How full the engines are kept."""
+
+
+class KeyConfig(_Section):
+    """One key of a tenant, known by its hash only."""
+
+    hash: Annotated[str, AfterValidator(checked_hash)]
+    """sha256: and 64 hex digits, as `fairgate keys hash` prints it."""
+    apps: Annotated[tuple[Name, ...], AfterValidator(unique), not_empty()] = Field(
+        default=("default",), strict=False, max_length=1000
+    )
+    """Apps the key may act for; the first is what a request is when it names none."""
+
+
+class TenantConfig(_Section):
+    """Who shares the engines."""
+
+    name: Name
+    """What metrics and logs call the tenant; unique."""
+    weight: float = Field(default=1.0, gt=0, le=1000)
+    """Share relative to the other tenants that have requests waiting."""
+    keys: tuple[Annotated[KeyConfig, bare_text_is("hash", str | KeyConfig)], ...] = Field(default=(), strict=False)
+    """Hashes of its keys. Empty: a key is minted and printed at every start."""
+
+
+class Limits(_Section):
+    """Bounds of the whole gateway."""
+
+    queue_requests_max: int = Field(default=10_000, ge=1, le=10_000_000)
+    """Requests that wait at once; more are refused."""
+    queue_bytes_max: int = Field(default=268_435_456, ge=1024)
+    """Bytes of request bodies that wait at once; more are refused."""
+    queue_wait_s_max: Seconds = 120
+    """Longest time a request waits before it is refused."""
+    body_bytes_max: int = Field(default=33_554_432, ge=1024)
+    """Largest request body; larger ones get 413. At most queue_bytes_max."""
+    header_bytes_max: int = Field(default=65_536, ge=1024, le=16_777_216)
+    """Largest head of a request or a response."""
+    connections_max: int = Field(default=20_000, ge=1, le=1_000_000)
+    """Client connections open at once."""
+    client_idle_s: Seconds = 75
+    """An idle client connection is closed after this time."""
+    upstream_connect_s: Seconds = 5
+    """Longest time to connect to a backend."""
+    upstream_silence_s: Seconds = 600
+    """Longest time a backend may send nothing while it owes an answer."""
+    response_buffer_bytes_max: int = Field(default=8_388_608, ge=1024)
+    """Bytes of an answer held for a slow client before the backend is no longer read."""
+    attempts_max: int = Field(default=3, ge=1, le=100)
+    """Backends tried for one request whose answer has not begun."""
+
+
+class Config(_Section):
+    """The configuration of one fairgate gateway."""
+
+    listen: Address = "127.0.0.1:8080"
+    """host:port for clients; port 0 takes a free one."""
+    admin: Address = "127.0.0.1:9090"
+    """host:port for /health, /ready and /metrics. Not for clients: it asks for no key."""
+    open_access: bool = False
+    """Accept any key: each distinct key is its own tenant of weight 1."""
+    policy: Annotated[PolicyConfig, bare_text_is("name", PolicyName | PolicyConfig)] = PolicyConfig()
+    """Which request goes next: a name, or a name with its parameters."""
+    pools: Annotated[tuple[PoolConfig, ...], not_empty()] = Field(strict=False)
+    """Engines by the models they serve; a model belongs to one pool."""
+    tenants: tuple[TenantConfig, ...] = Field(default=(), strict=False)
+    """Who shares the engines; may be empty with open_access only."""
+    limits: Limits = Limits()
+    """Bounds of the whole gateway."""
+    drain_s: float = Field(default=30, ge=0, le=86_400)
+    """Time that running requests have to end after SIGTERM."""
+    access_log: str = Field(default="stdout", min_length=1)
+    """Where the one line per request goes: stdout, off, or the path of a file."""
+    debug_headers: bool = False
+    """Answer with x-fairgate-* headers that say how the request was scheduled."""
+
+    @property
+    def listen_address(self) -> tuple[str, int]:
+        """Host, without brackets, and port."""
+        return split_address(self.listen)
+
+    @property
+    def admin_address(self) -> tuple[str, int]:
+        """Host, without brackets, and port."""
+        return split_address(self.admin)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _consistent(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Report what contradicts itself together with what is wrong by itself, not after it is mended."""
+        faults = [InitErrorDetails(type=fault(text), loc=loc, input=None) for loc, text in _contradictions(data)]
+        try:
+            config = handler(data)
+        except ValidationError as error:
+            faults += [
+                InitErrorDetails(
+                    type=PydanticCustomError(
+                        found["type"], "{message}", {"message": found["msg"], **found.get("ctx", {})}
+                    ),
+                    loc=found["loc"],
+                    input=found["input"],
+                )
+                for found in error.errors(include_url=False)
+            ]
+        if faults:
+            raise ValidationError.from_exception_data("Config", faults, hide_input=True)
+        return config
+
+
+def _as_found(error: ErrorDetails) -> PydanticCustomError:
+    return PydanticCustomError(error["type"], "{message}", {**error.get("ctx", {}), "message": error["msg"]})
+
+
+def _get(section: Any, field: str) -> Any:
+    """A field of a section that may be raw and may be wrong: None when it is not there."""
+    if isinstance(section, Mapping):
+        return section.get(field)
+    return getattr(section, field, None) if isinstance(section, BaseModel) else None
+
+
+def _items(section: Any, field: str) -> Iterator[tuple[int, Any]]:
+    found = _get(section, field)
+    return enumerate(found if isinstance(found, list | tuple) else ())
+
+
+class _Once:
+    """Which names were seen, and where first?"""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.first: dict[str, Loc] = {}
+
+    def again(self, name: Any, loc: Loc, advice: str = "") -> Iterator[tuple[Loc, str]]:
+        if isinstance(name, str) and name:
+            first = self.first.setdefault(name, loc)
+            if first != loc:
+                yield loc, f"the same {self.what} as {path_of(first)}{advice}"
+
+
+def path_of(loc: Loc) -> str:
+    """How a place in the configuration is written: pools[0].backends[1].url."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
+
+
+def _contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
+    """What cannot be true together. Takes raw data, which may be wrong elsewhere, or models."""
+    yield from _address_contradictions(config)
+    yield from _pool_contradictions(config)
+    tenants, hashes = _Once("name"), _Once("key")
+    for t, tenant in _items(config, "tenants"):
+        yield from tenants.again(_get(tenant, "name"), ("tenants", t, "name"))
+        for k, key in _items(tenant, "keys"):
+            loc: Loc = ("tenants", t, "keys", k)
+            text, loc = (key, loc) if isinstance(key, str) else (_get(key, "hash"), (*loc, "hash"))
+            yield from hashes.again(text.lower() if isinstance(text, str) else None, loc)
+    if _get(config, "tenants") in (None, (), []) and _get(config, "open_access") is not True:
+        yield ("tenants",), "is empty: nobody could call; add a tenant, or set open_access: true"
+    body_bytes_max, queue_bytes_max = (
+        _get(_get(config, "limits"), field) or Limits.model_fields[field].default
+        for field in ("body_bytes_max", "queue_bytes_max")
+    )
+    if isinstance(body_bytes_max, int) and isinstance(queue_bytes_max, int) and body_bytes_max > queue_bytes_max:
+        yield ("limits", "body_bytes_max"), f"is more than queue_bytes_max ({queue_bytes_max}): could never wait"
+
+
+def _address_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
+    addresses = [_get(config, field) or Config.model_fields[field].default for field in ("listen", "admin")]
+    (host, port), (admin_host, admin_port) = (
+        split_address(text) if isinstance(text, str) else ("", -1) for text in addresses
+    )
+    everywhere = {"0.0.0.0", "::"}
+    if port == admin_port > 0 and (host == admin_host or {host, admin_host} & everywhere):
+        yield ("admin",), f"takes the port of listen ({addresses[0]}); give it another one"
+
+
+def _pool_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
+    pools, models, urls, names = _Once("name"), _Once("model"), _Once("url"), _Once("backend name")
+    for p, pool in _items(config, "pools"):
+        yield from pools.again(_get(pool, "name"), ("pools", p, "name"))
+        for m, model in _items(pool, "models"):
+            yield from models.again(model, ("pools", p, "models", m), ": a model belongs to one pool")
+        for b, backend in _items(pool, "backends"):
+            loc: Loc = ("pools", p, "backends", b)
+            try:
+                url = checked_url(_get(backend, "url") or "")
+            except (PydanticCustomError, TypeError):
+                url = ""
+            repeated = list(urls.again(url, (*loc, "url")))
+            yield from repeated
+            name = _get(backend, "name")
+            if name or not repeated:
+                yield from names.again(
+                    name or backend_name(url), (*loc, "name" if name else "url"), ": give one of them another name"
+                )
+
+
+def json_schema() -> str:
+    """The JSON schema of the file, for editors that complete and check YAML."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
+    return json.dumps(schema, indent=2) + "\n"

@@ -1,0 +1,232 @@
+"""What does a tenant see when a request is refused or fails? One typed error, rendered for OpenAI or Anthropic clients.
+
+`Reason` is the machine-readable word that clients, logs and metrics share; one table gives its HTTP status and its
+OpenAI error type.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+__all__ = ["ApiError", "Dialect", "Reason", "dialect_of"]
+
+Header = tuple[bytes, bytes]
+
+
+class Dialect(StrEnum):
+    """Whose error format the client understands."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+
+
+class Reason(StrEnum):
+    """Why a request got no answer from a model; stable, part of the public interface."""
+
+    INVALID_API_KEY = "invalid_api_key"
+    APP_NOT_ALLOWED = "app_not_allowed"
+    MODEL_NOT_FOUND = "model_not_found"
+    NOT_FOUND = "not_found"
+    INVALID_JSON = "invalid_json"
+    INVALID_REQUEST = "invalid_request"
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    BODY_TOO_LARGE = "body_too_large"
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    NO_BACKEND = "no_backend"
+    DRAINING = "draining"
+    BACKEND_FAILED = "backend_failed"
+    BACKEND_TIMEOUT = "backend_timeout"
+    MALFORMED_HTTP = "malformed_http"
+    CLIENT_TOO_SLOW = "client_too_slow"
+    TARGET_TOO_LONG = "target_too_long"
+    EXPECTATION_FAILED = "expectation_failed"
+    HEADERS_TOO_LARGE = "headers_too_large"
+    NOT_IMPLEMENTED = "not_implemented"
+    VERSION_NOT_SUPPORTED = "version_not_supported"
+    SERVER_BUSY = "server_busy"
+    INTERNAL_ERROR = "internal_error"
+
+
+class _Form(NamedTuple):
+    status: int
+    type: str
+
+
+_CALLER = "invalid_request_error"
+_SERVER = "server_error"
+
+_FORMS: dict[Reason, _Form] = {
+    Reason.INVALID_API_KEY: _Form(401, "authentication_error"),
+    Reason.APP_NOT_ALLOWED: _Form(403, "permission_error"),
+    Reason.MODEL_NOT_FOUND: _Form(404, _CALLER),
+    Reason.NOT_FOUND: _Form(404, _CALLER),
+    Reason.INVALID_JSON: _Form(400, _CALLER),
+    Reason.INVALID_REQUEST: _Form(400, _CALLER),
+    Reason.CONTEXT_LENGTH_EXCEEDED: _Form(400, _CALLER),
+    Reason.BODY_TOO_LARGE: _Form(413, _CALLER),
+    Reason.QUEUE_FULL: _Form(429, "rate_limit_error"),
+    Reason.QUEUE_TIMEOUT: _Form(503, _SERVER),
+    Reason.NO_BACKEND: _Form(503, _SERVER),
+    Reason.DRAINING: _Form(503, _SERVER),
+    Reason.BACKEND_FAILED: _Form(502, _SERVER),
+    Reason.BACKEND_TIMEOUT: _Form(504, _SERVER),
+    Reason.MALFORMED_HTTP: _Form(400, _CALLER),
+    Reason.CLIENT_TOO_SLOW: _Form(408, _CALLER),
+    Reason.TARGET_TOO_LONG: _Form(414, _CALLER),
+    Reason.EXPECTATION_FAILED: _Form(417, _CALLER),
+    Reason.HEADERS_TOO_LARGE: _Form(431, _CALLER),
+    Reason.NOT_IMPLEMENTED: _Form(501, _CALLER),
+    Reason.VERSION_NOT_SUPPORTED: _Form(505, _CALLER),
+    Reason.SERVER_BUSY: _Form(503, _SERVER),
+    Reason.INTERNAL_ERROR: _Form(500, _SERVER),
+}
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    502: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+_QUOTED_CHARS_MAX = 200
+"""How much of a client's own text an error message repeats."""
+
+
+def dialect_of(path: str) -> Dialect:
+    """In which format does a client of this path read errors?"""
+    return Dialect.ANTHROPIC if path.startswith("/v1/messages") else Dialect.OPENAI
+
+
+class ApiError(Exception):
+    """An error as the tenant sees it.
+
+    `retry_after_s` becomes `retry-after` (whole seconds, rounded up, at least 1) and `retry-after-ms`;
+    `should_retry` overrides the client library's own rule for the status, None leaves it alone.
+    """
+
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        should_retry: bool | None = None,
+    ) -> None:
+        super().__init__(message)
+        form = _FORMS[reason]
+        self.status = form.status
+        self.type = form.type
+        self.code = reason
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.should_retry = should_retry
+
+    def body(self, dialect: Dialect = Dialect.OPENAI) -> bytes:
+        """The JSON body of the answer, in the client's format."""
+        if dialect is Dialect.ANTHROPIC:
+            return self.anthropic_body()
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code.value}
+        return msgspec.json.encode({"error": error})
+
+    def anthropic_body(self) -> bytes:
+        """The JSON body as clients of /v1/messages read it; the reason stands before the message."""
+        kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
+        message = f"{self.code.value}: {self.message}"
+        return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+
+    def headers(self) -> list[Header]:
+        """The answer's header fields: content type and when (and whether) to come again."""
+        fields = [(b"content-type", b"application/json")]
+        if self.retry_after_s is not None:
+            fields.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))))
+            fields.append((b"retry-after-ms", b"%d" % max(1, math.ceil(self.retry_after_s * 1000))))
+        if self.should_retry is not None:
+            fields.append((b"x-should-retry", b"true" if self.should_retry else b"false"))
+        return fields
+
+    def sse_event(self, dialect: Dialect = Dialect.OPENAI) -> bytes:
+        """The error as a stream event, for when the first byte of the answer is already out."""
+        if dialect is Dialect.ANTHROPIC:
+            return b"event: error\ndata: %b\n\n" % self.anthropic_body()
+        return b"data: %b\n\n" % self.body()
+
+    @classmethod
+    def invalid_api_key(cls) -> ApiError:
+        return cls(
+            Reason.INVALID_API_KEY,
+            "The API key is missing or unknown: send a valid one as 'Authorization: Bearer <key>'.",
+        )
+
+    @classmethod
+    def app_not_allowed(cls, app: str) -> ApiError:
+        message = f"This API key may not act for the app {_quoted(app)}: use an app that belongs to the key."
+        return cls(Reason.APP_NOT_ALLOWED, message)
+
+    @classmethod
+    def model_not_found(cls, model: str) -> ApiError:
+        message = f"The model {_quoted(model)} does not exist here: GET /v1/models lists those that do."
+        return cls(Reason.MODEL_NOT_FOUND, message, param="model")
+
+    @classmethod
+    def invalid_json(cls, fault: str) -> ApiError:
+        return cls(Reason.INVALID_JSON, f"The request body is not valid JSON: {fault[:_QUOTED_CHARS_MAX]}")
+
+    @classmethod
+    def invalid_request(cls, message: str, param: str | None = None) -> ApiError:
+        return cls(Reason.INVALID_REQUEST, message, param=param)
+
+    @classmethod
+    def context_length_exceeded(cls, prompt_tokens: int, context_tokens_max: int, param: str) -> ApiError:
+        message = (
+            f"The prompt has about {prompt_tokens} tokens and the model's context is {context_tokens_max} tokens: "
+            "shorten the prompt or ask for fewer tokens."
+        )
+        return cls(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=param)
+
+    @classmethod
+    def body_too_large(cls, body_bytes_max: int) -> ApiError:
+        return cls(Reason.BODY_TOO_LARGE, f"The request body is larger than {body_bytes_max} bytes.")
+
+    @classmethod
+    def queue_full(cls, retry_after_s: float) -> ApiError:
+        message = "Too many of your requests are waiting already: send this one again after the time given."
+        return cls(Reason.QUEUE_FULL, message, retry_after_s=retry_after_s)
+
+    @classmethod
+    def queue_timeout(cls, queue_wait_s: float, retry_after_s: float) -> ApiError:
+        message = f"The request waited {queue_wait_s:.1f} s for a free backend and was given up: try again later."
+        return cls(Reason.QUEUE_TIMEOUT, message, retry_after_s=retry_after_s)
+
+    @classmethod
+    def no_backend(cls, model: str, retry_after_s: float) -> ApiError:
+        message = f"No backend that serves {_quoted(model)} is reachable: try again later."
+        return cls(Reason.NO_BACKEND, message, retry_after_s=retry_after_s)
+
+    @classmethod
+    def draining(cls, retry_after_s: float) -> ApiError:
+        message = "This gateway is shutting down and takes no new requests: try again, another one will answer."
+        return cls(Reason.DRAINING, message, retry_after_s=retry_after_s, should_retry=True)
+
+    @classmethod
+    def backend_failed(cls, what: str) -> ApiError:
+        return cls(Reason.BACKEND_FAILED, f"The backend failed: {what}")
+
+    @classmethod
+    def backend_timeout(cls, what: str) -> ApiError:
+        return cls(Reason.BACKEND_TIMEOUT, f"The backend did not answer in time: {what}")
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= _QUOTED_CHARS_MAX else text[:_QUOTED_CHARS_MAX] + "...")

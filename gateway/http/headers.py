@@ -1,0 +1,93 @@
+"""Which header fields cross the gateway? Pure functions on lists of (lower-cased name, value).
+
+Dropped are: what belongs to one connection (RFC 9110, 7.6.1), the tenant's identity, and what would steer the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["bearer_key", "forward_request_headers", "forward_response_headers"]
+
+Header = tuple[bytes, bytes]
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"http2-settings",
+        b"keep-alive",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+
+_REQUEST_DROPPED = _HOP_BY_HOP | {
+    b"accept-encoding",  # the relay reads usage from the answer, so the answer must not be compressed
+    b"api-key",
+    b"authorization",
+    b"cookie",
+    b"endpoint-load-metrics-format",
+    b"expect",
+    b"forwarded",
+    b"host",
+    b"x-api-key",
+    b"x-data-parallel-rank",
+    b"x-override-priority",
+    b"x-real-ip",
+    b"x-request-id",  # the engine adopts it as its own id, so a client's value could collide
+    b"x-session-id",
+    b"x-vllm-priority",
+}
+
+_RESPONSE_DROPPED = _HOP_BY_HOP | {
+    b"alt-svc",
+    b"date",
+    b"endpoint-load-metrics",
+    b"server",
+    b"set-cookie",
+    b"x-request-id",
+}
+
+_DROPPED_PREFIXES = (b"proxy-", b"x-fairgate-", b"x-forwarded-")
+_PLAIN_CONNECTION = frozenset({b"close", b"keep-alive", b""})
+
+
+def forward_request_headers(headers: Sequence[Header]) -> list[Header]:
+    """Which of a client's header fields go to the backend?"""
+    return _forwarded(headers, _REQUEST_DROPPED)
+
+
+def forward_response_headers(headers: Sequence[Header]) -> list[Header]:
+    """Which of a backend's header fields go to the client? Framing and connection fields are the server's own."""
+    return _forwarded(headers, _RESPONSE_DROPPED)
+
+
+def bearer_key(headers: Sequence[Header]) -> bytes | None:
+    """Which API key does a client present: `Authorization: Bearer`, else `x-api-key`, else `api-key`, else none?"""
+    found: bytes | None = None
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            if scheme.lower() == b"bearer" and key.strip():
+                return key.strip()
+        elif name == b"x-api-key" or (name == b"api-key" and found is None):
+            found = value.strip() or found
+    return found
+
+
+def _forwarded(headers: Sequence[Header], dropped: frozenset[bytes]) -> list[Header]:
+    kept = []
+    named: set[bytes] = set()
+    for field in headers:
+        name = field[0]
+        if name not in dropped:
+            if not name.startswith(_DROPPED_PREFIXES):
+                kept.append(field)
+        elif name == b"connection":
+            named.update(token.strip() for token in field[1].lower().split(b","))
+    if named <= _PLAIN_CONNECTION:
+        return kept
+    return [field for field in kept if field[0] not in named]

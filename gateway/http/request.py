@@ -1,0 +1,311 @@
+"""What did a client ask, and where does its request end? Strict HTTP/1.1 request reading without I/O.
+
+llhttp (through httptools) reads; it is never given a byte beyond the request it is reading, so that nothing after a
+request is interpreted before that request is answered. What llhttp leaves open is refused here. Whatever is refused
+ends the connection: after a doubt about framing no later byte can be trusted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
+
+import httptools
+
+from gateway.http.errors import ApiError, Reason
+
+__all__ = ["HttpRequest", "RequestReader", "ServerLimits"]
+
+Header = tuple[bytes, bytes]
+
+
+@dataclass(slots=True)
+class HttpRequest:
+    """One request. Header names are lower-cased and in order; `target` is as sent, `path` percent-decoded."""
+
+    method: str
+    target: bytes
+    path: str
+    query: bytes
+    headers: list[Header]
+    body: bytes
+    version: str
+    peer: str
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header field; `name` in lower case."""
+        for field, value in self.headers:
+            if field == name:
+                return value
+        return None
+
+
+@dataclass(slots=True, frozen=True)
+class ServerLimits:
+    """What a client may make the server hold, and for how long it may keep it waiting."""
+
+    header_bytes_max: int = 65536
+    headers_count_max: int = 200
+    target_bytes_max: int = 16384
+    body_bytes_max: int = 33554432
+    bodies_bytes_max: int = 1 << 30
+    """All bodies that are being received, together."""
+    connections_max: int = 20000
+    head_timeout_s: float = 30.0
+    """From a request's first byte (or the connection's start) to the end of its head."""
+    body_timeout_s: float = 300.0
+    """Without a byte of the body."""
+    idle_s: float = 75.0
+    write_stall_s: float = 60.0
+    """The client takes nothing of what waits for it."""
+    linger_s: float = 5.0
+    """After a last answer: how long what the client still sends is read and dropped, so that it sees the answer."""
+    write_buffer_bytes: int = 65536
+    pipelined_bytes_max: int = 65536
+
+
+_END_OF_HEAD = b"\r\n\r\n"
+_REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]*) (/[!\"$-~]*) HTTP/1\.([01])\r\n")
+_OTHER_VERSION = re.compile(rb"[^\r\n]* HTTP/(?!1\.[01]\r\n)[0-9](?:\.[0-9])?\r\n")
+_REQUEST_LINE_EXTRA_BYTES = 40  # method, spaces and version around a target
+_HOPELESS = re.compile(rb"(?<!\r)\n|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_HOST_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~%!$&'()*+;=:[]"
+_FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade"})
+_CHUNK_OVERHEAD_BYTES: Final = 16384
+_CHUNK_OVERHEAD_RATIO: Final = 8
+"""A chunked body may take this many times its size on the wire (one-byte chunks take 6), plus the bytes above."""
+
+
+def _malformed(what: str) -> ApiError:
+    return ApiError(Reason.MALFORMED_HTTP, f"The request is not well-formed HTTP/1.1: {what}")
+
+
+class RequestReader:
+    """Reads one connection's requests, one at a time: `take_head`, `take_body` until `complete`, `reset`.
+
+    Both take what belongs to the request from `data` at `at` and return where they stopped. Every refusal is an
+    `ApiError`; the reader must not be used after one.
+    """
+
+    __slots__ = (
+        "_body",
+        "_chunked",
+        "_headers",
+        "_left",
+        "_limits",
+        "_parser",
+        "_peer",
+        "_tail",
+        "_wire_bytes",
+        "body_bytes",
+        "complete",
+        "expects_continue",
+        "keep_alive",
+        "partial",
+        "request",
+    )
+
+    def __init__(self, limits: ServerLimits, peer: str) -> None:
+        self._limits = limits
+        self._peer = peer
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
+        self.partial = b""
+        """The beginning of a head whose end has not come."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Be ready for the next request."""
+        self.request: HttpRequest | None = None
+        self.complete = False
+        self.keep_alive = False
+        self.expects_continue = False
+        self.body_bytes = 0
+        self._headers: list[Header] = []
+        self._body: bytes | bytearray = b""
+        self._chunked = False
+        self._left = 0
+        self._wire_bytes = 0
+        self._tail = b""
+
+    def close(self) -> None:
+        """Let go of the parser, which refers back to the reader."""
+        self._parser = None
+        self.partial = b""
+
+    # what llhttp calls; nothing is decided inside the callbacks
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.request is None:  # else a trailer: it must never pass for a header field
+            self._headers.append((name.lower(), value.rstrip(b" \t")))
+
+    def on_body(self, data: bytes) -> None:
+        self.body_bytes += len(data)
+        if not self._body:
+            self._body = data
+            return
+        if isinstance(self._body, bytes):
+            self._body = bytearray(self._body)
+        self._body += data
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+    # the head
+
+    def take_head(self, data: bytes, at: int) -> int:
+        """Take a head, or keep the beginning of one in `partial`. `request` is set when it is whole."""
+        if self.partial:
+            known = len(self.partial)
+            data, at, consumed = self.partial + data[at:], 0, at - known
+        else:
+            known, consumed = 0, 0
+        while data.startswith(b"\r\n", at):  # RFC 9112, 2.2: empty lines before a request are forgiven
+            at += 2
+        end = data.find(_END_OF_HEAD, at)
+        size = (end if end >= 0 else len(data)) - at
+        if size > self._limits.header_bytes_max:
+            raise self._too_large(data, at)
+        if end < 0:
+            self._refuse_hopeless(data, at, known)
+            self.partial = data[at:]
+            return len(data) + consumed
+        self.partial = b""
+        end += len(_END_OF_HEAD)
+        self.request = self._parse_head(data[at:end])
+        return end + consumed
+
+    def _too_large(self, data: bytes, at: int) -> ApiError:
+        line_bytes_max = self._limits.target_bytes_max + _REQUEST_LINE_EXTRA_BYTES
+        if data.find(b"\r\n", at, at + line_bytes_max) < 0:
+            return self._target_too_long()
+        limit = self._limits.header_bytes_max
+        return ApiError(Reason.HEADERS_TOO_LARGE, f"The request's header is larger than {limit} bytes.")
+
+    def _target_too_long(self) -> ApiError:
+        limit = self._limits.target_bytes_max
+        return ApiError(Reason.TARGET_TOO_LONG, f"The request target is longer than {limit} bytes.")
+
+    @staticmethod
+    def _refuse_hopeless(data: bytes, at: int, known: int) -> None:
+        """Nobody waits for the end of a head that can only be refused (TLS, bare line feeds, no method)."""
+        if _HOPELESS.search(data, max(at, known)) or not (data[at : at + 1].isupper() or data[at : at + 1] in b"\r"):
+            raise _malformed("expected a request line and header fields, each ended by CR LF.")
+
+    def _parse_head(self, head: bytes) -> HttpRequest:
+        line = _REQUEST_LINE.match(head)
+        if line is None:
+            raise self._bad_request_line(head)
+        method, target, minor = line.groups()
+        if len(target) > self._limits.target_bytes_max:
+            raise self._target_too_long()
+        self._feed(head)
+        headers = self._headers
+        if len(headers) > self._limits.headers_count_max:
+            count = self._limits.headers_count_max
+            raise ApiError(Reason.HEADERS_TOO_LARGE, f"The request has more than {count} header fields.")
+        self._read_framing([field for field in headers if field[0] in _FRAMING], minor == b"1")
+        path, _, query = target.partition(b"?")
+        text = path.decode("ascii")
+        return HttpRequest(
+            method=method.decode("ascii"),
+            target=target,
+            path=unquote(text) if "%" in text else text,
+            query=query,
+            headers=headers,
+            body=b"",
+            version="1.1" if minor == b"1" else "1.0",
+            peer=self._peer,
+        )
+
+    @staticmethod
+    def _bad_request_line(head: bytes) -> ApiError:
+        if _OTHER_VERSION.match(head):
+            return ApiError(Reason.VERSION_NOT_SUPPORTED, "This server speaks HTTP/1.1 and HTTP/1.0 only.")
+        if head.startswith(b"CONNECT "):
+            return ApiError(Reason.NOT_IMPLEMENTED, "CONNECT is not offered here.")
+        return _malformed("expected 'METHOD /path HTTP/1.1'.")
+
+    def _feed(self, data: bytes) -> None:
+        assert self._parser is not None
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as error:
+            message = "Upgrade is not offered here: send plain HTTP/1.1 without the 'Upgrade' field."
+            raise ApiError(Reason.NOT_IMPLEMENTED, message) from error
+        except httptools.HttpParserError as error:
+            raise _malformed(f"{error}.") from error
+
+    def _read_framing(self, fields: list[Header], is_http11: bool) -> None:
+        """What do the fields that rule the connection say? llhttp has refused contradictions among lengths."""
+        hosts = 0
+        keep_alive = is_http11
+        for name, value in fields:
+            if name == b"host":
+                hosts += 1
+                if value.translate(None, _HOST_BYTES):
+                    raise _malformed("the Host field is not a host and port.")
+            elif name == b"content-length":
+                self._left = int(value)
+            elif name == b"transfer-encoding":
+                self._read_coding(value.lower(), is_http11)
+            elif name == b"connection":
+                tokens = value.lower()
+                keep_alive = (keep_alive or b"keep-alive" in tokens) and b"close" not in tokens
+            elif name == b"upgrade":
+                raise ApiError(Reason.NOT_IMPLEMENTED, "Upgrade is not offered here: send plain HTTP/1.1.")
+            elif value.lower() != b"100-continue":
+                raise ApiError(Reason.EXPECTATION_FAILED, "The only expectation this server knows is 100-continue.")
+            else:
+                self.expects_continue = is_http11
+        if hosts > 1 or (hosts == 0 and is_http11):
+            raise _malformed("exactly one Host field is needed.")
+        if self._left > self._limits.body_bytes_max:
+            raise ApiError.body_too_large(self._limits.body_bytes_max)
+        self.keep_alive = keep_alive
+
+    def _read_coding(self, coding: bytes, is_http11: bool) -> None:
+        if not is_http11:
+            raise _malformed("HTTP/1.0 has no Transfer-Encoding.")
+        if self._chunked:
+            raise _malformed("Transfer-Encoding is given twice.")
+        if coding != b"chunked":
+            raise ApiError(Reason.NOT_IMPLEMENTED, "The only transfer coding this server knows is 'chunked'.")
+        self._chunked = True
+
+    # the body
+
+    def take_body(self, data: bytes, at: int) -> int:
+        """Take what belongs to the body; `complete` and `request.body` are set at its end."""
+        end = self._end_of_piece(data, at) if self._chunked else min(len(data), at + self._left)
+        self._feed(data if at == 0 and end == len(data) else data[at:end])
+        if self._chunked:
+            self._wire_bytes += end - at
+            if self.body_bytes > self._limits.body_bytes_max:
+                raise ApiError.body_too_large(self._limits.body_bytes_max)
+            if self._wire_bytes > _CHUNK_OVERHEAD_RATIO * self.body_bytes + _CHUNK_OVERHEAD_BYTES:
+                raise _malformed("the chunked body is mostly chunk extensions and trailers.")
+        else:
+            self._left -= end - at
+        if self.complete:
+            assert self.request is not None
+            body = self._body
+            self.request.body = body if isinstance(body, bytes) else bytes(body)
+            self._body = b""
+        return end
+
+    def _end_of_piece(self, data: bytes, at: int) -> int:
+        """How far may the parser read without passing the end of a chunked body?
+
+        A chunked body ends with CR LF CR LF, so each piece stops after the next one, also if the last read broke it.
+        """
+        joint = self._tail + data[at : at + 3]
+        found = joint.find(_END_OF_HEAD)
+        if found >= 0:
+            end = at + found + len(_END_OF_HEAD) - len(self._tail)
+        else:
+            found = data.find(_END_OF_HEAD, at)
+            end = found + len(_END_OF_HEAD) if found >= 0 else len(data)
+        self._tail = (self._tail + data[max(at, end - 3) : end])[-3:]
+        return end

@@ -1,0 +1,181 @@
+"""How does an answer reach the client? Synchronous calls, one transport write each, no task and no coroutine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Protocol
+
+__all__ = ["Responder"]
+
+Header = tuple[bytes, bytes]
+
+_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode("ascii") for s in HTTPStatus}
+_NO_LENGTH = -1
+
+
+class _Owner(Protocol):
+    """The connection, as an answer sees it."""
+
+    def may_keep_alive(self) -> bool: ...
+    def answered(self, *, keep_alive: bool) -> None: ...
+    def break_off(self, *, reset: bool) -> None: ...
+
+
+class Responder:
+    """The one answer to one request.
+
+    `respond`, or `start`, `write`... and `end`; `abort` at any time. Once `closed` (ended, aborted, or the client went
+    away) all of them do nothing, so that a relay need not race the client. Header fields must not include
+    `content-length`, `transfer-encoding` or `connection`: they are written here. A header value with CR, LF or NUL is a
+    ValueError, calls out of order are a RuntimeError.
+    """
+
+    __slots__ = (
+        "_bodiless",
+        "_chunked",
+        "_connection",
+        "_is_head",
+        "_is_http10",
+        "_keep_alive",
+        "_left",
+        "_transport",
+        "closed",
+        "on_disconnect",
+        "on_pause",
+        "on_resume",
+        "started",
+    )
+
+    def __init__(
+        self, connection: _Owner, transport: asyncio.Transport, method: str, is_http10: bool, keep_alive: bool
+    ) -> None:
+        self._connection = connection
+        self._transport = transport
+        self._is_head = method == "HEAD"
+        self._is_http10 = is_http10
+        self._keep_alive = keep_alive
+        self._bodiless = False
+        self._chunked = False
+        self._left = _NO_LENGTH
+        self.started = False
+        self.closed = False
+        self.on_disconnect: Callable[[], None] | None = None
+        """The client went away before the answer ended. Called at most once, at once."""
+        self.on_pause: Callable[[], None] | None = None
+        """The client reads too slowly: write nothing until `on_resume`."""
+        self.on_resume: Callable[[], None] | None = None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How much of what was written waits for the client."""
+        return self._transport.get_write_buffer_size()
+
+    def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
+        """Send a whole answer."""
+        if self.closed:
+            return
+        head = self._head(status, headers, len(body))
+        self._transport.write(head if self._bodiless else head + body)
+        self._finish()
+
+    def start(self, status: int, headers: Sequence[Header], *, length: int | None = None, first: bytes = b"") -> None:
+        """Begin a streaming answer, with its first data in the same write.
+
+        Without `length` it is chunked, or for HTTP/1.0 ended by closing the connection.
+        """
+        if self.closed:
+            return
+        head = self._head(status, headers, length)
+        self._transport.write(head + self._framed(first) if first else head)
+
+    def write(self, data: bytes) -> None:
+        """Send a piece of a streaming answer."""
+        if self.closed:
+            return
+        if not self.started:
+            raise RuntimeError("write() before start()")
+        if data and (framed := self._framed(data)):
+            self._transport.write(framed)
+
+    def end(self) -> None:
+        """End a streaming answer. One that is shorter than its announced length is aborted instead."""
+        if self.closed:
+            return
+        if not self.started:
+            raise RuntimeError("end() before start()")
+        if self._left > 0 and not self._bodiless:
+            self.abort()
+            return
+        if self._chunked:
+            self._transport.write(b"0\r\n\r\n")
+        self._finish()
+
+    def abort(self) -> None:
+        """Break the answer off so that the client can tell: nothing that looks like an end is sent."""
+        if self.closed:
+            return
+        self.closed = True
+        # The end of a connection is the proper end of an answer without length: only a reset shows that it is none.
+        unmarked = self.started and not self._chunked and self._left == _NO_LENGTH
+        self._connection.break_off(reset=unmarked)
+
+    def disconnected(self) -> None:
+        """For the connection: the client went away."""
+        if not self.closed:
+            self.closed = True
+            if self.on_disconnect is not None:
+                self.on_disconnect()
+
+    def _head(self, status: int, headers: Sequence[Header], length: int | None) -> bytes:
+        if self.started:
+            raise RuntimeError("the answer has already started")
+        fields = b"".join([b"%b: %b\r\n" % field for field in headers])
+        if fields.count(b"\n") != len(headers) or fields.count(b"\r") != len(headers) or b"\0" in fields:
+            raise ValueError("a header field holds CR, LF or NUL")
+        status_line = _STATUS_LINES.get(status)
+        if status_line is None:
+            if not 200 <= status <= 999:
+                raise ValueError(f"{status} is not the status of an answer")
+            status_line = b"HTTP/1.1 %d \r\n" % status
+        elif status < 200:
+            raise ValueError(f"{status} is not the status of a final answer")
+        self.started = True
+        return b"%b%b%b\r\n" % (status_line, fields, self._framing(status, length))
+
+    def _framing(self, status: int, length: int | None) -> bytes:
+        """The fields that say where the answer ends and whether the connection goes on."""
+        no_content = status in (204, 304)
+        self._bodiless = no_content or self._is_head
+        framing = b""
+        if no_content:
+            pass
+        elif length is not None:
+            self._left = length
+            framing = b"content-length: %d\r\n" % length
+        elif not self._is_http10:
+            self._chunked = not self._is_head
+            framing = b"transfer-encoding: chunked\r\n"
+        elif not self._is_head:
+            self._keep_alive = False
+        self._keep_alive = self._keep_alive and self._connection.may_keep_alive()
+        if not self._keep_alive:
+            return framing + b"connection: close\r\n"
+        return framing + b"connection: keep-alive\r\n" if self._is_http10 else framing
+
+    def _framed(self, data: bytes) -> bytes:
+        if self._bodiless:
+            return b""
+        if self._chunked:
+            return b"%x\r\n%b\r\n" % (len(data), data)
+        if self._left != _NO_LENGTH:
+            if len(data) > self._left:
+                self.abort()
+                raise RuntimeError("the answer is longer than its announced length")
+            self._left -= len(data)
+        return data
+
+    def _finish(self) -> None:
+        self.closed = True
+        self._connection.answered(keep_alive=self._keep_alive)

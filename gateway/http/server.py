@@ -1,0 +1,105 @@
+"""The tenants' listener: HTTP/1.1 with no task per request, since whatever runs here runs for every token.
+
+A connection reads one request, hands it to the handler with a `Responder`, and reads on when the answer has ended. All
+timers are one sweep per second over the connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from gateway.http.connection import Connection, Handler, HeadHook
+from gateway.http.request import HttpRequest, ServerLimits
+from gateway.http.responder import Responder
+
+__all__ = ["Handler", "HeadHook", "HttpRequest", "HttpServer", "Responder", "ServerLimits"]
+
+_SWEEP_S: Final = 1.0
+_BACKLOG: Final = 1024
+
+
+class HttpServer:
+    """Serves `handler` on any number of addresses. One per process and event loop."""
+
+    def __init__(self, handler: Handler, *, limits: ServerLimits, on_head: HeadHook | None = None) -> None:
+        self.handler = handler
+        self.limits = limits
+        self.on_head = on_head
+        self.stopping = False
+        self.now = 0.0
+        """The loop's clock at the last sweep: exact enough for timeouts, and free to read."""
+        self.bodies_bytes = 0
+        self._listeners: list[asyncio.Server] = []
+        self._connections: set[Connection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._all_gone = asyncio.Event()
+
+    def __repr__(self) -> str:
+        state = "stopping" if self.stopping else "serving"
+        return f"<HttpServer {state}, {len(self._connections)} connections>"
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._connections)
+
+    async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> int:
+        """Listen on an address and return its port (chosen by the system if `port` is 0). OSError if it is taken."""
+        self.loop = asyncio.get_running_loop()
+        if self._timer is None:
+            self._sweep()
+        listener = await self.loop.create_server(
+            lambda: Connection(self), host, port, backlog=_BACKLOG, reuse_port=reuse_port
+        )
+        self._listeners.append(listener)
+        return int(listener.sockets[0].getsockname()[1])
+
+    def stop_accepting(self) -> None:
+        """Take no new connections, and tell the clients of open ones, with their next answer, to go elsewhere."""
+        self.stopping = True
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+    def close_idle(self) -> None:
+        """Close the connections that serve no request."""
+        for connection in list(self._connections):
+            connection.close_if_idle()
+
+    async def close(self, deadline_s: float) -> None:
+        """Let running answers end for at most `deadline_s`, then cut what is left."""
+        self.stop_accepting()
+        self.close_idle()
+        await self._wait_until_empty(deadline_s)
+        for connection in list(self._connections):
+            connection.cut()
+        await self._wait_until_empty(_SWEEP_S)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _wait_until_empty(self, limit_s: float) -> None:
+        self._all_gone.clear()
+        if self._connections:
+            try:
+                await asyncio.wait_for(self._all_gone.wait(), limit_s)
+            except TimeoutError:
+                pass
+
+    def admit(self, connection: Connection) -> bool:
+        """For a new connection: is there room for it?"""
+        self._connections.add(connection)
+        return len(self._connections) <= self.limits.connections_max and not self.stopping
+
+    def forget(self, connection: Connection) -> None:
+        """For a lost connection."""
+        self._connections.discard(connection)
+        if not self._connections:
+            self._all_gone.set()
+
+    def _sweep(self) -> None:
+        self.now = now = self.loop.time()
+        for connection in [c for c in self._connections if c.deadline <= now]:
+            connection.expire()
+        self._timer = self.loop.call_later(_SWEEP_S, self._sweep)

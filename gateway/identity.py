@@ -1,0 +1,80 @@
+"""Who asks? A key names its tenant and the apps it may claim; nothing a client writes can raise that claim."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gateway.config.model import TenantConfig, hash_key, new_key
+from gateway.http.errors import ApiError, Reason
+
+__all__ = ["Keyring", "MintedKey", "Principal"]
+
+DEFAULT_APP = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A tenant as one of its keys presents it."""
+
+    tenant: str
+    weight: float
+    apps: tuple[str, ...]
+    """Apps it may claim; the first is what a request is when it names none."""
+
+    def app(self, claimed: str | None) -> str:
+        """The app of a request that claims this one (None: claims none)."""
+        if claimed is None:
+            return self.apps[0]
+        if claimed not in self.apps:
+            allowed = ", ".join(self.apps)
+            raise ApiError(
+                Reason.APP_NOT_ALLOWED, f"this key may not claim the app '{claimed}'; it may claim: {allowed}"
+            )
+        return claimed
+
+
+@dataclass(frozen=True, slots=True)
+class MintedKey:
+    """A key that exists for this run only, made for a tenant whose config names none."""
+
+    tenant: str
+    key: str
+
+
+class Keyring:
+    """Which principal holds this key? Only hashes are kept."""
+
+    def __init__(self, tenants: Iterable[TenantConfig], *, open_access: bool) -> None:
+        self._open_access = open_access
+        self._principals: dict[bytes, Principal] = {}
+        self.minted: list[MintedKey] = []
+        for tenant in tenants:
+            for key in tenant.keys:
+                self._add(key.hash, Principal(tenant.name, tenant.weight, tuple(key.apps)))
+            if not tenant.keys:
+                minted = MintedKey(tenant.name, new_key())
+                self.minted.append(minted)
+                self._add(hash_key(minted.key), Principal(tenant.name, tenant.weight, (DEFAULT_APP,)))
+
+    def _add(self, key_hash: str, principal: Principal) -> None:
+        self._principals[bytes.fromhex(key_hash.removeprefix("sha256:"))] = principal
+
+    def principal(self, key: bytes | None) -> Principal:
+        """The holder of the key, or `ApiError` 401."""
+        # A lookup by hash tells a guesser nothing by its timing: equal prefixes of keys have unrelated hashes.
+        digest = hashlib.sha256(key).digest() if key is not None else b""
+        principal = self._principals.get(digest)
+        if principal is not None:
+            return principal
+        if self._open_access:
+            name = f"key-{digest.hex()[:12]}" if key is not None else "anonymous"
+            return Principal(name, 1.0, (DEFAULT_APP,))
+        if key is None:
+            raise ApiError(
+                Reason.INVALID_API_KEY, "no API key: send it as 'Authorization: Bearer KEY' (or 'x-api-key')"
+            )
+        raise ApiError(
+            Reason.INVALID_API_KEY, "this API key is not known here; ask the operator of this gateway for one"
+        )

@@ -1,0 +1,247 @@
+"""What does the body of a request ask for? Reads the few fields that admission needs, and leaves the rest unparsed.
+
+The body goes to the engine as the client wrote it, but for two things: fields that steer the engine's own scheduler are
+taken out (`design`: a client can refine who it is, never raise its claim), and usage is asked for in streams.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from gateway.http.errors import ApiError, Reason
+
+__all__ = ["Payload", "read_json", "read_multipart"]
+
+SEQUENCES_MAX = 128
+USER_LENGTH_MAX = 128
+_ASK_FOR_USAGE = b'"stream_options":{"include_usage":true},'
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Metadata(msgspec.Struct):
+    user_id: str | None = None
+
+
+class _Fields(msgspec.Struct):
+    model: str = ""
+    stream: bool | None = None
+    stream_options: _StreamOptions | UnsetType | None = UNSET
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    metadata: Raw = Raw()
+    # What makes up the prompt, in any of the APIs.
+    messages: Raw = Raw()
+    prompt: Raw = Raw()
+    input: Raw = Raw()
+    system: Raw = Raw()
+    instructions: Raw = Raw()
+    tools: Raw = Raw()
+    documents: Raw = Raw()
+    query: Raw = Raw()
+    text_1: Raw = Raw()
+    text_2: Raw = Raw()
+    # What steers an engine.
+    priority: Raw = Raw()
+    cache_salt: Raw = Raw()
+    kv_transfer_params: Raw = Raw()
+    ec_transfer_params: Raw = Raw()
+    vllm_xargs: Raw = Raw()
+    request_id: Raw = Raw()
+    extra_key: Raw = Raw()
+    bootstrap_host: Raw = Raw()
+    bootstrap_port: Raw = Raw()
+    bootstrap_room: Raw = Raw()
+    data_parallel_rank: Raw = Raw()
+
+
+_PROMPT = (
+    "messages",
+    "prompt",
+    "input",
+    "system",
+    "instructions",
+    "tools",
+    "documents",
+    "query",
+    "text_1",
+    "text_2",
+)
+_STEERING = (
+    "priority",
+    "cache_salt",
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "vllm_xargs",
+    "request_id",
+    "extra_key",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "data_parallel_rank",
+)
+
+_decode_fields = msgspec.json.Decoder(_Fields).decode
+_decode_metadata = msgspec.json.Decoder(_Metadata).decode
+_decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
+_decode_list = msgspec.json.Decoder(list[Raw]).decode
+_encode = msgspec.json.encode
+
+
+@dataclass(slots=True)
+class Payload:
+    """The request as admission sees it.
+
+    Attributes:
+        output_tokens_max: per sequence, or None if the request sets no limit.
+        sequences: answers generated side by side (`n`, or several prompts).
+        prompt: JSON of everything that becomes prompt.
+        asks_usage: the client itself wants usage in its stream.
+        body: what goes to the engine; `ask_usage` changes it.
+    """
+
+    model: str
+    stream: bool
+    output_tokens_max: int | None
+    sequences: int
+    prompt: bytes
+    user: str
+    asks_usage: bool
+    has_stream_options: bool
+    body: bytes
+
+    def ask_usage(self) -> None:
+        """Have the engine report usage at the end of the stream."""
+        if not self.has_stream_options:
+            # Put in front rather than decoded and encoded again: prompts are long.
+            brace = self.body.index(b"{") + 1
+            self.body = b"".join((self.body[:brace], _ASK_FOR_USAGE, self.body[brace:]))
+            return
+        fields = _decode_object(self.body)
+        fields["stream_options"] = Raw(b'{"include_usage":true}')
+        self.body = _encode(fields)
+
+
+def read_json(body: bytes) -> Payload:
+    """Read a JSON body, or raise `ApiError` 400 that says which field is wrong."""
+    fields = _fields(body)
+    options = fields.stream_options
+    return Payload(
+        model=fields.model,
+        stream=bool(fields.stream),
+        output_tokens_max=_output_tokens_max(fields),
+        sequences=_sequences(fields),
+        prompt=_prompt(fields),
+        user=(fields.safety_identifier or fields.user or _metadata_user(fields.metadata))[:USER_LENGTH_MAX],
+        asks_usage=isinstance(options, _StreamOptions) and bool(options.include_usage),
+        has_stream_options=options is not UNSET,
+        body=_without_steering(body, fields),
+    )
+
+
+def _fields(body: bytes) -> _Fields:
+    try:
+        return _decode_fields(body)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        param = where.strip("`").lstrip(".") or None
+        if param is None:
+            raise ApiError(Reason.INVALID_JSON, f"the body must be a JSON object: {what}") from None
+        raise ApiError(Reason.INVALID_REQUEST, f"'{param}': {what}", param=param) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(Reason.INVALID_JSON, f"the body is not valid JSON: {error}") from None
+
+
+def _output_tokens_max(fields: _Fields) -> int | None:
+    limit = None
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+        value: int | None = getattr(fields, name)
+        if value is None:
+            continue
+        if value < 1:
+            raise ApiError(Reason.INVALID_REQUEST, f"'{name}' must be at least 1, got {value}", param=name)
+        limit = value
+    return limit
+
+
+def _sequences(fields: _Fields) -> int:
+    sequences = 1
+    for name, value in (("n", fields.n), ("best_of", fields.best_of)):
+        if value is None:
+            continue
+        if not 1 <= value <= SEQUENCES_MAX:
+            raise ApiError(
+                Reason.INVALID_REQUEST, f"'{name}' must be between 1 and {SEQUENCES_MAX}, got {value}", param=name
+            )
+        sequences = max(sequences, value)
+    if bytes(memoryview(fields.prompt)[:1]) == b"[":
+        prompts = _decode_list(fields.prompt)
+        # A list of numbers is one prompt, already in tokens; anything else is several prompts.
+        if prompts and bytes(prompts[0])[:1] in b'"[':
+            sequences *= len(prompts)
+    if sequences > SEQUENCES_MAX:
+        raise ApiError(
+            Reason.INVALID_REQUEST,
+            f"'prompt' and 'n' ask for {sequences} answers in one request; at most {SEQUENCES_MAX} are served together",
+            param="prompt",
+        )
+    return sequences
+
+
+def _prompt(fields: _Fields) -> bytes:
+    parts = [part for name in _PROMPT if (part := getattr(fields, name))]
+    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+
+def _metadata_user(metadata: Raw) -> str:
+    if b'"user_id"' not in bytes(metadata):
+        return ""
+    try:
+        return _decode_metadata(metadata).user_id or ""
+    except msgspec.DecodeError:
+        return ""
+
+
+def _without_steering(body: bytes, fields: _Fields) -> bytes:
+    steering = [name for name in _STEERING if getattr(fields, name)]
+    if not steering:
+        return body
+    kept = _decode_object(body)
+    for name in steering:
+        del kept[name]
+    return _encode(kept)
+
+
+_FORM_FIELD = re.compile(
+    rb'content-disposition:[^\r\n]*;\s*name="(model|stream|user)"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{0,256})\r\n',
+    re.IGNORECASE,
+)
+AUDIO_PROMPT = b" " * 6000
+"""Stands for the prompt of an uploaded clip: about 1,500 tokens, what half a minute of speech takes."""
+
+
+def read_multipart(body: bytes) -> Payload:
+    """Read the few form fields that admission needs from an upload; the body is passed on as it is."""
+    found = {name.lower(): value.decode("utf-8", "replace") for name, value in _FORM_FIELD.findall(body)}
+    return Payload(
+        model=found.get(b"model", ""),
+        stream=found.get(b"stream", "").lower() in ("true", "1"),
+        output_tokens_max=None,
+        sequences=1,
+        prompt=AUDIO_PROMPT,
+        user=found.get(b"user", "")[:USER_LENGTH_MAX],
+        asks_usage=False,
+        has_stream_options=False,
+        body=body,
+    )

@@ -1,0 +1,236 @@
+"""What becomes of a client's request? Authenticate, identify, read, estimate, and hand it to its pool.
+
+Runs synchronously for each request; what is wrong with a request is said here, before anything is queued or charged.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+from backends.sse import Dialect
+from gateway.http.errors import ApiError, Reason
+from gateway.http.headers import bearer_key, forward_request_headers
+from gateway.http.request import HttpRequest
+from gateway.http.responder import Responder
+from gateway.identity import Keyring, Principal
+from gateway.passthrough import PassThrough
+from gateway.payload import Payload, read_json, read_multipart
+from gateway.pool import Pool
+from gateway.relay import Exchange
+from gateway.routes import Route, Treatment, route
+from gateway.telemetry.record import Record
+from policies.base import Flow, Request
+
+__all__ = ["Pipeline"]
+
+logger = logging.getLogger("fairgate")
+
+OUTPUT_TOKENS_UNLIMITED = 1 << 20
+"""Stands for no limit where the model's context is not known."""
+RETRY_WHEN_DRAINING_S = 2.0
+CONTEXT_MARGIN = 4
+"""A prompt estimated at this many times the context is refused unseen; nearer ones are for the engine to judge."""
+
+
+class Pipeline:
+    """The handler behind the tenants' listener."""
+
+    def __init__(self, keyring: Keyring, pools: Iterable[Pool]) -> None:
+        self._keyring = keyring
+        self._pools = list(pools)
+        self._pool_of_model: dict[str, Pool] = {}
+        # Ids of this process differ from any other's by the prefix, and from each other by the count.
+        self._id_prefix = f"req_{secrets.token_hex(6)}"
+        self._requests = 0
+        self.draining = False
+
+    def authorize(self, request: HttpRequest) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+        """Runs when a request's head is there, before its body is read; an answer refuses it."""
+        way = route(request.method, request.path)
+        if way.treatment in (Treatment.UNKNOWN, Treatment.HEALTH):
+            return None
+        try:
+            if self.draining:
+                message = "this gateway is shutting down and takes no more requests; another one will answer"
+                raise ApiError(Reason.DRAINING, message, retry_after_s=RETRY_WHEN_DRAINING_S, should_retry=True)
+            self._keyring.principal(bearer_key(request.headers))
+        except ApiError as error:
+            return error.status, _error_headers(error, self._next_id()), error.body(way.dialect)
+        return None
+
+    def handle(self, request: HttpRequest, responder: Responder) -> None:
+        """Runs when a request is there whole."""
+        way = route(request.method, request.path)
+        request_id = self._next_id()
+        try:
+            self._handle(request, responder, way, request_id)
+        except ApiError as error:
+            _respond_error(responder, way.dialect, request_id, error)
+        except Exception:
+            logger.exception("request %s: fault in the gateway", request_id)
+            if not responder.started:
+                message = f"fault in the gateway; its log has more under {request_id}"
+                _respond_error(responder, way.dialect, request_id, ApiError(Reason.INTERNAL_ERROR, message))
+            else:
+                responder.abort()
+
+    def _handle(self, request: HttpRequest, responder: Responder, way: Route, request_id: str) -> None:
+        if way.treatment is Treatment.HEALTH:
+            responder.respond(200, [(b"content-type", b"application/json")], b'{"status":"ok"}')
+            return
+        if way.treatment is Treatment.UNKNOWN:
+            raise ApiError(Reason.NOT_FOUND, f"there is nothing at {request.method} {request.path[:200]}")
+        principal = self._keyring.principal(bearer_key(request.headers))
+        if way.treatment is Treatment.MODELS:
+            self._list_models(responder, request_id)
+        elif way.treatment is Treatment.PASS:
+            self._pass_through(request, responder, way, request_id)
+        else:
+            self._admit(request, responder, way, request_id, principal)
+
+    # --- requests that need admission ---
+
+    def _admit(
+        self, request: HttpRequest, responder: Responder, way: Route, request_id: str, principal: Principal
+    ) -> None:
+        payload = _read(request)
+        pool = self._pool(payload.model)
+        app = principal.app(_text(request.header(b"x-fairgate-app")))
+        user = _text(request.header(b"x-fairgate-user")) or payload.user
+        admitted = Request(
+            id=request_id,
+            flow=Flow(principal.tenant, app, user[:128]),
+            weight=principal.weight,
+            prompt_tokens=pool.estimator.estimate(payload.prompt),
+            output_tokens_max=0,
+            arrived_s=time.monotonic(),
+            sequences=payload.sequences if way.generates else 1,
+            body_bytes=len(payload.body),
+            streamed=payload.stream,
+        )
+        _limit_to_context(admitted, payload, pool.context_tokens_max(payload.model), generates=way.generates)
+        if payload.stream and not payload.asks_usage and way.dialect is Dialect.OPENAI and not _is_form(request):
+            payload.ask_usage()
+        record = Record(
+            request_id,
+            request.path,
+            principal.tenant,
+            app,
+            payload.model,
+            stream=payload.stream,
+            now=admitted.arrived_s,
+        )
+        head = _upstream_head(request, request_id, len(payload.body))
+        Exchange(admitted, pool, way, payload, head, responder, record).submit()
+
+    def _pool(self, model: str) -> Pool:
+        pool = self._pool_of_model.get(model)
+        if pool is not None:
+            return pool
+        if not model:
+            if len(self._pools) == 1:
+                return self._pools[0]
+            raise ApiError(Reason.INVALID_REQUEST, "'model' is missing: say which model is asked", param="model")
+        for candidate in self._pools:
+            if model in candidate.models():
+                self._pool_of_model[model] = candidate
+                return candidate
+        unknown = [candidate for candidate in self._pools if not candidate.models()]
+        if unknown:
+            # Nobody has said yet what these engines serve; they are down, or have just been started.
+            message = f"no engine has said yet which models it serves; '{model[:100]}' may be one of them"
+            raise ApiError(Reason.NO_BACKEND, message, retry_after_s=5.0)
+        served = ", ".join(sorted(name for pool in self._pools for name in pool.models())[:20])
+        message = f"the model '{model[:100]}' is not served here; these are: {served}"
+        raise ApiError(Reason.MODEL_NOT_FOUND, message, param="model")
+
+    # --- requests that do not ---
+
+    def _pass_through(self, request: HttpRequest, responder: Responder, way: Route, request_id: str) -> None:
+        model = _read(request).model if request.body and not _is_form(request) else ""
+        pool = self._pool(model) if model else self._pools[0]
+        backend = pool.least_loaded()
+        if backend is None:
+            raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=5.0)
+        head = _upstream_head(request, request_id, len(request.body)) + backend.head_end
+        PassThrough(responder, way.dialect, request_id, backend).send(head, request.body)
+
+    def _list_models(self, responder: Responder, request_id: str) -> None:
+        data = [
+            {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "fairgate",
+                **({"max_model_len": card.max_model_len} if card is not None and card.max_model_len else {}),
+            }
+            for pool in self._pools
+            for name, card in pool.models().items()
+        ]
+        headers = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode())]
+        responder.respond(200, headers, msgspec.json.encode({"object": "list", "data": data}))
+
+    def _next_id(self) -> str:
+        self._requests += 1
+        return f"{self._id_prefix}{self._requests:x}"
+
+
+def _read(request: HttpRequest) -> Payload:
+    if _is_form(request):
+        return read_multipart(request.body)
+    if not request.body:
+        raise ApiError(Reason.INVALID_JSON, "the body is empty; a JSON object is expected")
+    return read_json(request.body)
+
+
+def _is_form(request: HttpRequest) -> bool:
+    content_type = request.header(b"content-type")
+    return content_type is not None and content_type.startswith(b"multipart/form-data")
+
+
+def _text(value: bytes | None) -> str | None:
+    return value.decode("utf-8", "replace") if value else None
+
+
+def _limit_to_context(admitted: Request, payload: Payload, context_tokens: int | None, *, generates: bool) -> None:
+    """Bound what the request is counted with by the model's context, and refuse what cannot fit in it at all."""
+    asked = payload.output_tokens_max
+    if context_tokens is not None:
+        if asked is not None and asked > context_tokens:
+            message = f"{asked} output tokens are more than the model's context of {context_tokens} tokens"
+            raise ApiError(Reason.CONTEXT_LENGTH_EXCEEDED, message, param="max_tokens")
+        if admitted.prompt_tokens > CONTEXT_MARGIN * context_tokens * admitted.sequences:
+            message = (
+                f"the prompt has about {admitted.prompt_tokens} tokens, many more than the model's context of "
+                f"{context_tokens}; shorten it"
+            )
+            raise ApiError(Reason.CONTEXT_LENGTH_EXCEEDED, message, param="messages")
+        if generates:
+            admitted.prompt_tokens = min(admitted.prompt_tokens, context_tokens * admitted.sequences)
+    if not generates:
+        return
+    room = OUTPUT_TOKENS_UNLIMITED if context_tokens is None else max(1, context_tokens - admitted.prompt_tokens)
+    admitted.output_tokens_max = min(room if asked is None else asked, room) * admitted.sequences
+
+
+def _upstream_head(request: HttpRequest, request_id: str, body_bytes: int) -> bytes:
+    """The head of the request to the engine, without the lines that depend on which engine it is."""
+    parts = [b"%b %b HTTP/1.1\r\n" % (request.method.encode(), request.target)]
+    parts += [b"%b: %b\r\n" % field for field in forward_request_headers(request.headers)]
+    parts.append(b"x-request-id: %b\r\n" % request_id.encode())
+    if body_bytes or request.method in ("POST", "PUT", "PATCH"):
+        parts.append(b"content-length: %d\r\n" % body_bytes)
+    return b"".join(parts)
+
+
+def _respond_error(responder: Responder, dialect: Dialect, request_id: str, error: ApiError) -> None:
+    responder.respond(error.status, _error_headers(error, request_id), error.body(dialect))
+
+
+def _error_headers(error: ApiError, request_id: str) -> list[tuple[bytes, bytes]]:
+    return [*error.headers(), (b"x-request-id", request_id.encode())]

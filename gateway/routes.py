@@ -1,0 +1,77 @@
+"""What kind of request is it? By method and path: which need admission, which pass, which are answered here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from backends.sse import Dialect
+
+__all__ = ["Route", "Treatment", "route"]
+
+
+class Treatment(Enum):
+    ADMIT = auto()
+    """Takes the engine's time: goes through admission."""
+    PASS = auto()
+    """Reads or manages: goes straight to a backend."""
+    MODELS = auto()
+    """The list of models, answered here."""
+    HEALTH = auto()
+    UNKNOWN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    treatment: Treatment
+    dialect: Dialect = Dialect.OPENAI
+    generates: bool = False
+    """Produces tokens one by one (so that output is expected), rather than an answer in one pass."""
+
+
+_UNKNOWN = Route(Treatment.UNKNOWN)
+_PASS = Route(Treatment.PASS)
+_ONE_PASS = Route(Treatment.ADMIT)
+_GENERATE = Route(Treatment.ADMIT, generates=True)
+
+_POST = {
+    "/v1/chat/completions": _GENERATE,
+    "/v1/completions": _GENERATE,
+    "/v1/responses": Route(Treatment.ADMIT, Dialect.RESPONSES, generates=True),
+    "/v1/messages": Route(Treatment.ADMIT, Dialect.MESSAGES, generates=True),
+    "/v1/messages/count_tokens": Route(Treatment.PASS, Dialect.MESSAGES),
+    "/v1/audio/transcriptions": _GENERATE,
+    "/v1/audio/translations": _GENERATE,
+    "/v1/embeddings": _ONE_PASS,
+    "/v1/rerank": _ONE_PASS,
+    "/v2/rerank": _ONE_PASS,
+    "/rerank": _ONE_PASS,
+    "/v1/score": _ONE_PASS,
+    "/score": _ONE_PASS,
+    "/pooling": _ONE_PASS,
+    "/classify": _ONE_PASS,
+    "/tokenize": _PASS,
+    "/detokenize": _PASS,
+}
+_GET = {
+    "/v1/models": Route(Treatment.MODELS),
+    "/health": Route(Treatment.HEALTH),
+    "/ping": Route(Treatment.HEALTH),
+    "/version": _PASS,
+}
+
+
+def route(method: str, path: str) -> Route:
+    """The route of a request. What fairgate has not heard of but lies under /v1 passes through; a POST there may be
+    work for the engine, so it is admitted: an unknown path is no way around the queue."""
+    if method == "POST":
+        known = _POST.get(path)
+        if known is not None:
+            return known
+        if path.startswith("/v1/"):
+            return _PASS if path.startswith("/v1/responses/") else _GENERATE
+        return _UNKNOWN
+    known = _GET.get(path) if method in ("GET", "HEAD") else None
+    if known is not None:
+        return known
+    return _PASS if path.startswith("/v1/") else _UNKNOWN

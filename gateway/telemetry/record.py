@@ -1,0 +1,94 @@
+"""What happened to one request? The one record that the access log and the metrics are written from."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from policies.base import ServiceTokens
+
+__all__ = ["Outcome", "Record"]
+
+
+class Outcome(StrEnum):
+    """How did it end?"""
+
+    COMPLETED = "completed"
+    ABANDONED = "abandoned"
+    """The client went away."""
+    FAILED = "failed"
+    """The engine, or the way to it, failed; or the engine found the request itself wrong."""
+    REFUSED = "refused"
+    """It was queued, or asked to be, and was not served."""
+
+
+class Record:
+    """Times in seconds on the monotonic clock, tokens as settled. Never any content."""
+
+    __slots__ = (
+        "_arrived_s", "_dispatched_s", "_ended_s", "_first_token_s", "app", "backend", "estimated_tokens", "model",
+        "outcome", "path", "pool", "reason", "request_id", "service", "stream", "tenant", "tries",
+    )  # fmt: skip
+
+    def __init__(self, request_id: str, path: str, tenant: str, app: str, model: str, *, stream: bool, now: float):
+        self.request_id = request_id
+        self.path = path
+        self.tenant = tenant
+        self.app = app
+        self.model = model
+        self.pool = ""
+        self.stream = stream
+        self.backend = ""
+        self.tries = 0
+        self.outcome = Outcome.COMPLETED
+        self.reason = ""
+        self.service = ServiceTokens(0, 0)
+        self.estimated_tokens = 0
+        self._arrived_s = now
+        self._dispatched_s: float | None = None
+        self._first_token_s: float | None = None
+        self._ended_s = now
+
+    def dispatched(self, backend: str, now: float) -> None:
+        self.backend = backend
+        self.tries += 1
+        self._dispatched_s = now
+
+    def returned(self) -> None:
+        """It went back to the queue."""
+        self._dispatched_s = self._first_token_s = None
+
+    def first_token(self, now: float) -> None:
+        self._first_token_s = now
+
+    def ended(self, outcome: Outcome, reason: str, service: ServiceTokens, estimated_tokens: int, now: float) -> None:
+        self.outcome = outcome
+        self.reason = reason
+        self.service = service
+        self.estimated_tokens = estimated_tokens
+        self._ended_s = now
+
+    @property
+    def queue_s(self) -> float:
+        """From arrival to (the last) dispatch, or to the end if it never was dispatched."""
+        return (self._ended_s if self._dispatched_s is None else self._dispatched_s) - self._arrived_s
+
+    @property
+    def first_token_s(self) -> float | None:
+        """From arrival to the first token; None if none was seen (the answer was not streamed, or there was none)."""
+        return None if self._first_token_s is None else self._first_token_s - self._arrived_s
+
+    @property
+    def total_s(self) -> float:
+        return self._ended_s - self._arrived_s
+
+    def debug_headers(self, policy: str) -> list[tuple[bytes, bytes]]:
+        """Who was served how, for the client to see. `policy` is the pool's."""
+        queue_ms = f"{self.queue_s * 1000:.1f}"
+        fields = {
+            "x-fairgate-tenant": self.tenant,
+            "x-fairgate-policy": policy,
+            "x-fairgate-backend": self.backend,
+            "x-fairgate-queue-ms": queue_ms,
+            "server-timing": f"queue;dur={queue_ms}",
+        }
+        return [(name.encode(), value.encode()) for name, value in fields.items()]

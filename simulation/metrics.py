@@ -1,0 +1,63 @@
+"""Was that fair, and how fast? Numbers from the records of a run."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterable
+from math import ceil
+
+from policies.base import ServiceTokens
+from policies.cost import Cost, LinearCost
+from simulation.driver import Record
+
+__all__ = ["jain", "percentile", "service", "service_per_weight", "throughput", "ttft_s"]
+
+
+def service(records: Iterable[Record], start_s: float, end_s: float, *, cost: Cost | None = None) -> dict[str, float]:
+    """What did each tenant receive in [start, end)? Prompts count at dispatch, output as it passed the gateway."""
+    price = cost if cost is not None else LinearCost()
+    received: dict[str, float] = {}
+    for record in records:
+        tenant = record.arrival.flow.tenant
+        received.setdefault(tenant, 0.0)
+        if record.dispatched_s is None:
+            continue
+        prompt = record.arrival.prompt_tokens
+        before = ServiceTokens(prompt if record.dispatched_s < start_s else 0, bisect_left(record.token_s, start_s))
+        after = ServiceTokens(prompt if record.dispatched_s < end_s else 0, bisect_left(record.token_s, end_s))
+        received[tenant] += price(after) - price(before)
+    return received
+
+
+def service_per_weight(records: Collection[Record], start_s: float, end_s: float) -> dict[str, float]:
+    """Service of each tenant over its weight: equal numbers are fair shares."""
+    weights = {record.arrival.flow.tenant: record.arrival.weight for record in records}
+    return {tenant: amount / weights[tenant] for tenant, amount in service(records, start_s, end_s).items()}
+
+
+def jain(values: Collection[float]) -> float:
+    """Jain's index of fairness: 1 when all are equal, 1/n when one has everything, 1 when nobody has anything."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
+
+
+def percentile(values: Collection[float], share: float) -> float:
+    """The least value that `share` (0 to 1) of the values do not exceed. Raises ValueError if there are none."""
+    if not values:
+        raise ValueError("a percentile of no values")
+    ordered = sorted(values)
+    return ordered[max(0, ceil(share * len(ordered)) - 1)]
+
+
+def ttft_s(records: Iterable[Record], tenant: str, share: float = 0.5) -> float:
+    """Seconds to the first token of a tenant's requests, at this percentile (0 to 1). ValueError if none started."""
+    times = [record.ttft_s for record in records if record.arrival.flow.tenant == tenant]
+    return percentile([time for time in times if time is not None], share)
+
+
+def throughput(records: Iterable[Record]) -> float:
+    """Output tokens per second from the first arrival to the last token."""
+    all_records = list(records)
+    tokens = [time for record in all_records for time in record.token_s]
+    start_s = min(record.arrival.arrived_s for record in all_records)
+    return len(tokens) / (max(tokens) - start_s) if tokens else 0.0

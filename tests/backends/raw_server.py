@@ -1,0 +1,142 @@
+"""A server that sends exactly the bytes a test gives it, and a receiver that writes down what comes out."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+
+from backends.errors import UpstreamError
+
+REQUEST = b"POST /v1/x HTTP/1.1\r\nhost: test\r\ncontent-length: 2\r\n\r\n"
+BODY = b"{}"
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Turn the loop until the condition holds; the suite's timeout is the bound."""
+    while not condition():  # noqa: ASYNC110  what is waited for is state of the code under test, which has no event
+        await asyncio.sleep(0)
+
+
+class Peer:
+    """The server's side of one connection; `number` counts connections from 0."""
+
+    def __init__(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.number = number
+        self.reader = reader
+        self.writer = writer
+
+    async def request(self) -> bytes:
+        """One whole request, or b"" when the client closed."""
+        try:
+            head = await self.reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return b""
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        return head + await self.reader.readexactly(length)
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def gone(self) -> None:
+        """Returns when the client has closed the connection."""
+        try:
+            while await self.reader.read(65536):
+                pass
+        except ConnectionError:
+            pass
+
+    def reset(self) -> None:
+        """End the connection with RST."""
+        sock = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+
+Script = Callable[[Peer], Awaitable[None]]
+
+
+class RawServer:
+    def __init__(self, script: Script, ssl_context: object = None) -> None:
+        self._script = script
+        self._ssl = ssl_context
+        self._peers: set[asyncio.StreamWriter] = set()
+        self.connections = 0
+        self.errors: list[BaseException] = []
+
+    async def __aenter__(self) -> RawServer:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._ssl)  # type: ignore[arg-type]
+        port = self._server.sockets[0].getsockname()[1]
+        self.url = f"{'https' if self._ssl else 'http'}://127.0.0.1:{port}"
+        return self
+
+    async def __aexit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._server.close()
+        for writer in list(self._peers):
+            writer.transport.abort()
+        await until(lambda: not self._peers)
+        if error is None and self.errors:
+            raise self.errors[0]
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._peers.add(writer)
+        peer = Peer(self.connections, reader, writer)
+        self.connections += 1
+        try:
+            await self._script(peer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        except Exception as error:
+            self.errors.append(error)
+        finally:
+            writer.close()
+            self._peers.discard(writer)
+
+
+class Recorder:
+    """A Receiver that keeps everything and lets a test wait for the end."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.reason = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.pieces: list[bytes] = []
+        self.ends: list[UpstreamError | None] = []
+        self.first_piece = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    def head_received(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        assert self.status == 0, "two heads"
+        self.status, self.reason, self.headers = status, reason, headers
+
+    def body_received(self, data: bytes) -> None:
+        assert self.status, "a body before the head"
+        assert not self.ends, "a body after the end"
+        self.pieces.append(data)
+        self.first_piece.set()
+
+    def completed(self) -> None:
+        self.ends.append(None)
+        self._ended.set()
+
+    def failed(self, error: UpstreamError) -> None:
+        self.ends.append(error)
+        self._ended.set()
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.pieces)
+
+    async def end(self) -> UpstreamError | None:
+        await self._ended.wait()
+        assert len(self.ends) == 1, "more than one end"
+        return self.ends[0]
+
+
+def answer(body: bytes, *more: bytes) -> bytes:
+    """A plain answer of known length."""
+    lines = [b"HTTP/1.1 200 OK", b"Content-Length: %d" % len(body), *more]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body

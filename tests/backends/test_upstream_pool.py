@@ -1,0 +1,579 @@
+"""The upstream client keeps HTTP framing exact and ends every call exactly once, whatever the backend does."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from raw_server import BODY, REQUEST, Peer, RawServer, Recorder, answer, until
+
+from backends.errors import ConnectFailed, ConnectionLost, ProtocolViolation, ReadTimedOut, UpstreamError
+from backends.upstream import Call, UpstreamPool
+
+Open = Callable[..., UpstreamPool]
+
+
+@pytest.fixture
+async def open_pool() -> AsyncIterator[Open]:
+    pools: list[UpstreamPool] = []
+
+    def make(url: str, **settings: float) -> UpstreamPool:
+        pool = UpstreamPool("b1", url, **settings)  # type: ignore[arg-type]
+        pools.append(pool)
+        return pool
+
+    yield make
+    for pool in pools:
+        await pool.close()
+
+
+async def ask(pool: UpstreamPool, head: bytes = REQUEST, body: bytes = BODY) -> tuple[Recorder, UpstreamError | None]:
+    recorder = Recorder()
+    pool.send(head, body, recorder)
+    return recorder, await recorder.end()
+
+
+def say(*parts: bytes, then: Callable[[Peer], Awaitable[None]] | None = None) -> Callable[[Peer], Awaitable[None]]:
+    """Answer every request on every connection with these bytes."""
+
+    async def script(peer: Peer) -> None:
+        while await peer.request():
+            for part in parts:
+                await peer.send(part)
+            if then is not None:
+                await then(peer)
+                return
+
+    return script
+
+
+async def close(peer: Peer) -> None:
+    """End the connection in good order: the script returns."""
+
+
+async def reset(peer: Peer) -> None:
+    peer.reset()
+
+
+async def hang(peer: Peer) -> None:
+    await peer.gone()
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+WELL_FRAMED = {
+    "length": (answer(b"hello"), b"hello", True),
+    "empty length": (answer(b""), b"", True),
+    "chunked": (CHUNKED + b"3\r\nhel\r\n2;ext=1\r\nlo\r\n0\r\n\r\n", b"hello", True),
+    "chunked with trailer": (CHUNKED + b"5\r\nhello\r\n0\r\nX-Sum: 1\r\n\r\n", b"hello", True),
+    "204": (b"HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n", b"", True),
+    "304": (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n", b"", True),
+    "after 100 and 103": (
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + answer(b"hi"),
+        b"hi",
+        True,
+    ),
+    "connection close": (answer(b"hello", b"Connection: close"), b"hello", False),
+    "HTTP/1.0": (b"HTTP/1.0 200 OK\r\nContent-Length: 5\r\n\r\nhello", b"hello", False),
+}
+
+
+@pytest.mark.parametrize("name", WELL_FRAMED)
+async def test_the_answer_ends_where_its_framing_says_and_only_then_is_the_connection_used_again(
+    name: str, open_pool: Open
+) -> None:
+    raw, body, is_kept = WELL_FRAMED[name]
+    async with RawServer(say(raw)) as server:
+        pool = open_pool(server.url)
+        for _ in range(3):
+            recorder, error = await ask(pool)
+            assert error is None
+            assert recorder.body == body
+        assert server.connections == (1 if is_kept else 3)
+
+
+@pytest.mark.parametrize("name", WELL_FRAMED)
+async def test_an_answer_cut_at_every_byte_reads_the_same(name: str, open_pool: Open) -> None:
+    raw, body, _ = WELL_FRAMED[name]
+
+    async def script(peer: Peer) -> None:
+        while await peer.request():
+            for at in range(len(raw)):
+                await peer.send(raw[at : at + 1])
+                await asyncio.sleep(0)
+
+    async with RawServer(script) as server:
+        recorder, error = await ask(open_pool(server.url))
+        assert error is None
+        assert recorder.body == body
+        assert recorder.status in (200, 204, 304)
+
+
+async def test_the_head_comes_with_lower_case_names_and_the_reason(open_pool: Open) -> None:
+    async with RawServer(say(b"HTTP/1.1 418 I'm a Teapot\r\nX-Odd: A, B\r\nCONTENT-LENGTH: 0\r\n\r\n")) as server:
+        recorder, error = await ask(open_pool(server.url))
+        assert error is None
+        assert (recorder.status, recorder.reason) == (418, b"I'm a Teapot")
+        assert recorder.headers == [(b"x-odd", b"A, B"), (b"content-length", b"0")]
+
+
+async def test_all_chunks_of_one_read_come_in_one_piece(open_pool: Open) -> None:
+    async with RawServer(say(CHUNKED + b"1\r\nx\r\n" * 500 + b"0\r\n\r\n")) as server:
+        recorder, error = await ask(open_pool(server.url))
+        assert error is None
+        assert recorder.body == b"x" * 500
+        assert len(recorder.pieces) <= 2
+
+
+async def test_without_framing_the_end_of_the_connection_is_the_end(open_pool: Open) -> None:
+    async with RawServer(say(b"HTTP/1.1 200 OK\r\n\r\nhel", b"lo", then=close)) as server:
+        recorder, error = await ask(open_pool(server.url))
+        assert error is None
+        assert recorder.body == b"hello"
+
+
+async def test_without_framing_a_reset_is_an_error(open_pool: Open) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 200 OK\r\n\r\nhel")
+        await peer.reader.readexactly(1)  # the test has the first piece
+        peer.reset()
+
+    async with RawServer(script) as server:
+        recorder = Recorder()
+        call = open_pool(server.url).send(REQUEST, BODY, recorder)
+        await recorder.first_piece.wait()
+        call._connection._transport.write(b"!")  # type: ignore[union-attr]
+        error = await recorder.end()
+        assert isinstance(error, ConnectionLost)
+        assert not error.before_first_byte
+
+
+async def test_head_has_no_body_and_its_connection_is_not_used_again(open_pool: Open) -> None:
+    async with RawServer(say(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n")) as server:
+        pool = open_pool(server.url)
+        for _ in range(2):
+            recorder, error = await ask(pool, b"HEAD / HTTP/1.1\r\nhost: t\r\ncontent-length: 0\r\n\r\n", b"")
+            assert error is None
+            assert recorder.pieces == []
+        assert server.connections == 2
+
+
+ILL_FRAMED = {
+    "length and chunks": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks and length": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+    "two lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+    "list of lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 5, 6\r\n\r\nhello",
+    "negative length": b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\nhello",
+    "huge length": b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\nhello",
+    "other coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nhello",
+    "two codings": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "chunked twice": CHUNKED[:-2] + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "misspelt coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "chunks in HTTP/1.0": b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "bad chunk size": CHUNKED + b"zz\r\n",
+    "huge chunk size": CHUNKED + b"fffffffffffffffff\r\n",
+    "chunk longer than it says": CHUNKED + b"2\r\nhello\r\n0\r\n\r\n",
+    "bare LF": b"HTTP/1.1 200 OK\nContent-Length: 5\n\nhello",
+    "bare LF in chunks": CHUNKED + b"5\nhello\n0\n\n",
+    "space before colon": b"HTTP/1.1 200 OK\r\nContent-Length : 5\r\n\r\nhello",
+    "folded line": b"HTTP/1.1 200 OK\r\nX: a\r\n b\r\nContent-Length: 5\r\n\r\nhello",
+    "NUL in a value": b"HTTP/1.1 200 OK\r\nX: a\x00b\r\nContent-Length: 5\r\n\r\nhello",
+    "not HTTP": b"SSH-2.0-OpenSSH_9.6\r\n",
+    "HTTP/2": b"HTTP/2.0 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+    "unasked upgrade": b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nabc",
+    "long head": b"HTTP/1.1 200 OK\r\nX: " + b"a" * 70000 + b"\r\nContent-Length: 0\r\n\r\n",
+    "head without end": b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200000,
+    "1xx without end": b"HTTP/1.1 100 Continue\r\n\r\n" * 8000,
+    "trailers without end": CHUNKED + b"0\r\n" + b"X: y\r\n" * 60000,
+    "chunk extension without end": CHUNKED + b"1;" + b"a" * 300000,
+}
+
+
+@pytest.mark.parametrize("name", ILL_FRAMED)
+async def test_framing_in_doubt_is_refused_and_the_connection_closed(name: str, open_pool: Open) -> None:
+    async with RawServer(say(ILL_FRAMED[name], then=hang)) as server:
+        pool = open_pool(server.url)
+        recorder, error = await ask(pool)
+        assert isinstance(error, ProtocolViolation)
+        assert not error.before_first_byte
+        assert recorder.body in (b"", b"he")
+        assert " 0 idle" in repr(pool)
+
+
+EXTRA = {"whole answer": answer(b"evil"), "half a head": b"HTTP/1.1 2", "garbage": b"xyz"}
+
+
+@pytest.mark.parametrize("name", EXTRA)
+@pytest.mark.parametrize("framed", [answer(b"hello"), CHUNKED + b"5\r\nhello\r\n0\r\n\r\n"], ids=["length", "chunked"])
+async def test_bytes_after_the_answer_never_reach_the_next_request(name: str, framed: bytes, open_pool: Open) -> None:
+    async with RawServer(say(framed + EXTRA[name])) as server:
+        pool = open_pool(server.url)
+        for _ in range(3):
+            recorder, error = await ask(pool)
+            assert error is None
+            assert recorder.body == b"hello"
+        assert server.connections == 3
+
+
+async def test_bytes_on_an_idle_connection_close_it(open_pool: Open) -> None:
+    more = asyncio.Event()
+    closed = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(answer(b"hello"))
+        if peer.number == 0:
+            await more.wait()
+            await peer.send(answer(b"evil"))
+            await peer.gone()
+            closed.set()
+        else:
+            await peer.gone()
+
+    async with RawServer(script) as server:
+        pool = open_pool(server.url)
+        await ask(pool)
+        more.set()
+        await closed.wait()
+        recorder, error = await ask(pool)
+        assert error is None
+        assert recorder.body == b"hello"
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize("ending", [close, reset], ids=["close", "reset"])
+async def test_a_stale_connection_is_tried_again_once_on_a_fresh_one(
+    ending: Callable[[Peer], Awaitable[None]], open_pool: Open
+) -> None:
+    """The keep-alive race: the backend closes while the next request is on its way."""
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(answer(b"%d" % peer.number))
+        await peer.request()  # taken, and never answered
+        await ending(peer)
+
+    async with RawServer(script) as server:
+        pool = open_pool(server.url)
+        await ask(pool)
+        recorder, error = await ask(pool)
+        assert error is None
+        assert recorder.body == b"1"
+        assert pool.retried == 1
+        assert server.connections == 2
+
+
+async def test_the_second_try_is_the_last(open_pool: Open) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        if peer.number == 0:
+            await peer.send(answer(b"hello"))
+            await peer.request()
+
+    async with RawServer(script) as server:
+        pool = open_pool(server.url)
+        await ask(pool)
+        _, error = await ask(pool)
+        assert isinstance(error, ConnectionLost)
+        assert error.before_first_byte
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize("ending", [close, reset], ids=["close", "reset"])
+async def test_a_fresh_connection_that_ends_before_any_byte_may_be_tried_elsewhere(
+    ending: Callable[[Peer], Awaitable[None]], open_pool: Open
+) -> None:
+    async with RawServer(say(then=ending)) as server:
+        _, error = await ask(open_pool(server.url))
+        assert isinstance(error, ConnectionLost)
+        assert error.before_first_byte
+        assert server.connections == 1
+
+
+TRUNCATED = {
+    "in the head": b"HTTP/1.1 200 OK\r\nContent-Le",
+    "in the body": b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello",
+    "in a chunk": CHUNKED + b"a\r\nhello",
+    "before the last chunk": CHUNKED + b"5\r\nhello\r\n",
+    "in the last chunk": CHUNKED + b"5\r\nhello\r\n0\r\n",
+    "after 100": b"HTTP/1.1 100 Continue\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", TRUNCATED)
+async def test_a_truncated_answer_is_never_complete_and_never_tried_again(name: str, open_pool: Open) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(answer(b"first"))
+        await peer.request()
+        await peer.send(TRUNCATED[name])
+
+    async with RawServer(script) as server:
+        pool = open_pool(server.url)
+        await ask(pool)
+        _, error = await ask(pool)
+        assert isinstance(error, ConnectionLost)
+        assert not error.before_first_byte
+        assert server.connections == 1
+
+
+async def test_nobody_listening_is_a_failed_connect(open_pool: Open) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+        recorder, error = await ask(open_pool(f"http://127.0.0.1:{port}"))
+    assert isinstance(error, ConnectFailed)
+    assert error.before_first_byte
+    assert str(port) in str(error)
+    assert recorder.status == 0
+
+
+async def test_a_connect_that_takes_too_long_fails(open_pool: Open) -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen(0)
+        port = sock.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):  # the backlog is full
+            _, error = await ask(open_pool(f"http://127.0.0.1:{port}", connect_timeout_s=0.2))
+    assert isinstance(error, ConnectFailed)
+    assert "0.2 s" in str(error)
+
+
+async def test_a_silent_backend_times_out_before_and_within_its_answer(open_pool: Open) -> None:
+    for sent in (b"", b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello"):
+        async with RawServer(say(sent, then=hang)) as server:
+            _, error = await ask(open_pool(server.url, silence_s=0.1))
+            assert isinstance(error, ReadTimedOut)
+            assert error.before_first_byte is (sent == b"")
+
+
+async def test_a_backend_that_keeps_talking_is_not_silent(open_pool: Open) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\n")
+        for _ in range(8):
+            await asyncio.sleep(0.05)
+            await peer.send(b"x")
+        await peer.gone()
+
+    async with RawServer(script) as server:
+        recorder, error = await ask(open_pool(server.url, silence_s=0.3))
+        assert error is None
+        assert recorder.body == b"x" * 8
+
+
+async def test_idle_connections_are_closed_before_their_time(open_pool: Open) -> None:
+    gone = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(answer(b"hello"))
+        await peer.gone()
+        gone.set()
+
+    async with RawServer(script) as server:
+        pool = open_pool(server.url, idle_s=0.2)
+        await ask(pool)
+        assert "1 idle" in repr(pool)
+        await gone.wait()
+        assert "0 idle" in repr(pool)
+
+
+async def test_the_connection_used_last_is_used_first(open_pool: Open) -> None:
+    hold = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        while request := await peer.request():
+            if b"/hold" in request:
+                await hold.wait()
+            await peer.send(answer(b"%d" % peer.number))
+
+    async with RawServer(script) as server:
+        pool = open_pool(server.url)
+        held = Recorder()
+        pool.send(REQUEST.replace(b"/v1/x", b"/hold"), BODY, held)
+        await until(lambda: server.connections)
+        await ask(pool)
+        hold.set()
+        await held.end()
+        assert [(await ask(pool))[0].body for _ in range(3)] == [b"0", b"0", b"0"]
+
+
+async def test_no_limit_and_no_queue_of_connections(open_pool: Open) -> None:
+    everyone = asyncio.Barrier(150)
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await everyone.wait()  # passes only when all are in flight together
+        await peer.send(answer(b"ok"))
+        await peer.gone()
+
+    async with RawServer(script) as server:
+        pool = open_pool(server.url)
+        results = await asyncio.gather(*(ask(pool) for _ in range(150)))
+        assert [error for _, error in results] == [None] * 150
+
+
+async def test_cancel_closes_at_once_and_nothing_is_called_afterwards(open_pool: Open) -> None:
+    gone = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(CHUNKED + b"5\r\nhello\r\n")
+        await peer.gone()
+        gone.set()
+
+    async with RawServer(script) as server:
+        pool = open_pool(server.url)
+        recorder = Recorder()
+        call = pool.send(REQUEST, BODY, recorder)
+        await recorder.first_piece.wait()
+        call.cancel()
+        call.cancel()
+        await gone.wait()
+        assert recorder.ends == []
+        await ask_nothing(pool)
+        assert "0 busy, 0 idle" in repr(pool)
+
+
+async def ask_nothing(pool: UpstreamPool) -> None:
+    """Let the loop turn until the pool has noticed that its connections are gone."""
+    await until(lambda: " 0 busy" in repr(pool) and " 0 connecting" in repr(pool))
+
+
+async def test_cancel_before_the_connection_is_made(open_pool: Open) -> None:
+    async with RawServer(say(answer(b"hello"))) as server:
+        pool = open_pool(server.url)
+        recorder = Recorder()
+        pool.send(REQUEST, BODY, recorder).cancel()
+        await ask_nothing(pool)
+        later = Recorder()
+        call = pool.send(REQUEST, BODY, later)
+        await asyncio.sleep(0)
+        call.cancel()
+        await ask_nothing(pool)
+        assert recorder.ends == later.ends == []
+
+
+class CancelsAtHead(Recorder):
+    call: Call
+
+    def head_received(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        super().head_received(status, reason, headers)
+        self.call.cancel()
+
+
+async def test_cancel_from_within_a_callback_is_the_last_one(open_pool: Open) -> None:
+    async with RawServer(say(answer(b"hello"))) as server:
+        pool = open_pool(server.url)
+        recorder = CancelsAtHead()
+        recorder.call = pool.send(REQUEST, BODY, recorder)
+        await until(lambda: recorder.status)
+        await ask_nothing(pool)
+        assert (recorder.pieces, recorder.ends) == ([], [])
+        assert "0 idle" in repr(pool)
+
+
+async def test_a_paused_call_reads_nothing_more_and_is_not_silent(open_pool: Open) -> None:
+    size = 32 * 1024 * 1024
+    is_stuck = asyncio.Event()
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        peer.writer.write(answer(b"x" * size))
+        try:
+            await asyncio.wait_for(peer.writer.drain(), 0.5)
+        except TimeoutError:
+            is_stuck.set()
+        await peer.gone()
+
+    async with RawServer(script) as server:
+        pool = open_pool(server.url, silence_s=0.1)
+        recorder = Recorder()
+        call = pool.send(REQUEST, BODY, recorder)
+        call.pause()
+        await is_stuck.wait()
+        assert recorder.status == 0
+        call.resume()
+        assert await recorder.end() is None
+        assert len(recorder.body) == size
+
+
+async def test_an_answer_before_the_whole_request_was_read_is_kept_and_the_connection_is_not(open_pool: Open) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.reader.readuntil(b"\r\n\r\n")
+        await peer.send(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\nno")
+        await peer.gone()
+
+    size = 64 * 1024 * 1024
+    async with RawServer(script) as server:
+        pool = open_pool(server.url)
+        head = REQUEST.replace(b"length: 2", b"length: %d" % size)
+        recorder, error = await ask(pool, head, b"x" * size)
+        assert error is None
+        assert (recorder.status, recorder.body) == (413, b"no")
+        assert "0 idle" in repr(pool)
+
+
+async def test_a_large_request_arrives_whole(open_pool: Open) -> None:
+    async def script(peer: Peer) -> None:
+        while request := await peer.request():
+            await peer.send(answer(b"%d" % len(request)))
+
+    size = 8 * 1024 * 1024
+    async with RawServer(script) as server:
+        pool = open_pool(server.url)
+        head = REQUEST.replace(b"length: 2", b"length: %d" % size)
+        for _ in range(2):
+            recorder, error = await ask(pool, head, b"x" * size)
+            assert error is None
+            assert int(recorder.body) == len(head) + size
+        assert server.connections == 1
+
+
+async def test_closing_the_pool_fails_what_is_in_flight_and_leaves_nothing() -> None:
+    async with RawServer(say(then=hang)) as server:
+        pool = UpstreamPool("b1", server.url)
+        waiting, connecting = Recorder(), Recorder()
+        pool.send(REQUEST, BODY, waiting)
+        await until(lambda: server.connections)
+        pool.send(REQUEST, BODY, connecting)
+        await pool.close()
+        assert isinstance(await waiting.end(), ConnectionLost)
+        assert isinstance(await connecting.end(), UpstreamError)
+        assert "0 busy, 0 idle, 0 connecting" in repr(pool)
+        with pytest.raises(RuntimeError, match="closed"):
+            pool.send(REQUEST, BODY, Recorder())
+
+
+async def test_small_writes_are_not_delayed(open_pool: Open) -> None:
+    async with RawServer(say(then=hang)) as server:
+        recorder = Recorder()
+        pool = open_pool(server.url)
+        call = pool.send(REQUEST, BODY, recorder)
+        await until(lambda: call._connection)
+        assert call._connection is not None
+        sock = call._connection._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("http://gpu-1:8000", b"gpu-1:8000"),
+        ("http://gpu-1", b"gpu-1"),
+        ("https://gpu-1:443/", b"gpu-1"),
+        ("https://gpu-1:80", b"gpu-1:80"),
+        ("http://[::1]:8000", b"[::1]:8000"),
+    ],
+)
+def test_the_host_header_names_the_port_unless_it_is_the_usual_one(url: str, host: bytes) -> None:
+    assert UpstreamPool("b1", url).host_header == host
+
+
+@pytest.mark.parametrize("url", ["gpu-1:8000", "ftp://gpu-1", "http://", "http://user:secret@gpu-1"])
+def test_a_url_that_is_no_origin_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="b1"):
+        UpstreamPool("b1", url)

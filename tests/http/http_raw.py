@@ -1,0 +1,107 @@
+"""Raw bytes to and from a server under test, and a server that records what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from gateway.http.server import Handler, HeadHook, HttpRequest, HttpServer, Responder, ServerLimits
+
+WAIT_S = 10.0
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def echo(request: HttpRequest, responder: Responder) -> None:
+    """Answer at once with what was asked."""
+    body = b"%b %b %b" % (request.method.encode(), request.target, request.body)
+    responder.respond(200, [(b"content-type", b"text/plain")], body)
+
+
+class Served:
+    """A running server, the requests its handler got and their responders."""
+
+    def __init__(self, behave: Handler, limits: ServerLimits, on_head: HeadHook | None) -> None:
+        self.requests: list[HttpRequest] = []
+        self.responders: list[Responder] = []
+        self._behave = behave
+        self.server = HttpServer(self._handle, limits=limits, on_head=on_head)
+        self.port = 0
+
+    def _handle(self, request: HttpRequest, responder: Responder) -> None:
+        self.requests.append(request)
+        self.responders.append(responder)
+        self._behave(request, responder)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 24)
+
+    async def exchange(self, payload: bytes) -> bytes:
+        """Send, and read until the server ends the connection."""
+        return await exchange(self.port, payload)
+
+    async def responder(self, index: int = 0) -> Responder:
+        """The responder of the index-th request, once that has arrived."""
+        await until(lambda: len(self.responders) > index)
+        return self.responders[index]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until something is true."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 (nothing to wait on: the code under test is synchronous)
+            await asyncio.sleep(0.001)
+
+
+async def exchange(port: int, payload: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+    try:
+        writer.write(payload)
+        async with asyncio.timeout(WAIT_S):
+            return await reader.read()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """One answer with content-length, or a chunked one: its head and its decoded body."""
+    async with asyncio.timeout(WAIT_S):
+        head = await reader.readuntil(b"\r\n\r\n")
+        fields = dict(line.split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
+        if b"content-length" in fields:
+            return head, await reader.readexactly(int(fields[b"content-length"]))
+        body = b""
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            body += (await reader.readexactly(size + 2))[:-2]
+        await reader.readexactly(2)
+        return head, body
+
+
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([0-9]{3}) [A-Za-z '-]+\r\n")
+
+
+def statuses_of(answers: bytes) -> list[int]:
+    """The statuses of all answers, in order."""
+    return [int(status) for status in _STATUS_LINE.findall(answers)]
+
+
+def status_of(answer: bytes) -> int:
+    """The status of the first answer; 0 if there is none."""
+    return int(answer[9:12]) if answer else 0
+
+
+@asynccontextmanager
+async def serving(
+    behave: Handler = echo, limits: ServerLimits | None = None, on_head: HeadHook | None = None
+) -> AsyncIterator[Served]:
+    served = Served(behave, limits or ServerLimits(), on_head)
+    served.port = await served.server.listen("127.0.0.1", 0)
+    try:
+        yield served
+    finally:
+        await served.server.close(0)
+        assert served.server.connections == 0
+        assert served.server.bodies_bytes == 0

@@ -1,0 +1,415 @@
+"""How answers are framed, in which order, and what happens when the client does not read them or goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+
+import pytest
+from http_raw import WAIT_S, echo, read_answer, serving, statuses_of, until
+
+import gateway.http.server
+from gateway.http.server import HttpRequest, Responder, ServerLimits
+
+GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+GET_CLOSE = b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+def wait(request: HttpRequest, responder: Responder) -> None:
+    """A handler whose answer the test gives later."""
+
+
+@pytest.fixture
+def quick_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway.http.server, "_SWEEP_S", 0.01)
+
+
+async def test_keep_alive_and_close() -> None:
+    async with serving() as served:
+        reader, writer = await served.connect()
+        writer.write(GET)
+        head, body = await read_answer(reader)
+        assert head == b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 7\r\n\r\n"
+        assert body == b"GET /a "
+        writer.write(GET_CLOSE)
+        head, _ = await read_answer(reader)
+        assert b"\r\nconnection: close\r\n" in head
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_http_1_0_closes_unless_asked_to_stay() -> None:
+    async with serving() as served:
+        assert b"connection: close" in await served.exchange(b"GET / HTTP/1.0\r\n\r\n")
+        reader, writer = await served.connect()
+        writer.write(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        assert b"connection: keep-alive" in (await read_answer(reader))[0]
+        writer.close()
+
+
+async def test_pipelined_requests_are_handled_one_at_a_time_and_answered_in_order() -> None:
+    async with serving(wait) as served:
+        reader, writer = await served.connect()
+        paths = [b"/%d" % i for i in range(20)]
+        writer.write(b"".join(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi" % path for path in paths))
+        for index, path in enumerate(paths):
+            responder = await served.responder(index)
+            assert len(served.requests) == index + 1
+            responder.respond(200, [], path)
+            assert (await read_answer(reader))[1] == path
+        writer.close()
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+async def test_streaming_frames(version: bytes) -> None:
+    def stream(request: HttpRequest, responder: Responder) -> None:
+        responder.start(200, [(b"a", b"b")], first=b"one")
+        responder.write(b"")
+        responder.write(b"two")
+        responder.end()
+        responder.write(b"late")
+
+    async with serving(stream) as served:
+        answer = await served.exchange(b"GET / HTTP/%b\r\nHost: x\r\nConnection: close\r\n\r\n" % version)
+    if version == b"1.1":
+        assert answer == (
+            b"HTTP/1.1 200 OK\r\na: b\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+            b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+        )
+    else:
+        assert answer == b"HTTP/1.1 200 OK\r\na: b\r\nconnection: close\r\n\r\nonetwo"
+
+
+async def test_streaming_with_a_length() -> None:
+    def stream(request: HttpRequest, responder: Responder) -> None:
+        responder.start(200, [], length=6, first=b"one")
+        responder.write(b"two")
+        responder.end()
+
+    async with serving(stream) as served:
+        answer = await served.exchange(GET_CLOSE)
+        assert answer.endswith(b"content-length: 6\r\nconnection: close\r\n\r\nonetwo")
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "framing"),
+    [
+        (b"HEAD", 200, b"content-length: 5\r\n"),
+        (b"GET", 204, b""),
+        (b"GET", 304, b""),
+    ],
+)
+async def test_answers_without_a_body(method: bytes, status: int, framing: bytes) -> None:
+    async with serving(lambda request, responder: responder.respond(status, [], b"hello")) as served:
+        answer = await served.exchange(method + b" / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert answer.endswith(b"\r\n" + framing + b"connection: close\r\n\r\n")
+
+
+async def test_a_stream_to_head_sends_no_body() -> None:
+    def stream(request: HttpRequest, responder: Responder) -> None:
+        responder.start(200, [], first=b"one")
+        responder.write(b"two")
+        responder.end()
+
+    async with serving(stream) as served:
+        answer = await served.exchange(b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert answer.endswith(b"\r\n\r\n")
+        assert b"one" not in answer
+
+
+@pytest.mark.parametrize("bad", [b"a\r\nSet-Cookie: b", b"a\nb", b"a\rb", b"a\0b"])
+async def test_header_values_cannot_split_the_answer(bad: bytes) -> None:
+    errors: list[ValueError] = []
+
+    def split(request: HttpRequest, responder: Responder) -> None:
+        for send in (
+            lambda: responder.respond(200, [(b"x", bad)], b""),
+            lambda: responder.start(200, [(b"x", bad)]),
+        ):
+            with pytest.raises(ValueError, match="CR, LF or NUL") as raised:
+                send()
+            errors.append(raised.value)
+        responder.respond(200, [], b"fine")
+
+    async with serving(split) as served:
+        assert statuses_of(await served.exchange(GET_CLOSE)) == [200]
+    assert len(errors) == 2
+
+
+async def test_calls_out_of_order_are_errors() -> None:
+    async with serving(wait) as served:
+        _, writer = await served.connect()
+        writer.write(GET)
+        responder = await served.responder()
+        for call in (lambda: responder.write(b"x"), responder.end):
+            with pytest.raises(RuntimeError):
+                call()
+        with pytest.raises(ValueError, match="not the status"):
+            responder.respond(101, [], b"")
+        responder.start(200, [])
+        with pytest.raises(RuntimeError):
+            responder.start(200, [])
+        with pytest.raises(RuntimeError):
+            responder.respond(200, [], b"")
+        writer.close()
+
+
+async def test_a_handler_that_fails_gives_500_or_a_broken_stream(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(request: HttpRequest, responder: Responder) -> None:
+        if request.path == "/late":
+            responder.start(200, [], first=b"x")
+        raise LookupError(request.path)
+
+    async with serving(fail) as served:
+        assert statuses_of(await served.exchange(GET_CLOSE)) == [500]
+        answer = await served.exchange(b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert answer.endswith(b"1\r\nx\r\n")
+    assert caplog.text.count("the handler failed") == 2
+
+
+async def test_abort_is_seen_as_a_break() -> None:
+    async with serving(wait) as served:
+        reader, writer = await served.connect()
+        writer.write(GET)
+        responder = await served.responder()
+        responder.start(200, [], first=b"data: error\n\n")
+        responder.abort()
+        assert responder.closed
+        received = await reader.read()
+        assert received.endswith(b"data: error\n\n\r\n")  # all that was sent, and no last chunk
+        writer.close()
+
+
+async def test_abort_of_an_answer_without_framing_is_a_reset() -> None:
+    async with serving(wait) as served:
+        reader, writer = await served.connect()
+        writer.write(b"GET / HTTP/1.0\r\n\r\n")
+        responder = await served.responder()
+        responder.start(200, [], first=b"x")
+        assert (await reader.readuntil(b"x")).endswith(b"\r\n\r\nx")
+        responder.abort()
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"one", b"more than six"])
+async def test_a_body_that_differs_from_its_length_is_a_break(sent: bytes) -> None:
+    async with serving(wait) as served:
+        reader, writer = await served.connect()
+        writer.write(GET + GET)
+        responder = await served.responder()
+        responder.start(200, [], length=6)
+        if len(sent) > 6:
+            with pytest.raises(RuntimeError):
+                responder.write(sent)
+        else:
+            responder.write(sent)
+            responder.end()
+        assert (await reader.read()).count(b"HTTP/1.1") == 1
+        assert len(served.requests) == 1
+        writer.close()
+
+
+def close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+def half_close(writer: asyncio.StreamWriter) -> None:
+    writer.write_eof()
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize("leave", [close, half_close, reset])
+@pytest.mark.parametrize("behind", [b"", GET, GET[:10], b"x" * 50000])
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_client_that_leaves_is_noticed_once(
+    leave: Callable[[asyncio.StreamWriter], None], behind: bytes, streaming: bool
+) -> None:
+    async with serving(wait) as served:
+        _, writer = await served.connect()
+        writer.write(GET + behind)
+        responder = await served.responder()
+        calls: list[bool] = []
+        responder.on_disconnect = lambda: calls.append(responder.closed)
+        if streaming:
+            responder.start(200, [], first=b"x")
+        leave(writer)
+        await until(lambda: bool(calls))
+        responder.write(b"late")
+        responder.end()
+        responder.respond(200, [], b"late")
+        await until(lambda: served.server.connections == 0)
+        assert calls == [True]
+        assert len(served.requests) == 1
+        writer.close()
+
+
+async def test_what_is_pipelined_is_bounded_and_hides_no_disconnect(quick_sweep: None) -> None:
+    async with serving(wait) as served:
+        sock = socket.create_connection(("127.0.0.1", served.port))
+        sock.setblocking(False)
+        sock.sendall(GET)
+        responder = await served.responder()
+        gone: list[bool] = []
+        responder.on_disconnect = lambda: gone.append(True)
+        loop = asyncio.get_running_loop()
+        with pytest.raises(TimeoutError):  # the server stops reading, so the kernel's buffers fill
+            async with asyncio.timeout(0.3):
+                await loop.sock_sendall(sock, b"x" * 100_000_000)
+        (connection,) = served.server._connections
+        assert len(connection._pending) < 65536 + 256 * 1024
+        assert gone == []
+        reset_now = struct.pack("ii", 1, 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_now)
+        sock.close()
+        await until(lambda: gone == [True])
+
+
+async def test_an_answered_request_calls_no_disconnect() -> None:
+    async with serving(wait) as served:
+        reader, writer = await served.connect()
+        writer.write(GET)
+        responder = await served.responder()
+        calls: list[bool] = []
+        responder.on_disconnect = lambda: calls.append(True)
+        responder.respond(200, [], b"x")
+        await read_answer(reader)
+        writer.close()
+        await until(lambda: served.server.connections == 0)
+        assert calls == []
+
+
+async def test_a_client_that_does_not_read_pauses_the_writer() -> None:
+    async with serving(wait, ServerLimits(write_buffer_bytes=10000)) as served:
+        sock = socket.create_connection(("127.0.0.1", served.port))
+        sock.setblocking(False)
+        sock.sendall(GET)
+        responder = await served.responder()
+        events: list[str] = []
+        responder.on_pause = lambda: events.append("pause")
+        responder.on_resume = lambda: events.append("resume")
+        responder.start(200, [])
+        sent = 0
+        while not events:
+            responder.write(b"x" * 5000)
+            sent += 5000
+            await asyncio.sleep(0)
+        assert events == ["pause"]
+        assert 10000 < responder.buffered_bytes < 20000
+        loop = asyncio.get_running_loop()
+        received = b""
+        while "resume" not in events:
+            received += await loop.sock_recv(sock, 1 << 20)
+        responder.end()
+        while not received.endswith(b"\r\n0\r\n\r\n"):
+            received += await loop.sock_recv(sock, 1 << 20)
+        assert received.count(b"x") == sent
+        sock.close()
+
+
+async def test_the_next_request_waits_until_the_last_answer_is_taken() -> None:
+    async with serving(wait) as served:
+        sock = socket.create_connection(("127.0.0.1", served.port))
+        sock.setblocking(False)
+        sock.sendall(GET + GET)
+        body = b"x" * 20_000_000
+        (await served.responder()).respond(200, [], body)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(served.requests) == 1
+        loop = asyncio.get_running_loop()
+        taken = 0
+        while taken < len(body):
+            taken += len(await loop.sock_recv(sock, 1 << 20))
+        (await served.responder(1)).respond(200, [], b"")
+        sock.close()
+
+
+async def test_a_client_that_reads_nothing_is_cut(quick_sweep: None) -> None:
+    async with serving(wait, ServerLimits(write_stall_s=0.1)) as served:
+        sock = socket.create_connection(("127.0.0.1", served.port))
+        sock.sendall(GET)
+        responder = await served.responder()
+        gone: list[bool] = []
+        responder.on_disconnect = lambda: gone.append(True)
+        responder.start(200, [], first=b"x" * 20_000_000)
+        await until(lambda: gone == [True])
+        sock.close()
+
+
+async def test_a_large_last_answer_reaches_a_slow_reader_whole(quick_sweep: None) -> None:
+    body = b"x" * 10_000_000
+    limits = ServerLimits(linger_s=0.05, write_stall_s=2.0)
+    async with serving(lambda request, responder: responder.respond(200, [], body), limits) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1000)
+        writer.write(GET_CLOSE)
+        received = 0
+        while piece := await reader.read(200_000):
+            received += len(piece)
+            await asyncio.sleep(0.002)
+        assert received > len(body)
+        writer.close()
+
+
+async def test_stop_lets_answers_end_and_sends_clients_elsewhere() -> None:
+    async with serving(wait) as served:
+        reader, writer = await served.connect()
+        _, idle = await served.connect()
+        writer.write(GET)
+        responder = await served.responder()
+        responder.start(200, [], first=b"one")
+        closing = asyncio.create_task(served.server.close(WAIT_S))
+        await until(lambda: served.server.connections == 1)
+        with pytest.raises(OSError):  # noqa: PT011 (its kind is the system's)
+            await served.connect()
+        responder.end()
+        assert (await read_answer(reader))[1] == b"one"
+        writer.close()
+        await closing
+        assert repr(served.server) == "<HttpServer stopping, 0 connections>"
+        idle.close()
+
+
+async def test_close_cuts_what_does_not_end() -> None:
+    async with serving(wait) as served:
+        _, writer = await served.connect()
+        writer.write(GET)
+        responder = await served.responder()
+        gone: list[bool] = []
+        responder.on_disconnect = lambda: gone.append(True)
+        await served.server.close(0.01)
+        assert gone == [True]
+        assert served.server.connections == 0
+        writer.close()
+
+
+async def test_while_stopping_an_answer_says_close() -> None:
+    async with serving(wait) as served:
+        reader, writer = await served.connect()
+        writer.write(GET)
+        responder = await served.responder()
+        served.server.stop_accepting()
+        responder.respond(200, [], b"")
+        assert b"connection: close" in (await read_answer(reader))[0]
+        writer.close()
+
+
+async def test_the_request_says_what_was_asked() -> None:
+    async with serving(echo) as served:
+        await served.exchange(
+            b"GET /a%20b/c?d=%20e HTTP/1.1\r\nHost: x\r\nX-A: 1\r\nx-a: 2\r\nConnection: close\r\n\r\n"
+        )
+        (request,) = served.requests
+        assert (request.method, request.version, request.peer) == ("GET", "1.1", "127.0.0.1")
+        assert (request.target, request.path, request.query) == (b"/a%20b/c?d=%20e", "/a b/c", b"d=%20e")
+        assert request.headers[:3] == [(b"host", b"x"), (b"x-a", b"1"), (b"x-a", b"2")]
+        assert request.header(b"x-a") == b"1"
+        assert request.header(b"x-b") is None

@@ -1,0 +1,189 @@
+"""No byte behind a doubtful request is ever read as a request, and all that aiohttp refuses is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from corpus import ODD_BUT_LEGAL, REFUSED, G, P
+from http_raw import SMUGGLED, serving, status_of, statuses_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.http.request import HttpRequest, RequestReader, ServerLimits
+
+VALID = {
+    "get": b"GET /v1/models?a=b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    "length": P + b"Connection: close\r\nContent-Length: 11\r\n\r\nhello\r\n\r\nyo",
+    "chunked": (
+        P + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"5;a=b\r\nhello\r\n6\r\n\r\n\r\nyo\r\n0\r\nTrailer: t\r\n\r\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_it_is_refused_and_the_connection_ends(name: str) -> None:
+    payload, status = REFUSED[name]
+    async with serving() as served:
+        answer = await served.exchange(payload + SMUGGLED)
+        assert statuses_of(answer) == [status]
+        assert served.requests == []
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"connection: close" in head
+        assert set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_behind_a_good_request_it_is_refused_all_the_same(name: str) -> None:
+    payload, status = REFUSED[name]
+    async with serving() as served:
+        answer = await served.exchange(G + b"\r\n" + payload + SMUGGLED)
+        assert [request.path for request in served.requests] == ["/v1/x"]
+        assert statuses_of(answer) == [200, status]
+
+
+@pytest.mark.parametrize("name", [name for name, (payload, _) in REFUSED.items() if len(payload) < 200])
+async def test_a_slow_sender_changes_nothing(name: str) -> None:
+    payload, status = REFUSED[name]
+    async with serving() as served:
+        reader, writer = await served.connect()
+        for byte in payload + SMUGGLED:
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0)
+        assert status_of(await reader.read()) == status
+        assert served.requests == []
+        writer.close()
+
+
+@pytest.mark.parametrize("name", ODD_BUT_LEGAL)
+async def test_odd_but_legal_requests_are_served(name: str) -> None:
+    async with serving() as served:
+        answer = await served.exchange(ODD_BUT_LEGAL[name] + b"GET /second HTTP/1.0\r\n\r\n")
+        assert status_of(answer) == 200
+        paths = [request.path for request in served.requests]
+        assert paths[1:] == ([] if served.requests[0].version == "1.0" else ["/second"])
+
+
+async def test_a_trailer_is_no_header_field() -> None:
+    async with serving() as served:
+        await served.exchange(
+            P + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nAuthorization: Bearer k\r\n\r\n"
+        )
+        assert served.requests[0].header(b"authorization") is None
+
+
+@pytest.mark.parametrize("name", VALID)
+async def test_a_request_may_be_split_anywhere(name: str) -> None:
+    payload = VALID[name]
+    async with serving() as served:
+        whole = await served.exchange(payload)
+        assert status_of(whole) == 200
+        for cut in range(1, len(payload)):
+            reader, writer = await served.connect()
+            writer.write(payload[:cut])
+            await asyncio.sleep(0.0005)
+            writer.write(payload[cut:])
+            assert await reader.read() == whole
+            writer.close()
+        assert all(request == served.requests[0] for request in served.requests)
+
+
+@asynccontextmanager
+async def aiohttp_serving() -> AsyncIterator[int]:
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        await request.read()
+        return web.Response(text="ok")
+
+    runner = web.ServerRunner(web.Server(handle, access_log=None))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+async def statuses(port: int, payload: bytes) -> list[int]:
+    """What does a server answer at once to this, while the client keeps the connection open?"""
+    answers = b""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(payload)
+        async with asyncio.timeout(0.2):
+            while piece := await reader.read(65536):
+                answers += piece
+    except (TimeoutError, ConnectionResetError):
+        pass
+    finally:
+        writer.close()
+    return statuses_of(answers)
+
+
+async def assert_as_strict(payloads: list[bytes]) -> int:
+    """Both servers get the same; returns how many payloads aiohttp refuses."""
+    async with serving() as served, aiohttp_serving() as port:
+        ours = await asyncio.gather(*[statuses(served.port, payload) for payload in payloads])
+        theirs = await asyncio.gather(*[statuses(port, payload) for payload in payloads])
+    refused = [max(answers, default=0) >= 400 for answers in theirs]
+    served_by_us = [max(answers, default=500) < 400 for answers in ours]
+    lenient = [p for p, no, yes in zip(payloads, refused, served_by_us, strict=True) if no and yes]
+    assert lenient == []
+    return sum(refused)
+
+
+async def test_what_aiohttp_refuses_is_refused() -> None:
+    payloads = [payload for payload, _ in REFUSED.values() if len(payload) < 9000]
+    refused = await assert_as_strict([*payloads, *ODD_BUT_LEGAL.values()])
+    assert refused > len(payloads) / 2  # else the comparison says nothing
+
+
+INSERTS = [b"", b"\r", b"\n", b"\r\n", b" ", b"\t", b"\0", b":", b",", b"0", b"5", b"+", b"-", b";", b"\x7f", b"\xff"]
+BASES = [
+    P + b"Content-Length: 5\r\n\r\nhello",
+    P + b"Transfer-Encoding: chunked\r\n\r\n5;a=b\r\nhello\r\n0\r\nT: u\r\n\r\n",
+    G + b"Accept: */*\r\nConnection: keep-alive\r\n\r\n",
+]
+
+
+def mutated(rng: random.Random) -> bytes:
+    payload = rng.choice(BASES)
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(payload))
+        payload = payload[:at] + rng.choice(INSERTS) + payload[at + rng.randint(0, 3) :]
+    return payload
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_what_aiohttp_refuses_of_mutated_requests_is_refused(seed: int) -> None:
+    rng = random.Random(seed)
+    refused = await assert_as_strict([mutated(rng) for _ in range(200)])
+    assert refused > 50
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(sorted(VALID)), min_size=1, max_size=3), st.data())
+def test_the_reader_finds_the_same_requests_however_the_bytes_are_cut(names: list[str], data: st.DataObject) -> None:
+    stream = b"".join(VALID[name].replace(b"Connection: close\r\n", b"") for name in names)
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(stream) - 1), max_size=12)))
+    pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    assert read_all(pieces) == read_all([stream])
+    assert len(read_all(pieces)) == len(names)
+
+
+def read_all(pieces: list[bytes]) -> list[HttpRequest]:
+    reader = RequestReader(ServerLimits(), "peer")
+    requests = []
+    for piece in pieces:
+        at = 0
+        while at < len(piece):
+            at = reader.take_head(piece, at) if reader.request is None else reader.take_body(piece, at)
+            if reader.complete and reader.request is not None:
+                requests.append(reader.request)
+                reader.reset()
+    return requests
