@@ -1,4 +1,4 @@
-"""Which samples does a Prometheus text page hold under a few names? Classic text; OpenMetrics' manners are tolerated."""
+"""Which samples does a Prometheus text page hold under a few names? Classic text, tolerant of OpenMetrics."""
 
 from __future__ import annotations
 

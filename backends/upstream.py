@@ -45,7 +45,7 @@ class Call:
         self._body = body
         self._receiver = receiver
         self._connection: _Connection | None = None
-        self._connecting: asyncio.Task[None] | None = None
+        self._connecting: asyncio.Task[str] | None = None
         self._is_over = False
         self._is_paused = False
 
@@ -112,7 +112,7 @@ class UpstreamPool:
         self._silence_s = silence_s
         self._idle: list[_Connection] = []  # the most recently used last
         self._busy: set[_Connection] = set()
-        self._connecting: set[asyncio.Task[None]] = set()
+        self._connecting: set[asyncio.Task[str]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] | None = None
         self.opened = 0
@@ -155,26 +155,30 @@ class UpstreamPool:
         loop = asyncio.get_running_loop()
         task = call._connecting = loop.create_task(self._connect(call))
         self._connecting.add(task)
+        task.add_done_callback(lambda task: self._connected(call, task))
         if self._timer is None:
             self._timer = loop.call_later(self._tick_s, self._tick)
 
-    async def _connect(self, call: Call) -> None:
-        failure = f"cannot connect to {self._origin}: the gateway is closing"
+    async def _connect(self, call: Call) -> str:
+        """Make a connection, which then starts the call itself; says what went wrong, or nothing."""
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 await asyncio.get_running_loop().create_connection(
                     lambda: _Connection(self, call), self._host, self._port, ssl=self._tls
                 )
         except TimeoutError:
-            failure = f"cannot connect to {self._origin} within {self._connect_timeout_s:g} s"
+            return f"cannot connect to {self._origin} within {self._connect_timeout_s:g} s"
         except (OSError, UnicodeError) as error:
-            failure = f"cannot connect to {self._origin}: {error}"
-        finally:
-            self._connecting.discard(cast("asyncio.Task[None]", asyncio.current_task()))
-            call._connecting = None
-            if call._connection is None:
-                call._fail(ConnectFailed(self.name, failure))
-            self._check_closed()
+            return f"cannot connect to {self._origin}: {error}"
+        return ""
+
+    def _connected(self, call: Call, task: asyncio.Task[str]) -> None:
+        self._connecting.discard(task)
+        call._connecting = None
+        if call._connection is None:
+            failure = "the pool was closed before it was connected" if task.cancelled() else task.result()
+            call._fail(ConnectFailed(self.name, failure))
+        self._check_closed()
 
     def _retry(self, call: Call) -> None:
         self.retried += 1
@@ -250,7 +254,8 @@ class _Connection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._bytes_without_payload = 0
         if call._is_paused:
-            self.pause()
+            # Not yet: both loops begin to read after connection_made, whatever it said.
+            asyncio.get_running_loop().call_soon(self._pause_for, call)
         if len(call._body) <= _JOIN_BYTES_MAX:
             self._transport.write(call._head + call._body)
         else:
@@ -280,6 +285,10 @@ class _Connection(asyncio.Protocol):
         if not self._is_paused and not self._transport.is_closing():
             self._is_paused = True
             self._transport.pause_reading()
+
+    def _pause_for(self, call: Call) -> None:
+        if self._call is call and call._is_paused:
+            self.pause()
 
     def resume(self) -> None:
         if self._is_paused:
@@ -356,7 +365,7 @@ class _Connection(asyncio.Protocol):
             self._bytes_without_payload += read_bytes
         bytes_max = self._pool.header_bytes_max
         overhead = self._bytes_without_payload
-        if not was_head_done and read_bytes > bytes_max:
+        if self._is_head_done and not was_head_done and read_bytes > bytes_max:
             overhead = sum(len(name) + len(value) for name, value in self._headers)
         elif self._is_complete:
             return payload

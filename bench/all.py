@@ -233,7 +233,7 @@ def draw(flood: dict[str, Any]) -> None:
     axes.set_xticks(range(len(counts)), [f"{count} heavy streams" for count in counts])
     axes.set_ylabel("light tenant's TTFT, seconds")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     axes.set_title("Time to first token under flood: median, line to p95", fontsize=9)
     figure.savefig(ROOT / "docs" / "flood.svg", metadata={"Date": None})
 

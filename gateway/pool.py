@@ -188,6 +188,7 @@ class Pool:
             snapshot.kv_usage,
             snapshot.kv_capacity_tokens,
             snapshot.block_size,
+            snapshot.preemptions_total,
         )
         self.dispatcher.backend_changed(name, gauges)
 

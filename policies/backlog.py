@@ -36,23 +36,27 @@ class _TenantMember(Member):
 
 
 class Backlog:
-    """Every queued request, ordered by what its tenant and flow have received per weight."""
+    """Every queued request, ordered by what its tenant and flow have received per weight.
 
-    def __init__(self, *, idle_flows_max: int) -> None:
-        self._idle_flows_max = idle_flows_max
-        self._tenants: Line[_TenantMember] = Line(idle_members_max=idle_flows_max)
+    Tenants and flows together are remembered up to `flows_max`, not counting those with something queued or running.
+    """
+
+    def __init__(self, *, flows_max: int) -> None:
+        self._flows_max = flows_max
+        self._tenants: Line[_TenantMember] = Line()
         self._requests = 0
+        self._remembered = 0
 
     def __len__(self) -> int:
         return self._requests
 
     def push(self, request: Request, *, front: bool = False) -> None:
-        """Queue it. `front`: it was dispatched and came back, so it goes first in its flow and lifts nobody."""
+        """Queue it. `front`: it was dispatched and came back, so it goes first in its flow."""
         tenant = self._tenant(request.flow)
         flow = self._flow(tenant, request.flow)
         tenant.weight = request.weight
-        self._tenants.queued(tenant, returned=front)
-        tenant.flows.queued(flow, returned=front)
+        self._tenants.queued(tenant)
+        tenant.flows.queued(flow)
         flow.requests[request.id] = request
         if front:
             flow.requests.move_to_end(request.id, last=False)
@@ -79,6 +83,7 @@ class Backlog:
         self._requests -= 1
         tenant.flows.withdrawn(flow)
         self._tenants.withdrawn(tenant)
+        self._forget_beyond(self._flows_max, tenant.flows)
 
     def charge(self, request: Request, service: float) -> None:
         """The service of a dispatched request is this much in all; its flow is charged what is new in it."""
@@ -95,6 +100,7 @@ class Backlog:
         tenant, flow = self._members(request.flow)
         tenant.flows.ended(flow)
         self._tenants.ended(tenant)
+        self._forget_beyond(self._flows_max, tenant.flows)
 
     def explain(self, flow: Flow) -> dict[str, float]:
         """Counters of a flow, relative to the least of those waiting: 0 is next, more is further away."""
@@ -116,8 +122,7 @@ class Backlog:
 
     def remembered(self) -> int:
         """Tenants and flows in memory, waiting or not."""
-        tenants = self._tenants.members.values()
-        return len(tenants) + sum(len(tenant.flows.members) for tenant in tenants)
+        return self._remembered
 
     def _members(self, flow: Flow) -> tuple[_TenantMember, _FlowMember]:
         tenant = self._tenants.members[(flow.tenant,)]
@@ -127,14 +132,28 @@ class Backlog:
         name = (flow.tenant,)
         tenant = self._tenants.members.get(name)
         if tenant is None:
-            tenant = _TenantMember(name, Line(idle_members_max=self._idle_flows_max))
+            tenant = _TenantMember(name, Line())
+            self._forget_beyond(self._flows_max - 1, tenant.flows)
             self._tenants.add(tenant)
+            self._remembered += 1
         return tenant
 
     def _flow(self, tenant: _TenantMember, flow: Flow) -> _FlowMember:
         name = (flow.app, flow.user)
         member = tenant.flows.members.get(name)
         if member is None:
+            self._forget_beyond(self._flows_max - 1, tenant.flows)
             member = _FlowMember(name)
             tenant.flows.add(member)
+            self._remembered += 1
         return member
+
+    def _forget_beyond(self, remembered_max: int, line: Line[_FlowMember]) -> None:
+        """Forget who has been idle longest: a flow of this line if it has one, else a tenant with all its flows."""
+        while self._remembered > remembered_max:
+            if line.forget_longest_idle() is None:
+                tenant = self._tenants.forget_longest_idle()
+                if tenant is None:
+                    return
+                self._remembered -= len(tenant.flows.members)
+            self._remembered -= 1

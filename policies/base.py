@@ -12,8 +12,7 @@ P3  Exactly once: every pushed request leaves by `pop` or by `remove`, never by 
 P4  A request removed before dispatch has charged nothing; one that ends after dispatch keeps what was charged.
 P5  Idle flows bank no credit: a flow that returns is served as if it had been present, within the bound of the policy.
 P6  Estimates are trued up: after the final charge, counters are what an oracle would have charged.
-P7  Memory is O(queued + recently active flows): an idle flow is forgotten once forgetting it changes no decision,
-    or when more than `idle_flows_max` are remembered.
+P7  Memory is O(queued + running + `flows_max`): beyond so many, the flows that have been idle longest are forgotten.
 P8  `pop` and `push` are O(log flows); `charge` is O(1).
 P9  The service bound that the policy's docstring states holds on every trace.
 """
@@ -39,7 +38,7 @@ class Request:
     """One request as the engine sees it: who asks, and what it is expected to take.
 
     Attributes:
-        prompt_tokens: estimated before the answer, the truth after it.
+        prompt_tokens: as estimated before the answer; the truth comes with the service.
         output_tokens_max: upper limit that the request itself sets, over all of its sequences.
         sequences: parallel sequences (`n`), each of which takes a slot of the engine.
         body_bytes: what it occupies in our memory while it waits.
@@ -95,7 +94,7 @@ class Policy(Protocol):
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         """Queue it; `front` puts a request that a backend refused back at the head of its flow.
 
-        A request that comes back is pushed first and then charged nothing, finally: its flow is never idle in between.
+        A request that comes back was charged nothing, finally, before it is pushed.
         """
 
     def pop(self, now: float, view: ClusterView) -> Selection | None:

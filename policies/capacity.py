@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from policies.base import Request
+from policies.forecast import Growing, KvForecast
 
 __all__ = ["BackendLedger", "CapacitySettings", "Gauges", "Lease", "Obstacle"]
 
@@ -25,8 +26,12 @@ FIRST_SLOTS = 4
 PREFILL_TOKENS_MIN = 512
 PREFILL_TOKENS_START = 2048
 PREFILL_TOKENS_MAX = 262_144
-KV_IS_SHORT = 0.9
-"""Above this occupancy a waiting request waits for KV, and says nothing of the number of slots."""
+KV_IS_SHORT = 0.7
+"""Above this occupancy a waiting request may wait for KV, and says nothing of the number of slots."""
+LOOK_AGAIN_S = 0.01
+KV_IS_LOW = 0.8
+"""A cache that never gets fuller than this while requests wait for it is reserved too cautiously."""
+CAUTION_MIN = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class CapacitySettings:
     """How is capacity judged? Shares are of the KV capacity and of the slots."""
 
     waiting_target: int = 2
-    kv_ceiling: float = 0.95
+    kv_ceiling: float = 0.98
     headroom: float = 0.05
     concurrency_max: int | None = None
     gauge_trust_s: float = 1.0
@@ -52,6 +57,7 @@ class Gauges:
     kv_usage: float | None = None
     kv_capacity_tokens: int | None = None
     block_size: int | None = None
+    preemptions_total: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +114,13 @@ class BackendLedger:
         self._block_size = 16
         self._foreign_tokens = 0.0
         self._prompt_share = 1.0
-        self._curve: list[tuple[float, float, int]] | None = None
+        self._caution = 1.0
+        self._kv_limited = False
+        self._kv_usage_max = 0.0
+        self._lifetime_s = 1.0
+        self._lifetime_ends_s = 0.0
+        self._spare_tokens = 0.0
+        self._forecast: KvForecast | None = None
         self._closed_until_s = 0.0
         self._backoff_s = 0.0
         self._first_token_s = 0.05
@@ -125,12 +137,15 @@ class BackendLedger:
 
     # --- may it start one more? ---
 
-    def obstacle(self, request: Request, *, spare: bool, others: bool, now: float) -> Obstacle | None:
+    def obstacle(
+        self, request: Request, *, spare: bool, absent: bool, now: float, paced: bool = False
+    ) -> Obstacle | None:
         """What keeps this request from being started now? None: nothing.
 
         Args:
             spare: its tenant is below its fair share, so it may use the headroom.
-            others: some other tenant is active, so the headroom is kept from those who are not `spare`.
+            absent: some tenant that comes and goes is not in the queue, so the headroom is kept for it.
+            paced: more of its tenant waits than can start soon, so starts are spread to keep the KV evenly full.
         """
         if not self.healthy or now < self._closed_until_s:
             return "closed"
@@ -138,14 +153,17 @@ class BackendLedger:
             return None
         if self._held_back(now):
             return "waiting"
-        keep = others and not spare
+        keep = absent and not spare
         if self._sequences + request.sequences > self._slot_limit(keep):
             return "slots"
-        prefill_limit = self._prefill_tokens * (1.5 if spare and others else 1.0)
+        prefill_limit = self._prefill_tokens * (1.5 if spare and absent else 1.0)
         if self._starting and self._starting_tokens + request.prompt_tokens > prefill_limit:
             self._prefill_limited = True
             return "prefill"
-        return None if self._kv_fits(request, keep) else "kv"
+        if self._kv_fits(request, keep_headroom=keep, paced=paced):
+            return None
+        self._kv_limited = True
+        return "kv"
 
     def kv_fraction(self) -> float:
         """Largest KV occupancy that what is dispatched is expected to reach, of the capacity (1.0 = full).
@@ -168,16 +186,22 @@ class BackendLedger:
         if self._gauges is not None and self._held_back(now):
             times.append(self._gauges.taken_s + self._settings.gauge_trust_s)
         unseen = [lease.dispatched_s for lease in self._starting.values() if not lease.request.streamed]
-        if unseen:
+        if unseen and self._has_gauges():
             times.append(max(min(unseen) + self._first_token_s, now + 0.005))
+        if self._kv_limited:
+            # What runs makes room as it gets older, and nothing else says so.
+            times.append(now + LOOK_AGAIN_S)
         return min(times, default=None)
 
     def _held_back(self, now: float) -> bool:
         """Does a gauge we still trust say that the engine has a queue of its own?"""
         gauges = self._gauges
-        if gauges is None or gauges.waiting is None or now - gauges.taken_s > self._settings.gauge_trust_s:
+        if gauges is None or gauges.waiting is None or now >= gauges.taken_s + self._settings.gauge_trust_s:
             return False
         return gauges.waiting > self._settings.waiting_target
+
+    def _has_gauges(self) -> bool:
+        return self._gauges is not None and self._gauges.waiting is not None
 
     def _slot_limit(self, keep_headroom: bool) -> int:
         target = self._settings.waiting_target
@@ -201,65 +225,47 @@ class BackendLedger:
         """KV tokens of a request at its largest, half-filled blocks included."""
         return request.prompt_tokens + request.output_tokens_reserved + request.sequences * self._block_size / 2
 
-    def _kv_fits(self, request: Request, keep_headroom: bool) -> bool:
+    def _kv_fits(self, request: Request, *, keep_headroom: bool, paced: bool) -> bool:
         capacity = self._kv_capacity_tokens
         if capacity is None:
             return True
-        settings = self._settings
-        limit = capacity * (settings.kv_ceiling - (settings.headroom if keep_headroom else 0.0)) - self._foreign_tokens
-        footprint = self._footprint_tokens(request)
-        if self._held_tokens + footprint <= limit:
+        limit = capacity * self._settings.kv_ceiling - self._foreign_tokens
+        if keep_headroom:
+            # Room for the next request of those below their share: as large as theirs have been.
+            limit -= min(self._spare_tokens, capacity * self._settings.headroom)
+        fits_whole = self._held_tokens + self._footprint_tokens(request) <= limit
+        if fits_whole and not paced:
             return True
-        return self._peak_with(request) <= limit
+        if self._forecast is None:
+            self._forecast = KvForecast([self._growing(lease) for lease in self.leases.values()])
+        grows = self._caution * request.output_tokens_reserved / request.sequences
+        held = request.prompt_tokens + request.sequences * self._block_size / 2
+        candidate = Growing(grows, held, request.sequences, grows)
+        if paced and not self._forecast.is_level_with(candidate, limit):
+            return False
+        return fits_whole or self._forecast.peak_with(candidate) <= limit
 
-    def _peak_with(self, request: Request) -> float:
-        """Largest occupancy ahead, in tokens, if this request started now and all sequences grow in step.
-
-        Occupancy rises until a sequence ends and falls when it does, so the peak is at one of the ends (the same form
-        as LightLLM's check and "Past-Future" scheduling).
-        """
-        if self._curve is None:
-            self._curve = self._ends()
-        grows = request.output_tokens_reserved / request.sequences
-        own = (grows, request.prompt_tokens + request.sequences * self._block_size / 2, request.sequences)
-        peak = held = 0.0
-        sequences = 0
-        placed = False
-        for end in self._curve:
-            if not placed and own[0] >= end[0]:
-                placed = True
-                held, sequences = held + own[1], sequences + own[2]
-                peak = max(peak, held + own[0] * sequences)
-            held, sequences = held + end[1], sequences + end[2]
-            peak = max(peak, held + end[0] * sequences)
-        if not placed:
-            peak = max(peak, held + own[1] + own[0] * (sequences + own[2]))
-        return peak
-
-    def _ends(self) -> list[tuple[float, float, int]]:
-        """(tokens each sequence still grows, tokens held now, sequences) of every lease, latest end first."""
-        half_block = self._block_size / 2
-        ends = []
-        for lease in self.leases.values():
-            request = lease.request
-            prompt = request.prompt_tokens * (self._prompt_share if lease.started_s is not None else 1.0)
-            held = prompt + lease.output_tokens + request.sequences * half_block
-            ends.append((lease.growth_tokens(), held, request.sequences))
-        ends.sort(reverse=True)
-        return ends
+    def _growing(self, lease: Lease) -> Growing:
+        request = lease.request
+        prompt = request.prompt_tokens * (self._prompt_share if lease.started_s is not None else 1.0)
+        held = prompt + lease.output_tokens + request.sequences * self._block_size / 2
+        grows = self._caution * lease.growth_tokens()
+        return Growing(grows, held, request.sequences, grows + lease.output_each())
 
     # --- what happens ---
 
-    def add(self, lease: Lease) -> None:
-        """A request was dispatched to it."""
+    def add(self, lease: Lease, *, spare: bool = False) -> None:
+        """A request was dispatched to it; `spare`: its tenant is below its fair share."""
         request = lease.request
         lease.held_tokens = round(self._footprint_tokens(request))
+        if spare:
+            self._spare_tokens += 0.2 * (lease.held_tokens - self._spare_tokens)
         self.leases[request.id] = lease
         self._starting[request.id] = lease
         self._starting_tokens += request.prompt_tokens
         self._sequences += request.sequences
         self._held_tokens += lease.held_tokens
-        self._curve = None
+        self._forecast = None
 
     def started(self, lease: Lease, now: float) -> None:
         """Its first token was seen: the engine had room for it."""
@@ -270,11 +276,14 @@ class BackendLedger:
             self._starting_tokens -= lease.request.prompt_tokens
         if lease.request.streamed:
             self._first_token_s += 0.1 * (now - lease.dispatched_s - self._first_token_s)
-        running = self._sequences - sum(other.request.sequences for other in self._starting.values())
+            self._prove_slots(self._sequences - sum(other.request.sequences for other in self._starting.values()))
+        self._backoff_s = 0.0
+        self._forecast = None
+
+    def _prove_slots(self, running: int) -> None:
+        """So many sequences have been seen to run at once."""
         if running > self._slots and not self._slots_known:
             self._slots = running
-        self._backoff_s = 0.0
-        self._curve = None
 
     def regrown(self, lease: Lease) -> None:
         """Its output has gone beyond what it was counted with."""
@@ -284,7 +293,7 @@ class BackendLedger:
         if held > lease.held_tokens:
             self._held_tokens += round(held) - lease.held_tokens
             lease.held_tokens = round(held)
-            self._curve = None
+            self._forecast = None
 
     def remove(self, lease: Lease, now: float) -> None:
         """The request is over, in whatever way."""
@@ -294,7 +303,8 @@ class BackendLedger:
             self._starting_tokens -= request.prompt_tokens
         self._sequences -= request.sequences
         self._held_tokens -= lease.held_tokens
-        self._curve = None
+        self._forecast = None
+        self._lifetime_s += 0.1 * (now - lease.dispatched_s - self._lifetime_s)
         if lease.started_s is not None and lease.output_each() >= 1:
             self._token_s += 0.1 * ((now - lease.started_s) / lease.output_each() - self._token_s)
 
@@ -304,7 +314,7 @@ class BackendLedger:
         Additive in both directions, one for each answer while the slots are all in use: twice the best time per token
         is taken for a queue inside the engine.
         """
-        if lease.started_s is not None or self._slots_known:
+        if lease.started_s is not None or self._slots_known or self._has_gauges():
             return
         each_s = (now - lease.dispatched_s) / max(1.0, lease.output_each())
         self._whole_s += 0.1 * (each_s - self._whole_s) if self._whole_s else each_s
@@ -316,6 +326,8 @@ class BackendLedger:
 
     def refused(self, now: float) -> None:
         """It refused or could not be reached: leave it alone for a moment that doubles each time in a row."""
+        if now < self._closed_until_s:
+            return  # of the same incident
         settings = self._settings
         self._backoff_s = min(max(settings.retry_backoff_s, 2 * self._backoff_s), settings.retry_backoff_s_max)
         self._closed_until_s = now + self._backoff_s
@@ -328,21 +340,22 @@ class BackendLedger:
 
     def observe(self, gauges: Gauges, now: float) -> None:
         """It was scraped: correct the model."""
-        self._gauges = gauges
+        before, self._gauges = self._gauges, gauges
+        self._adapt_caution(gauges, before)
         if gauges.block_size:
             self._block_size = gauges.block_size
         if gauges.kv_capacity_tokens:
             self._kv_capacity_tokens = gauges.kv_capacity_tokens
         if gauges.waiting is not None:
             self._infer_starts(gauges, now)
-            self._adapt(gauges)
+            self._adapt(gauges, before)
         if gauges.kv_usage is not None and self._kv_capacity_tokens is not None:
             self._correct_kv(gauges.kv_usage * self._kv_capacity_tokens)
-        self._curve = None
+        self._forecast = None
 
     def unseen(self, now: float) -> None:
         """Estimate the progress of answers that are not streamed, from the pace of those that are or that ended."""
-        if self._gauges is not None and self._gauges.waiting is not None:
+        if self._has_gauges():
             for lease in list(self._starting.values()):
                 if not lease.request.streamed and now - lease.dispatched_s >= self._first_token_s:
                     self.started(lease, now)
@@ -363,17 +376,39 @@ class BackendLedger:
         for lease in received[: max(0, len(received) - (gauges.waiting or 0))]:
             self.started(lease, now)
 
-    def _adapt(self, gauges: Gauges) -> None:
+    def _adapt(self, gauges: Gauges, before: Gauges | None) -> None:
         """Learn the number of slots and the size of the prefill window from whether the engine holds a queue."""
         if gauges.waiting is not None and gauges.waiting > self._settings.waiting_target:
             self._prefill_tokens = max(PREFILL_TOKENS_MIN, self._prefill_tokens * 3 // 4)
-            short_of_kv = gauges.kv_usage is not None and gauges.kv_usage > KV_IS_SHORT
-            if not self._slots_known and not short_of_kv and gauges.running:
+            has_kv = gauges.kv_usage is None or gauges.kv_usage < KV_IS_SHORT
+            is_level = before is not None and gauges.running == before.running
+            if not self._slots_known and has_kv and is_level and gauges.running:
                 self._slots = max(1, min(self._slots, gauges.running))
                 self._slots_learned = True
-        elif gauges.waiting == 0 and self._prefill_limited:
-            self._prefill_tokens = min(PREFILL_TOKENS_MAX, self._prefill_tokens * 5 // 4)
+        elif gauges.waiting == 0:
+            self._prove_slots(min(gauges.running or 0, self._sequences))
+            if self._prefill_limited:
+                self._prefill_tokens = min(PREFILL_TOKENS_MAX, self._prefill_tokens * 5 // 4)
         self._prefill_limited = False
+
+    def _adapt_caution(self, gauges: Gauges, before: Gauges | None) -> None:
+        """How much of the reserved growth really comes? Reserves are cautious one by one, so their sum is too much.
+
+        Less is believed when the cache stayed too empty for as long as a request lives, although requests waited for
+        KV; more again when the engine had to preempt.
+        """
+        preempted, preempted_before = gauges.preemptions_total, before.preemptions_total if before else None
+        if preempted is not None and preempted_before is not None and preempted > preempted_before:
+            self._caution = min(1.0, self._caution * 1.25)
+        if gauges.kv_usage is not None:
+            self._kv_usage_max = max(self._kv_usage_max, gauges.kv_usage)
+        if gauges.taken_s < self._lifetime_ends_s:
+            return
+        if self._kv_limited and 0 < self._kv_usage_max < KV_IS_LOW:
+            self._caution = max(CAUTION_MIN, self._caution * 0.9)
+        self._lifetime_ends_s = gauges.taken_s + self._lifetime_s
+        self._kv_usage_max = 0.0
+        self._kv_limited = False
 
     def _correct_kv(self, used_tokens: float) -> None:
         """Compare the gauge with the books: what is more belongs to others, what is less is shared prefixes."""

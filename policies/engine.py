@@ -122,11 +122,12 @@ class AdmissionEngine:
         if request.blocked_at == self._room:
             return None
         spare = self._shares.is_below(request)
-        others = self._shares.others()
+        absent = self._shares.someone_is_absent()
         best: BackendLedger | None = None
         best_load = 0.0
+        paced = self._shares.is_flooding(request)
         for ledger in self.backends.values():
-            obstacle = ledger.obstacle(request, spare=spare, others=others, now=self._now)
+            obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=self._now, paced=paced)
             if obstacle is not None:
                 self.obstacle = obstacle
                 continue
@@ -205,9 +206,9 @@ class AdmissionEngine:
         if request.attempts >= self.limits.attempts_max:
             self._end(lease, ServiceTokens(0, 0), now)
             return [Reject(request.id, Refusal.BACKEND_FAILED, 1.0), *self._room_changed(now)]
+        self._end(lease, ServiceTokens(0, 0), now)
         self._shares.seen(request, now)
         self._enqueue(request, now, front=True)
-        self._end(lease, ServiceTokens(0, 0), now)
         return self._room_changed(now)
 
     def cancelled(self, request_id: str, now: float, service: ServiceTokens | None = None) -> Sequence[Decision]:
@@ -264,8 +265,8 @@ class AdmissionEngine:
         lease = Lease(request, backend, now)
         self._leases[request.id] = lease
         ledger = self.backends[backend]
-        ledger.add(lease)
-        self._shares.holds(request, lease.held_tokens)
+        ledger.add(lease, spare=self._shares.is_below(request))
+        self._shares.dispatched(request, lease.held_tokens)
         self.policy.charge(request, ServiceTokens(request.prompt_tokens, 0), now, final=False)
         if request.arrived_s < self._dispatched_s:
             # It was waiting at the last dispatch, so the time since then is what one place in the queue takes.
@@ -278,6 +279,7 @@ class AdmissionEngine:
         self._charged_s = now
         for ledger in self.backends.values():
             ledger.unseen(now)
+        self._room += 1
         uncharged, self._uncharged = self._uncharged, []
         for lease in uncharged:
             request = lease.request
@@ -288,7 +290,7 @@ class AdmissionEngine:
             held = lease.held_tokens
             self.backends[lease.backend].regrown(lease)
             if lease.held_tokens != held:
-                self._shares.holds(request, lease.held_tokens - held)
+                self._shares.grew(request, lease.held_tokens - held)
 
     def _received(self, lease: Lease) -> ServiceTokens:
         return ServiceTokens(lease.request.prompt_tokens, lease.output_tokens)
@@ -297,8 +299,7 @@ class AdmissionEngine:
         request = lease.request
         del self._leases[request.id]
         self.backends[lease.backend].remove(lease, now)
-        self._shares.holds(request, -lease.held_tokens)
-        self._shares.gone(request)
+        self._shares.ended(request, lease.held_tokens)
         self.policy.charge(request, service, now, final=True)
 
     # --- the queue ---
@@ -307,13 +308,13 @@ class AdmissionEngine:
         request.output_tokens_expected = self.lengths.expected(request.flow, request.output_tokens_max)
         request.output_tokens_reserved = self.lengths.reserved(request.flow, request.output_tokens_max)
         request.blocked_at = -1
-        self._waiting.add(request)
+        self._waiting.add(request, front=front)
         self.policy.push(request, now, front=front)
 
     def _withdraw(self, request: Request, now: float) -> None:
         self._waiting.remove(request)
         self.policy.remove(request, now)
-        self._shares.gone(request)
+        self._shares.withdrawn(request)
 
     def _expire(self, now: float, decisions: list[Decision]) -> None:
         while (request := self._waiting.expired(now)) is not None:

@@ -39,13 +39,12 @@ M = TypeVar("M", bound=Member)
 
 
 class Line(Generic[M]):
-    """Which member is least served? Members are created by the caller, remembered here until they are forgettable."""
+    """Which member is least served? Members are created, and forgotten, when the caller says so."""
 
-    def __init__(self, *, idle_members_max: int) -> None:
+    def __init__(self) -> None:
         self.members: dict[tuple[str, ...], M] = {}
         self._heap: list[tuple[float, int, tuple[str, ...]]] = []
         self._idle: OrderedDict[tuple[str, ...], None] = OrderedDict()
-        self._idle_members_max = idle_members_max
         self._last_left: M | None = None
         self._turn = 0
         self._waiting = 0
@@ -75,11 +74,10 @@ class Line(Generic[M]):
                 return member
         return None
 
-    def queued(self, member: M, *, returned: bool = False) -> None:
-        """One more request of this member waits. One that a backend returned is no arrival, and lifts nobody."""
+    def queued(self, member: M) -> None:
+        """One more request of this member waits."""
         if not member.queued:
-            if not returned:
-                member.counter = max(member.counter, self.floor())
+            member.counter = max(member.counter, self.floor())
             self._idle.pop(member.name, None)
             member.queued = 1
             self._waiting += 1
@@ -99,18 +97,25 @@ class Line(Generic[M]):
     def withdrawn(self, member: M) -> None:
         """One of its waiting requests is gone without service."""
         self._leave_one(member)
-        self._forget_if_idle(member)
+        self._note_idle(member)
 
     def ended(self, member: M) -> None:
         """One of its dispatched requests is over."""
         member.running -= 1
-        self._forget_if_idle(member)
+        self._note_idle(member)
 
     def charged(self, member: M, service: float) -> None:
         """It has received this much more (less, if negative). O(1), or O(log members) for a refund."""
         member.counter += service
         if service < 0 and member.queued and member.entry_counter is not None and member.counter < member.entry_counter:
             self._enter(member)
+
+    def forget_longest_idle(self) -> M | None:
+        """Forget the member that has had nothing queued or running for longest, and its debt; None if there is none."""
+        if not self._idle:
+            return None
+        name, _ = self._idle.popitem(last=False)
+        return self.members.pop(name)
 
     def _enter(self, member: M) -> None:
         member.entry_counter = member.counter
@@ -132,23 +137,9 @@ class Line(Generic[M]):
             self._waiting -= 1
             member.entry_counter = None
             self._last_left = member
+            if not self._waiting:
+                self._heap.clear()
 
-    def _forget_if_idle(self, member: M) -> None:
-        """Forget idle members: those whom the lift would raise anyway, and the longest idle beyond the bound."""
-        if member.queued or member.running:
-            return
-        self._idle[member.name] = None
-        self._idle.move_to_end(member.name)
-        floor = self.floor()
-        if member.counter <= floor and member is not self._last_left:
-            self._forget(member.name)
-        while self._idle:
-            oldest = next(iter(self._idle))
-            beyond = len(self._idle) > self._idle_members_max
-            if not beyond and (self.members[oldest].counter > floor or self.members[oldest] is self._last_left):
-                break
-            self._forget(oldest)
-
-    def _forget(self, name: tuple[str, ...]) -> None:
-        del self._idle[name]
-        del self.members[name]
+    def _note_idle(self, member: M) -> None:
+        if not member.queued and not member.running:
+            self._idle[member.name] = None

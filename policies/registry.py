@@ -20,14 +20,14 @@ class PolicyParams:
     input_weight: float = 1.0
     output_weight: float = 2.0
     predict_output: bool = False
-    idle_flows_max: int = 10_000
+    flows_max: int = 10_000
 
 
 def _vtc(params: PolicyParams) -> Policy:
     return Vtc(
         cost=LinearCost(params.input_weight, params.output_weight),
         predict_output=params.predict_output,
-        idle_flows_max=params.idle_flows_max,
+        flows_max=params.flows_max,
     )
 
 

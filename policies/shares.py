@@ -14,12 +14,13 @@ __all__ = ["Shares"]
 
 
 class _Share:
-    __slots__ = ("held_tokens", "requests", "seen_s", "weight")
+    __slots__ = ("held_tokens", "queued", "running", "seen_s", "weight")
 
     def __init__(self) -> None:
         self.weight = 0.0
         self.held_tokens = 0
-        self.requests = 0
+        self.queued = 0
+        self.running = 0
         self.seen_s = 0.0
 
 
@@ -31,6 +32,9 @@ class Shares:
         self._shares: OrderedDict[str, _Share] = OrderedDict()
         self._weights = 0.0
         self._held_tokens = 0
+        self._running = 0
+        self._present = 0
+        """Active tenants with something queued."""
 
     def __len__(self) -> int:
         return len(self._shares)
@@ -46,36 +50,63 @@ class Shares:
         self._weights += request.weight - share.weight
         share.weight = request.weight
         share.seen_s = now
-        share.requests += 1
+        share.queued += 1
+        self._present += share.queued == 1
         self._drop_inactive(now)
 
-    def holds(self, request: Request, held_tokens: int) -> None:
-        """Its dispatched requests hold this much more (negative: less)."""
+    def dispatched(self, request: Request, held_tokens: int) -> None:
+        """A queued request of this tenant was dispatched and holds so much."""
+        share = self._shares[request.flow.tenant]
+        share.running += 1
+        self._running += 1
+        share.held_tokens += held_tokens
+        self._held_tokens += held_tokens
+        self._left_queue(share)
+
+    def grew(self, request: Request, held_tokens: int) -> None:
+        """A dispatched request holds so much more."""
         self._shares[request.flow.tenant].held_tokens += held_tokens
         self._held_tokens += held_tokens
 
-    def gone(self, request: Request) -> None:
-        """A request of this tenant is over."""
-        self._shares[request.flow.tenant].requests -= 1
+    def ended(self, request: Request, held_tokens: int) -> None:
+        """A dispatched request is over, and held so much."""
+        share = self._shares[request.flow.tenant]
+        share.running -= 1
+        self._running -= 1
+        share.held_tokens -= held_tokens
+        self._held_tokens -= held_tokens
 
-    def others(self) -> bool:
-        """Is more than one tenant active?"""
-        return len(self._shares) > 1
+    def withdrawn(self, request: Request) -> None:
+        """A queued request is gone without service."""
+        self._left_queue(self._shares[request.flow.tenant])
+
+    def someone_is_absent(self) -> bool:
+        """Is some active tenant without a request in the queue? The next one of it may come at any moment."""
+        return self._present < len(self._shares)
 
     def is_below(self, request: Request) -> bool:
         """Does its tenant hold less of what is dispatched than its weight entitles it to?"""
         share = self._shares[request.flow.tenant]
         return share.held_tokens * self._weights < self._held_tokens * share.weight or not self._held_tokens
 
+    def is_flooding(self, request: Request) -> bool:
+        """Has its tenant more in the queue than its fair share of the requests that are dispatched?"""
+        share = self._shares[request.flow.tenant]
+        return share.queued * self._weights > self._running * share.weight
+
     def _drop_inactive(self, now: float) -> None:
         while self._shares:
             tenant, share = next(iter(self._shares.items()))
             if now - share.seen_s <= self._active_s:
                 break
-            if share.requests:
+            if share.queued or share.running:
                 # Long requests keep their tenant active; it is looked at again when another period has passed.
                 share.seen_s = now
                 self._shares.move_to_end(tenant)
                 continue
             self._weights -= share.weight
             del self._shares[tenant]
+
+    def _left_queue(self, share: _Share) -> None:
+        share.queued -= 1
+        self._present -= not share.queued

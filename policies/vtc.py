@@ -28,10 +28,10 @@ __all__ = ["Vtc"]
 class Vtc:
     """Who has received least service for its weight?"""
 
-    def __init__(self, *, cost: Cost | None = None, predict_output: bool = False, idle_flows_max: int = 10_000) -> None:
+    def __init__(self, *, cost: Cost | None = None, predict_output: bool = False, flows_max: int = 10_000) -> None:
         self._cost = cost if cost is not None else LinearCost()
         self._predict_output = predict_output
-        self._backlog = Backlog(idle_flows_max=idle_flows_max)
+        self._backlog = Backlog(flows_max=flows_max)
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         self._backlog.push(request, front=front)

@@ -51,10 +51,13 @@ class WaitingRoom:
     def get(self, request_id: str) -> Request | None:
         return self._requests.get(request_id)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, *, front: bool = False) -> None:
+        """Let it in; `front`: it comes back, and counts as the oldest of its tenant."""
         self._requests[request.id] = request
         tenant = self._tenants.setdefault(request.flow.tenant, _TenantQueue())
         tenant.requests[request.id] = request
+        if front:
+            tenant.requests.move_to_end(request.id, last=False)
         tenant.bytes += request.body_bytes
         tenant.weight = request.weight
         self.bytes += request.body_bytes
@@ -86,6 +89,9 @@ class WaitingRoom:
         meets the bound alone. O(tenants waiting), and only when the queue is full.
         """
         limits = self._limits
+        missing = self.bytes + request.body_bytes - limits.bytes_max
+        if missing > 0:
+            return self._bytes_given(request, missing)
         if len(self._requests) >= limits.requests_max:
             most = max(self._tenants.items(), key=lambda item: (len(item[1].requests) / item[1].weight, item[0]))[1]
             own = self._tenants.get(request.flow.tenant)
@@ -93,8 +99,7 @@ class WaitingRoom:
             if own is most or own_after / request.weight > len(most.requests) / most.weight:
                 return None
             return [next(reversed(most.requests.values()))]
-        missing = self.bytes + request.body_bytes - limits.bytes_max
-        return self._bytes_given(request, missing) if missing > 0 else []
+        return []
 
     def _bytes_given(self, request: Request, missing: int) -> list[Request] | None:
         if not self._tenants:

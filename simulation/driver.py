@@ -95,7 +95,15 @@ def read_gauges(name: str, model: EngineModel, now: float) -> Gauges:
     """What a scrape of this backend says at this time."""
     gauges, profile = model.gauges(now), model.profile
     capacity_tokens = profile.usable_blocks * profile.block_size
-    return Gauges(now, gauges.running, gauges.waiting, gauges.kv_usage, capacity_tokens, profile.block_size)
+    return Gauges(
+        now,
+        running=gauges.running,
+        waiting=gauges.waiting,
+        kv_usage=gauges.kv_usage,
+        kv_capacity_tokens=capacity_tokens,
+        block_size=profile.block_size,
+        preemptions_total=gauges.preemptions_total,
+    )
 
 
 def simulate(

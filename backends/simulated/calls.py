@@ -143,7 +143,7 @@ def read_call(kind: Kind, raw: bytes, profile: EngineProfile, model_names: tuple
 def _parse(raw: bytes) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _invalid("json_invalid", "1", f"JSON decode error: {error}") from None
     if not isinstance(body, dict):
         raise _invalid("model_attributes_type", "", "Input should be a valid dictionary")

@@ -87,6 +87,13 @@ def unique(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """At least one. A bound of the type would also count the values that are wrong as not there."""
+    if not values:
+        raise fault("is empty; give at least one")
+    return values
+
+
 def bare_text_is(field: str, schema: Any) -> BeforeValidator:
     """Let a bare string stand for a section of which only `field` is given; `schema` tells editors so."""
 
@@ -94,7 +101,3 @@ def bare_text_is(field: str, schema: Any) -> BeforeValidator:
         return {field: value} if isinstance(value, str) else value
 
     return BeforeValidator(section, json_schema_input_type=schema)
-
-
-class not_empty(AfterValidator):  # noqa: N801
-    pass

@@ -92,7 +92,7 @@ def config_for_backends(urls: list[str], host: str, port: int) -> Config:
 
 
 def _bounded(faults: list[Fault], file: str) -> list[Fault]:
-    ordered = sorted(faults, key=lambda fault: (fault.line, fault.column))
+    ordered = sorted(dict.fromkeys(faults), key=lambda fault: (fault.line, fault.column))
     if len(ordered) <= FAULTS_MAX:
         return ordered
     return [*ordered[:FAULTS_MAX], Fault(file, 0, 0, "", f"and {len(ordered) - FAULTS_MAX} more faults")]
@@ -115,7 +115,9 @@ class _Source:
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
-            raise self._refused(f"not YAML: {error.problem or error.context}", line, column) from None
+            # An alias or a tag is named by what follows its * or !, which may be a password without quotes.
+            problem = re.sub(r"'[A-Za-z0-9_!-]{2,}'", "(not shown)", error.problem or error.context or "")
+            raise self._refused(f"not YAML: {problem}", line, column) from None
         except (yaml.YAMLError, ValueError):
             raise self._refused("not YAML", 1, 1) from None
         except RecursionError:
@@ -170,7 +172,7 @@ class _Source:
         found: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                self.faults.append(Fault(self.file, *_place(key), path_of(loc), "the name of a field should be text"))
+                self.faults.append(Fault(self.file, *_place(key), _path(loc), "the name of a field should be text"))
                 continue
             place: Loc = (*loc, key.value)
             if key.value in found:

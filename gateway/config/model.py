@@ -35,6 +35,7 @@ from gateway.config.fields import (
     checked_tokenizer,
     checked_url,
     fault,
+    not_empty,
     split_address,
     unique,
 )
@@ -129,7 +130,7 @@ class CapacityConfig(_Section):
 
     waiting_target: int = Field(default=2, ge=0, le=1000)
     """Requests that may wait inside one engine. More uses it a little better; fewer is fairer."""
-    kv_ceiling: float = Field(default=0.95, ge=0.5, le=1)
+    kv_ceiling: float = Field(default=0.98, ge=0.5, le=1)
     """Share of an engine's KV cache up to which requests are dispatched, their expected growth included."""
     headroom: float = Field(default=0.05, ge=0, lt=0.5)
     """Share of KV cache and slots that is kept for flows below their fair share."""
@@ -146,7 +147,9 @@ class PoolConfig(_Section):
     """What metrics and logs call the pool; unique."""
     models: tuple[Name, ...] = Field(default=(), strict=False)
     """Model names and aliases that clients may ask for. Empty: learned from the backends' /v1/models."""
-    backends: Annotated[tuple[BackendConfig, ...], not_empty()] = Field(strict=False)
+    backends: Annotated[tuple[BackendConfig, ...], AfterValidator(not_empty)] = Field(
+        strict=False, json_schema_extra={"minItems": 1}
+    )
     """The engines, at least one; no url twice."""
     bytes_per_token: float | None = Field(default=None, gt=0, le=64)
     """Bytes of a prompt per token to begin with; the true ratio is learned from the engines' usage reports."""
@@ -161,8 +164,8 @@ class KeyConfig(_Section):
 
     hash: Annotated[str, AfterValidator(checked_hash)]
     """sha256: and 64 hex digits, as `fairgate keys hash` prints it."""
-    apps: Annotated[tuple[Name, ...], AfterValidator(unique), not_empty()] = Field(
-        default=("default",), strict=False, max_length=1000
+    apps: Annotated[tuple[Name, ...], AfterValidator(unique), AfterValidator(not_empty)] = Field(
+        default=("default",), strict=False, max_length=1000, json_schema_extra={"minItems": 1}
     )
     """Apps the key may act for; the first is what a request is when it names none."""
 
@@ -216,12 +219,14 @@ class Config(_Section):
     """Accept any key: each distinct key is its own tenant of weight 1."""
     policy: Annotated[PolicyConfig, bare_text_is("name", PolicyName | PolicyConfig)] = PolicyConfig()
     """Which request goes next: a name, or a name with its parameters."""
-    pools: Annotated[tuple[PoolConfig, ...], not_empty()] = Field(strict=False)
+    pools: Annotated[tuple[PoolConfig, ...], AfterValidator(not_empty)] = Field(
+        strict=False, json_schema_extra={"minItems": 1}
+    )
     """Engines by the models they serve; a model belongs to one pool."""
     tenants: tuple[TenantConfig, ...] = Field(default=(), strict=False)
     """Who shares the engines; may be empty with open_access only."""
     limits: Limits = Limits()
-    """Bounds of the whole gateway."""
+    """Bounds on what is queued, buffered and waited for."""
     drain_s: float = Field(default=30, ge=0, le=86_400)
     """Time that running requests have to end after SIGTERM."""
     access_log: str = Field(default="stdout", min_length=1)
@@ -248,13 +253,7 @@ class Config(_Section):
             config = handler(data)
         except ValidationError as error:
             faults += [
-                InitErrorDetails(
-                    type=PydanticCustomError(
-                        found["type"], "{message}", {"message": found["msg"], **found.get("ctx", {})}
-                    ),
-                    loc=found["loc"],
-                    input=found["input"],
-                )
+                InitErrorDetails(type=_as_found(found), loc=found["loc"], input=found["input"])
                 for found in error.errors(include_url=False)
             ]
         if faults:

@@ -50,7 +50,9 @@ class Peer:
             pass
 
     def reset(self) -> None:
-        """End the connection with RST."""
+        """End the connection with RST, unless it is closed already."""
+        if self.writer.is_closing():
+            return
         sock = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()

@@ -115,7 +115,7 @@ async def statuses(port: int, payload: bytes) -> list[int]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(payload)
-        async with asyncio.timeout(0.2):
+        async with asyncio.timeout(0.15):
             while piece := await reader.read(65536):
                 answers += piece
     except (TimeoutError, ConnectionResetError):
@@ -128,8 +128,8 @@ async def statuses(port: int, payload: bytes) -> list[int]:
 async def assert_as_strict(payloads: list[bytes]) -> int:
     """Both servers get the same; returns how many payloads aiohttp refuses."""
     async with serving() as served, aiohttp_serving() as port:
-        ours = await asyncio.gather(*[statuses(served.port, payload) for payload in payloads])
-        theirs = await asyncio.gather(*[statuses(port, payload) for payload in payloads])
+        both = await asyncio.gather(*[statuses(at, payload) for at in (served.port, port) for payload in payloads])
+    ours, theirs = both[: len(payloads)], both[len(payloads) :]
     refused = [max(answers, default=0) >= 400 for answers in theirs]
     served_by_us = [max(answers, default=500) < 400 for answers in ours]
     lenient = [p for p, no, yes in zip(payloads, refused, served_by_us, strict=True) if no and yes]
@@ -187,3 +187,21 @@ def read_all(pieces: list[bytes]) -> list[HttpRequest]:
                 requests.append(reader.request)
                 reader.reset()
     return requests
+
+
+def test_no_byte_behind_a_chunked_body_is_taken_for_part_of_it() -> None:
+    first = VALID["chunked"].replace(b"Connection: close\r\n", b"")
+    stream = first + VALID["get"]
+    whole = read_all([stream])
+    assert [request.method for request in whole] == ["POST", "GET"]
+    for cut in range(1, len(stream)):
+        for second in range(cut + 1, min(cut + 5, len(stream))):
+            assert read_all([stream[:cut], stream[cut:second], stream[second:]]) == whole
+
+
+@pytest.mark.parametrize(
+    "start", [b"\x16\x03\x01\x02", b"{", b"GET / HTTP/1.1\nHost: x\n\n", b"GET / HTTP/1.1\r\nA: \0"]
+)
+async def test_a_head_beyond_hope_is_refused_before_it_ends(start: bytes) -> None:
+    async with serving() as served:
+        assert statuses_of(await served.exchange(start)) == [400]

@@ -20,6 +20,7 @@ actions = st.lists(
         st.sampled_from(["", "x", "y"]),
         st.integers(0, 60),
     ),
+    min_size=20,
     max_size=120,
 )
 

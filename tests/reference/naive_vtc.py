@@ -1,7 +1,7 @@
 """VTC as it is printed (OSDI'24, algorithms 2 and 3), as slow as it is plain: `min` over everybody, nobody forgotten.
 
-One `NaiveLevel` is the paper's algorithm; tenants and the flows inside a tenant are two of them. Among equal counters the
-one that was dispatched longest ago goes first, then the lesser name: the paper leaves this open.
+One `NaiveLevel` is the paper's algorithm; tenants and the flows inside a tenant are two of them. Among equal counters
+the one that was dispatched longest ago goes first, then the lesser name: the paper leaves this open.
 """
 
 from __future__ import annotations

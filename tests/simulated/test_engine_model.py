@@ -151,7 +151,7 @@ def test_the_watermark_stays_free_only_while_something_runs() -> None:
     clock = Clock(EngineModel(small(watermark=0.25)))  # 5 blocks
     clock.submit(EngineRequest("alone", 320 - 16, 1))
     assert clock.step().started == ["alone"]
-    clock.submit(EngineRequest("a", 100, 50), EngineRequest("b", 150, 1))
+    clock.submit(EngineRequest("a", 100, 50), EngineRequest("b", 150, 50))
     clock.step()
     assert clock.engine.gauges().running == 1, "7 + 10 blocks of 20 would leave less than 5"
 
@@ -173,7 +173,10 @@ def test_the_last_admitted_is_the_victim_and_returns_first() -> None:
         pass
     assert clock.steps[-1].preempted == ["c"]
     clock.submit(EngineRequest("late", 100, 1))
-    assert clock.run() == ["a", "b", "c", "late"]
+    thrown_out = len(clock.steps)
+    clock.run()
+    emitted = [name for step in clock.steps[thrown_out:] for name, _ in step.tokens]
+    assert emitted.index("c") < emitted.index("late")
     assert clock.tokens() == {"a": 60, "b": 60, "c": 60, "late": 1}, "nothing is emitted twice"
 
 
@@ -191,7 +194,10 @@ def test_the_preemption_counter_is_late() -> None:
     clock.step()
     assert [name for name, _ in clock.steps[-1].tokens] == ["b"]
     assert clock.engine.gauges().preemptions_total == 1
-    assert clock.engine.gauges().prompt_tokens_total == 319, "a recomputed prompt counts once"
+    gauges = clock.engine.gauges()
+    assert (gauges.prompt_tokens_total, gauges.prefix_cache_queries_total) == (319, 319), (
+        "a recomputed prompt counts once"
+    )
 
 
 def test_gauges_do_not_see_an_arrival_before_a_step_nor_a_step_before_its_end() -> None:
@@ -256,16 +262,16 @@ def test_priority_is_ignored_under_fcfs_and_orders_when_switched_on() -> None:
 
 def test_under_priority_the_least_urgent_is_the_victim_even_if_already_planned() -> None:
     clock = Clock(EngineModel(small(priority_scheduling=True)))
-    clock.submit(EngineRequest("idle talk", 145, 60, priority=9))
+    clock.submit(EngineRequest("idle talk", 97, 60, priority=9))
     clock.step()
-    clock.submit(EngineRequest("urgent", 155, 60, priority=0))
+    clock.submit(EngineRequest("urgent", 95, 60, priority=0), EngineRequest("normal", 100, 60, priority=1))
     while not clock.step().preempted:
         pass
     step = clock.steps[-1]
     assert step.preempted == ["idle talk"]
-    assert [name for name, _ in step.tokens] == ["urgent"]
+    assert [name for name, _ in step.tokens] == ["urgent", "normal"], "those behind it are served in the same step"
     assert clock.run()[-1] == "idle talk"
-    assert clock.tokens() == {"urgent": 60, "idle talk": 60}
+    assert clock.tokens() == {"urgent": 60, "normal": 60, "idle talk": 60}
 
 
 def test_a_pooling_request_ends_with_its_prefill() -> None:
@@ -389,5 +395,5 @@ class EngineMachine(RuleBasedStateMachine):
             assert not self.live, "some request never ended"
 
 
-EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+EngineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
 TestEngineKeepsItsBooks = EngineMachine.TestCase

@@ -1,0 +1,76 @@
+"""How full will a KV cache get if one more request starts now? Looks ahead over what is dispatched.
+
+All sequences grow a token a step until they end. Occupancy therefore rises until one ends and falls when it does, so
+its peak is at one of the ends (the form of LightLLM's admission check).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+__all__ = ["Growing", "KvForecast"]
+
+
+BURST = 0.18
+"""Share of a request's life for which starts may run ahead of an even spread."""
+
+
+class Growing(NamedTuple):
+    """One request in the cache. Tokens; `grows` and `whole` are per sequence."""
+
+    grows: float
+    """What each sequence is still expected to add."""
+    held: float
+    """What it holds now, over all its sequences."""
+    sequences: int
+    whole: float
+    """What each sequence adds from its start to its end."""
+
+    def age(self) -> float:
+        """Tokens each sequence has added: its age, in steps of the engine."""
+        return self.whole - self.grows
+
+    def work(self) -> float:
+        """Token-steps it takes from its start to its end."""
+        at_start = self.held - self.sequences * self.age()
+        return self.whole * (at_start + self.sequences * self.whole / 2)
+
+
+class KvForecast:
+    """What is dispatched to one backend, looked at from its ends. Building it is O(n log n), each question O(n)."""
+
+    def __init__(self, requests: Iterable[Growing]) -> None:
+        self._latest_first = sorted(requests, reverse=True)
+
+    def peak_with(self, candidate: Growing) -> float:
+        """Largest occupancy ahead, in tokens, if the candidate starts now and nothing after it."""
+        peak = held = 0.0
+        sequences = 0
+        is_counted = False
+        for request in self._latest_first:
+            if not is_counted and candidate.grows >= request.grows:
+                is_counted = True
+                held, sequences = held + candidate.held, sequences + candidate.sequences
+                peak = max(peak, held + candidate.grows * sequences)
+            held, sequences = held + request.held, sequences + request.sequences
+            peak = max(peak, held + request.grows * sequences)
+        if not is_counted:
+            peak = max(peak, held + candidate.held + candidate.grows * (sequences + candidate.sequences))
+        return peak
+
+    def is_level_with(self, candidate: Growing, capacity_tokens: float) -> bool:
+        """Would starts still be spread evenly, if this one came now?
+
+        Requests that start together end together: the cache is half empty at the start of such a wave and full at its
+        end, and the next wave starts as one. Evenly spread, the same cache holds more at any time. A full cache gets
+        through `capacity_tokens` token-steps a step, so within the last so many steps no more work may have been
+        started than that, but for a burst of a part of the candidate's own length.
+        """
+        allowed = candidate.whole * BURST
+        work = candidate.work()
+        for request in sorted(self._latest_first, key=Growing.age):
+            if work > capacity_tokens * (request.age() + allowed):
+                return False
+            work += request.work()
+        return True

@@ -1,0 +1,157 @@
+"""Health turns on evidence, with hysteresis; scrapes, probes and model lists survive any answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from backends.base import BackendSnapshot
+from backends.errors import ConnectFailed, ProtocolViolation
+from backends.health import HealthState, ModelCard, fetch_models, probe
+from backends.metrics import Scraper
+from backends.vllm import VllmAdapter
+
+PAGE = (Path(__file__).parent / "fixtures" / "vllm-0.32-single.txt").read_text()
+
+
+def test_health_needs_failures_in_a_row_and_comes_back_by_probes_in_a_row() -> None:
+    state = HealthState(failures_max=3, successes_min=2)
+    assert (state.healthy, state.reason) == (False, "not probed yet")
+    state.probed(None, 1.0)
+    assert state.healthy
+    state.probed("down", 2.0)
+    state.connect_failed("refused", 3.0)
+    state.answered()
+    state.probed("down", 4.0)
+    state.probed("down", 5.0)
+    assert state.healthy
+    state.connect_failed("refused", 6.0)
+    assert (state.healthy, state.reason, state.since_s) == (False, "connect: refused", 6.0)
+    state.probed(None, 7.0)
+    state.probed("down", 8.0)
+    state.probed(None, 9.0)
+    assert not state.healthy
+    state.probed(None, 10.0)
+    assert (state.healthy, state.reason) == (True, "")
+
+
+def test_broken_streams_count_only_within_the_window() -> None:
+    state = HealthState(broken_max=3, window_s=10.0)
+    state.probed(None, 0.0)
+    for now_s in (0.0, 6.0, 11.0):
+        state.stream_broken("reset", now_s)
+    assert state.healthy
+    state.stream_broken("reset", 12.0)
+    assert not state.healthy
+    assert "3 broken answers in 10 s" in state.reason
+
+
+class Engine:
+    """An engine whose answers a test sets; paths it was asked for are kept."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, tuple[int, bytes]] = {}
+        self.asked: list[str] = []
+        self.accepts: set[str] = set()
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.url = ""
+
+    async def serve(self, request: web.Request) -> web.Response:
+        self.asked.append(request.path)
+        self.accepts.add(request.headers.get("Accept", ""))
+        await self.hold.wait()
+        status, body = self.pages.get(request.path, (404, b""))
+        return web.Response(status=status, body=body)
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    served = Engine()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", served.serve)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    served.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield served
+    served.hold.set()
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as opened:
+        yield opened
+
+
+async def scrape(engine: Engine, session: aiohttp.ClientSession, results: int) -> list[BackendSnapshot | str]:
+    """What a scraper reports first."""
+    seen: asyncio.Queue[BackendSnapshot | str] = asyncio.Queue()
+    scraper = Scraper(VllmAdapter(), engine.url, session, 0.001, seen.put_nowait, seen.put_nowait, timeout_s=0.3)
+    task = asyncio.create_task(scraper.run())
+    try:
+        return [await seen.get() for _ in range(results)]
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_filtered_page_is_enough(engine: Engine, session: aiohttp.ClientSession) -> None:
+    engine.pages = {"/metrics/": (200, PAGE.encode()), "/metrics": (500, b"")}
+    before_s = asyncio.get_running_loop().time()
+    (snapshot,) = await scrape(engine, session, 1)
+    assert isinstance(snapshot, BackendSnapshot)
+    assert snapshot.kv_capacity_tokens == 4096
+    assert before_s <= snapshot.taken_s <= asyncio.get_running_loop().time()
+    assert engine.asked[0] == "/metrics/"
+    assert engine.accepts == {"text/plain"}
+
+
+async def test_an_empty_filtered_page_is_asked_for_once(engine: Engine, session: aiohttp.ClientSession) -> None:
+    engine.pages = {"/metrics/": (200, b""), "/metrics": (200, PAGE.encode())}
+    assert all(isinstance(each, BackendSnapshot) for each in await scrape(engine, session, 3))
+    assert engine.asked[:4] == ["/metrics/", "/metrics", "/metrics", "/metrics"]
+
+
+async def test_a_failed_scrape_is_told_and_the_next_one_starts_anew(
+    engine: Engine, session: aiohttp.ClientSession
+) -> None:
+    results = await scrape(engine, session, 2)
+    assert all(isinstance(each, str) and "status 404" in each for each in results)
+    assert engine.asked[:4] == ["/metrics/", "/metrics"] * 2
+
+
+async def test_a_scrape_that_hangs_is_bounded(engine: Engine, session: aiohttp.ClientSession) -> None:
+    engine.hold.clear()
+    (problem,) = await scrape(engine, session, 1)
+    assert isinstance(problem, str)
+    assert "within 0.3 s" in problem
+    assert engine.asked == ["/metrics/"]
+
+
+async def test_a_probe_says_what_is_wrong(engine: Engine, session: aiohttp.ClientSession) -> None:
+    engine.pages = {"/health": (200, b""), "/sick": (503, b"")}
+    assert await probe(session, engine.url + "/health") is None
+    assert "status 503" in (await probe(session, engine.url + "/sick") or "")
+    engine.hold.clear()
+    assert "within 0.1 s" in (await probe(session, engine.url + "/health", timeout_s=0.1) or "")
+    assert "http://127.0.0.1:1/" in (await probe(session, "http://127.0.0.1:1/") or "")
+
+
+async def test_models_are_listed_or_refused(engine: Engine, session: aiohttp.ClientSession) -> None:
+    cards = b'{"data":[{"id":"a","max_model_len":4096,"root":"x"},{"id":"lora"}]}'
+    engine.pages = {"/v1/models": (200, cards)}
+    assert await fetch_models(session, engine.url) == [ModelCard("a", 4096), ModelCard("lora", None)]
+    for answer in ((200, b"<html>"), (401, b"{}")):
+        engine.pages = {"/v1/models": answer}
+        with pytest.raises(ProtocolViolation):
+            await fetch_models(session, engine.url, "key")
+    with pytest.raises(ConnectFailed):
+        await fetch_models(session, "http://127.0.0.1:1")

@@ -1,0 +1,78 @@
+"""The adapters read what each version of an engine says, and tell backpressure from errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from backends.base import BackendSnapshot
+from backends.openai import OpenAiAdapter
+from backends.promtext import samples
+from backends.vllm import VllmAdapter
+
+FIXTURES = Path(__file__).parent / "fixtures"
+PAGES = {
+    "vllm-0.8.5.txt": BackendSnapshot(1.5, 3, 7, 0.25, 1000 * 16, 16, 11),
+    "vllm-0.11-pids.txt": BackendSnapshot(1.5, 7, 2, 0.3, 256 * 16, 16, 3),
+    "vllm-0.32-single.txt": BackendSnapshot(1.5, 0, 0, 0.0, 128 * 32, 32, 0),
+    "vllm-0.32-openmetrics.txt": BackendSnapshot(1.5, 0, 0, 0.0, 128 * 32, 32, 0),
+    # Engines that never stepped say nothing of their load: absent is not zero.
+    "vllm-0.32-dp2.txt": BackendSnapshot(1.5, None, None, None, 2 * 128 * 32, 32, 0),
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_version_of_vllm_is_read(page: str) -> None:
+    assert VllmAdapter().snapshot((FIXTURES / page).read_text(), 1.5) == PAGES[page]
+
+
+def test_a_page_without_vllm_is_nothing() -> None:
+    assert VllmAdapter().snapshot("", 1.5) is None
+    assert VllmAdapter().snapshot('# HELP x\nhttp_requests_total{a="b"} 1\n', 1.5) is None
+    assert OpenAiAdapter().snapshot("vllm:num_requests_running 1\n", 1.5) is None
+
+
+@pytest.mark.parametrize("value", ["None", "", "nan", "inf"])
+def test_what_a_config_does_not_know_stays_unknown(value: str) -> None:
+    page = f'vllm:cache_config_info{{block_size="{value}",num_gpu_blocks="{value}"}} 1\n'
+    snapshot = VllmAdapter().snapshot(page, 1.5)
+    assert snapshot is not None
+    assert (snapshot.kv_capacity_tokens, snapshot.block_size) == (None, None)
+
+
+def test_labels_may_hold_anything_quoted() -> None:
+    page = 'a:b{x="1",y="} 7 \\" {"} 2.5 1700000000 # {trace="x"} 1\na:b 3\na:b NaN\na:b{x="1 2\na:b oops\n'
+    found = samples(page, {"a_b"})["a_b"]
+    assert [(sample.labels.get("x"), sample.value) for sample in found] == [("1", 2.5), (None, 3.0)]
+    assert found[0].labels["y"] == '} 7 \\" {'
+
+
+DRAINED = b'{"choices":[{"finish_reason":"abort"}],"usage":{"prompt_tokens":2,"completion_tokens":0}}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "is_refusal"),
+    [
+        (503, b'{"error":{"message":"busy","type":"Service Unavailable","param":null,"code":503}}', True),
+        (503, b'{"type":"error","error":{"type":"overloaded_error","message":"busy"}}', True),
+        (429, b"", True),
+        (500, b'{"error":{"message":"cannot schedule new futures after shutdown","code":500}}', True),
+        (500, b'{"error":{"message":"boom","code":500}}', False),
+        (400, b'{"error":{"message":"prompt too long","code":400}}', False),
+        (200, DRAINED, True),
+        (200, DRAINED.replace(b":0", b":3"), False),
+        (200, b'{"choices":[{"finish_reason":"stop","message":{"content":"\\"abort\\""}}]}', False),
+    ],
+)
+def test_a_refusal_of_vllm_is_backpressure(status: int, body: bytes, is_refusal: bool) -> None:
+    assert VllmAdapter().is_refusal(status, body) is is_refusal
+
+
+def test_a_refusal_of_any_other_server() -> None:
+    adapter = OpenAiAdapter()
+    assert [status for status in (200, 400, 401, 429, 500, 502, 503, 529) if adapter.is_refusal(status, b"")] == [
+        429,
+        503,
+        529,
+    ]

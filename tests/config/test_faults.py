@@ -1,0 +1,213 @@
+"""Every fault of a file is reported at once, at its place, in words that help and hold no secret."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from gateway.config.load import FILE_BYTES_MAX, ConfigError, Fault, config_for_backends, load_config
+
+HASH = "sha256:" + "0" * 64
+GOOD = "open_access: true\npools: [{name: p, backends: [{url: 'sim:'}]}]\n"
+
+
+def faults(tmp_path: Path, text: str | bytes) -> list[str]:
+    """All faults of a file, without its name."""
+    file = tmp_path / "c.yaml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    assert str(caught.value) == "\n".join(map(str, caught.value.faults))
+    assert all(fault.file == str(file) for fault in caught.value.faults)
+    return [str(fault).removeprefix(str(file)) for fault in caught.value.faults]
+
+
+ALL_AT_ONCE = f"""\
+listen: 8080
+admin: 127.0.0.1
+open_access: yes
+policy: vtx
+limts: {{}}
+pools:
+  - name: a pool
+    models: [m, m2]
+    backends:
+      - url: http://gpu:8000/v1
+      - url: http://gpu2:8000
+        api_key: ${{FAIRGATE_TEST_UNSET}}
+        max_num_seqs: 010
+      - url: http://GPU2:8000/
+  - name: empty
+    models: [m]
+    backends: []
+  - models: [no, 12:30:45, 010, 1.5, true]
+    backends:
+      - url: sim:x
+        url: sim:y
+        engine: vlm
+tenants:
+  - name: t
+    wieght: 2
+    weight: ${{FAIRGATE_TEST_SECRET}}
+    keys:
+      - sk-plain-secret-key
+      - {HASH}
+      - hash: SHA256:00
+      - {{hash: "{HASH}", apps: []}}
+  - name: t
+    weight: 0
+  - name: !x u
+drain_s:
+access_log: false
+limits: {{body_bytes_max: 2048, queue_bytes_max: 1024}}
+"""
+
+NOT_A_HASH = (
+    "is not the hash of a key (sha256: and 64 hex digits). Keys are never stored as they are: "
+    "run `fairgate keys hash` and write here what it prints"
+)
+
+
+def test_every_fault_of_a_file_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRGATE_TEST_SECRET", "hunter2")
+    monkeypatch.delenv("FAIRGATE_TEST_UNSET", raising=False)
+    found = faults(tmp_path, ALL_AT_ONCE)
+    assert found == [
+        ":1:9: listen: should be text, not a number; put it in quotes",
+        ":2:8: admin: should be host:port, such as 127.0.0.1:8080, 0.0.0.0:8080 or [::1]:8080",
+        ":3:14: open_access: should be true or false, not text",
+        ":4:9: policy: should be vtc or fcfs (did you mean 'vtc'?)",
+        ":5:1: limts: unknown field (did you mean 'limits'?)",
+        ":7:11: pools[0].name: should be 1 to 128 characters, without spaces or control characters",
+        ":10:14: pools[0].backends[0].url: should end before /v1: the path of each request is appended to it",
+        ":12:18: pools[0].backends[1].api_key: the environment variable FAIRGATE_TEST_UNSET is not set",
+        ":13:23: pools[0].backends[1].max_num_seqs: should be a whole number, not text; "
+        "write plain decimal digits, without quotes, leading zeros, underscores or colons",
+        ":14:14: pools[0].backends[2].url: the same url as pools[0].backends[1].url",
+        ":16:14: pools[1].models[0]: the same model as pools[0].models[0]: a model belongs to one pool",
+        ":17:15: pools[1].backends: is empty; give at least one",
+        ":18:5: pools[2].name: is missing",
+        ":18:33: pools[2].models[3]: should be text, not a number; put it in quotes",
+        ":18:38: pools[2].models[4]: should be text, not true or false; put it in quotes",
+        ":21:9: pools[2].backends[0].url: given twice, first on line 20",
+        ":22:17: pools[2].backends[0].engine: should be vllm or openai (did you mean 'vllm'?)",
+        ":25:5: tenants[0].wieght: unknown field (did you mean 'weight'?)",
+        ":26:13: tenants[0].weight: should be a number, not text; "
+        "a variable always gives text, so write the number here",
+        f":28:9: tenants[0].keys[0]: {NOT_A_HASH}",
+        f":30:15: tenants[0].keys[2].hash: {NOT_A_HASH}",
+        ":31:16: tenants[0].keys[3].hash: the same key as tenants[0].keys[1]",
+        ":31:97: tenants[0].keys[3].apps: is empty; give at least one",
+        ":32:11: tenants[1].name: the same name as tenants[0].name",
+        ":33:13: tenants[1].weight: should be greater than 0",
+        ":34:11: tenants[2].name: YAML tags (!) are not supported",
+        ":35:9: drain_s: should be a number, not nothing",
+        ":36:13: access_log: should be text, not true or false; put it in quotes",
+        ":37:26: limits.body_bytes_max: is more than queue_bytes_max (1024): could never wait",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"", ": is empty; see config.example.yaml for a start"),
+        (b"# only a comment\n", ": is empty; see config.example.yaml for a start"),
+        (b"- a\n", ":1:1: should be fields, such as `pools:`"),
+        (b"\nplain text", ":2:1: should be fields, such as `pools:`"),
+        (b"pools: [\n", ":2:1: not YAML: expected the node content, but found '<stream end>'"),
+        (b"a: b: c\n", ":1:5: not YAML: mapping values are not allowed here"),
+        (b"a: 1\n---\nb: 1\n", ":2:1: not YAML: but found another document"),
+        (b"a: 1\nb: \xc3\xa9\xff\n", ":2:5: not UTF-8"),
+        (b"a: 1\nb: \x07\n", ":2:4: character U+0007 is not allowed"),
+        (b"a: *hunter2\n", ":1:4: not YAML: found undefined alias (not shown)"),
+        (b"a: " + b"[" * 5000, ": nested too deeply"),
+        (b"a: " + b"[" * 40 + b"]" * 40, ":1:24: is nested more than 20 deep"),
+        (b"a: &a [*a]\n", ":1:4: is nested more than 20 deep"),
+        (b"#" * (FILE_BYTES_MAX + 1), f": is larger than {FILE_BYTES_MAX} bytes"),
+    ],
+)
+def test_a_file_that_is_no_configuration_says_why(tmp_path: Path, text: bytes, expected: str) -> None:
+    assert faults(tmp_path, text) == [expected]
+
+
+def test_an_alias_bomb_is_refused_before_it_expands(tmp_path: Path) -> None:
+    names = "abcdefghi"
+    bomb = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"{name}: &{name} [{', '.join(['*' + before] * 10)}]\n" for before, name in itertools.pairwise(names)
+    )
+    (found,) = faults(tmp_path, bomb)
+    assert "holds more than 500000 values, aliases expanded" in found
+
+
+def test_a_flood_of_faults_is_cut_and_counted(tmp_path: Path) -> None:
+    found = faults(tmp_path, GOOD + "".join(f"x{i}: 1\n" for i in range(150)))
+    assert len(found) == 101
+    assert found[-1] == ": and 50 more faults"
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    unreadable: list[tuple[Path | str, str]] = [
+        (tmp_path / "none.yaml", "cannot be read: No such file or directory"),
+        (tmp_path, "cannot be read: Is a directory"),
+        ("a\0b", "is not the name of a file"),
+    ]
+    for path, message in unreadable:
+        with pytest.raises(ConfigError) as caught:
+            load_config(path)
+        assert caught.value.faults == [Fault(str(path), 0, 0, "", message)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("pools: [{name: p, backends: [{url: 'sim:'}]}]\n", ":1:1: tenants: is empty: nobody could call"),
+        (GOOD + "listen: 0.0.0.0:9090\n", ":1:1: admin: takes the port of listen (0.0.0.0:9090)"),
+        (GOOD + "admin: localhost:70000\n", ":3:8: admin: should be host:port"),
+        (GOOD + "policy: {name: vtc, output_weight: 0}\n", ":3:36: policy.output_weight: should be greater than 0"),
+        (GOOD + "drain_s: .inf\n", ":3:10: drain_s: should be a number, not text"),
+        (GOOD + "drain_s: 1e999\n", ":3:10: drain_s: should be a finite number"),
+        (GOOD + "tenants: [{name: t, keys: [{}]}]\n", ":3:28: tenants[0].keys[0].hash: is missing"),
+        (GOOD + "? [a]\n: b\n", ":3:3: the name of a field should be text"),
+        (GOOD + "access_log: '${1X}'\n", ":3:13: access_log: write a variable as ${NAME}"),
+        (GOOD.replace("sim:", "ftp://h"), ":2:36: pools[0].backends[0].url: should be http://host:port"),
+        (GOOD.replace("sim:", "http://h:99999"), ":2:36: pools[0].backends[0].url: should be http://host:port"),
+        (GOOD.replace("'sim:'", "'http://h/a'}, {url: 'http://h/b'"), ":2:57: pools[0].backends[1].url: the same"),
+        (GOOD.replace("'sim:'", "'http://h', api_key: 'a b'"), ":2:57: pools[0].backends[0].api_key: is empty"),
+    ],
+)  # fmt: skip
+def test_each_fault_has_its_place(tmp_path: Path, text: str, expected: str) -> None:
+    (found,) = faults(tmp_path, text)
+    assert found.startswith(expected)
+
+
+def test_no_message_repeats_a_key_or_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRGATE_TEST_SECRET", "hunter2 with space")
+    monkeypatch.setenv("FAIRGATE_TEST_URL", "http://me:hunter2@gpu:1")
+    text = """\
+pools:
+  - name: ${FAIRGATE_TEST_SECRET}
+    backends:
+      - {url: "${FAIRGATE_TEST_URL}", api_key: "${FAIRGATE_TEST_SECRET}", engine: "${FAIRGATE_TEST_SECRET}"}
+      - {url: "http://me:hunter2@gpu:2", max_num_seqs: "${FAIRGATE_TEST_SECRET}"}
+tenants:
+  - name: t
+    keys: [fg-hunter2, {fg-hunter2-0123456789012345678901234567890123456789: x}]
+"""
+    found = faults(tmp_path, text)
+    assert len(found) == 9
+    assert "hunter2" not in "".join(found)
+
+
+def test_the_command_line_has_the_same_faults() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config_for_backends(["http://gpu:8000/v1", "gpu"], "127.0.0.1", 9090)
+    assert [fault.path for fault in caught.value.faults] == [
+        "admin",
+        "pools[0].backends[0].url",
+        "pools[0].backends[1].url",
+    ]
+    assert str(caught.value).startswith("command line: admin: takes the port of listen (127.0.0.1:9090)")
+    with pytest.raises(ConfigError, match=r"pools\[0\].backends: is empty; give at least one"):
+        config_for_backends([], "127.0.0.1", 8080)

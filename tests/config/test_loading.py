@@ -1,0 +1,240 @@
+"""What is written is what is meant: values, variables, defaults, and the files that fairgate ships."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config.load import ConfigError, Fault, config_for_backends, load_config
+from gateway.config.model import Config, hash_key, json_schema, new_key
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ["config.example.yaml", "deploy/config.compose.yaml"]
+POOL = "pools: [{name: p, backends: [{url: 'sim:'}]}]\n"
+
+
+def load(tmp_path: Path, text: str) -> Config:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    return load_config(file)
+
+
+def test_text_never_turns_into_something_else(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        """\
+open_access: true
+access_log: off
+pools:
+  - name: no
+    models: [yes, on, 12:30:45, 010, 0x10, 1_000, .inf, 2026-01-01, True, Null, =, <<, "7"]
+    bytes_per_token: 4
+    backends: [{url: "sim:"}]
+drain_s: 1.5e1
+""",
+    )
+    (pool,) = config.pools
+    assert (config.access_log, pool.name, config.drain_s, pool.bytes_per_token) == ("off", "no", 15.0, 4.0)
+    assert list(pool.models) == [
+        "yes",
+        "on",
+        "12:30:45",
+        "010",
+        "0x10",
+        "1_000",
+        ".inf",
+        "2026-01-01",
+        "True",
+        "Null",
+        "=",
+        "<<",
+        "7",
+    ]
+
+
+def test_variables_are_replaced_inside_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FG_HOST", "gpu")
+    monkeypatch.setenv("FG_KEY", "12345")
+    monkeypatch.setenv("FG_EMPTY", "")
+    monkeypatch.delenv("FG_UNSET", raising=False)
+    config = load(
+        tmp_path,
+        """\
+open_access: true
+access_log: "$${x}${FG_HOST:-z}${FG_EMPTY}${FG_EMPTY:-a}${FG_UNSET:-b:-c}${FG_UNSET:-}"
+pools: [{name: p, backends: [{url: "http://${FG_HOST}:8000", api_key: "${FG_KEY}"}]}]
+""",
+    )
+    (backend,) = config.pools[0].backends
+    assert config.access_log == "${x}gpuab:-c"
+    assert (backend.url, backend.name) == ("http://gpu:8000", "gpu:8000")
+    assert backend.api_key is not None
+    assert backend.api_key.get_secret_value() == "12345"
+    assert "12345" not in repr(config)
+    assert "12345" not in config.model_dump_json()
+
+
+def test_short_forms_and_defaults(tmp_path: Path) -> None:
+    hashed = hash_key("fg-x")
+    config = load(
+        tmp_path,
+        POOL
+        + f"policy: fcfs\ntenants: [{{name: t, keys: [{hashed}, {{hash: {hash_key('y')}, apps: [chat, batch]}}]}}]",
+    )
+    (tenant,) = config.tenants
+    assert config.policy.name == "fcfs"
+    assert (tenant.weight, [key.apps for key in tenant.keys]) == (1.0, [("default",), ("chat", "batch")])
+    assert tenant.keys[0].hash == hashed
+    assert config.listen_address == ("127.0.0.1", 8080)
+    assert config.admin_address == ("127.0.0.1", 9090)
+    assert config.pools[0].backends[0].simulated
+
+
+def test_aliases_stand_for_what_they_name(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        """\
+open_access: true
+pools:
+  - {name: a, capacity: &c {waiting_target: 4}, backends: [{url: "sim:a"}]}
+  - {name: b, capacity: *c, backends: [{url: "sim:b"}]}
+""",
+    )
+    assert [pool.capacity.waiting_target for pool in config.pools] == [4, 4]
+
+
+def test_both_listeners_may_take_any_free_port(tmp_path: Path) -> None:
+    config = load(tmp_path, POOL + "open_access: true\nlisten: '[::1]:0'\nadmin: '[::1]:0'\n")
+    assert config.listen_address == ("::1", 0)
+
+
+def test_backends_are_enough_for_a_configuration() -> None:
+    config = config_for_backends(["http://gpu:8000/", "https://gpu2/base"], "::1", 8000)
+    (pool,) = config.pools
+    assert config.open_access
+    assert config.listen_address == ("::1", 8000)
+    assert (pool.name, pool.models, config.tenants) == ("default", (), ())
+    assert [(b.url, b.name) for b in pool.backends] == [
+        ("http://gpu:8000", "gpu:8000"),
+        ("https://gpu2/base", "gpu2"),
+    ]
+
+
+def test_a_key_is_new_each_time_and_known_by_its_hash() -> None:
+    key = new_key()
+    assert re.fullmatch(r"fg-[A-Za-z0-9_-]{43}", key)
+    assert key != new_key()
+    assert hash_key("abc") == "sha256:" + hashlib.sha256(b"abc").hexdigest()
+    assert hash_key(b"\xff".decode("utf-8", "surrogateescape")) == "sha256:" + hashlib.sha256(b"\xff").hexdigest()
+
+
+def faults_of(file: str) -> list[Fault]:
+    """What is wrong with a file, if anything. Any other error of the loader fails the test."""
+    try:
+        load_config(file)
+    except ConfigError as error:
+        return error.faults
+    return []
+
+
+SNIPPETS = st.sampled_from(
+    ["pools:", "tenants:", "  - ", "name: ", "keys: ", "url: sim:a", "limits: ", "{", "}", "[", "]", "&a ", "*a",
+     "!x ", "${", "${HOME}", "$${", "010", "1e9", "true", "null", "? ", ": ", "\n", "  ", "'", '"', "|\n", "%", "---\n",
+     "\x00", "policy: ", "backends: ", "capacity: ", "9" * 30, "\u2028", "\ufeff", "<<: "]
+)  # fmt: skip
+
+
+@given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(lambda t: t.encode("utf-8", "surrogatepass")),
+                 st.lists(SNIPPETS, max_size=30).map(lambda parts: "".join(parts).encode())))  # fmt: skip
+def test_no_text_makes_the_loader_fail_in_another_way(raw: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(raw)
+        file.flush()
+        found = faults_of(file.name)
+        lines = re.split("\r\n|[\n\r\x85\u2028\u2029]", raw.decode("utf-8", "replace"))
+        assert all(0 <= fault.line <= len(lines) for fault in found)
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("sim:a")
+FIELDS = st.sampled_from(
+    ["pools", "tenants", "name", "keys", "hash", "apps", "backends", "url", "models", "policy", "limits", "listen",
+     "admin", "capacity", "body_bytes_max", "queue_bytes_max", "api_key", "weight", "other"]
+)  # fmt: skip
+
+
+@given(st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner), max_leaves=30))
+def test_no_shape_makes_the_loader_fail_in_another_way(data: object) -> None:
+    with tempfile.NamedTemporaryFile("w") as file:
+        json.dump(data, file)
+        file.flush()
+        faults_of(file.name)
+
+
+def test_the_schema_for_editors_is_that_of_the_model() -> None:
+    assert (ROOT / "config.schema.json").read_text() == json_schema(), "run: fairgate schema > config.schema.json"
+    described = [
+        (name, field)
+        for model in (json.loads(json_schema()), *json.loads(json_schema())["$defs"].values())
+        for name, field in model["properties"].items()
+    ]
+    assert [name for name, field in described if "description" not in field] == []
+
+
+@pytest.mark.parametrize("file", SHIPPED)
+def test_the_shipped_configurations_load(file: str) -> None:
+    assert load_config(ROOT / file).tenants
+    head = (ROOT / file).read_text().splitlines()[0]
+    schema = (ROOT / file).parent / head.removeprefix("# yaml-language-server: $schema=")
+    assert schema.samefile(ROOT / "config.schema.json")
+
+
+def test_the_shipped_configurations_fit_the_schema_for_editors() -> None:
+    check_schema("--schemafile", ROOT / "config.schema.json", *(ROOT / file for file in SHIPPED))
+
+
+def test_the_example_is_what_make_run_shows() -> None:
+    config = load_config(ROOT / "config.example.yaml")
+    (pool,) = config.pools
+    assert pool.models == ("llama-3.1-8b",)
+    assert [backend.simulated for backend in pool.backends] == [True, True]
+    assert [(tenant.name, tenant.weight, tenant.keys) for tenant in config.tenants] == [
+        ("alice", 1.0, ()),
+        ("bob", 1.0, ()),
+        ("research", 3.0, ()),
+    ]
+
+
+def test_the_compose_file_is_valid_and_mounts_the_configuration_that_ships() -> None:
+    compose = ROOT / "docker-compose.yml"
+    check_schema("--builtin-schema", "vendor.compose-spec", compose)
+    services = yaml.safe_load(compose.read_text())["services"]
+    (mount,) = services["gateway"]["volumes"]
+    source, target, mode = mount.split(":")
+    assert (ROOT / source).samefile(ROOT / "deploy/config.compose.yaml")
+    assert (target, mode) == ("/etc/fairgate/config.yaml", "ro")
+    assert {name: service["profiles"] for name, service in services.items()} == {
+        "gateway": ["gpu", "cpu"],
+        "vllm": ["gpu"],
+        "sim": ["cpu"],
+        "redis": ["replicas"],
+    }
+    assert [name for name, service in services.items() if "ports" in service] == ["gateway"]
+    (backend,) = load_config(ROOT / source).pools[0].backends
+    for engine in ("vllm", "sim"):
+        assert backend.url == f"http://{services[engine]['networks']['default']['aliases'][0]}:8000"
+
+
+def check_schema(*arguments: str | Path) -> None:
+    command = [sys.executable, "-m", "check_jsonschema", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import uvloop
+from live import Starter
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The gateway runs on uvloop in production, and so do these tests."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Starter:
+    """Starts a gateway from fields of its config: `async with start(url, limits={...}) as live`."""
+    monkeypatch.setattr("gateway.telemetry.access_log.FLUSH_S", 0.005)  # so that nobody waits for the log
+    return Starter(tmp_path)

@@ -1,0 +1,248 @@
+"""A whole gateway in this process, as production composes it, and what a test asks of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from backends.simulated.faults import Faults
+from backends.simulated.profiles import EngineProfile
+from backends.simulated.server import SimulatedServer
+from gateway.app import Gateway
+from gateway.config.model import Config
+from policies.base import Request, ServiceTokens
+from policies.engine import AdmissionEngine
+
+WAIT_S = 5.0
+MODEL = "simulated"
+
+SMALL = EngineProfile(
+    name="small",
+    block_size=16,
+    num_gpu_blocks=1025,
+    max_model_len=4096,
+    max_num_seqs=8,
+    max_num_batched_tokens=2048,
+    base_s=1e-3,
+    per_prefill_token_s=1e-6,
+    per_seq_s=1e-5,
+    per_context_token_s=0.0,
+)
+"""Eight sequences, about a millisecond per step."""
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop run until something is true."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 (what is waited for is state, which has no event)
+            await asyncio.sleep(0.001)
+
+
+def chat(content: str = "Hello", **fields: Any) -> dict[str, Any]:
+    """The body of a chat request."""
+    return {"model": MODEL, "messages": [{"role": "user", "content": content}], **fields}
+
+
+def long_chat(content: str = "Hello", **fields: Any) -> dict[str, Any]:
+    """One that streams for seconds, unless somebody ends it."""
+    return chat(content, stream=True, max_tokens=4000, ignore_eos=True, **fields)
+
+
+def events(body: bytes) -> list[Any]:
+    """The JSON of the events of a stream, `[DONE]` as it is."""
+    found = []
+    for event in body.split(b"\n\n"):
+        data = b"".join(line.removeprefix(b"data: ") for line in event.split(b"\n") if line.startswith(b"data: "))
+        if data:
+            found.append("[DONE]" if data == b"[DONE]" else json.loads(data))
+    return found
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @classmethod
+    async def of(cls, response: aiohttp.ClientResponse) -> Answer:
+        """Header names in lower case."""
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        return cls(response.status, headers, await response.read())
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.json["error"]
+        return found
+
+
+@dataclass
+class Live:
+    """A running gateway. `charged` holds, by request, the service its flow was last charged with."""
+
+    gateway: Gateway
+    http: aiohttp.ClientSession
+    log: Path
+    charged: dict[str, ServiceTokens] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway.port}"
+
+    @property
+    def engine(self) -> AdmissionEngine:
+        return self.gateway.pools[0].dispatcher.engine
+
+    def post(self, path: str, body: Any = None, *, key: str | None = "k", **headers: str) -> Any:
+        """A request context of aiohttp; header names are given with _ for -."""
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        if key is not None:
+            fields["authorization"] = f"Bearer {key}"
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        if data is not None:
+            fields.setdefault("content-type", "application/json")
+        return self.http.post(self.url + path, data=data, headers=fields)
+
+    async def ask(self, path: str, body: Any = None, *, key: str | None = "k", **headers: str) -> Answer:
+        """POST and read the whole answer."""
+        async with self.post(path, body, key=key, **headers) as response:
+            return await Answer.of(response)
+
+    async def get(self, path: str, *, key: str | None = "k", admin: bool = False) -> Answer:
+        url = f"http://127.0.0.1:{self.gateway.admin_port}" if admin else self.url
+        headers = {"authorization": f"Bearer {key}"} if key is not None else {}
+        async with self.http.get(url + path, headers=headers) as response:
+            return await Answer.of(response)
+
+    async def metrics(self) -> dict[tuple[str, ...], float]:
+        """Every sample by its name and label values (in the order of the label names)."""
+        page = (await self.get("/metrics", admin=True)).body.decode()
+        return {
+            (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if not sample.name.endswith("_created")
+        }
+
+    async def lines(self, count: int) -> list[dict[str, Any]]:
+        """The access log, once it has so many lines."""
+        await until(lambda: self.log.read_bytes().count(b"\n") >= count)
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def holds_nothing(self) -> bool:
+        """Is every queue empty, and every ledger as it was before the first request?"""
+        return all(
+            engine.queued == engine.queued_bytes == engine.dispatched == len(pool.dispatcher) == 0
+            and all(ledger.counts()[:2] == (0, 0) and not ledger.leases for ledger in engine.backends.values())
+            for pool in self.gateway.pools
+            for engine in [pool.dispatcher.engine]
+        )
+
+    def watch_charges(self) -> None:
+        for pool in self.gateway.pools:
+            policy = pool.dispatcher.engine.policy
+            charge = policy.charge
+
+            def noted(
+                request: Request, service: ServiceTokens, now: float, *, final: bool, charge: Any = charge
+            ) -> None:
+                self.charged[request.id] = service
+                charge(request, service, now, final=final)
+
+            policy.charge = noted  # type: ignore[method-assign]
+
+
+class Starter:
+    """Makes gateways whose logs go to `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._serial = 0
+
+    def config(self, *urls: str, **fields: Any) -> Config:
+        """One pool with these backends, any key accepted, free ports; `fields` go over it."""
+        self._serial += 1
+        data = {
+            "listen": "127.0.0.1:0",
+            "admin": "127.0.0.1:0",
+            "access_log": str(self.directory / f"access-{self._serial}.log"),
+            "open_access": "tenants" not in fields,
+            "pools": [{"name": "pool", "backends": [{"url": url} for url in urls]}],
+            **fields,
+        }
+        return Config.model_validate(data)
+
+    @asynccontextmanager
+    async def __call__(self, *urls: str, **fields: Any) -> AsyncIterator[Live]:
+        config = self.config(*urls, **fields)
+        gateway = Gateway(config)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=WAIT_S)) as http:
+            live = Live(gateway, http, Path(config.access_log))
+            try:
+                await gateway.start()
+                live.watch_charges()
+                yield live
+            finally:
+                async with asyncio.timeout(WAIT_S):  # a connection that was lost sight of would hold it for ever
+                    await gateway.stop(0)
+
+
+@asynccontextmanager
+async def simulated(
+    profile: EngineProfile = SMALL, *, models: tuple[str, ...] = (MODEL,), time_scale: float = 1.0, **options: Any
+) -> AsyncIterator[Simulated]:
+    """A simulated vLLM on a free port."""
+    faults = Faults()
+    server = SimulatedServer(profile, model_names=models, time_scale=time_scale, faults=faults, **options)
+    port = await server.start("127.0.0.1", 0)
+    try:
+        yield Simulated(server, faults, port)
+    finally:
+        await server.stop()
+
+
+@dataclass
+class Simulated:
+    server: SimulatedServer
+    faults: Faults
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def is_idle(self) -> bool:
+        gauges = self.server.gauges
+        return (gauges.running, gauges.waiting, gauges.kv_blocks) == (0, 0, 0)
+
+
+def closed_port() -> int:
+    """A port on which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+async def raw_exchange(port: int, payload: bytes) -> bytes:
+    """Send these bytes and read until the gateway ends the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(payload)
+        async with asyncio.timeout(WAIT_S):
+            return await reader.read()
+    finally:
+        writer.close()

@@ -1,0 +1,194 @@
+"""A request that is wrong is told what is wrong with it; nothing is queued, asked of an engine or charged."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from capture import Upstream, answer, replies
+from live import MODEL, Answer, Live, Starter, chat, raw_exchange, simulated
+
+OK = answer(b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}')
+LONG = "words " * 40_000
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+
+
+def prompt(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "x", **fields}
+
+
+CASES: dict[str, tuple[str, Any, int, str, str | None]] = {
+    "empty": (CHAT, b"", 400, "invalid_json", None),
+    "malformed": (CHAT, b'{"model": ', 400, "invalid_json", None),
+    "something after the object": (CHAT, json.dumps(chat()).encode() + b"}", 400, "invalid_json", None),
+    "not UTF-8": (CHAT, b'{"model":"\xff\xfe"}', 400, "invalid_json", None),
+    "a list": (CHAT, b"[]", 400, "invalid_json", None),
+    "a string": (CHAT, b'"hello"', 400, "invalid_json", None),
+    "null": (CHAT, b"null", 400, "invalid_json", None),
+    "deep in a field it reads": (CHAT, b'{"messages":' + b"[" * 200_000, 400, "invalid_json", None),
+    "deep and balanced": (
+        CHAT,
+        b'{"model":"simulated","messages":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+        400,
+        "invalid_json",
+        None,
+    ),
+    "deep in a field it does not read": (CHAT, b'{"x":' + b'{"x":' * 200_000, 400, "invalid_json", None),
+    "unknown model": (CHAT, {**chat(), "model": "gpt-9"}, 404, "model_not_found", "model"),
+    "model is a number": (CHAT, {**chat(), "model": 5}, 400, "invalid_request", "model"),
+    "stream is text": (CHAT, chat(stream="yes"), 400, "invalid_request", "stream"),
+    "stream is a number": (CHAT, chat(stream=1), 400, "invalid_request", "stream"),
+    "stream_options is text": (CHAT, chat(stream=True, stream_options="x"), 400, "invalid_request", "stream_options"),
+    "user is a number": (CHAT, chat(user=5), 400, "invalid_request", "user"),
+    "max_tokens 0": (CHAT, chat(max_tokens=0), 400, "invalid_request", "max_tokens"),
+    "max_tokens negative": (CHAT, chat(max_tokens=-1), 400, "invalid_request", "max_tokens"),
+    "max_tokens a float": (CHAT, chat(max_tokens=1.5), 400, "invalid_request", "max_tokens"),
+    "max_tokens text": (CHAT, chat(max_tokens="10"), 400, "invalid_request", "max_tokens"),
+    "max_tokens a boolean": (CHAT, chat(max_tokens=True), 400, "invalid_request", "max_tokens"),
+    "max_tokens absurd": (CHAT, chat(max_tokens=10**30), 400, "context_length_exceeded", "max_tokens"),
+    "max_tokens above the context": (CHAT, chat(max_tokens=4097), 400, "context_length_exceeded", "max_tokens"),
+    "max_completion_tokens 0": (CHAT, chat(max_completion_tokens=0), 400, "invalid_request", "max_completion_tokens"),
+    "max_completion_tokens above the context": (
+        CHAT,
+        chat(max_completion_tokens=4097),
+        400,
+        "context_length_exceeded",
+        "max_completion_tokens",
+    ),
+    "max_output_tokens negative": (
+        "/v1/responses",
+        {"model": MODEL, "input": "x", "max_output_tokens": -5},
+        400,
+        "invalid_request",
+        "max_output_tokens",
+    ),
+    "n 0": (CHAT, chat(n=0), 400, "invalid_request", "n"),
+    "n negative": (CHAT, chat(n=-1), 400, "invalid_request", "n"),
+    "n absurd": (CHAT, chat(n=10**12), 400, "invalid_request", "n"),
+    "n text": (CHAT, chat(n="2"), 400, "invalid_request", "n"),
+    "best_of absurd": (COMPLETIONS, prompt(best_of=10**6), 400, "invalid_request", "best_of"),
+    "too many prompts": (COMPLETIONS, prompt(prompt=["x"] * 129), 400, "invalid_request", "prompt"),
+    "too many answers": (COMPLETIONS, prompt(prompt=["x"] * 20, n=20), 400, "invalid_request", "prompt"),
+    "chat far beyond the context": (CHAT, chat(LONG), 400, "context_length_exceeded", "messages"),
+    "completion far beyond the context": (COMPLETIONS, prompt(prompt=LONG), 400, "context_length_exceeded", "prompt"),
+    "embedding far beyond the context": (
+        EMBEDDINGS,
+        {"model": MODEL, "input": LONG},
+        400,
+        "context_length_exceeded",
+        "input",
+    ),
+    "no such path": ("/chat", chat(), 404, "not_found", None),
+}
+
+
+def _untouched(live: Live, upstream: Upstream) -> bool:
+    return live.holds_nothing() and not live.charged and not upstream.requests
+
+
+@pytest.mark.parametrize(("path", "body", "status", "code", "param"), CASES.values(), ids=CASES)
+async def test_the_error_says_what_is_wrong(
+    start: Starter, path: str, body: Any, status: int, code: str, param: str | None
+) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        before = await live.metrics()
+        got = await live.ask(path, body)
+        assert (got.status, got.error["code"], got.error["param"]) == (status, code, param)
+        assert got.error["type"] == "invalid_request_error"
+        assert got.error["message"]
+        assert len(got.body) < 2000  # what is wrong is named, not repeated
+        assert got.headers["content-type"] == "application/json"
+        assert _untouched(live, upstream)
+        after = await live.metrics()
+        assert {name: v for name, v in after.items() if "tokens" in name[0] or "queue" in name[0]} == {
+            name: v for name, v in before.items() if "tokens" in name[0] or "queue" in name[0]
+        }
+        assert (await live.ask(CHAT, chat())).status == 200
+
+
+@pytest.mark.parametrize("body", [{"messages": 5}, {"messages": [5]}, {}, chat("x" * 17_000)], ids=str)
+async def test_what_only_the_engine_can_judge_is_judged_there_and_costs_nothing(start: Starter, body: Any) -> None:
+    async with simulated() as sim, start(sim.url) as live:
+        got = await live.ask(CHAT, {"model": MODEL, **body})
+        assert got.status == 400
+        assert got.error["message"]
+        assert all(charged == (0, 0, 0) for charged in live.charged.values())
+        assert live.holds_nothing()
+
+
+@pytest.mark.parametrize("key", [None, "fg-unknown", ""])
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/tokenize", "/v1/unheard-of"])
+async def test_without_a_known_key_nothing_is_done(start: Starter, key: str | None, path: str) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=[{"name": "t"}]) as live:
+        got = await (live.get(path, key=key) if path == "/v1/models" else live.ask(path, chat(), key=key))
+        assert (got.status, got.error["code"], got.error["type"]) == (401, "invalid_api_key", "authentication_error")
+        assert _untouched(live, upstream)
+
+
+MESSAGES_CASES: dict[str, tuple[Any, str | None, int, str]] = {
+    "malformed": (b"{", "known", 400, "invalid_request_error"),
+    "max_tokens 0": ({"model": MODEL, "max_tokens": 0, "messages": []}, "known", 400, "invalid_request_error"),
+    "unknown model": ({"model": "x", "max_tokens": 5, "messages": []}, "known", 404, "not_found_error"),
+    "no key": ({"model": MODEL, "max_tokens": 5, "messages": []}, None, 401, "authentication_error"),
+    "too large": (b"x" * 300_000, "known", 413, "request_too_large"),
+}
+
+
+@pytest.mark.parametrize(("body", "key", "status", "kind"), MESSAGES_CASES.values(), ids=MESSAGES_CASES)
+async def test_a_client_of_messages_gets_anthropic_s_form(
+    start: Starter, body: Any, key: str | None, status: int, kind: str
+) -> None:
+    fields: dict[str, Any] = {"tenants": [{"name": "t"}], "limits": {"body_bytes_max": 262_144}}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        known = {"x_api_key": live.gateway.minted_keys[0].key} if key else {}
+        got: Answer = await live.ask("/v1/messages", body, key=None, **known)
+        assert (got.status, got.json["type"], got.error["type"]) == (status, "error", kind)
+        assert got.error["message"]
+        assert _untouched(live, upstream)
+
+
+def _head(*more: bytes) -> bytes:
+    lines = [b"POST /v1/chat/completions HTTP/1.1", b"host: x", b"authorization: Bearer k", *more]
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+async def test_a_body_that_is_too_long_is_refused_before_it_is_sent(start: Starter) -> None:
+    limits = {"body_bytes_max": 100_000}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, limits=limits) as live:
+        for head in (_head(b"content-length: 100001"), _head(b"content-length: 100001", b"expect: 100-continue")):
+            answered = await raw_exchange(live.gateway.port, head)
+            assert answered.startswith(b"HTTP/1.1 413 ")
+            error = json.loads(answered.partition(b"\r\n\r\n")[2])["error"]
+            assert (error["code"], error["type"]) == ("body_too_large", "invalid_request_error")
+            assert "100000" in error["message"]
+        chunks = (b"4000\r\n" + b"x" * 0x4000 + b"\r\n") * 7
+        answered = await raw_exchange(live.gateway.port, _head(b"transfer-encoding: chunked") + chunks)
+        assert answered.startswith(b"HTTP/1.1 413 ")
+        assert _untouched(live, upstream)
+
+
+async def test_headers_that_are_too_long_are_refused(start: Starter) -> None:
+    limits = {"header_bytes_max": 4096}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, limits=limits) as live:
+        answered = await raw_exchange(live.gateway.port, _head(b"x-long: " + b"a" * 8000, b"content-length: 0"))
+        assert answered.startswith(b"HTTP/1.1 431 ")
+        error = json.loads(answered.partition(b"\r\n\r\n")[2])["error"]
+        assert error["code"] == "headers_too_large"
+        assert _untouched(live, upstream)
+
+
+async def test_an_unknown_key_is_refused_before_the_body_is_sent(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=[{"name": "t"}]) as live:
+        answered = await raw_exchange(live.gateway.port, _head(b"content-length: 1000000", b"expect: 100-continue"))
+        assert answered.startswith(b"HTTP/1.1 401 ")
+        assert b"100 Continue" not in answered
+
+
+async def test_a_model_must_be_named_where_there_are_several_pools(start: Starter) -> None:
+    async with Upstream(replies(OK)) as one, Upstream(replies(OK)) as two:
+        pools = [{"name": str(i), "models": [str(i)], "backends": [{"url": up.url}]} for i, up in enumerate((one, two))]
+        async with start(pools=pools) as live:
+            got = await live.ask(CHAT, {"messages": []})
+            assert (got.status, got.error["param"]) == (400, "model")
+            assert live.holds_nothing()

@@ -1,0 +1,339 @@
+"""What an operator types: real processes, their ports, signals and exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token
+from live import WAIT_S, chat, closed_port, events, until
+
+from gateway.config.model import hash_key
+
+FAIRGATE = str(Path(sys.executable).with_name("fairgate"))
+EXAMPLE = Path(__file__).parents[2] / "config.example.yaml"
+OK = answer(b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}')
+
+
+class Running:
+    """A process of the command, and what it has said so far."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self.said = ""
+        self.out = b""
+        self._reading = [asyncio.ensure_future(self._read_errors()), asyncio.ensure_future(self._read_output())]
+
+    async def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        while data := await self.process.stderr.read(65536):
+            self.said += data.decode()
+
+    async def _read_output(self) -> None:
+        assert self.process.stdout is not None
+        while data := await self.process.stdout.read(65536):
+            self.out += data
+
+    async def says(self, pattern: str) -> re.Match[str]:
+        """What it wrote to standard error, or to standard output, once the pattern is in it."""
+        await until(lambda: re.search(pattern, self.said + self.out.decode()) or self.process.returncode is not None)
+        found = re.search(pattern, self.said + self.out.decode())
+        assert found is not None, self.said
+        return found
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(WAIT_S):
+            await asyncio.gather(*self._reading)
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def running(*arguments: str, given: bytes | None = None) -> AsyncIterator[Running]:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(FAIRGATE, *arguments, stdin=pipe, stdout=pipe, stderr=pipe)
+    assert process.stdin is not None
+    if given is not None:
+        process.stdin.write(given)
+        process.stdin.write_eof()
+    started = Running(process)
+    try:
+        yield started
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await started.ended()
+        process.stdin.close()
+
+
+async def run(*arguments: str, given: bytes | None = None) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error."""
+    async with running(*arguments, given=given) as command:
+        code = await command.ended()
+    return code, command.out.decode(), command.said
+
+
+def config_file(directory: Path, url: str, **fields: Any) -> str:
+    """JSON is YAML too."""
+    config = {
+        "listen": "127.0.0.1:0",
+        "admin": "127.0.0.1:0",
+        "tenants": [{"name": "alice"}],
+        "pools": [{"name": "pool", "backends": [{"url": url}]}],
+        **fields,
+    }
+    path = directory / "config.yaml"
+    path.write_text(json.dumps(config))
+    return str(path)
+
+
+@asynccontextmanager
+async def serving(directory: Path, url: str, **fields: Any) -> AsyncIterator[Served]:
+    async with running("serve", "-c", config_file(directory, url, **fields)) as command:
+        found = await command.says(r"serving on (http://\S+), admin on (http://[^ ]+:\d+)")
+        key = await command.says(r"alice +(fg-\S+)")
+        async with aiohttp.ClientSession() as http:
+            yield Served(command, http, found[1], found[2], key[1])
+
+
+class Served:
+    def __init__(self, command: Running, http: aiohttp.ClientSession, url: str, admin: str, key: str) -> None:
+        self.command = command
+        self.http = http
+        self.url = url
+        self.admin = admin
+        self.key = key
+
+    def ask(self, **fields: Any) -> Any:
+        headers = {"authorization": f"Bearer {self.key}"}
+        return self.http.post(self.url + "/v1/chat/completions", json=chat(**fields), headers=headers)
+
+
+# --- serve ---
+
+
+async def test_serve_in_front_of_a_backend_needs_no_file() -> None:
+    def admin_port_is_free() -> bool:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            return probe.connect_ex(("127.0.0.1", 9090)) != 0
+
+    async def script(seen: Seen, peer: Peer) -> None:
+        await peer.send(OK)
+
+    async with Upstream(script) as upstream:
+        await until(admin_port_is_free)
+        async with running("serve", "--backend", upstream.url, "--port", "0") as command:
+            url = (await command.says(r"serving on (http://127\.0\.0\.1:\d+)"))[1]
+            await command.says("open access: any key is accepted, each distinct key is its own tenant of equal weight")
+            async with aiohttp.ClientSession() as http:
+                for key in ("one", "two"):
+                    headers = {"authorization": f"Bearer {key}"}
+                    async with http.post(url + "/v1/chat/completions", json=chat(), headers=headers) as response:
+                        assert response.status == 200
+            command.signal(signal.SIGTERM)
+            assert await command.ended() == 0
+        lines = [json.loads(line) for line in command.out.splitlines()]
+        assert len({line["tenant"] for line in lines}) == 2
+        assert [seen.line for seen in upstream.requests] == [b"POST /v1/chat/completions HTTP/1.1"] * 2
+
+
+async def test_serve_prints_lines_that_work_as_printed(tmp_path: Path) -> None:
+    async with serving(tmp_path, "sim:demo") as gate:
+        curls = re.findall(r"^ +(curl .*)$", gate.command.said, re.MULTILINE)
+        assert len(curls) == 2
+        python = (await gate.command.says(r"(?m)^ +\S*python -c (\".*\")$"))[1]
+        whole, stream, said = await asyncio.gather(
+            *(_shell(line) for line in (*(f"{curl} -sS" for curl in curls), f"{sys.executable} -c {python}"))
+        )
+        assert json.loads(whole)["choices"]
+        assert stream.endswith("data: [DONE]\n\n")
+        assert said.strip()
+
+
+async def _shell(line: str) -> str:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_shell(line, stdout=pipe, stderr=pipe)
+    async with asyncio.timeout(4 * WAIT_S):
+        out, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    return out.decode()
+
+
+async def test_serve_tells_how_it_is_used() -> None:
+    both = ("serve", "-c", "x.yaml", "--backend", "http://x:1")
+    for code, _, said in await asyncio.gather(run("serve"), run(*both)):
+        assert code == 2
+        assert "--backend" in said
+
+
+@pytest.mark.parametrize("command", [("check",), ("serve", "-c")], ids=["check", "serve"])
+async def test_a_bad_config_lists_every_fault_and_exits_with_2(tmp_path: Path, command: tuple[str, ...]) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("listne: 127.0.0.1:0\npolicy: vtx\npools: []\ntenants:\n  - name: a\n    weight: -1\n")
+    code, out, said = await run(*command, str(path))
+    assert (code, out) == (2, "")
+    lines = said.splitlines()
+    assert [line.removeprefix(str(path)).split(":")[1] for line in lines] == ["1", "2", "3", "6"]
+    assert "did you mean 'listen'" in lines[0]
+    assert "did you mean 'vtc'" in lines[1]
+
+
+async def test_check_says_what_a_good_config_holds() -> None:
+    good, missing = await asyncio.gather(run("check", str(EXAMPLE)), run("check", str(EXAMPLE) + ".missing"))
+    assert (good[0], good[2]) == (0, "")
+    assert "3 tenants" in good[1]
+    assert missing[0] == 2
+
+
+async def test_serve_on_a_taken_port_says_so(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, _, said = await run(
+            "serve", "-c", config_file(tmp_path, "http://127.0.0.1:1", listen=f"127.0.0.1:{port}")
+        )
+    assert code == 1
+    assert "Traceback" not in said
+    assert str(port) in said
+
+
+async def test_serve_starts_before_its_backend_and_says_so(tmp_path: Path) -> None:
+    async with serving(tmp_path, f"http://127.0.0.1:{closed_port()}") as gate:
+        await gate.command.says("not ready: pool pool has no backend in service")
+        code, _, said = await run("healthcheck", "--url", gate.admin + "/ready")
+        assert code == 1
+        assert "no backend in service" in said
+        async with gate.ask() as response:
+            assert response.status == 503
+
+
+async def test_healthcheck(tmp_path: Path) -> None:
+    async with serving(tmp_path, "sim:demo") as gate:
+        assert (await run("healthcheck", "--url", gate.admin + "/ready"))[0] == 0
+        gate.command.signal(signal.SIGINT)
+        assert await gate.command.ended() == 0
+    code, _, said = await run("healthcheck", "--url", gate.admin + "/ready")
+    assert code == 1
+    assert "Traceback" not in said
+
+
+# --- signals ---
+
+
+class Streams:
+    """An engine that sends one token and goes on when told."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, seen: Seen, peer: Peer) -> None:
+        if not seen.json.get("stream"):
+            await peer.send(OK)
+            return
+        await peer.send(STREAM_HEAD + chunk(token("a")))
+        await self.go_on.wait()
+        await peer.send(chunk(token("b", "stop") + DONE) + STREAM_END)
+
+
+def _refused(url: str) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", int(url.rpartition(":")[2]))) != 0
+
+
+async def test_sigterm_lets_a_stream_end_and_takes_no_more(tmp_path: Path) -> None:
+    engine = Streams()
+    async with Upstream(engine) as upstream, serving(tmp_path, upstream.url) as gate:
+        async with gate.ask() as response:  # leaves a connection that is kept open
+            assert (await response.read(), response.status) == (OK.partition(b"\r\n\r\n")[2], 200)
+        async with gate.ask(stream=True) as response:
+            assert await response.content.readexactly(len(token("a"))) == token("a")
+            gate.command.signal(signal.SIGTERM)
+            await gate.command.says("draining")
+            await until(lambda: _refused(gate.url))
+            with pytest.raises(aiohttp.ClientConnectionError):
+                await gate.ask()
+            async with gate.http.get(gate.admin + "/ready") as ready:
+                assert (ready.status, (await ready.json())["why_not"]) == (503, ["shutting down"])
+            engine.go_on.set()
+            assert await response.content.read() == token("b", "stop") + DONE
+        assert await gate.command.ended() == 0
+        log = [json.loads(line) for line in gate.command.out.splitlines()]
+        assert [line["outcome"] for line in log] == ["completed"] * 2
+        assert "Traceback" not in gate.command.said
+        assert len(upstream.requests) == 2
+
+
+async def test_after_the_deadline_a_stream_ends_with_a_visible_error(tmp_path: Path) -> None:
+    async with Upstream(Streams()) as upstream, serving(tmp_path, upstream.url, drain_s=0.1) as gate:
+        async with gate.ask(stream=True) as response:
+            await response.content.readexactly(len(token("a")))
+            gate.command.signal(signal.SIGTERM)
+            rest = await response.content.read()
+        assert DONE not in rest
+        assert events(rest)[-1]["error"]["code"] == "draining"
+        assert await gate.command.ended() == 0
+        [line] = [json.loads(line) for line in gate.command.out.splitlines()]
+        assert (line["outcome"], line["reason"], line["tokens_out"]) == ("failed", "draining", 1)
+
+
+async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    async with Upstream(Streams()) as upstream, serving(tmp_path, upstream.url, drain_s=3600) as gate:
+        async with gate.ask(stream=True) as response:
+            await response.content.readexactly(len(token("a")))
+            gate.command.signal(signal.SIGTERM)
+            await gate.command.says("draining")
+            gate.command.signal(signal.SIGTERM)
+            rest = await response.content.read()
+        assert DONE not in rest
+        assert events(rest)[-1]["error"]["code"] == "draining"
+        assert await gate.command.ended() == 0
+        assert "Traceback" not in gate.command.said
+
+
+# --- the other commands ---
+
+
+async def test_sim_is_a_vllm_look_alike() -> None:
+    async with running("sim", "--port", "0", "--model", "m1", "--model", "m2") as command:
+        url = (await command.says(r"(http://127\.0\.0\.1:\d+)"))[1]
+        async with aiohttp.ClientSession() as http:
+            async with http.get(url + "/v1/models") as response:
+                assert [card["id"] for card in (await response.json())["data"]] == ["m1", "m2"]
+            async with http.get(url + "/metrics") as response:
+                assert "vllm:num_requests_running" in await response.text()
+            body = {"model": "m2", "prompt": "x", "max_tokens": 2}
+            async with http.post(url + "/v1/completions", json=body) as response:
+                assert response.status == 200
+        command.signal(signal.SIGINT)
+        await command.ended()
+    assert "Traceback" not in command.said
+    code, _, said = await run("sim", "--port", "0", "--profile", "nonsense")
+    assert code == 2
+    assert "demo" in said
+
+
+async def test_keys_are_made_and_hashed_as_the_config_wants_them() -> None:
+    code, out, _ = await run("keys", "create")
+    found = re.fullmatch(r"key:  (fg-\S{43})\nhash: (sha256:[0-9a-f]{64})\n", out)
+    assert code == 0
+    assert found is not None
+    assert hash_key(found[1]) == found[2]
+    hashed, nothing = await asyncio.gather(
+        run("keys", "hash", given=found[1].encode() + b"\n"), run("keys", "hash", given=b"\n")
+    )
+    assert hashed == (0, found[2] + "\n", "")
+    assert nothing[0] == 2

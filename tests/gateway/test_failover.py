@@ -1,0 +1,245 @@
+"""An engine that fails or refuses: tried elsewhere while nothing was seen of an answer, a visible error afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
+from live import MODEL, Starter, chat, closed_port, events, long_chat, simulated, until
+
+OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
+MESSAGES = {"model": MODEL, "max_tokens": 50, "ignore_eos": True, "messages": [{"role": "user", "content": "x"}]}
+RESPONSES = {"model": MODEL, "input": "x", "max_output_tokens": 50, "ignore_eos": True}
+DIALECTS = {
+    "/v1/chat/completions": chat(max_tokens=50, ignore_eos=True),
+    "/v1/completions": {"model": MODEL, "prompt": "x", "max_tokens": 50, "ignore_eos": True},
+    "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGES,
+}
+
+
+async def test_one_of_two_backends_down_at_start(start: Starter) -> None:
+    async with simulated(time_scale=0) as sim, start(f"http://127.0.0.1:{closed_port()}", sim.url) as live:
+        got = await asyncio.gather(*(live.ask("/v1/chat/completions", chat(max_tokens=3)) for _ in range(10)))
+        assert [each.status for each in got] == [200] * 10
+        assert {line["tries"] for line in await live.lines(10)} == {1}
+        assert (await live.get("/ready", admin=True)).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refused_connection_is_tried_elsewhere(start: Starter, stream: bool) -> None:
+    async with simulated(time_scale=0) as dies, simulated(time_scale=0) as stays, start(dies.url, stays.url) as live:
+        await dies.server.stop()
+        for _ in range(5):
+            got = await live.ask("/v1/chat/completions", chat(stream=stream, max_tokens=3))
+            assert got.status == 200
+        lines = await live.lines(5)
+        assert lines[0]["tries"] == 2
+        assert {line["backend"] for line in lines} == {stays.url.removeprefix("http://")}
+        assert live.holds_nothing()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reset_before_the_first_byte_is_tried_elsewhere(start: Starter, stream: bool) -> None:
+    async with (
+        simulated(time_scale=0) as resets,
+        simulated(time_scale=0) as well,
+        start(resets.url, well.url) as live,
+    ):
+        resets.faults.reset_next = 1
+        got = await live.ask("/v1/chat/completions", chat(stream=stream, max_tokens=3))
+        assert (got.status, resets.faults.reset_next) == (200, 0)
+        [line] = await live.lines(1)
+        assert (line["tries"], line["outcome"]) == (2, "completed")
+        assert line["backend"] == well.url.removeprefix("http://")
+        assert live.holds_nothing()
+
+
+@pytest.mark.parametrize("attempts_max", [1, 3])
+async def test_attempts_are_bounded(start: Starter, attempts_max: int) -> None:
+    async with simulated() as sim, start(sim.url, limits={"attempts_max": attempts_max}) as live:
+        sim.faults.reset_next = 100
+        got = await live.ask("/v1/chat/completions", chat())
+        assert (got.status, got.error["code"]) == (502, "backend_failed")
+        assert sim.faults.reset_next == 100 - attempts_max
+        [line] = await live.lines(1)
+        assert (line["tries"], line["tokens_in"], line["tokens_out"]) == (attempts_max, 0, 0)
+        assert live.holds_nothing()
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+async def test_a_truncated_stream_ends_with_a_visible_error(start: Starter, path: str) -> None:
+    async with simulated() as breaks, simulated() as well, start(breaks.url, well.url) as live:
+        breaks.faults.truncate_after_events = 12
+        broken = asyncio.ensure_future(live.ask(path, {**DIALECTS[path], "stream": True}, key="a"))
+        await until(lambda: breaks.server.gauges.running)
+        unharmed = await live.ask("/v1/chat/completions", chat(stream=True, max_tokens=30, ignore_eos=True), key="b")
+        got = await broken
+        assert unharmed.body.endswith(DONE)
+        assert DONE not in got.body
+        assert b"message_stop" not in got.body
+        assert b"response.completed" not in got.body
+        last = events(got.body)[-1]
+        assert last["error"]["message"]
+        if path == "/v1/messages":
+            assert got.body.rpartition(b"event: ")[2].startswith(b"error\n")
+            assert last["type"] == "error"
+        else:
+            assert last["error"]["code"] == "backend_failed"
+        await until(live.holds_nothing)
+        await until(breaks.is_idle)
+
+
+async def test_a_truncated_stream_is_charged_for_what_came(start: Starter) -> None:
+    async def script(seen: Seen, peer: Peer) -> None:
+        await peer.send(STREAM_HEAD + chunk(token("a") + token("b")) + chunk(token("c")))
+        peer.writer.close()
+
+    async with Upstream(script) as upstream, start(upstream.url) as live:
+        got = await live.ask("/v1/chat/completions", chat(stream=True))
+        assert got.body.startswith(token("a") + token("b") + token("c"))
+        assert events(got.body)[-1]["error"]["code"] == "backend_failed"
+        assert len(upstream.requests) == 1
+        [charged] = live.charged.values()
+        assert charged.output == 3
+        [line] = await live.lines(1)
+        assert (line["outcome"], line["reason"]) == ("failed", "backend_failed")
+        assert (line["tokens_in"], line["tokens_out"]) == (charged.prompt, 3)
+        metrics = await live.metrics()
+        assert metrics["fairgate_tokens_total", "output", "pool", line["tenant"]] == 3
+
+
+async def test_a_truncated_body_is_a_502(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url) as live:
+        sim.faults.cut_body_next = 1
+        got = await live.ask("/v1/chat/completions", chat(max_tokens=3))
+        assert (got.status, got.error["code"]) == (502, "backend_failed")
+        assert live.holds_nothing()
+        assert (await live.ask("/v1/chat/completions", chat(max_tokens=3))).status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_garbage_is_a_502(start: Starter, stream: bool) -> None:
+    async with simulated() as sim, start(sim.url) as live:
+        sim.faults.garbage_next = 1
+        got = await live.ask("/v1/chat/completions", chat(stream=stream, max_tokens=3))
+        assert (got.status, got.error["code"]) == (502, "backend_failed")
+        assert live.holds_nothing()
+        assert (await live.ask("/v1/chat/completions", chat(max_tokens=3))).status == 200
+
+
+async def test_a_stalled_stream_ends_with_a_visible_error(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, limits={"upstream_silence_s": 0.1}) as live:
+        sim.faults.stall_after_events = 4
+        got = await live.ask("/v1/chat/completions", long_chat())
+        assert DONE not in got.body
+        assert events(got.body)[-1]["error"]["code"] == "backend_timeout"
+        assert live.holds_nothing()
+        await until(sim.is_idle)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_an_engine_that_says_nothing_is_a_504(start: Starter, path: str) -> None:
+    async def script(seen: Seen, peer: Peer) -> None:
+        await peer.gone()
+
+    async with Upstream(script) as upstream, start(upstream.url, limits={"upstream_silence_s": 0.1}) as live:
+        got = await live.ask(path, chat())
+        assert (got.status, got.error["code"]) == (504, "backend_timeout")
+        assert len(upstream.requests) == 1
+        assert live.holds_nothing()
+
+
+@pytest.mark.parametrize("fault", ["refuse_next", "refuse_in_stream_next"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_refusal_is_waited_out_and_costs_nothing(start: Starter, fault: str, stream: bool) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url) as live:
+        setattr(sim.faults, fault, 2)
+        got = await live.ask("/v1/chat/completions", chat(stream=stream, max_tokens=5, ignore_eos=True))
+        assert got.status == 200
+        assert b'"error"' not in got.body
+        [line] = await live.lines(1)
+        assert (line["outcome"], line["tries"], line["tokens_out"]) == ("completed", 3, 5)
+        metrics = await live.metrics()
+        assert metrics["fairgate_tokens_total", "output", "pool", line["tenant"]] == 5
+        assert [charged.output for charged in live.charged.values()] == [5]
+        assert live.holds_nothing()
+
+
+async def test_a_refusal_that_lasts_ends_with_the_waiting_time(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, limits={"queue_wait_s_max": 0.3}) as live:
+        sim.faults.refuse_next = 1000
+        got = await live.ask("/v1/chat/completions", chat())
+        assert (got.status, got.error["code"]) == (503, "queue_timeout")
+        assert sim.faults.refuse_next > 990  # it is left alone for longer each time
+        assert live.holds_nothing()
+        assert all(charged == (0, 0, 0) for charged in live.charged.values())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", DIALECTS)
+async def test_a_draining_engine_s_empty_abort_is_tried_elsewhere(start: Starter, path: str, stream: bool) -> None:
+    async with (
+        simulated(time_scale=0) as drains,
+        simulated(time_scale=0) as well,
+        start(drains.url, well.url) as live,
+    ):
+        drains.server.begin_drain()
+        got = await live.ask(path, {**DIALECTS[path], "stream": stream})
+        assert got.status == 200
+        assert b"abort" not in got.body
+        assert b"cancelled" not in got.body
+        [line] = await live.lines(1)
+        assert (line["tries"], line["tokens_out"]) == (2, 50)
+        assert live.holds_nothing()
+
+
+async def test_an_error_inside_a_stream_that_has_begun_is_passed_on_and_settled(start: Starter) -> None:
+    fault = b'data: {"error":{"message":"CUDA","type":"InternalServerError","param":null,"code":500}}\n\n'
+    sent = token("a") + token("b") + fault + DONE
+    whole = STREAM_HEAD + chunk(sent) + STREAM_END
+    async with Upstream(replies(whole)) as upstream, start(upstream.url) as live:
+        got = await live.ask("/v1/chat/completions", chat(stream=True))
+        assert got.body == sent
+        [line] = await live.lines(1)
+        assert (line["outcome"], line["tokens_out"]) == ("failed", 2)
+        assert live.holds_nothing()
+
+
+async def test_an_error_inside_a_stream_that_has_not_begun_is_no_refusal(start: Starter) -> None:
+    """A 400 in a stream is about the request: it is not tried again."""
+    fault = b'data: {"error":{"message":"no","type":"BadRequestError","param":null,"code":400}}\n\n'
+    whole = STREAM_HEAD + chunk(fault + DONE) + STREAM_END
+    async with Upstream(replies(whole)) as upstream, start(upstream.url) as live:
+        got = await live.ask("/v1/chat/completions", chat(stream=True))
+        assert got.body == fault + DONE
+        assert len(upstream.requests) == 1
+        assert live.holds_nothing()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
+async def test_an_engine_s_500_is_passed_on_once_and_costs_nothing(start: Starter, path: str) -> None:
+    whole = answer(b'{"error":{"message":"boom"}}', status=b"500 Internal Server Error")
+    async with Upstream(replies(whole)) as upstream, start(upstream.url) as live:
+        body: dict[str, Any] = {"model": MODEL, "input": "x", "messages": []}
+        got = await live.ask(path, body)
+        assert (got.status, len(upstream.requests)) == (500, 1)
+        assert all(charged == (0, 0, 0) for charged in live.charged.values())
+        assert live.holds_nothing()
+
+
+async def test_a_backend_that_keeps_breaking_its_answers_is_taken_out_of_service(start: Starter) -> None:
+    async with (
+        simulated(time_scale=0) as breaks,
+        simulated(time_scale=0) as well,
+        start(breaks.url, well.url) as live,
+    ):
+        breaks.faults.truncate_after_events = 2
+        bodies = [(await live.ask("/v1/chat/completions", chat(stream=True, max_tokens=9))).body for _ in range(8)]
+        assert [body.endswith(DONE) for body in bodies] == [False] * 5 + [True] * 3
+        metrics = await live.metrics()
+        up = {name[1]: value for name, value in metrics.items() if name[0] == "fairgate_backend_up"}
+        assert up == {breaks.url.removeprefix("http://"): 0, well.url.removeprefix("http://"): 1}
+        assert (await live.get("/ready", admin=True)).status == 200

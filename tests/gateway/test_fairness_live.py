@@ -1,0 +1,116 @@
+"""Two who want more than there is get it by weight, and one who wants little gets it at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from live import Live, Simulated, Starter, chat, simulated, until
+
+from gateway.config.model import hash_key
+
+OUTPUT_TOKENS = 12
+
+
+def tenants(**weights: float) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "weight": weight, "keys": [{"hash": hash_key(f"key-of-{name}"), "apps": ["default"]}]}
+        for name, weight in weights.items()
+    ]
+
+
+class Load:
+    """Tenants that each keep some requests open; counts what the engine says they got."""
+
+    def __init__(self, live: Live) -> None:
+        self.live = live
+        self.tokens: dict[str, int] = {}
+        self.answers = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def flood(self, tenant: str, requests: int, *, users: int = 1, stream: bool = False) -> None:
+        self.tokens[tenant] = 0
+        for number in range(requests):
+            self._tasks.append(asyncio.ensure_future(self._ask_for_ever(tenant, f"user-{number % users}", stream)))
+
+    async def _ask_for_ever(self, tenant: str, user: str, stream: bool) -> None:
+        options = {"stream_options": {"include_usage": True}} if stream else {}
+        body = chat(user, max_tokens=OUTPUT_TOKENS, ignore_eos=True, user=user, stream=stream, **options)
+        while True:
+            got = await self.live.ask("/v1/chat/completions", body, key=f"key-of-{tenant}")
+            assert got.status == 200
+            self.tokens[tenant] += OUTPUT_TOKENS
+            self.answers += 1
+
+    async def service(self, answers: int) -> dict[str, int]:
+        """Tokens of each tenant while so many answers were given, both always wanting more."""
+        await until(lambda: self.answers >= 50)
+        before, first = dict(self.tokens), self.answers
+        await until(lambda: self.answers >= first + answers or self._failed())
+        after = dict(self.tokens)
+        return {tenant: after[tenant] - before[tenant] for tenant in after}
+
+    def _failed(self) -> bool:
+        return any(task.done() for task in self._tasks)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        ends = await asyncio.gather(*self._tasks, return_exceptions=True)
+        assert all(isinstance(end, asyncio.CancelledError) for end in ends), ends
+
+
+async def _shares(sim: Simulated, live: Live, load: Load, answers: int) -> dict[str, int]:
+    try:
+        return await load.service(answers)
+    finally:
+        await load.stop()
+        await until(live.holds_nothing)
+        await until(sim.is_idle)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_floods_are_served_by_weight(start: Starter, stream: bool) -> None:
+    async with simulated() as sim, start(sim.url, tenants=tenants(one=1, three=3)) as live:
+        load = Load(live)
+        load.flood("one", 20, stream=stream)
+        load.flood("three", 20, stream=stream)
+        service = await _shares(sim, live, load, 480)
+        assert service["three"] / service["one"] == pytest.approx(3, rel=0.1)
+
+
+async def test_fifty_users_of_one_tenant_have_one_tenant_s_share(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, tenants=tenants(many=1, single=1)) as live:
+        load = Load(live)
+        load.flood("many", 50, users=50)
+        load.flood("single", 20)
+        service = await _shares(sim, live, load, 400)
+        assert service["many"] / service["single"] == pytest.approx(1, rel=0.1)
+
+
+async def _answers_before_the_light_one(start: Starter, policy: str) -> tuple[int, int]:
+    """(flood requests queued when a light one arrives, flood answers until it is answered)."""
+    async with simulated() as sim, start(sim.url, tenants=tenants(heavy=1, light=1), policy=policy) as live:
+        load = Load(live)
+        load.flood("heavy", 100)
+        await until(lambda: load.answers >= 20)
+        queued, before = live.engine.queued, load.answers
+        light = await live.ask("/v1/chat/completions", chat(max_tokens=2, ignore_eos=True), key="key-of-light")
+        waited = load.answers - before
+        await load.stop()
+        assert light.status == 200
+        await until(live.holds_nothing)
+        await until(sim.is_idle)
+        return queued, waited
+
+
+async def test_a_light_tenant_overtakes_a_flood(start: Starter) -> None:
+    queued, waited = await _answers_before_the_light_one(start, "vtc")
+    assert queued > 80
+    assert waited <= 12  # no more than what the engine had begun
+
+
+async def test_first_come_first_served_lets_the_flood_go_first(start: Starter) -> None:
+    queued, waited = await _answers_before_the_light_one(start, "fcfs")
+    assert waited >= queued > 80

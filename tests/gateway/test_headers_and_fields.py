@@ -1,0 +1,177 @@
+"""What a client sends to steer the engine, or to be taken for somebody else, never reaches a backend."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from capture import Peer, Seen, Upstream, answer, replies
+from live import MODEL, Starter, chat, simulated
+
+from gateway.config.model import hash_key
+
+OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}', b"Set-Cookie: s=1", b"X-Request-Id: engine-1")
+STEERING: dict[str, Any] = {
+    "priority": -5,
+    "cache_salt": "mine",
+    "kv_transfer_params": {"do_remote_prefill": True},
+    "vllm_xargs": {"a": 1},
+    "request_id": "forged",
+    "data_parallel_rank": 3,
+}
+PRIVATE_HEADERS = {
+    "x-api-key": "tenant-key-1",
+    "api-key": "tenant-key-2",
+    "cookie": "session=tenant",
+    "x-request-id": "client-id",
+    "x-vllm-priority": "-9",
+    "x-data-parallel-rank": "1",
+    "x-session-id": "s",
+    "x-fairgate-app": "default",
+    "x-fairgate-user": "u1",
+    "x-fairgate-tenant": "somebody-else",
+    "x-forwarded-for": "10.0.0.1",
+    "proxy-authorization": "Basic eA==",
+    "accept-encoding": "gzip",
+    "connection": "keep-alive, x-hop",
+    "x-hop": "1",
+    "te": "trailers",
+}
+
+
+async def test_no_header_of_identity_or_steering_reaches_the_engine(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        headers = {**PRIVATE_HEADERS, "authorization": "Bearer tenant-key", "x-harmless": "kept"}
+        url = live.url + "/v1/chat/completions"
+        async with live.http.post(url, data=json.dumps(chat()), headers=headers) as response:
+            assert response.status == 200
+            request_id = response.headers["x-request-id"]
+            assert "set-cookie" not in response.headers
+        [seen] = upstream.requests
+        assert set(seen.headers) == {
+            "host",
+            "x-request-id",
+            "content-length",
+            "content-type",
+            "user-agent",
+            "accept",
+            "x-harmless",
+        }
+        assert seen.headers["host"] == upstream.url.removeprefix("http://")
+        assert seen.headers["x-request-id"] == request_id != "client-id"
+        assert b"tenant" not in seen.head
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/files", "/tokenize"])
+async def test_the_backend_gets_its_own_key_from_the_config(start: Starter, path: str) -> None:
+    async with Upstream(replies(OK)) as upstream:
+        pools = [{"name": "p", "backends": [{"url": upstream.url, "api_key": "engine-key"}]}]
+        async with start(pools=pools) as live:
+            assert (await live.ask(path, chat(), key="tenant-key")).status == 200
+        [seen] = upstream.requests
+        assert seen.headers["authorization"] == "Bearer engine-key"
+        assert b"tenant-key" not in seen.head
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_field_that_steers_the_engine_reaches_it(start: Starter, stream: bool) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        body = chat(stream=stream, temperature=0.5, **STEERING)
+        assert (await live.ask("/v1/chat/completions", body)).status == 200
+        seen = upstream.requests[0].json
+        seen.pop("stream_options", None)
+        assert seen == chat(stream=stream, temperature=0.5)
+
+
+async def test_an_escaped_or_repeated_field_name_is_no_way_around(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        raw = b'{"\\u0070riority":-1,"priority":-2,"priority":-3,' + json.dumps(chat()).encode()[1:]
+        assert (await live.ask("/v1/chat/completions", raw)).status == 200
+        assert upstream.requests[0].json == chat()
+
+
+async def test_no_field_that_steers_the_engine_passes_where_nothing_is_admitted(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        await live.ask("/v1/responses/r1/again", chat(**STEERING))
+        assert not set(STEERING) & set(upstream.requests[0].json)
+
+
+ERRORS: list[tuple[str, Any, str | None, int]] = [
+    ("/v1/chat/completions", b"{", "k", 400),
+    ("/v1/chat/completions", chat(), None, 401),
+    ("/v1/chat/completions", {"model": "nobody"}, "k", 404),
+    ("/nowhere", chat(), "k", 404),
+    ("/v1/chat/completions", b"x" * 2000, "k", 413),
+    ("/v1/chat/completions", chat(), "k", 200),
+    ("/v1/embeddings", {"model": MODEL, "input": "x"}, "k", 200),
+    ("/tokenize", chat(), "k", 200),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "key", "status"), ERRORS, ids=lambda value: str(value)[:30])
+async def test_every_answer_has_one_request_id(
+    start: Starter, path: str, body: Any, key: str | None, status: int
+) -> None:
+    fields = {"tenants": [{"name": "t"}], "limits": {"body_bytes_max": 1024}}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        known = live.gateway.minted_keys[0].key
+        async with live.post(path, body, key=key and known) as response:
+            assert response.status == status
+            ids = response.headers.getall("x-request-id")
+        assert len(ids) == 1
+        assert ids[0].startswith("req_")
+
+
+async def test_models_and_the_client_listener_s_health_have_a_request_id(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        for path in ("/v1/models", "/health"):
+            assert (await live.get(path)).headers["x-request-id"]
+
+
+async def test_neither_words_nor_keys_are_in_the_log_or_in_the_metrics(start: Starter) -> None:
+    secret = "xyzzy-plugh"
+    tenants = [{"name": "t"}]
+    async with simulated(time_scale=0) as sim, start(sim.url, tenants=tenants, debug_headers=True) as live:
+        key = live.gateway.minted_keys[0].key
+        for path, body in (
+            ("/v1/chat/completions", chat(secret, stream=True, max_tokens=5)),
+            ("/v1/chat/completions", chat(secret, max_tokens=5)),
+            ("/v1/embeddings", {"model": MODEL, "input": secret}),
+            ("/v1/chat/completions", chat(secret, max_tokens=0)),
+        ):
+            answer = await live.ask(path, body, key=key, x_fairgate_user=secret, cookie=secret)
+            assert answer.status in (200, 400)
+        await live.ask("/v1/chat/completions", chat(), key=secret)
+        await live.lines(3)
+        page = (await live.get("/metrics", admin=True)).body
+        for text in (live.log.read_bytes(), page):
+            assert text
+            assert secret.encode() not in text
+            assert key.encode() not in text
+            assert b" the" not in live.log.read_bytes()  # the simulated engine's words
+
+
+async def test_a_claim_to_another_app_is_refused(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream:
+        tenants = [{"name": "t", "keys": [{"hash": hash_key("secret-key"), "apps": ["chat", "batch"]}]}]
+        async with start(upstream.url, tenants=tenants) as live:
+            allowed = await live.ask("/v1/chat/completions", chat(), key="secret-key", x_fairgate_app="batch")
+            forged = await live.ask("/v1/chat/completions", chat(), key="secret-key", x_fairgate_app="agents")
+            assert (allowed.status, forged.status) == (200, 403)
+            assert forged.error["code"] == "app_not_allowed"
+            assert len(upstream.requests) == 1
+            [line] = [line for line in await live.lines(1) if line["outcome"] == "completed"]
+            assert (line["tenant"], line["app"]) == ("t", "batch")
+
+
+async def test_debug_headers_say_how_it_was_served(start: Starter) -> None:
+    async def script(seen: Seen, peer: Peer) -> None:
+        await peer.send(OK)
+
+    async with Upstream(script) as upstream, start(upstream.url, debug_headers=True) as live:
+        got = await live.ask("/v1/chat/completions", chat())
+        assert got.headers["x-fairgate-policy"] == "vtc"
+        assert got.headers["x-fairgate-tenant"].startswith("key-")
+        assert got.headers["x-fairgate-backend"] == upstream.url.removeprefix("http://")
+        assert float(got.headers["x-fairgate-queue-ms"]) >= 0

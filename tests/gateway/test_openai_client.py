@@ -1,0 +1,149 @@
+"""The official client works against the gateway as against the engine, errors included."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+from capture import STREAM_HEAD, Peer, Seen, Upstream, chunk, token
+from live import MODEL, Live, Starter, chat, simulated, until
+
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+
+
+def client(live: Live, key: str = "k") -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=live.url + "/v1", api_key=key, max_retries=0)
+
+
+async def test_chat_completions_embeddings_and_models(start: Starter) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url) as live, client(live) as api:
+        whole: Any = await api.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5)
+        assert whole.choices[0].message.content
+        assert whole.usage.completion_tokens <= 5
+        text = await api.completions.create(model=MODEL, prompt="Hello", max_tokens=5)
+        assert text.choices[0].text
+        vectors = await api.embeddings.create(model=MODEL, input=["a", "b"], encoding_format="float")
+        assert [len(each.embedding) for each in vectors.data] == [8, 8]
+        assert [card.id async for card in api.models.list()] == [MODEL]
+        assert whole._request_id.startswith("req_")
+
+
+async def test_streams_of_chat_completions(start: Starter) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url) as live, client(live) as api:
+        options: Any = {"extra_body": {"ignore_eos": True}, "max_tokens": 7, "model": MODEL, "messages": HELLO}
+        quiet = await api.chat.completions.create(stream=True, **options)
+        chunks = [chunk async for chunk in quiet]
+        assert sum(bool(each.choices[0].delta.content) for each in chunks) == 7
+        assert all(each.usage is None for each in chunks)
+        counted = await api.chat.completions.create(stream=True, stream_options={"include_usage": True}, **options)
+        last = [chunk async for chunk in counted][-1]
+        assert (last.choices, last.usage.completion_tokens) == ([], 7)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses(start: Starter, stream: bool) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url) as live, client(live) as api:
+        if stream:
+            events = [
+                event
+                async for event in await api.responses.create(model=MODEL, input="Hi", max_output_tokens=6, stream=True)
+            ]
+            assert events[0].type == "response.created"
+            assert events[-1].type == "response.completed"
+            assert events[-1].response.usage is not None
+        else:
+            whole = await api.responses.create(model=MODEL, input="Hi", max_output_tokens=6)
+            assert whole.usage is not None
+            assert whole.output
+
+
+async def test_the_synchronous_client(start: Starter) -> None:
+    def ask(url: str) -> tuple[str | None, list[str]]:
+        with openai.OpenAI(base_url=url + "/v1", api_key="k", max_retries=0) as api:
+            whole: Any = api.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5)
+            stream: Any = api.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5, stream=True)
+            return whole.choices[0].message.content, [each.choices[0].delta.content or "" for each in stream]
+
+    async with simulated(time_scale=0) as sim, start(sim.url) as live:
+        whole, pieces = await asyncio.to_thread(ask, live.url)
+        assert whole == "".join(pieces)
+
+
+async def test_the_error_classes(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, tenants=[{"name": "t"}]) as live:
+        key = live.gateway.minted_keys[0].key
+        async with client(live, key) as api, client(live, "wrong") as stranger:
+            with pytest.raises(openai.AuthenticationError) as unknown:
+                await stranger.completions.create(model=MODEL, prompt="x")
+            assert unknown.value.code == "invalid_api_key"
+            with pytest.raises(openai.NotFoundError) as missing:
+                await api.completions.create(model="gpt-9", prompt="x")
+            assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+            with pytest.raises(openai.BadRequestError) as bad:
+                await api.completions.create(model=MODEL, prompt="x", max_tokens=-1)
+            assert (bad.value.code, bad.value.param) == ("invalid_request", "max_tokens")
+            assert bad.value.request_id
+            nonsense: Any = 5
+            with pytest.raises(openai.BadRequestError):
+                await api.chat.completions.create(model=MODEL, messages=nonsense)
+            with pytest.raises(openai.PermissionDeniedError):
+                await api.completions.create(model=MODEL, prompt="x", extra_headers={"x-fairgate-app": "forged"})
+            sim.faults.cut_body_next = 1
+            with pytest.raises(openai.InternalServerError) as broken:
+                await api.completions.create(model=MODEL, prompt="x")
+            assert broken.value.code == "backend_failed"
+
+
+async def test_a_full_queue_is_a_rate_limit_error(start: Starter) -> None:
+    async def script(seen: Seen, peer: Peer) -> None:
+        await peer.gone()
+
+    async with Upstream(script) as upstream, start(upstream.url, limits={"queue_requests_max": 1}) as live:
+        waiting = [asyncio.ensure_future(live.ask("/v1/chat/completions", chat(n=128)))]
+        await until(lambda: live.engine.dispatched)
+        waiting.append(asyncio.ensure_future(live.ask("/v1/chat/completions", chat())))
+        await until(lambda: live.engine.queued)
+        async with client(live) as api:
+            with pytest.raises(openai.RateLimitError) as full:
+                await api.completions.create(model=MODEL, prompt="x")
+            assert full.value.code == "queue_full"
+            assert int(full.value.response.headers["retry-after"]) >= 1
+        for task in waiting:
+            task.cancel()
+        await until(live.holds_nothing)
+
+
+@pytest.mark.parametrize("api_name", ["chat", "responses"])
+async def test_a_stream_that_breaks_raises_in_the_client(start: Starter, api_name: str) -> None:
+    async with simulated() as sim, start(sim.url) as live, client(live) as api:
+        sim.faults.truncate_after_events = 10
+        stream: Any
+        if api_name == "chat":
+            stream = await api.chat.completions.create(model=MODEL, messages=HELLO, stream=True, max_tokens=90)
+        else:
+            stream = await api.responses.create(model=MODEL, input="x", stream=True, max_output_tokens=90)
+        with pytest.raises(openai.APIError, match="broke off"):
+            await _read(stream)
+
+
+async def _read(stream: Any) -> None:
+    async for _ in stream:
+        pass
+
+
+async def test_closing_a_stream_in_the_client_frees_the_engine(start: Starter) -> None:
+    async def script(seen: Seen, peer: Peer) -> None:
+        await peer.send(STREAM_HEAD + chunk(token("a")))
+        await peer.gone()
+        gone.set()
+
+    gone = asyncio.Event()
+    async with Upstream(script) as upstream, start(upstream.url) as live, client(live) as api:
+        stream: Any = await api.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
+        async for _ in stream:
+            break
+        await stream.close()
+        await until(gone.is_set)
+        await until(live.holds_nothing)

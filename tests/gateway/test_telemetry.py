@@ -1,0 +1,144 @@
+"""One line per request with what was promised and nothing else, and metrics whose labels are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from capture import Upstream, answer, replies
+from live import MODEL, Starter, chat, simulated
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.config.model import hash_key
+
+OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}')
+FIELDS: dict[str, type | tuple[type, ...]] = {
+    "ts": float,
+    "request_id": str,
+    "tenant": str,
+    "app": str,
+    "model": str,
+    "policy": str,
+    "path": str,
+    "stream": bool,
+    "outcome": str,
+    "reason": str,
+    "queue_ms": float,
+    "ttft_ms": (float, type(None)),
+    "total_ms": float,
+    "tokens_in": int,
+    "tokens_out": int,
+    "tokens_cached": int,
+    "tokens_in_estimated": int,
+    "backend": str,
+    "tries": int,
+}
+
+
+async def test_a_line_has_the_documented_fields(start: Starter) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url, tenants=[{"name": "t"}]) as live:
+        key = live.gateway.minted_keys[0].key
+        whole = await live.ask("/v1/chat/completions", chat(max_tokens=5, ignore_eos=True), key=key)
+        stream = await live.ask("/v1/chat/completions", chat(stream=True, max_tokens=6, ignore_eos=True), key=key)
+        lines = await live.lines(2)
+        for line in lines:
+            assert list(line) == list(FIELDS)
+            assert all(isinstance(line[name], kind) for name, kind in FIELDS.items()), line
+            assert (line["tenant"], line["app"], line["model"], line["policy"]) == ("t", "default", MODEL, "vtc")
+            assert (line["outcome"], line["reason"], line["tries"]) == ("completed", "", 1)
+            assert line["backend"] == sim.url.removeprefix("http://")
+            assert 0 <= line["queue_ms"] <= line["total_ms"]
+        assert [line["request_id"] for line in lines] == [each.headers["x-request-id"] for each in (whole, stream)]
+        assert [line["tokens_in"] for line in lines] == [whole.json["usage"]["prompt_tokens"]] * 2
+        assert [line["tokens_out"] for line in lines] == [5, 6]
+        assert [line["stream"] for line in lines] == [False, True]
+        assert lines[0]["ttft_ms"] is None
+        assert lines[1]["queue_ms"] <= lines[1]["ttft_ms"] <= lines[1]["total_ms"]
+
+
+async def test_every_request_has_its_line(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=[{"name": "t"}]) as live:
+        key = live.gateway.minted_keys[0].key
+        asked = [
+            await live.ask("/v1/chat/completions", chat(), key=key),
+            await live.ask("/v1/chat/completions", chat(max_tokens=0), key=key),
+            await live.ask("/v1/chat/completions", b"{", key=key),
+            await live.ask("/v1/chat/completions", {"model": "x"}, key=key),
+            await live.ask("/v1/chat/completions", chat(), key="nobody's"),
+            await live.ask("/tokenize", chat(), key=key),
+        ]
+        lines = await live.lines(len(asked))
+        assert {line["request_id"] for line in lines} == {got.headers["x-request-id"] for got in asked}
+        reasons = [line["reason"] for line in lines]
+        assert reasons == ["", "invalid_request", "invalid_json", "model_not_found", "invalid_api_key", ""]
+
+
+async def test_tokens_are_counted_once_by_kind(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=[{"name": "t"}]) as live:
+        for _ in range(3):
+            await live.ask("/v1/chat/completions", chat(), key=live.gateway.minted_keys[0].key)
+        metrics = await live.metrics()
+        tokens = {name[1]: value for name, value in metrics.items() if name[0] == "fairgate_tokens_total"}
+        assert tokens == {"input": 21, "output": 6, "cached": 12}
+        assert metrics["fairgate_requests_total", "completed", "pool", "t"] == 3
+        assert metrics["fairgate_queue_seconds_count", "completed", "pool"] == 3
+        assert [line["tokens_cached"] for line in await live.lines(3)] == [4, 4, 4]
+
+
+async def test_labels_are_bounded_whoever_comes(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        for batch in range(24):
+            keys = (f"key-{batch}-{number}" for number in range(50))
+            got = await asyncio.gather(*(live.ask("/v1/chat/completions", chat(user=key), key=key) for key in keys))
+            assert {each.status for each in got} == {200}
+        page = (await live.get("/metrics", admin=True)).body.decode()
+        samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+        tenants = {sample.labels["tenant"] for sample in samples if "tenant" in sample.labels}
+        assert len(tenants) <= 1001
+        assert "other" in tenants
+        ended = [sample.value for sample in samples if sample.name == "fairgate_requests_total"]
+        assert sum(ended) == 1200
+        tokens = [s.value for s in samples if s.name == "fairgate_tokens_total" and s.labels["kind"] == "output"]
+        assert sum(tokens) == 2400
+        of_histograms = {label for s in samples if s.name.endswith("_bucket") for label in s.labels}
+        assert of_histograms == {"pool", "outcome", "le"}
+        assert {label for s in samples for label in s.labels} <= {
+            "pool", "tenant", "kind", "outcome", "reason", "backend", "le",
+        }  # fmt: skip
+        assert len(samples) < 12_000
+
+
+async def test_open_access_takes_any_key_and_none(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        for key in ("a", "a", "b", None):
+            assert (await live.ask("/v1/chat/completions", chat(), key=key)).status == 200
+        first, again, other, nobody = [line["tenant"] for line in await live.lines(4)]
+        assert first == again != other
+        assert nobody == "anonymous"
+        assert first.startswith("key-")
+
+
+async def test_minted_keys_open_their_own_tenant_only(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=[{"name": "a"}, {"name": "b"}]) as live:
+        minted = {each.tenant: each.key for each in live.gateway.minted_keys}
+        assert set(minted) == {"a", "b"}
+        for key in minted.values():
+            assert (await live.ask("/v1/chat/completions", chat(), key=key)).status == 200
+        assert [line["tenant"] for line in await live.lines(2)] == list(minted)
+        assert (await live.ask("/v1/chat/completions", chat(), key="fg-" + "x" * 43)).status == 401
+
+
+async def test_a_key_is_read_from_any_of_the_three_headers(start: Starter) -> None:
+    tenants: list[dict[str, Any]] = [{"name": "t", "keys": [{"hash": hash_key("the-key")}]}]
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=tenants) as live:
+        for name in ("authorization", "x-api-key", "api-key"):
+            value = "Bearer the-key" if name == "authorization" else "the-key"
+            got = await live.ask("/v1/chat/completions", chat(), key=None, **{name: value})
+            assert got.status == 200, name
+        assert not live.gateway.minted_keys
+
+
+async def test_no_log_is_written_when_it_is_off(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, access_log="off") as live:
+        assert (await live.ask("/v1/chat/completions", chat())).status == 200
+    assert list(start.directory.iterdir()) == []

@@ -1,0 +1,70 @@
+"""Engines that are down do not keep the gateway down, and it says what it waits for."""
+
+from __future__ import annotations
+
+import pytest
+from live import MODEL, SMALL, Starter, chat, closed_port, simulated, until
+
+from backends.simulated.server import SimulatedServer
+
+
+@pytest.fixture(autouse=True)
+def _probe_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.pool.PROBE_INTERVAL_S", 0.02)
+
+
+@pytest.mark.parametrize("models", [[], [MODEL]], ids=["learned", "configured"])
+async def test_all_down_at_start(start: Starter, models: list[str]) -> None:
+    port = closed_port()
+    pools = [{"name": "p", "models": models, "backends": [{"url": f"http://127.0.0.1:{port}", "name": "gpu-1"}]}]
+    async with start(pools=pools) as live:
+        ready = await live.get("/ready", admin=True)
+        assert (ready.status, ready.json["ready"]) == (503, False)
+        [why] = ready.json["why_not"]
+        assert "gpu-1" in why
+        assert "probe" in why
+        assert (await live.get("/health", admin=True)).status == 200
+        got = await live.ask("/v1/chat/completions", chat())
+        assert (got.status, got.error["code"]) == (503, "no_backend")
+        assert int(got.headers["retry-after"]) >= 1
+        assert live.holds_nothing()
+        server = SimulatedServer(SMALL, model_names=(MODEL,))
+        await server.start("127.0.0.1", port)
+        try:
+            await until(lambda: not live.gateway.not_ready())
+            assert (await live.get("/ready", admin=True)).json == {"ready": True, "why_not": []}
+            assert (await live.ask("/v1/chat/completions", chat(max_tokens=3))).status == 200
+        finally:
+            await server.stop()
+
+
+async def test_all_down_and_nothing_to_admit(start: Starter) -> None:
+    async with start(f"http://127.0.0.1:{closed_port()}") as live:
+        got = await live.ask("/tokenize", chat())
+        assert got.status == 503
+        assert "retry-after" in got.headers
+
+
+async def test_a_backend_that_goes_down_is_noticed_without_a_request(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url) as live:
+        assert not live.gateway.not_ready()
+        await sim.server.stop()
+        await until(live.gateway.not_ready)
+        got = await live.ask("/v1/chat/completions", chat())
+        assert (got.status, got.error["code"]) == (503, "no_backend")
+        assert "retry-after" in got.headers
+
+
+async def test_one_pool_down_does_not_touch_the_other(start: Starter) -> None:
+    async with simulated(models=("up",)) as sim:
+        pools = [
+            {"name": "down", "models": ["down"], "backends": [{"url": f"http://127.0.0.1:{closed_port()}"}]},
+            {"name": "up", "models": ["up"], "backends": [{"url": sim.url}]},
+        ]
+        async with start(pools=pools) as live:
+            up = await live.ask("/v1/completions", {"model": "up", "prompt": "x", "max_tokens": 2})
+            down = await live.ask("/v1/completions", {"model": "down", "prompt": "x", "max_tokens": 2})
+            assert (up.status, down.status) == (200, 503)
+            assert "down" in " ".join((await live.get("/ready", admin=True)).json["why_not"])
+            passed = await live.ask("/tokenize", {"prompt": "x"})  # names no model: any engine in service will do
+            assert passed.status == 200

@@ -1,0 +1,175 @@
+"""Errors as tenants see them, and which header fields cross the gateway."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.http.errors import _FORMS, ApiError, Dialect, Reason, dialect_of
+from gateway.http.headers import bearer_key, forward_request_headers, forward_response_headers
+
+ERRORS = [
+    (ApiError.invalid_api_key(), 401),
+    (ApiError.app_not_allowed("a"), 403),
+    (ApiError.model_not_found("m"), 404),
+    (ApiError.invalid_json("at 3"), 400),
+    (ApiError.invalid_request("no", "n"), 400),
+    (ApiError.context_length_exceeded(9000, 8000, "messages"), 400),
+    (ApiError.body_too_large(5), 413),
+    (ApiError.queue_full(1.0), 429),
+    (ApiError.queue_timeout(30.0, 1.0), 503),
+    (ApiError.no_backend("m", 1.0), 503),
+    (ApiError.draining(1.0), 503),
+    (ApiError.backend_failed("x"), 502),
+    (ApiError.backend_timeout("x"), 504),
+]
+
+
+@pytest.mark.parametrize(("error", "status"), ERRORS, ids=lambda value: str(getattr(value, "code", value)))
+def test_every_error_has_its_status_and_both_bodies(error: ApiError, status: int) -> None:
+    assert error.status == status
+    openai = json.loads(error.body())["error"]
+    assert openai == {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    anthropic = json.loads(error.body(Dialect.ANTHROPIC))
+    assert anthropic["type"] == "error"
+    assert set(anthropic["error"]) == {"type", "message"}
+
+
+def test_every_reason_has_a_status() -> None:
+    assert set(_FORMS) == set(Reason)
+
+
+def test_a_client_text_in_a_message_is_bounded_and_escaped() -> None:
+    error = ApiError.model_not_found('"}\r\n\r\ndata: [DONE]' + "x" * 100_000)
+    assert len(error.body()) < 500
+    assert b"\n" not in error.body()
+
+
+@pytest.mark.parametrize(
+    ("retry_after_s", "seconds", "milliseconds"),
+    [(0.0, b"1", b"1"), (0.2, b"1", b"200"), (1.0, b"1", b"1000"), (1.0001, b"2", b"1001"), (90.5, b"91", b"90500")],
+)
+def test_retry_after_is_never_earlier_than_meant(retry_after_s: float, seconds: bytes, milliseconds: bytes) -> None:
+    fields = dict(ApiError.queue_full(retry_after_s).headers())
+    assert fields == {
+        b"content-type": b"application/json",
+        b"retry-after": seconds,
+        b"retry-after-ms": milliseconds,
+    }
+
+
+@pytest.mark.parametrize(("should_retry", "field"), [(None, None), (True, b"true"), (False, b"false")])
+def test_should_retry_is_said_only_when_known(should_retry: bool | None, field: bytes | None) -> None:
+    error = ApiError(Reason.QUEUE_FULL, "full", should_retry=should_retry)
+    assert dict(error.headers()).get(b"x-should-retry") == field
+
+
+def test_errors_in_a_stream() -> None:
+    error = ApiError.backend_failed("it\nstopped")
+    event = error.sse_event()
+    assert event.startswith(b'data: {"error":{')
+    assert event.endswith(b"}}\n\n")
+    assert event.count(b"\n") == 2
+    assert error.sse_event(Dialect.ANTHROPIC).startswith(b'event: error\ndata: {"type":"error",')
+
+
+def test_the_dialect_follows_the_path() -> None:
+    assert dialect_of("/v1/messages") is dialect_of("/v1/messages/count_tokens") is Dialect.ANTHROPIC
+    assert dialect_of("/v1/chat/completions") is Dialect.OPENAI
+
+
+KEPT = [(b"content-type", b"application/json"), (b"openai-organization", b"o"), (b"traceparent", b"t")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "connection",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "http2-settings",
+        "content-length",
+        "host",
+        "authorization",
+        "x-api-key",
+        "api-key",
+        "cookie",
+        "proxy-authorization",
+        "proxy-connection",
+        "x-forwarded-for",
+        "x-forwarded-host",
+        "forwarded",
+        "x-real-ip",
+        "accept-encoding",
+        "expect",
+        "x-vllm-priority",
+        "x-data-parallel-rank",
+        "x-session-id",
+        "x-override-priority",
+        "endpoint-load-metrics-format",
+        "x-fairgate-tenant",
+        "x-request-id",
+    ],
+)
+def test_a_request_field_is_dropped(name: str) -> None:
+    assert forward_request_headers([KEPT[0], (name.encode(), b"close"), *KEPT[1:]]) == KEPT
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "connection",
+        "keep-alive",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "content-length",
+        "server",
+        "date",
+        "alt-svc",
+        "set-cookie",
+        "endpoint-load-metrics",
+        "x-request-id",
+        "proxy-authenticate",
+        "x-fairgate-backend",
+    ],
+)
+def test_an_answer_field_is_dropped(name: str) -> None:
+    assert forward_response_headers([KEPT[0], (name.encode(), b"close"), *KEPT[1:]]) == KEPT
+
+
+def test_fields_named_in_connection_are_dropped_wherever_they_stand() -> None:
+    headers = [
+        (b"a", b"1"),
+        (b"connection", b"keep-alive, A ,c"),
+        (b"b", b"2"),
+        (b"connection", b"D"),
+        (b"c", b"3"),
+        (b"d", b"4"),
+    ]
+    assert forward_request_headers(headers) == [(b"b", b"2")]
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ([(b"authorization", b"Bearer k1")], b"k1"),
+        ([(b"authorization", b"bearer  k1 ")], b"k1"),
+        ([(b"x-api-key", b"k2")], b"k2"),
+        ([(b"api-key", b"k3")], b"k3"),
+        ([(b"api-key", b"k3"), (b"x-api-key", b"k2"), (b"authorization", b"Bearer k1")], b"k1"),
+        ([(b"x-api-key", b"k2"), (b"api-key", b"k3")], b"k2"),
+        ([(b"api-key", b"k3"), (b"x-api-key", b"k2")], b"k2"),
+        ([(b"authorization", b"Basic k1")], None),
+        ([(b"authorization", b"Bearer ")], None),
+        ([(b"x-api-key", b"")], None),
+        ([], None),
+    ],
+)
+def test_the_key_a_client_presents(headers: list[tuple[bytes, bytes]], key: bytes | None) -> None:
+    assert bearer_key(headers) == key

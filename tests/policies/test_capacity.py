@@ -1,0 +1,270 @@
+"""The KV ledger: what a backend is believed to be able to start, by our books and by its gauges."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.base import Request
+from policies.capacity import (
+    FIRST_SLOTS,
+    PREFILL_TOKENS_MAX,
+    PREFILL_TOKENS_MIN,
+    PREFILL_TOKENS_START,
+    BackendLedger,
+    CapacitySettings,
+    Gauges,
+    Lease,
+    Obstacle,
+)
+from policies.forecast import Growing, KvForecast
+from tests.policies.making import make_request
+
+SETTINGS = CapacitySettings()
+
+
+def start(
+    ledger: BackendLedger, request: Request, now: float = 0.0, *, started: bool = True, spare: bool = False
+) -> Lease:
+    lease = Lease(request, ledger.name, now)
+    ledger.add(lease, spare=spare)
+    if started:
+        ledger.started(lease, now)
+    return lease
+
+
+def obstacle(
+    ledger: BackendLedger, request: Request | None = None, now: float = 0.0, *, spare: bool = True, absent: bool = False
+) -> Obstacle | None:
+    return ledger.obstacle(request or make_request(), spare=spare, absent=absent, now=now)
+
+
+def admitted(ledger: BackendLedger, *, spare: bool, absent: bool) -> int:
+    number = 0
+    while obstacle(ledger, spare=spare, absent=absent) is None:
+        start(ledger, make_request(prompt=1))
+        number += 1
+    return number
+
+
+def test_an_idle_backend_may_always_be_probed() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=1)
+    ledger.observe(Gauges(0.0, running=9, waiting=99, kv_usage=1.0, kv_capacity_tokens=100, block_size=16), 0.0)
+    assert obstacle(ledger, make_request(prompt=5000, sequences=7)) is None
+    ledger.healthy = False
+    assert obstacle(ledger) == "closed"
+
+
+def test_known_slots_leave_headroom_for_those_below_their_share() -> None:
+    assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20), spare=False, absent=True) == 19
+    assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20), spare=True, absent=True) == 22
+    assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20), spare=False, absent=False) == 22
+
+
+def test_the_configured_concurrency_is_never_exceeded() -> None:
+    ledger = BackendLedger("b", CapacitySettings(concurrency_max=5), max_num_seqs=20)
+    assert admitted(ledger, spare=True, absent=False) == 5
+
+
+def test_unknown_slots_grow_as_requests_are_seen_to_start() -> None:
+    ledger = BackendLedger("b", SETTINGS)
+    unseen = 0
+    while obstacle(ledger) is None:
+        start(ledger, make_request(prompt=1), started=False)
+        unseen += 1
+    assert FIRST_SLOTS <= unseen <= FIRST_SLOTS + 4
+    for _ in range(50):
+        for lease in list(ledger._starting.values()):
+            ledger.started(lease, 0.1)
+        while obstacle(ledger) is None:
+            start(ledger, make_request(prompt=1), started=False)
+    assert ledger.counts()[2] > 100
+
+
+def test_an_engine_with_a_queue_of_its_own_shows_its_slots() -> None:
+    ledger = BackendLedger("b", SETTINGS)
+    for _ in range(40):
+        start(ledger, make_request(prompt=1))
+    ledger.observe(Gauges(1.0, running=32, waiting=8), 1.0)
+    ledger.observe(Gauges(1.1, running=32, waiting=8), 1.1)
+    assert ledger.counts()[2] == 32
+
+
+def test_a_queue_for_want_of_kv_says_nothing_of_slots() -> None:
+    ledger = BackendLedger("b", SETTINGS)
+    for _ in range(40):
+        start(ledger, make_request(prompt=1))
+    ledger.observe(Gauges(1.0, running=32, waiting=8, kv_usage=0.97), 1.0)
+    ledger.observe(Gauges(1.1, running=32, waiting=8, kv_usage=0.97), 1.1)
+    assert ledger.counts()[2] == 40
+
+
+def test_the_prefill_window_holds_one_however_long_and_then_its_size() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    start(ledger, make_request(prompt=PREFILL_TOKENS_START * 3))  # has started: takes no room in the window
+    assert obstacle(ledger, make_request(prompt=PREFILL_TOKENS_START * 3)) is None
+    start(ledger, make_request(prompt=PREFILL_TOKENS_START - 10), started=False)
+    assert obstacle(ledger, make_request(prompt=10)) is None
+    assert obstacle(ledger, make_request(prompt=11)) == "prefill"
+
+
+def test_the_prefill_window_adapts_between_its_bounds() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    start(ledger, make_request(prompt=10), started=False)
+    for second in range(100):
+        assert obstacle(ledger, make_request(prompt=PREFILL_TOKENS_MAX)) == "prefill"
+        ledger.observe(Gauges(float(second), waiting=0), float(second))
+    assert ledger._prefill_tokens == PREFILL_TOKENS_MAX
+    for second in range(100, 200):
+        ledger.observe(Gauges(float(second), running=1, waiting=3), float(second))
+    assert ledger._prefill_tokens == PREFILL_TOKENS_MIN
+
+
+def test_an_unused_prefill_window_does_not_grow() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    for second in range(10):
+        ledger.observe(Gauges(float(second), waiting=0), float(second))
+    assert ledger._prefill_tokens == PREFILL_TOKENS_START
+
+
+def test_a_waiting_gauge_holds_back_until_it_is_stale() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    start(ledger, make_request())
+    ledger.observe(Gauges(5.0, running=1, waiting=3), 5.0)
+    assert obstacle(ledger, now=5.0) == "waiting"
+    opens_s = ledger.opens_s(5.0)
+    assert opens_s == pytest.approx(6.0)
+    assert opens_s is not None
+    assert obstacle(ledger, now=opens_s) is None, "when it says it opens, it is open"
+
+
+def test_a_waiting_gauge_at_the_target_does_not() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    start(ledger, make_request())
+    ledger.observe(Gauges(5.0, running=1, waiting=2), 5.0)
+    assert obstacle(ledger, now=5.0) is None
+
+
+def test_each_refusal_in_a_row_doubles_the_pause_up_to_its_bound() -> None:
+    ledger, now, pauses = BackendLedger("b", SETTINGS), 0.0, []
+    for _ in range(8):
+        ledger.refused(now)
+        assert obstacle(ledger, now=now) == "closed"
+        opens_s = ledger.opens_s(now)
+        assert opens_s is not None
+        assert obstacle(ledger, now=opens_s) is None
+        pauses.append(opens_s - now)
+        now = opens_s
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
+    start(ledger, make_request(), now)
+    ledger.refused(now)
+    assert ledger.opens_s(now) == pytest.approx(now + 0.1), "a start ends the row"
+
+
+def test_kv_is_kept_below_the_ceiling_with_room_for_a_request_of_those_below_their_share() -> None:
+    def fitting(*, spare: bool) -> int:
+        ledger = BackendLedger("b", SETTINGS, max_num_seqs=1000)
+        ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
+        for _ in range(30):
+            ledger.remove(start(ledger, make_request(prompt=92), spare=True), 0.0)
+        number = 0
+        while obstacle(ledger, make_request(prompt=92), spare=spare, absent=True) is None:
+            start(ledger, make_request(prompt=92))
+            number += 1
+        return number
+
+    assert (fitting(spare=True), fitting(spare=False)) == (98, 97)  # 92 and half a block are 100 tokens
+
+
+def test_room_to_grow_is_believed_less_while_the_cache_stays_empty_and_more_after_preemptions() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    long = make_request(prompt=100, output_max=600, reserved=600)
+
+    def scrape(second: int, preemptions: int) -> None:
+        gauges = Gauges(float(second), 1, 0, 0.3, 1000, 16, preemptions_total=preemptions)
+        ledger.observe(gauges, float(second))
+
+    scrape(0, 0)
+    start(ledger, make_request(prompt=100, output_max=600, reserved=600))
+    seconds = 0
+    while obstacle(ledger, long) == "kv":
+        seconds += 1
+        scrape(seconds, 0)
+        assert seconds < 200, "never believed to fit"
+    scrape(seconds + 1, 0)
+    for preemptions in range(1, 10):
+        scrape(seconds + 1 + preemptions, preemptions)
+    assert obstacle(ledger, long) == "kv"
+
+
+def test_kv_that_others_use_is_not_ours() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    start(ledger, make_request(prompt=92))
+    for second in range(20):
+        ledger.observe(Gauges(float(second), kv_usage=0.6, kv_capacity_tokens=1000, block_size=16), float(second))
+    assert obstacle(ledger, make_request(prompt=392), now=20.0) == "kv"
+    assert obstacle(ledger, make_request(prompt=292), now=20.0) is None
+    assert ledger.kv_fraction() == pytest.approx(0.6, abs=0.01)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    leases=st.lists(
+        st.tuples(st.integers(1, 300), st.integers(0, 80), st.integers(0, 60), st.integers(1, 3)), max_size=8
+    ),
+    prompt=st.integers(1, 300),
+    grows=st.integers(0, 80),
+    sequences=st.integers(1, 3),
+)
+def test_the_peak_is_that_of_growing_everything_token_by_token(
+    leases: list[tuple[int, int, int, int]], prompt: int, grows: int, sequences: int
+) -> None:
+    candidate = Growing(float(grows), float(prompt), sequences, float(grows))
+    others = [Growing(float(more), float(held + done * n), n, float(more + done)) for held, more, done, n in leases]
+    everybody = [candidate, *others]
+    moments = range(142)
+    expected = max(
+        sum(each.held + moment * each.sequences for each in everybody if each.grows >= moment) for moment in moments
+    )
+    assert KvForecast(others).peak_with(candidate) == pytest.approx(expected)
+
+
+def test_starts_are_level_when_spread_and_not_when_together() -> None:
+    capacity = 20 * 390.0
+    fresh = Growing(200.0, 290.0, 1, 200.0)
+    spread = [Growing(200.0 - 10 * step, 290.0 + 10 * step, 1, 200.0) for step in range(1, 19)]
+    together = [fresh] * 16
+    assert KvForecast(spread).is_level_with(fresh, capacity)
+    assert not KvForecast(together).is_level_with(fresh, capacity)
+    assert KvForecast([]).is_level_with(fresh, capacity)
+
+
+def test_an_answer_that_outgrows_its_reserve_takes_more_of_the_ledger() -> None:
+    ledger = BackendLedger("b", SETTINGS)
+    lease = start(ledger, make_request(prompt=100, output_max=1000, reserved=50))
+    assert lease.held_tokens == 158
+    lease.output_tokens = 40
+    ledger.regrown(lease)
+    assert lease.held_tokens == 158
+    lease.output_tokens = 80
+    ledger.regrown(lease)
+    assert lease.held_tokens == 208, "a quarter of what it has taken, on top"
+    ledger.remove(lease, 1.0)
+    assert (ledger._held_tokens, ledger.counts()[:2]) == (0, (0, 0))
+
+
+def test_unstreamed_answers_start_by_the_gauges_in_order_of_dispatch() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    leases = [start(ledger, make_request(streamed=False), 0.01 * number, started=False) for number in range(5)]
+    ledger.observe(Gauges(1.0, running=3, waiting=2), 1.0)
+    assert [lease.started_s is not None for lease in leases] == [True, True, True, False, False]
+
+
+def test_full_means_the_slots_that_run() -> None:
+    ledger = BackendLedger("b", SETTINGS)
+    for _ in range(6):
+        start(ledger, make_request())
+    start(ledger, make_request(), started=False)
+    ledger.full()
+    assert ledger.counts()[2] == 6

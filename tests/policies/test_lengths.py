@@ -1,0 +1,66 @@
+"""Output lengths: a mean to charge, a high quantile to reserve, each learned from one's own answers first."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.base import Flow
+from policies.lengths import ENOUGH, WINDOW, OutputLengths
+
+CHAT, BATCH = Flow("t", "chat"), Flow("t", "batch")
+
+
+def test_nothing_known_is_the_configured_guess_within_the_limit_of_the_request() -> None:
+    lengths = OutputLengths(unknown_tokens=256)
+    assert (lengths.expected(CHAT, 1000), lengths.reserved(CHAT, 1000)) == (256.0, 256)
+    assert (lengths.expected(CHAT, 10), lengths.reserved(CHAT, 10)) == (10.0, 10)
+
+
+def test_the_pool_speaks_for_a_newcomer_and_each_app_for_itself() -> None:
+    lengths = OutputLengths()
+    for _ in range(ENOUGH):
+        lengths.learn(CHAT, 100)
+    assert lengths.reserved(BATCH, 1000) == 100
+    for _ in range(ENOUGH - 1):
+        lengths.learn(BATCH, 20)
+    assert lengths.reserved(BATCH, 1000) == 100
+    lengths.learn(BATCH, 20)
+    assert (lengths.reserved(BATCH, 1000), lengths.reserved(CHAT, 1000)) == (20, 100)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 500), min_size=ENOUGH, max_size=200))
+def test_the_reserve_covers_nine_of_ten_of_the_last_answers(answers: list[int]) -> None:
+    lengths = OutputLengths(quantile=0.9)
+    for answer in answers:
+        lengths.learn(CHAT, answer)
+    last = answers[-WINDOW:]
+    reserved = lengths.reserved(CHAT, 10_000)
+    assert reserved in last
+    assert sum(answer <= reserved for answer in last) >= 0.9 * len(last)
+    assert sum(answer < reserved for answer in last) <= 0.9 * len(last)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 500), min_size=ENOUGH, max_size=100))
+def test_the_mean_is_the_moving_average_of_the_paper(answers: list[int]) -> None:
+    lengths = OutputLengths()
+    mean = float(answers[0])
+    for answer in answers:
+        mean = (4 * mean + answer) / 5
+        lengths.learn(CHAT, answer)
+    assert abs(lengths.expected(CHAT, 10_000) - mean) < 1e-6
+
+
+def test_populations_are_bounded_and_the_least_recently_used_goes_first() -> None:
+    lengths = OutputLengths(populations_max=3)
+    for _ in range(ENOUGH):
+        lengths.learn(CHAT, 7)
+    for number in range(2):
+        lengths.learn(Flow("t", f"app{number}"), 500)
+    lengths.learn(CHAT, 7)
+    for number in range(2, 4):
+        lengths.learn(Flow("t", f"app{number}"), 500)
+    assert len(lengths._populations) == 3
+    assert lengths.reserved(CHAT, 1000) == 7

@@ -1,0 +1,177 @@
+"""What is promised of a flood, of weights and of full engines, in virtual time against an engine of 32 sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+import pytest
+
+from backends.simulated.engine import EngineModel, EngineRequest
+from backends.simulated.profiles import profile
+from policies.base import Flow, ServiceTokens
+from policies.capacity import Gauges
+from policies.engine import AdmissionEngine
+from policies.registry import POLICIES, PolicyParams
+from simulation.driver import Arrival, Record, Run, read_gauges, simulate
+from simulation.metrics import service, service_per_weight, throughput, ttft_s
+
+Next = Callable[[Record, float], Arrival | None]
+
+
+def make_engine(policy: str = "vtc", *, output_tokens: int | None = None) -> AdmissionEngine:
+    """`output_tokens`: the length of answers that it has learned."""
+    engine = AdmissionEngine(POLICIES[policy](PolicyParams()))
+    engine.add_backend("one", max_num_seqs=32)
+    for _ in range(0 if output_tokens is None else 64):
+        engine.lengths.learn(Flow("before"), output_tokens or 0)
+    return engine
+
+
+def tiny() -> dict[str, EngineModel]:
+    return {"one": EngineModel(profile("tiny-cpu"))}
+
+
+def open_until(end_s: float) -> Next:
+    """Clients that keep one request open each, until then."""
+    serial = count()
+
+    def follow(record: Record, now: float) -> Arrival | None:
+        old = record.arrival
+        if now >= end_s or old.flow.tenant == "light":
+            return None
+        return Arrival(
+            f"{old.flow.tenant}-{next(serial)}", old.flow, now, old.prompt_tokens, old.output_tokens, weight=old.weight
+        )
+
+    return follow
+
+
+def clients(tenant: str, number: int, *, weight: float = 1.0, users: int = 1, output: int = 60) -> list[Arrival]:
+    return [
+        Arrival(f"{tenant}{i}", Flow(tenant, user=str(i % users)), 0.0, 60, output, weight=weight)
+        for i in range(number)
+    ]  # fmt: skip
+
+
+def flooded(policy: str) -> Run:
+    heavy = [Arrival(f"heavy{i}", Flow("heavy"), 0.0, 200, 200) for i in range(64)]
+    light = [Arrival(f"light{i}", Flow("light"), 0.4 * i, 30, 20) for i in range(1, 25)]
+    return simulate(heavy + light, engine=make_engine(policy), backends=tiny(), next_arrival=open_until(10.0))
+
+
+def test_a_light_tenant_waits_at_most_a_fifth_of_what_it_does_in_arrival_order() -> None:
+    fair, unfair = flooded("vtc").records.values(), flooded("fcfs").records.values()
+    assert ttft_s(unfair, "light") > 0.5, "there is a flood"
+    assert ttft_s(fair, "light") <= ttft_s(unfair, "light") / 5
+    assert throughput(fair) >= 0.97 * throughput(unfair)
+
+
+def test_weights_of_one_to_three_give_service_of_one_to_three() -> None:
+    arrivals = clients("one", 48) + clients("three", 48, weight=3.0)
+    run = simulate(arrivals, engine=make_engine(), backends=tiny(), next_arrival=open_until(62.0))
+    received = service(run.records.values(), 2.0, 62.0)
+    assert received["three"] / received["one"] == pytest.approx(3.0, rel=0.05)
+
+
+def test_fifty_flows_get_no_more_than_one() -> None:
+    arrivals = clients("many", 50, users=50) + clients("one", 50)
+    run = simulate(arrivals, engine=make_engine(), backends=tiny(), next_arrival=open_until(20.0))
+    received = service_per_weight(run.records.values(), 2.0, 20.0)
+    assert received["many"] / received["one"] == pytest.approx(1.0, rel=0.05)
+
+
+def burst(requests: int, output: int = 100) -> list[Arrival]:
+    return [Arrival(f"r{i:03}", Flow(f"t{i % 3}"), 0.0001 * i, 100, output) for i in range(requests)]
+
+
+def test_a_burst_does_not_queue_inside_the_engine() -> None:
+    run = simulate(burst(200), engine=make_engine(), backends=tiny())
+    assert run.waiting_max <= 4, "the target is 2"
+
+
+def direct_throughput(arrivals: list[Arrival]) -> float:
+    """Output tokens per second when everything is sent to the engine as it comes."""
+    model = EngineModel(profile("tiny-cpu"))
+    for arrival in arrivals:
+        model.submit(EngineRequest(arrival.id, arrival.prompt_tokens, arrival.output_tokens), 0.0)
+    now = tokens = 0.0
+    while model.has_work:
+        step = model.step(now)
+        now += step.duration_s
+        tokens += len(step.tokens)
+    return tokens / now
+
+
+@pytest.mark.parametrize("output", [60, 100, 200])
+def test_throughput_is_that_of_sending_everything_at_once(output: int) -> None:
+    arrivals = burst(400, output)
+    run = simulate(arrivals, engine=make_engine(output_tokens=output), backends=tiny())
+    assert throughput(run.records.values()) >= 0.97 * direct_throughput(arrivals)
+
+
+def test_nothing_is_preempted_once_lengths_are_learned() -> None:
+    arrivals = burst(200, 300)
+    run = simulate(arrivals, engine=make_engine(output_tokens=300), backends=tiny())
+    assert sum(record.preemptions for record in run.records.values()) == 0
+    assert {record.outcome for record in run.records.values()} == {"completed"}
+
+    model = EngineModel(profile("tiny-cpu"))
+    for arrival in arrivals:
+        model.submit(EngineRequest(arrival.id, arrival.prompt_tokens, arrival.output_tokens), 0.0)
+    while not model.step(0.0).preempted:  # sent directly, they do preempt each other
+        assert model.has_work
+
+
+def test_a_refusing_backend_means_waiting_and_nothing_billed() -> None:
+    engine = make_engine()
+    charges: list[tuple[str, ServiceTokens]] = []
+    original = engine.policy.charge
+
+    def charge(request, service, now, *, final):  # type: ignore[no-untyped-def]
+        original(request, service, now, final=final)
+        if final:
+            charges.append((request.id, service))
+
+    engine.policy.charge = charge  # type: ignore[method-assign]
+    run = simulate(burst(40), engine=engine, backends=tiny(), refuses=lambda name, gauges, now: now < 1.0)
+    refused = sum(record.refusals for record in run.records.values())
+    assert refused > 0
+    assert {record.outcome for record in run.records.values()} == {"completed"}
+    assert [service for _, service in charges].count(ServiceTokens(0, 0)) == refused
+    assert sorted(request_id for request_id, service in charges if service == ServiceTokens(100, 100)) == sorted(
+        run.records
+    )
+    assert run.ended_s < 10.0, "the engine is used again soon after it stopped refusing"
+
+
+def test_a_backend_that_refuses_above_its_limit_is_kept_busy() -> None:
+    arrivals = burst(300)
+    engine = AdmissionEngine(POLICIES["vtc"](PolicyParams()))
+    engine.add_backend("one")
+    run = simulate(arrivals, engine=engine, backends=tiny(), refuses=lambda name, gauges, now: gauges.running >= 16)
+    free = simulate(burst(300), engine=make_engine(), backends=tiny())
+    assert {record.outcome for record in run.records.values()} == {"completed"}
+    assert throughput(run.records.values()) >= 0.5 * throughput(free.records.values())
+
+
+def test_a_gauge_frozen_at_full_does_not_lock_out_an_idle_backend() -> None:
+    def frozen(name: str, model: EngineModel, now: float) -> Gauges:
+        return Gauges(now, running=0, waiting=0, kv_usage=0.99, kv_capacity_tokens=8160, block_size=32)
+
+    arrivals = [Arrival(f"r{i}", Flow("a"), 2.0 * i, 100, 20) for i in range(5)]
+    run = simulate(arrivals, engine=make_engine(), backends=tiny(), scrape=frozen)
+    assert all((record.ttft_s or 9.0) < 0.1 for record in run.records.values())
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+def test_absent_gauges_are_neither_zero_nor_full(streamed: bool) -> None:
+    def absent(name: str, model: EngineModel, now: float) -> Gauges:
+        return Gauges(now)
+
+    arrivals = [Arrival(f"r{i:03}", Flow("a"), 0.001 * i, 100, 40, streamed=streamed) for i in range(200)]
+    blind = simulate(arrivals, engine=make_engine(), backends=tiny(), scrape=absent)
+    seeing = simulate(arrivals, engine=make_engine(), backends=tiny(), scrape=read_gauges)
+    assert {record.outcome for record in blind.records.values()} == {"completed"}
+    assert blind.ended_s < 2 * seeing.ended_s
+    assert len(blind.events) < 3 * len(seeing.events), "nobody is woken for nothing"
