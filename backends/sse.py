@@ -101,8 +101,13 @@ class _Envelope(msgspec.Struct):
     status: str | None = None
 
 
+class _MessageDelta(msgspec.Struct):
+    stop_reason: object = None
+
+
 class _Event(msgspec.Struct):
     type: str = ""
+    delta: _MessageDelta | str | None = None
     choices: list[_Choice] | None = None
     usage: UsageFields | None = None
     error: _ErrorFields | str | None = None
@@ -262,6 +267,9 @@ class StreamMeter:
         if event.usage is not None:
             self.usage = event.usage.merged(self.usage)
         choices = event.choices
+        if choices is None and event.usage is None and event.error is None:
+            self._note_token()  # of a format not known here: charged rather than free
+            return True
         if not choices:
             return not (self._strip and choices is not None and event.usage is not None)
         if all(choice.is_empty_abort() for choice in choices):
@@ -281,8 +289,9 @@ class StreamMeter:
             self._note_token()
         elif name == "message_stop" or name in _RESPONSE_ENDS:
             self.ended = True
-            cancelled = event.response is not None and event.response.status == "cancelled"
-            self.aborted = self.aborted or (cancelled and not self.token_events)
+        cancelled = event.response is not None and event.response.status == "cancelled"
+        stopped = isinstance(event.delta, _MessageDelta) and event.delta.stop_reason == "abort"
+        self.aborted = self.aborted or ((cancelled or stopped) and not self.token_events)
 
     def _note_token(self) -> None:
         self.started = True

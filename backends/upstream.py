@@ -54,10 +54,11 @@ class Call:
         if self._is_over:
             return
         self._is_over = True
-        if self._connecting is not None:
-            self._connecting.cancel()
         if self._connection is not None:
             self._connection.abort()
+        elif self._connecting is not None:
+            # Not once there is a connection: uvloop then forgets to say that it is lost.
+            self._connecting.cancel()
 
     def pause(self) -> None:
         """Read no more from the backend until `resume`; the silence is then not the backend's."""
@@ -112,7 +113,7 @@ class UpstreamPool:
         self._silence_s = silence_s
         self._idle: list[_Connection] = []  # the most recently used last
         self._busy: set[_Connection] = set()
-        self._connecting: set[asyncio.Task[str]] = set()
+        self._connecting: dict[asyncio.Task[str], Call] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] | None = None
         self.opened = 0
@@ -144,8 +145,9 @@ class UpstreamPool:
         """Close every connection; a call in flight fails with ConnectionLost. Returns when all are gone."""
         if self._closed is None:
             self._closed = asyncio.get_running_loop().create_future()
-            for task in list(self._connecting):
-                task.cancel()
+            for task, call in list(self._connecting.items()):
+                if call._connection is None:
+                    task.cancel()
             for connection in [*self._idle, *self._busy]:
                 connection.abort()
             self._check_closed()
@@ -154,7 +156,7 @@ class UpstreamPool:
     def _open(self, call: Call) -> None:
         loop = asyncio.get_running_loop()
         task = call._connecting = loop.create_task(self._connect(call))
-        self._connecting.add(task)
+        self._connecting[task] = call
         task.add_done_callback(lambda task: self._connected(call, task))
         if self._timer is None:
             self._timer = loop.call_later(self._tick_s, self._tick)
@@ -173,7 +175,7 @@ class UpstreamPool:
         return ""
 
     def _connected(self, call: Call, task: asyncio.Task[str]) -> None:
-        self._connecting.discard(task)
+        self._connecting.pop(task, None)
         call._connecting = None
         if call._connection is None:
             failure = "the pool was closed before it was connected" if task.cancelled() else task.result()

@@ -61,6 +61,14 @@ class _Choice(msgspec.Struct):
 class _Body(msgspec.Struct):
     usage: UsageFields | None = None
     choices: list[_Choice] = []
+    status: object = None
+    stop_reason: object = None
+
+    def is_given_up(self) -> bool:
+        """Does it end by an abort, as each of the three APIs says it?"""
+        if self.choices:
+            return all([choice.finish_reason == "abort" for choice in self.choices])
+        return self.status == "cancelled" or self.stop_reason == "abort"
 
 
 _body_decoder = msgspec.json.Decoder(_Body)
@@ -93,11 +101,11 @@ def usage_in_tail(tail: bytes) -> Usage | None:
 
 
 def is_drained(body: bytes) -> bool:
-    """Is this 200 really a refusal? vLLM answers so while it shuts down: every choice aborted, no token made."""
+    """Is this 200 really a refusal? vLLM answers so while it shuts down: aborted, with no token made."""
     try:
         answer = _body_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return False
-    if not answer.choices or any(choice.finish_reason != "abort" for choice in answer.choices):
-        return False
-    return answer.usage is None or not answer.usage.completion_tokens
+    usage = answer.usage
+    made = usage is not None and (usage.completion_tokens or usage.output_tokens)
+    return answer.is_given_up() and not made

@@ -78,7 +78,7 @@ class Gateway:
         self._watchers = [asyncio.create_task(pool.watch(self._session)) for pool in self.pools]
         for watcher in self._watchers:
             watcher.add_done_callback(_report_fault)
-        self._pipeline = Pipeline(self._keyring, self.pools)
+        self._pipeline = Pipeline(self._keyring, self.pools, self._settled)
         self._server = HttpServer(
             self._pipeline.handle, limits=_server_limits(config), on_head=self._pipeline.authorize
         )
@@ -129,15 +129,15 @@ class Gateway:
 
     async def _url(self, backend: BackendConfig, models: Sequence[str]) -> str:
         """Where the backend is; one that is simulated in this process is started here."""
-        if not backend.url.startswith("sim:"):
-            return backend.url.rstrip("/").removesuffix("/v1")
-        name = backend.url.removeprefix("sim:") or EMBEDDED_PROFILE
-        server = SimulatedServer(profile(name), model_names=tuple(models))
+        if not backend.simulated:
+            return backend.url.rstrip("/")
+        server = SimulatedServer(profile(EMBEDDED_PROFILE), model_names=tuple(models))
         self._embedded.append(server)
         return f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
 
     def _settled(self, record: Record, policy: str) -> None:
-        self.metrics.ended(record)
+        if record.pool:
+            self.metrics.ended(record)
         self._access_log.write(record, policy)
 
 

@@ -75,6 +75,10 @@ class Dispatcher:
         del self._exchanges[request_id]
         self._execute(self.engine.cancelled(request_id, self.clock(), service))
 
+    def received(self, request_id: str) -> ServiceTokens:
+        """What a dispatched request is believed to have received."""
+        return self.engine.received(request_id, self.clock())
+
     def backend_changed(self, name: str, change: Gauges | bool) -> None:
         self._execute(self.engine.backend_changed(name, change, self.clock()))
 

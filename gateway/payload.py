@@ -109,6 +109,7 @@ class Payload:
         prompt: JSON of everything that becomes prompt.
         asks_usage: the client itself wants usage in its stream.
         body: what goes to the engine; `ask_usage` changes it.
+        output_param, prompt_param: the fields that said how long the answer may be, and what the prompt is.
     """
 
     model: str
@@ -120,6 +121,8 @@ class Payload:
     asks_usage: bool
     has_stream_options: bool
     body: bytes
+    output_param: str | None = None
+    prompt_param: str | None = None
 
     def ask_usage(self) -> None:
         """Have the engine report usage at the end of the stream."""
@@ -129,7 +132,10 @@ class Payload:
             self.body = b"".join((self.body[:brace], _ASK_FOR_USAGE, self.body[brace:]))
             return
         fields = _decode_object(self.body)
-        fields["stream_options"] = Raw(b'{"include_usage":true}')
+        options = bytes(fields["stream_options"])
+        kept = {} if options == b"null" else _decode_object(options)
+        kept["include_usage"] = Raw(b"true")
+        fields["stream_options"] = Raw(_encode(kept))
         self.body = _encode(fields)
 
 
@@ -137,16 +143,20 @@ def read_json(body: bytes) -> Payload:
     """Read a JSON body, or raise `ApiError` 400 that says which field is wrong."""
     fields = _fields(body)
     options = fields.stream_options
+    output_tokens_max, output_param = _output_tokens_max(fields)
+    prompts = [name for name in _PROMPT if getattr(fields, name)]
     return Payload(
         model=fields.model,
         stream=bool(fields.stream),
-        output_tokens_max=_output_tokens_max(fields),
+        output_tokens_max=output_tokens_max,
         sequences=_sequences(fields),
-        prompt=_prompt(fields),
+        prompt=_prompt(fields, prompts),
         user=(fields.safety_identifier or fields.user or _metadata_user(fields.metadata))[:USER_LENGTH_MAX],
         asks_usage=isinstance(options, _StreamOptions) and bool(options.include_usage),
         has_stream_options=options is not UNSET,
         body=_without_steering(body, fields),
+        output_param=output_param,
+        prompt_param=prompts[0] if prompts else None,
     )
 
 
@@ -163,16 +173,16 @@ def _fields(body: bytes) -> _Fields:
         raise ApiError(Reason.INVALID_JSON, f"the body is not valid JSON: {error}") from None
 
 
-def _output_tokens_max(fields: _Fields) -> int | None:
-    limit = None
+def _output_tokens_max(fields: _Fields) -> tuple[int | None, str | None]:
+    limit = param = None
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         value: int | None = getattr(fields, name)
         if value is None:
             continue
         if value < 1:
             raise ApiError(Reason.INVALID_REQUEST, f"'{name}' must be at least 1, got {value}", param=name)
-        limit = value
-    return limit
+        limit, param = value, name
+    return limit, param
 
 
 def _sequences(fields: _Fields) -> int:
@@ -199,9 +209,8 @@ def _sequences(fields: _Fields) -> int:
     return sequences
 
 
-def _prompt(fields: _Fields) -> bytes:
-    parts = [part for name in _PROMPT if (part := getattr(fields, name))]
-    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+def _prompt(fields: _Fields, names: list[str]) -> bytes:
+    return b"".join([getattr(fields, name) for name in names])
 
 
 def _metadata_user(metadata: Raw) -> str:

@@ -6,9 +6,8 @@ Runs synchronously for each request; what is wrong with a request is said here, 
 from __future__ import annotations
 
 import logging
-import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -23,8 +22,8 @@ from gateway.payload import Payload, read_json, read_multipart
 from gateway.pool import Pool
 from gateway.relay import Exchange
 from gateway.routes import Route, Treatment, route
-from gateway.telemetry.record import Record
-from policies.base import Flow, Request
+from gateway.telemetry.record import Outcome, Record
+from policies.base import Flow, Request, ServiceTokens
 
 __all__ = ["Pipeline"]
 
@@ -38,15 +37,13 @@ CONTEXT_MARGIN = 4
 
 
 class Pipeline:
-    """The handler behind the tenants' listener."""
+    """The handler behind the tenants' listener. `settled` hears of the end of every request, with its policy's name."""
 
-    def __init__(self, keyring: Keyring, pools: Iterable[Pool]) -> None:
+    def __init__(self, keyring: Keyring, pools: Iterable[Pool], settled: Callable[[Record, str], None]) -> None:
         self._keyring = keyring
         self._pools = list(pools)
         self._pool_of_model: dict[str, Pool] = {}
-        # Ids of this process differ from any other's by the prefix, and from each other by the count.
-        self._id_prefix = f"req_{secrets.token_hex(6)}"
-        self._requests = 0
+        self._settled = settled
         self.draining = False
 
     def authorize(self, request: HttpRequest) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
@@ -58,57 +55,69 @@ class Pipeline:
             if self.draining:
                 message = "this gateway is shutting down and takes no more requests; another one will answer"
                 raise ApiError(Reason.DRAINING, message, retry_after_s=RETRY_WHEN_DRAINING_S, should_retry=True)
-            self._keyring.principal(bearer_key(request.headers))
+            request.holder = self._keyring.principal(bearer_key(request.headers))
         except ApiError as error:
-            return error.status, _error_headers(error, self._next_id()), error.body(way.dialect)
+            self._refused(_record_of(request), error)
+            return error.status, _error_headers(error, request), error.body(way.dialect)
         return None
 
     def handle(self, request: HttpRequest, responder: Responder) -> None:
         """Runs when a request is there whole."""
-        way = route(request.method, request.path)
-        request_id = self._next_id()
-        try:
-            self._handle(request, responder, way, request_id)
-        except ApiError as error:
-            _respond_error(responder, way.dialect, request_id, error)
-        except Exception:
-            logger.exception("request %s: fault in the gateway", request_id)
-            if not responder.started:
-                message = f"fault in the gateway; its log has more under {request_id}"
-                _respond_error(responder, way.dialect, request_id, ApiError(Reason.INTERNAL_ERROR, message))
-            else:
-                responder.abort()
-
-    def _handle(self, request: HttpRequest, responder: Responder, way: Route, request_id: str) -> None:
+        way = route(request.method, request.path, has_body=bool(request.body))
         if way.treatment is Treatment.HEALTH:
-            responder.respond(200, [(b"content-type", b"application/json")], b'{"status":"ok"}')
+            responder.respond(200, _json_headers(request), b'{"status":"ok"}')
             return
-        if way.treatment is Treatment.UNKNOWN:
+        record = _record_of(request)
+        try:
+            self._handle(request, responder, way, record)
+        except ApiError as error:
+            self._refused(record, error)
+            responder.respond(error.status, _error_headers(error, request), error.body(way.dialect))
+        except Exception:
+            logger.exception("request %s: fault in the gateway", request.id)
+            if responder.started:
+                responder.abort()
+                return
+            fault = ApiError(Reason.INTERNAL_ERROR, f"fault in the gateway; its log has more under {request.id}")
+            responder.respond(fault.status, _error_headers(fault, request), fault.body(way.dialect))
+
+    def _handle(self, request: HttpRequest, responder: Responder, way: Route, record: Record) -> None:
+        principal = request.holder
+        if way.treatment is Treatment.UNKNOWN or not isinstance(principal, Principal):
             raise ApiError(Reason.NOT_FOUND, f"there is nothing at {request.method} {request.path[:200]}")
-        principal = self._keyring.principal(bearer_key(request.headers))
+        record.tenant = principal.tenant
         if way.treatment is Treatment.MODELS:
-            self._list_models(responder, request_id)
+            responder.respond(200, _json_headers(request), self._models())
+            self._ended(record, Outcome.COMPLETED, "")
         elif way.treatment is Treatment.PASS:
-            self._pass_through(request, responder, way, request_id)
+            self._pass_through(request, responder, way, record)
         else:
-            self._admit(request, responder, way, request_id, principal)
+            self._admit(request, responder, way, record, principal)
+
+    def _refused(self, record: Record, error: ApiError) -> None:
+        self._ended(record, Outcome.REFUSED, error.code.value)
+
+    def _ended(self, record: Record, outcome: Outcome, reason: str) -> None:
+        record.ended(outcome, reason, ServiceTokens(0, 0), 0, time.monotonic())
+        self._settled(record, "")
 
     # --- requests that need admission ---
 
     def _admit(
-        self, request: HttpRequest, responder: Responder, way: Route, request_id: str, principal: Principal
+        self, request: HttpRequest, responder: Responder, way: Route, record: Record, principal: Principal
     ) -> None:
         payload = _read(request)
+        record.model, record.stream = payload.model, payload.stream
         pool = self._pool(payload.model)
-        app = principal.app(_text(request.header(b"x-fairgate-app")))
+        record.app = principal.app(_text(request.header(b"x-fairgate-app")))
         user = _text(request.header(b"x-fairgate-user")) or payload.user
         admitted = Request(
-            id=request_id,
-            flow=Flow(principal.tenant, app, user[:128]),
+            id=request.id,
+            flow=Flow(principal.tenant, record.app, user[:128]),
             weight=principal.weight,
             prompt_tokens=pool.estimator.estimate(payload.prompt),
             output_tokens_max=0,
-            arrived_s=time.monotonic(),
+            arrived_s=record.arrived_s,
             sequences=payload.sequences if way.generates else 1,
             body_bytes=len(payload.body),
             streamed=payload.stream,
@@ -116,16 +125,7 @@ class Pipeline:
         _limit_to_context(admitted, payload, pool.context_tokens_max(payload.model), generates=way.generates)
         if payload.stream and not payload.asks_usage and way.dialect is Dialect.OPENAI and not _is_form(request):
             payload.ask_usage()
-        record = Record(
-            request_id,
-            request.path,
-            principal.tenant,
-            app,
-            payload.model,
-            stream=payload.stream,
-            now=admitted.arrived_s,
-        )
-        head = _upstream_head(request, request_id, len(payload.body))
+        head = _upstream_head(request, len(payload.body))
         Exchange(admitted, pool, way, payload, head, responder, record).submit()
 
     def _pool(self, model: str) -> Pool:
@@ -151,33 +151,32 @@ class Pipeline:
 
     # --- requests that do not ---
 
-    def _pass_through(self, request: HttpRequest, responder: Responder, way: Route, request_id: str) -> None:
-        model = _read(request).model if request.body and not _is_form(request) else ""
-        pool = self._pool(model) if model else self._pools[0]
-        backend = pool.least_loaded()
+    def _pass_through(self, request: HttpRequest, responder: Responder, way: Route, record: Record) -> None:
+        body = request.body
+        pools = self._pools
+        if body and not _is_form(request):
+            payload = read_json(body)
+            record.model, body = payload.model, payload.body
+            pools = [self._pool(payload.model)] if payload.model else pools
+        backend = next((found for pool in pools if (found := pool.least_loaded()) is not None), None)
         if backend is None:
             raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=5.0)
-        head = _upstream_head(request, request_id, len(request.body)) + backend.head_end
-        PassThrough(responder, way.dialect, request_id, backend).send(head, request.body)
+        exchange = PassThrough(responder, way.dialect, backend, record, lambda ended: self._settled(ended, ""))
+        exchange.send(_upstream_head(request, len(body)), body)
 
-    def _list_models(self, responder: Responder, request_id: str) -> None:
-        data = [
-            {
-                "id": name,
-                "object": "model",
-                "created": 0,
-                "owned_by": "fairgate",
-                **({"max_model_len": card.max_model_len} if card is not None and card.max_model_len else {}),
-            }
-            for pool in self._pools
-            for name, card in pool.models().items()
-        ]
-        headers = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode())]
-        responder.respond(200, headers, msgspec.json.encode({"object": "list", "data": data}))
+    def _models(self) -> bytes:
+        data = []
+        for pool in self._pools:
+            for name, card in pool.models().items():
+                model = {"id": name, "object": "model", "created": 0, "owned_by": "fairgate"}
+                if card is not None and card.max_model_len is not None:
+                    model["max_model_len"] = card.max_model_len
+                data.append(model)
+        return msgspec.json.encode({"object": "list", "data": data})
 
-    def _next_id(self) -> str:
-        self._requests += 1
-        return f"{self._id_prefix}{self._requests:x}"
+
+def _record_of(request: HttpRequest) -> Record:
+    return Record(request.id, request.path[:200], now=time.monotonic())
 
 
 def _read(request: HttpRequest) -> Payload:
@@ -203,13 +202,13 @@ def _limit_to_context(admitted: Request, payload: Payload, context_tokens: int |
     if context_tokens is not None:
         if asked is not None and asked > context_tokens:
             message = f"{asked} output tokens are more than the model's context of {context_tokens} tokens"
-            raise ApiError(Reason.CONTEXT_LENGTH_EXCEEDED, message, param="max_tokens")
+            raise ApiError(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=payload.output_param)
         if admitted.prompt_tokens > CONTEXT_MARGIN * context_tokens * admitted.sequences:
             message = (
                 f"the prompt has about {admitted.prompt_tokens} tokens, many more than the model's context of "
                 f"{context_tokens}; shorten it"
             )
-            raise ApiError(Reason.CONTEXT_LENGTH_EXCEEDED, message, param="messages")
+            raise ApiError(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=payload.prompt_param)
         if generates:
             admitted.prompt_tokens = min(admitted.prompt_tokens, context_tokens * admitted.sequences)
     if not generates:
@@ -218,19 +217,19 @@ def _limit_to_context(admitted: Request, payload: Payload, context_tokens: int |
     admitted.output_tokens_max = min(room if asked is None else asked, room) * admitted.sequences
 
 
-def _upstream_head(request: HttpRequest, request_id: str, body_bytes: int) -> bytes:
+def _upstream_head(request: HttpRequest, body_bytes: int) -> bytes:
     """The head of the request to the engine, without the lines that depend on which engine it is."""
     parts = [b"%b %b HTTP/1.1\r\n" % (request.method.encode(), request.target)]
     parts += [b"%b: %b\r\n" % field for field in forward_request_headers(request.headers)]
-    parts.append(b"x-request-id: %b\r\n" % request_id.encode())
+    parts.append(b"x-request-id: %b\r\n" % request.id.encode())
     if body_bytes or request.method in ("POST", "PUT", "PATCH"):
         parts.append(b"content-length: %d\r\n" % body_bytes)
     return b"".join(parts)
 
 
-def _respond_error(responder: Responder, dialect: Dialect, request_id: str, error: ApiError) -> None:
-    responder.respond(error.status, _error_headers(error, request_id), error.body(dialect))
+def _json_headers(request: HttpRequest) -> list[tuple[bytes, bytes]]:
+    return [(b"content-type", b"application/json"), (b"x-request-id", request.id.encode())]
 
 
-def _error_headers(error: ApiError, request_id: str) -> list[tuple[bytes, bytes]]:
-    return [*error.headers(), (b"x-request-id", request_id.encode())]
+def _error_headers(error: ApiError, request: HttpRequest) -> list[tuple[bytes, bytes]]:
+    return [*error.headers(), (b"x-request-id", request.id.encode())]

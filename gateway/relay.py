@@ -110,10 +110,12 @@ class Exchange:
         """The gateway stops: end this one now, wherever it is."""
         if self._done:
             return
+        service = None
         if self._call is not None:
             self._call.cancel()
-        self._pool.dispatcher.cancelled(self.request.id, self._service_if_known())
-        self._end(Outcome.FAILED, error.code.value)
+            service = self._received()
+        self._pool.dispatcher.cancelled(self.request.id, service)
+        self._end(Outcome.FAILED, error.code.value, service)
         self._visible_error(error)
 
     # --- what the backend says ---
@@ -162,11 +164,11 @@ class Exchange:
         if error.before_first_byte and not self._responder.started and not isinstance(error, ReadTimedOut):
             self._again(Failure.UNREACHED)
             return
-        service = self._service_if_known() if self._started or self._passing else ServiceTokens(0, 0)
+        service = self._received() if self._started or self._passing else ServiceTokens(0, 0)
         self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
         timed_out = isinstance(error, ReadTimedOut)
         reason = Reason.BACKEND_TIMEOUT if timed_out else Reason.BACKEND_FAILED
-        self._end(Outcome.FAILED, reason.value)
+        self._end(Outcome.FAILED, reason.value, service)
         what = "fell silent" if timed_out else "broke off its answer"
         self._visible_error(ApiError(reason, f"the engine {what}; request {self.request.id}"))
 
@@ -198,8 +200,9 @@ class Exchange:
             responder.write(rest)
         responder.end()
         if meter.error is not None:
-            self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, self._service_if_known())
-            self._end(Outcome.FAILED, Reason.BACKEND_FAILED.value)
+            service = self._received()
+            self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
+            self._end(Outcome.FAILED, Reason.BACKEND_FAILED.value, service)
         else:
             self._settle(meter.usage)
 
@@ -231,15 +234,18 @@ class Exchange:
         assert backend is not None
         if self._passing:
             self._responder.end()
-            self._settle(usage_in_tail(body))
+            self._settle_body(usage_in_tail(body))
             return
         refused = is_drained(body) if self._status == 200 else backend.adapter.is_refusal(self._status, body)
         if refused:
             self._again(Failure.REFUSED)
             return
         self._responder.respond(self._status, self._client_headers(), body)
+        self._settle_body(usage_of_body(body))
+
+    def _settle_body(self, usage: Usage | None) -> None:
         if 200 <= self._status < 300:
-            self._settle(usage_of_body(body))
+            self._settle(usage)
         else:
             # The engine judged the request itself wrong, and spent nothing on it.
             self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, ServiceTokens(0, 0))
@@ -264,27 +270,28 @@ class Exchange:
     def _client_gone(self) -> None:
         if self._done:
             return
+        service = None
         if self._call is not None:
             self._call.cancel()
-        service = self._service_if_known()
+            service = self._received()
         self._pool.dispatcher.cancelled(self.request.id, service)
         self._end(Outcome.ABANDONED, "client_disconnected", service)
 
     def _service(self, usage: Usage | None) -> ServiceTokens:
-        """What it received, by the engine's word or else by our own count."""
+        """What a whole answer took, by the engine's word or else by our own count."""
         if usage is not None:
             return ServiceTokens(usage.prompt_tokens, usage.output_tokens, usage.cached_tokens)
         counted = self._meter.token_events if self._meter is not None else 0
         return ServiceTokens(self.request.prompt_tokens, counted)
 
-    def _service_if_known(self) -> ServiceTokens | None:
-        if self._meter is None:
-            return None
-        usage = self._meter.usage
-        if usage is not None and usage.output_tokens < self._meter.token_events:
-            # A usage from before the end (Anthropic's message_start) knows the prompt, not yet the output.
-            return ServiceTokens(usage.prompt_tokens, self._meter.token_events, usage.cached_tokens)
-        return self._service(usage)
+    def _received(self) -> ServiceTokens:
+        """What an answer that breaks off has taken so far."""
+        meter = self._meter
+        if meter is None:
+            return self._pool.dispatcher.received(self.request.id)
+        # A usage from before the end (Anthropic's message_start) knows the prompt, not yet the output.
+        service = self._service(meter.usage)
+        return service._replace(output=max(service.output, meter.token_events))
 
     def _end(self, outcome: Outcome, reason: str, service: ServiceTokens | None = None) -> None:
         self._done = True

@@ -61,15 +61,18 @@ _GET = {
 }
 
 
-def route(method: str, path: str) -> Route:
-    """The route of a request. What fairgate has not heard of but lies under /v1 passes through; a POST there may be
-    work for the engine, so it is admitted: an unknown path is no way around the queue."""
+def route(method: str, path: str, *, has_body: bool = True) -> Route:
+    """The route of a request.
+
+    What fairgate has not heard of but lies under /v1 passes through. A POST with a body there may be work for the
+    engine, so it is admitted: an unknown path is no way around the queue.
+    """
     if method == "POST":
         known = _POST.get(path)
         if known is not None:
             return known
         if path.startswith("/v1/"):
-            return _PASS if path.startswith("/v1/responses/") else _GENERATE
+            return _GENERATE if has_body and not path.startswith("/v1/responses/") else _PASS
         return _UNKNOWN
     known = _GET.get(path) if method in ("GET", "HEAD") else None
     if known is not None:

@@ -103,6 +103,13 @@ class AdmissionEngine:
     def dispatched(self) -> int:
         return len(self._leases)
 
+    def received(self, request_id: str, now: float) -> ServiceTokens:
+        """What is a dispatched request believed to have received? Counted if streamed, else estimated from its age."""
+        lease = self._leases[request_id]
+        if not lease.request.streamed:
+            self.backends[lease.backend].unseen(now)
+        return self._received(lease)
+
     def next_wakeup(self) -> float | None:
         """When must `woke` be called if nothing else happens? None: not at all."""
         if not self._waiting:
@@ -217,10 +224,7 @@ class AdmissionEngine:
         if request is not None:
             self._withdraw(request, now)
             return self._room_changed(now)
-        lease = self._leases[request_id]
-        if not lease.request.streamed:
-            self.backends[lease.backend].unseen(now)
-        self._end(lease, service or self._received(lease), now)
+        self._end(self._leases[request_id], service or self.received(request_id, now), now)
         return self._room_changed(now)
 
     def backend_changed(self, name: str, change: Gauges | bool, now: float) -> Sequence[Decision]:

@@ -151,6 +151,7 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, request: HttpRequest, *, body_follows: bool, body_is_here: bool) -> None:
         """A head is complete: refuse it now, or read its body."""
+        request.id = self._server.next_request_id()
         hook = self._server.on_head
         answer = hook(request) if hook is not None else None
         if answer is not None:
@@ -248,7 +249,9 @@ class Connection(asyncio.Protocol):
         request = self._reader.request
         responder = Responder(self, self._transport, request.method if request else "", False, keep_alive=False)
         self._state = _ANSWER
-        responder.respond(error.status, error.headers(), error.body(dialect_of(request.path if request else "")))
+        request_id = request.id if request is not None else self._server.next_request_id()
+        headers = [*error.headers(), (b"x-request-id", request_id.encode())]
+        responder.respond(error.status, headers, error.body(dialect_of(self._reader.path)))
 
     def _linger(self) -> None:
         """End the sending side, and drop what still comes until the client has seen the answer.

@@ -12,16 +12,11 @@ from typing import NamedTuple
 
 import msgspec
 
-__all__ = ["ApiError", "Dialect", "Reason", "dialect_of"]
+from backends.sse import Dialect
+
+__all__ = ["ApiError", "Reason", "dialect_of"]
 
 Header = tuple[bytes, bytes]
-
-
-class Dialect(StrEnum):
-    """Whose error format the client understands."""
-
-    OPENAI = "openai"
-    ANTHROPIC = "anthropic"
 
 
 class Reason(StrEnum):
@@ -98,13 +93,10 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
 }
 
-_QUOTED_CHARS_MAX = 200
-"""How much of a client's own text an error message repeats."""
-
 
 def dialect_of(path: str) -> Dialect:
     """In which format does a client of this path read errors?"""
-    return Dialect.ANTHROPIC if path.startswith("/v1/messages") else Dialect.OPENAI
+    return Dialect.MESSAGES if path.startswith("/v1/messages") else Dialect.OPENAI
 
 
 class ApiError(Exception):
@@ -135,7 +127,7 @@ class ApiError(Exception):
 
     def body(self, dialect: Dialect = Dialect.OPENAI) -> bytes:
         """The JSON body of the answer, in the client's format."""
-        if dialect is Dialect.ANTHROPIC:
+        if dialect is Dialect.MESSAGES:
             return self.anthropic_body()
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code.value}
         return msgspec.json.encode({"error": error})
@@ -158,75 +150,6 @@ class ApiError(Exception):
 
     def sse_event(self, dialect: Dialect = Dialect.OPENAI) -> bytes:
         """The error as a stream event, for when the first byte of the answer is already out."""
-        if dialect is Dialect.ANTHROPIC:
+        if dialect is Dialect.MESSAGES:
             return b"event: error\ndata: %b\n\n" % self.anthropic_body()
         return b"data: %b\n\n" % self.body()
-
-    @classmethod
-    def invalid_api_key(cls) -> ApiError:
-        return cls(
-            Reason.INVALID_API_KEY,
-            "The API key is missing or unknown: send a valid one as 'Authorization: Bearer <key>'.",
-        )
-
-    @classmethod
-    def app_not_allowed(cls, app: str) -> ApiError:
-        message = f"This API key may not act for the app {_quoted(app)}: use an app that belongs to the key."
-        return cls(Reason.APP_NOT_ALLOWED, message)
-
-    @classmethod
-    def model_not_found(cls, model: str) -> ApiError:
-        message = f"The model {_quoted(model)} does not exist here: GET /v1/models lists those that do."
-        return cls(Reason.MODEL_NOT_FOUND, message, param="model")
-
-    @classmethod
-    def invalid_json(cls, fault: str) -> ApiError:
-        return cls(Reason.INVALID_JSON, f"The request body is not valid JSON: {fault[:_QUOTED_CHARS_MAX]}")
-
-    @classmethod
-    def invalid_request(cls, message: str, param: str | None = None) -> ApiError:
-        return cls(Reason.INVALID_REQUEST, message, param=param)
-
-    @classmethod
-    def context_length_exceeded(cls, prompt_tokens: int, context_tokens_max: int, param: str) -> ApiError:
-        message = (
-            f"The prompt has about {prompt_tokens} tokens and the model's context is {context_tokens_max} tokens: "
-            "shorten the prompt or ask for fewer tokens."
-        )
-        return cls(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=param)
-
-    @classmethod
-    def body_too_large(cls, body_bytes_max: int) -> ApiError:
-        return cls(Reason.BODY_TOO_LARGE, f"The request body is larger than {body_bytes_max} bytes.")
-
-    @classmethod
-    def queue_full(cls, retry_after_s: float) -> ApiError:
-        message = "Too many of your requests are waiting already: send this one again after the time given."
-        return cls(Reason.QUEUE_FULL, message, retry_after_s=retry_after_s)
-
-    @classmethod
-    def queue_timeout(cls, queue_wait_s: float, retry_after_s: float) -> ApiError:
-        message = f"The request waited {queue_wait_s:.1f} s for a free backend and was given up: try again later."
-        return cls(Reason.QUEUE_TIMEOUT, message, retry_after_s=retry_after_s)
-
-    @classmethod
-    def no_backend(cls, model: str, retry_after_s: float) -> ApiError:
-        message = f"No backend that serves {_quoted(model)} is reachable: try again later."
-        return cls(Reason.NO_BACKEND, message, retry_after_s=retry_after_s)
-
-    @classmethod
-    def draining(cls, retry_after_s: float) -> ApiError:
-        message = "This gateway is shutting down and takes no new requests: try again, another one will answer."
-        return cls(Reason.DRAINING, message, retry_after_s=retry_after_s, should_retry=True)
-
-    @classmethod
-    def backend_failed(cls, what: str) -> ApiError:
-        return cls(Reason.BACKEND_FAILED, f"The backend failed: {what}")
-
-    @classmethod
-    def backend_timeout(cls, what: str) -> ApiError:
-        return cls(Reason.BACKEND_TIMEOUT, f"The backend did not answer in time: {what}")
-
-
-def _quoted(text: str) -> str:
-    return repr(text if len(text) <= _QUOTED_CHARS_MAX else text[:_QUOTED_CHARS_MAX] + "...")

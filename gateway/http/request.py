@@ -8,7 +8,7 @@ ends the connection: after a doubt about framing no later byte can be trusted.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote
 
@@ -33,6 +33,10 @@ class HttpRequest:
     body: bytes
     version: str
     peer: str
+    id: str = field(default="", compare=False)
+    """Minted by the server; every answer carries it as `x-request-id`."""
+    holder: object = field(default=None, compare=False)
+    """Who asks, as the head hook found out."""
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header field; `name` in lower case."""
@@ -104,6 +108,7 @@ class RequestReader:
         "expects_continue",
         "keep_alive",
         "partial",
+        "path",
         "request",
     )
 
@@ -118,6 +123,8 @@ class RequestReader:
     def reset(self) -> None:
         """Be ready for the next request."""
         self.request: HttpRequest | None = None
+        self.path = ""
+        """Of the request that is being read, as soon as it is known: errors are written as its clients read them."""
         self.complete = False
         self.keep_alive = False
         self.expects_continue = False
@@ -183,6 +190,9 @@ class RequestReader:
         limit = self._limits.header_bytes_max
         return ApiError(Reason.HEADERS_TOO_LARGE, f"The request's header is larger than {limit} bytes.")
 
+    def _body_too_large(self) -> ApiError:
+        return ApiError(Reason.BODY_TOO_LARGE, f"The body is larger than {self._limits.body_bytes_max} bytes.")
+
     def _target_too_long(self) -> ApiError:
         limit = self._limits.target_bytes_max
         return ApiError(Reason.TARGET_TOO_LONG, f"The request target is longer than {limit} bytes.")
@@ -200,18 +210,19 @@ class RequestReader:
         method, target, minor = line.groups()
         if len(target) > self._limits.target_bytes_max:
             raise self._target_too_long()
+        path, _, query = target.partition(b"?")
+        text = path.decode("ascii")
+        self.path = unquote(text) if "%" in text else text
         self._feed(head)
         headers = self._headers
         if len(headers) > self._limits.headers_count_max:
             count = self._limits.headers_count_max
             raise ApiError(Reason.HEADERS_TOO_LARGE, f"The request has more than {count} header fields.")
         self._read_framing([field for field in headers if field[0] in _FRAMING], minor == b"1")
-        path, _, query = target.partition(b"?")
-        text = path.decode("ascii")
         return HttpRequest(
             method=method.decode("ascii"),
             target=target,
-            path=unquote(text) if "%" in text else text,
+            path=self.path,
             query=query,
             headers=headers,
             body=b"",
@@ -262,7 +273,7 @@ class RequestReader:
         if hosts > 1 or (hosts == 0 and is_http11):
             raise _malformed("exactly one Host field is needed.")
         if self._left > self._limits.body_bytes_max:
-            raise ApiError.body_too_large(self._limits.body_bytes_max)
+            raise self._body_too_large()
         self.keep_alive = keep_alive
 
     def _read_coding(self, coding: bytes, is_http11: bool) -> None:
@@ -283,7 +294,7 @@ class RequestReader:
         if self._chunked:
             self._wire_bytes += end - at
             if self.body_bytes > self._limits.body_bytes_max:
-                raise ApiError.body_too_large(self._limits.body_bytes_max)
+                raise self._body_too_large()
             if self._wire_bytes > _CHUNK_OVERHEAD_RATIO * self.body_bytes + _CHUNK_OVERHEAD_BYTES:
                 raise _malformed("the chunked body is mostly chunk extensions and trailers.")
         else:

@@ -7,6 +7,7 @@ timers are one sweep per second over the connections.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from typing import Final
 
 from gateway.http.connection import Connection, Handler, HeadHook
@@ -34,6 +35,8 @@ class HttpServer:
         self._connections: set[Connection] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._all_gone = asyncio.Event()
+        self._id_prefix = f"req_{secrets.token_hex(6)}"
+        self._requests = 0
 
     def __repr__(self) -> str:
         state = "stopping" if self.stopping else "serving"
@@ -54,6 +57,11 @@ class HttpServer:
         )
         self._listeners.append(listener)
         return int(listener.sockets[0].getsockname()[1])
+
+    def next_request_id(self) -> str:
+        """An id that no other request has: this process by its prefix, the request by its number."""
+        self._requests += 1
+        return f"{self._id_prefix}{self._requests:x}"
 
     def stop_accepting(self) -> None:
         """Take no new connections, and tell the clients of open ones, with their next answer, to go elsewhere."""

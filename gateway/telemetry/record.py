@@ -25,25 +25,25 @@ class Record:
     """Times in seconds on the monotonic clock, tokens as settled. Never any content."""
 
     __slots__ = (
-        "_arrived_s", "_dispatched_s", "_ended_s", "_first_token_s", "app", "backend", "estimated_tokens", "model",
+        "_dispatched_s", "_ended_s", "_first_token_s", "app", "arrived_s", "backend", "estimated_tokens", "model",
         "outcome", "path", "pool", "reason", "request_id", "service", "stream", "tenant", "tries",
     )  # fmt: skip
 
-    def __init__(self, request_id: str, path: str, tenant: str, app: str, model: str, *, stream: bool, now: float):
+    def __init__(self, request_id: str, path: str, *, now: float) -> None:
         self.request_id = request_id
         self.path = path
-        self.tenant = tenant
-        self.app = app
-        self.model = model
+        self.tenant = ""
+        self.app = ""
+        self.model = ""
         self.pool = ""
-        self.stream = stream
+        self.stream = False
         self.backend = ""
         self.tries = 0
         self.outcome = Outcome.COMPLETED
         self.reason = ""
         self.service = ServiceTokens(0, 0)
         self.estimated_tokens = 0
-        self._arrived_s = now
+        self.arrived_s = now
         self._dispatched_s: float | None = None
         self._first_token_s: float | None = None
         self._ended_s = now
@@ -70,16 +70,16 @@ class Record:
     @property
     def queue_s(self) -> float:
         """From arrival to (the last) dispatch, or to the end if it never was dispatched."""
-        return (self._ended_s if self._dispatched_s is None else self._dispatched_s) - self._arrived_s
+        return (self._ended_s if self._dispatched_s is None else self._dispatched_s) - self.arrived_s
 
     @property
     def first_token_s(self) -> float | None:
         """From arrival to the first token; None if none was seen (the answer was not streamed, or there was none)."""
-        return None if self._first_token_s is None else self._first_token_s - self._arrived_s
+        return None if self._first_token_s is None else self._first_token_s - self.arrived_s
 
     @property
     def total_s(self) -> float:
-        return self._ended_s - self._arrived_s
+        return self._ended_s - self.arrived_s
 
     def debug_headers(self, policy: str) -> list[tuple[bytes, bytes]]:
         """Who was served how, for the client to see. `policy` is the pool's."""

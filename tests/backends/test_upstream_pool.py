@@ -7,10 +7,10 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from raw_server import BODY, REQUEST, Peer, RawServer, Recorder, answer, until
 
 from backends.errors import ConnectFailed, ConnectionLost, ProtocolViolation, ReadTimedOut, UpstreamError
 from backends.upstream import Call, UpstreamPool
+from tests.backends.raw_server import BODY, REQUEST, Peer, RawServer, Recorder, answer, until
 
 Open = Callable[..., UpstreamPool]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from live import MODEL, until
+from tests.gateway.live import MODEL, until
 
 _CARDS = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 4096}]}).encode()
 _CONTROL_PLANE = (b"GET /health ", b"GET /v1/models ", b"GET /metrics")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from live import Starter
+
+from tests.gateway.live import Starter
 
 
 def pytest_asyncio_loop_factories(

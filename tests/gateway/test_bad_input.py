@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from capture import Upstream, answer, replies
-from live import MODEL, Answer, Live, Starter, chat, raw_exchange, simulated
+
+from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.live import MODEL, Answer, Live, Starter, chat, raw_exchange, simulated
 
 OK = answer(b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}')
 LONG = "words " * 40_000

@@ -15,10 +15,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token
-from live import WAIT_S, chat, closed_port, events, until
 
 from gateway.config.model import hash_key
+from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token
+from tests.gateway.live import WAIT_S, chat, closed_port, events, until
 
 FAIRGATE = str(Path(sys.executable).with_name("fairgate"))
 EXAMPLE = Path(__file__).parents[2] / "config.example.yaml"

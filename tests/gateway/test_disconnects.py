@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from capture import STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token
-from live import MODEL, Live, Simulated, Starter, chat, long_chat, simulated, until
 
 from backends.errors import UpstreamError
 from backends.upstream import UpstreamPool
+from tests.gateway.capture import STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token
+from tests.gateway.live import MODEL, Live, Simulated, Starter, chat, long_chat, simulated, until
 
 
 @contextlib.asynccontextmanager

@@ -6,8 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
-from live import MODEL, Starter, chat, closed_port, events, long_chat, simulated, until
+
+from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
+from tests.gateway.live import MODEL, Starter, chat, closed_port, events, long_chat, simulated, until
 
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
 MESSAGES = {"model": MODEL, "max_tokens": 50, "ignore_eos": True, "messages": [{"role": "user", "content": "x"}]}

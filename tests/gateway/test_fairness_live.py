@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from live import Live, Simulated, Starter, chat, simulated, until
 
 from gateway.config.model import hash_key
+from tests.gateway.live import Live, Simulated, Starter, chat, simulated, until
 
 OUTPUT_TOKENS = 12
 

@@ -6,10 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from capture import Peer, Seen, Upstream, answer, replies
-from live import MODEL, Starter, chat, simulated
 
 from gateway.config.model import hash_key
+from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
+from tests.gateway.live import MODEL, Starter, chat, simulated
 
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}', b"Set-Cookie: s=1", b"X-Request-Id: engine-1")
 STEERING: dict[str, Any] = {

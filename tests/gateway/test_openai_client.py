@@ -7,8 +7,9 @@ from typing import Any
 
 import openai
 import pytest
-from capture import STREAM_HEAD, Peer, Seen, Upstream, chunk, token
-from live import MODEL, Live, Starter, chat, simulated, until
+
+from tests.gateway.capture import STREAM_HEAD, Peer, Seen, Upstream, chunk, token
+from tests.gateway.live import MODEL, Live, Starter, chat, simulated, until
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 

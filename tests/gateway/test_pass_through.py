@@ -8,7 +8,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from capture import (
+
+from tests.gateway.capture import (
     DONE,
     STREAM_END,
     STREAM_HEAD,
@@ -23,7 +24,7 @@ from capture import (
     token,
     usage_event,
 )
-from live import MODEL, Starter, chat, events, simulated
+from tests.gateway.live import MODEL, Starter, chat, events, simulated
 
 TOKENS = [token(""), token("Hel"), token("lo “there”, \\n"), token("", "stop")]
 USAGE = usage_event(11, 3)
@@ -244,7 +245,7 @@ async def test_models_of_all_pools_are_listed_and_asked_where_they_are(start: St
             for model in "abc":
                 got = await live.ask("/v1/completions", {"model": model, "prompt": "x", "max_tokens": 2})
                 assert got.json["model"] == model
-            assert {line["model"]: line["backend"] for line in await live.lines(3)} == {
+            assert {line["model"]: line["backend"] for line in (await live.lines(4))[1:]} == {
                 "a": one.url.removeprefix("http://"),
                 "b": two.url.removeprefix("http://"),
                 "c": two.url.removeprefix("http://"),

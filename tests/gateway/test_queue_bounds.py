@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from capture import Peer, Seen, Upstream, answer
-from live import Answer, Live, Starter, chat, until
+from tests.gateway.capture import Peer, Seen, Upstream, answer
+from tests.gateway.live import Answer, Live, Starter, chat, until
 
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from live import MODEL, Live, Starter, chat, long_chat, simulated, until
 
 from policies.engine import AdmissionEngine, Decision, Dispatch, Reject
 from policies.registry import POLICIES, PolicyParams
+from tests.gateway.live import MODEL, Live, Starter, chat, long_chat, simulated, until
 
 EVENTS = ("add_backend", "arrived", "progressed", "finished", "failed", "cancelled", "backend_changed", "woke")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from capture import Upstream, answer, replies
-from live import MODEL, Starter, chat, simulated
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config.model import hash_key
+from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.live import MODEL, Starter, chat, simulated
 
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}')
 FIELDS: dict[str, type | tuple[type, ...]] = {

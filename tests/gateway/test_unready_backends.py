@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from live import MODEL, SMALL, Starter, chat, closed_port, simulated, until
 
 from backends.simulated.server import SimulatedServer
+from tests.gateway.live import MODEL, SMALL, Starter, chat, closed_port, simulated, until
 
 
 @pytest.fixture(autouse=True)

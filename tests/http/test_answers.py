@@ -8,10 +8,10 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from http_raw import WAIT_S, echo, read_answer, serving, statuses_of, until
 
 import gateway.http.server
 from gateway.http.server import HttpRequest, Responder, ServerLimits
+from tests.http.http_raw import WAIT_S, echo, read_answer, serving, statuses_of, until
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 GET_CLOSE = b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

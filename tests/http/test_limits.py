@@ -6,11 +6,11 @@ import asyncio
 import json
 
 import pytest
-from http_raw import echo, read_answer, serving, statuses_of, until
 
 import gateway.http.server
 from gateway.http.errors import ApiError, Reason
 from gateway.http.server import HttpRequest, ServerLimits
+from tests.http.http_raw import echo, read_answer, serving, statuses_of, until
 
 POST = b"POST /a HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -164,7 +164,7 @@ async def test_100_continue_is_not_sent_when_the_body_is_there_or_refused() -> N
 def refuse_without_key(request: HttpRequest) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
     assert request.body == b""
     if request.header(b"authorization") is None:
-        error = ApiError.invalid_api_key()
+        error = ApiError(Reason.INVALID_API_KEY, "who?")
         return error.status, error.headers(), error.body()
     return None
 

@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
-from corpus import ODD_BUT_LEGAL, REFUSED, G, P
-from http_raw import SMUGGLED, serving, status_of, statuses_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.http.request import HttpRequest, RequestReader, ServerLimits
+from tests.http.corpus import ODD_BUT_LEGAL, REFUSED, G, P
+from tests.http.http_raw import SMUGGLED, serving, status_of, statuses_of
 
 VALID = {
     "get": b"GET /v1/models?a=b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
