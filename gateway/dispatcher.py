@@ -19,8 +19,8 @@ from policies.engine import AdmissionEngine, Decision, Dispatch, Failure, Refusa
 
 __all__ = ["Admitted", "Dispatcher"]
 
-EARLIER_S = 0.001
-"""A wakeup this much earlier than the armed one is worth arming anew."""
+TIMER_S_MAX = 0.01
+"""While anything waits the timer is at most this far away, so that it need not be set anew with every event."""
 
 
 class Admitted(Protocol):
@@ -43,7 +43,6 @@ class Dispatcher:
         self._decisions: deque[Decision] = deque()
         self._executing = False
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = float("inf")
 
     def __repr__(self) -> str:
         return f"<Dispatcher {len(self._exchanges)} exchanges, {self.engine!r}>"
@@ -101,7 +100,7 @@ class Dispatcher:
                     self._carry_out(self._decisions.popleft())
             finally:
                 self._executing = False
-        if self.engine.queued:
+        if self._timer is None and self.engine.queued:
             self._arm()
 
     def _carry_out(self, decision: Decision) -> None:
@@ -117,15 +116,10 @@ class Dispatcher:
 
     def _arm(self) -> None:
         wakeup_s = self.engine.next_wakeup()
-        if wakeup_s is None or wakeup_s > self._timer_s - EARLIER_S:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_s = wakeup_s
-        delay_s = max(0.0, wakeup_s - self.clock())
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
+        if wakeup_s is not None:
+            delay_s = min(max(0.0, wakeup_s - self.clock()), TIMER_S_MAX)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake)
 
     def _wake(self) -> None:
         self._timer = None
-        self._timer_s = float("inf")
         self._execute(self.engine.woke(self.clock()))

@@ -185,8 +185,9 @@ class BackendLedger:
             times.append(self._closed_until_s)
         if self._gauges is not None and self._held_back(now):
             times.append(self._gauges.taken_s + self._settings.gauge_trust_s)
-        unseen = [lease.dispatched_s for lease in self._starting.values() if not lease.request.streamed]
-        if unseen and self._has_gauges():
+        starting = self._starting.values() if self._has_gauges() else ()
+        unseen = [lease.dispatched_s for lease in starting if not lease.request.streamed]
+        if unseen:
             times.append(max(min(unseen) + self._first_token_s, now + 0.005))
         if self._kv_limited:
             # What runs makes room as it gets older, and nothing else says so.

@@ -40,8 +40,8 @@ class HttpRequest:
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header field; `name` in lower case."""
-        for field, value in self.headers:
-            if field == name:
+        for header, value in self.headers:
+            if header == name:
                 return value
         return None
 
