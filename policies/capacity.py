@@ -23,8 +23,7 @@ prefill of others first; no KV."""
 
 FIRST_SLOTS = 4
 """Concurrency assumed of an engine that has shown nothing yet."""
-PREFILL_TOKENS_MIN = 512
-PREFILL_TOKENS_START = 2048
+PREFILL_TOKENS_MIN = 2048
 PREFILL_TOKENS_MAX = 262_144
 KV_IS_SHORT = 0.7
 """Above this occupancy a waiting request may wait for KV, and says nothing of the number of slots."""
@@ -107,9 +106,13 @@ class BackendLedger:
         self._held_tokens = 0
         self._starting: dict[str, Lease] = {}
         self._starting_tokens = 0
-        self._prefill_tokens = PREFILL_TOKENS_START
+        self._prefill_tokens = PREFILL_TOKENS_MIN
         self._prefill_limited = False
+        self._on_the_way = 0
+        """Dispatched beyond the slots because they are still on their way to the engine when others end."""
+        self._slot_limited = False
         self._gauges: Gauges | None = None
+        self._starts_since_gauges = 0
         self._kv_capacity_tokens: int | None = None
         self._block_size = 16
         self._foreign_tokens = 0.0
@@ -155,6 +158,7 @@ class BackendLedger:
             return "waiting"
         keep = absent and not spare
         if self._sequences + request.sequences > self._slot_limit(keep):
+            self._slot_limited = True
             return "slots"
         prefill_limit = self._prefill_tokens * (1.5 if spare and absent else 1.0)
         if self._starting and self._starting_tokens + request.prompt_tokens > prefill_limit:
@@ -199,18 +203,21 @@ class BackendLedger:
         gauges = self._gauges
         if gauges is None or gauges.waiting is None or now >= gauges.taken_s + self._settings.gauge_trust_s:
             return False
-        return gauges.waiting > self._settings.waiting_target
+        # First come, first served: whoever has started since then has left the engine's queue.
+        return gauges.waiting - self._starts_since_gauges > self._settings.waiting_target
 
     def _has_gauges(self) -> bool:
         return self._gauges is not None and self._gauges.waiting is not None
 
     def _slot_limit(self, keep_headroom: bool) -> int:
-        target = self._settings.waiting_target
-        if keep_headroom:
-            limit = self._slots - self._headroom_slots() if self._slots_firm() else self._slots + target
+        limit = self._slots + self._on_the_way
+        if not self._slots_firm():
+            # Below the true number of slots this is what finds out that there are more.
+            limit += self._settings.waiting_target + (0 if keep_headroom else 2)
+        elif keep_headroom:
+            limit -= self._headroom_slots()
         else:
-            # Below the true number of slots the overcommit is what finds out that there are more.
-            limit = self._slots + (target if self._slots_firm() else target + 2)
+            limit += self._settings.waiting_target
         most = self._settings.concurrency_max
         return max(1, limit if most is None else min(limit, most))
 
@@ -234,7 +241,10 @@ class BackendLedger:
         if keep_headroom:
             # Room for the next request of those below their share: as large as theirs have been.
             limit -= min(self._spare_tokens, capacity * self._settings.headroom)
-        fits_whole = self._held_tokens + self._footprint_tokens(request) <= limit
+        held_tokens = self._held_tokens + self._footprint_tokens(request)
+        fits_whole = held_tokens <= limit
+        # Where every slot can be filled with such requests, slots are what is short, and there is nothing to spread.
+        paced = paced and held_tokens * self._slots > limit * (self._sequences + request.sequences)
         if fits_whole and not paced:
             return True
         if self._forecast is None:
@@ -273,6 +283,7 @@ class BackendLedger:
         if lease.started_s is not None:
             return
         lease.started_s = now
+        self._starts_since_gauges += 1
         if self._starting.pop(lease.request.id, None) is not None:
             self._starting_tokens -= lease.request.prompt_tokens
         if lease.request.streamed:
@@ -302,8 +313,11 @@ class BackendLedger:
         del self.leases[request.id]
         if self._starting.pop(request.id, None) is not None:
             self._starting_tokens -= request.prompt_tokens
+            self._starts_since_gauges += 1
         self._sequences -= request.sequences
         self._held_tokens -= lease.held_tokens
+        if not self.leases:
+            self._on_the_way = 0
         self._forecast = None
         self._lifetime_s += 0.1 * (now - lease.dispatched_s - self._lifetime_s)
         if lease.started_s is not None and lease.output_each() >= 1:
@@ -342,6 +356,7 @@ class BackendLedger:
     def observe(self, gauges: Gauges, now: float) -> None:
         """It was scraped: correct the model."""
         before, self._gauges = self._gauges, gauges
+        self._starts_since_gauges = 0
         self._adapt_caution(gauges, before)
         if gauges.block_size:
             self._block_size = gauges.block_size
@@ -381,16 +396,20 @@ class BackendLedger:
         """Learn the number of slots and the size of the prefill window from whether the engine holds a queue."""
         if gauges.waiting is not None and gauges.waiting > self._settings.waiting_target:
             self._prefill_tokens = max(PREFILL_TOKENS_MIN, self._prefill_tokens * 3 // 4)
+            self._on_the_way = max(0, self._on_the_way - (gauges.waiting - self._settings.waiting_target))
             has_kv = gauges.kv_usage is None or gauges.kv_usage < KV_IS_SHORT
             is_level = before is not None and gauges.running == before.running
-            if not self._slots_known and has_kv and is_level and gauges.running:
-                self._slots = max(1, min(self._slots, gauges.running))
+            is_ours = gauges.running is not None and 0 < gauges.running <= self._sequences
+            if not self._slots_known and has_kv and is_level and is_ours:
+                self._slots = min(self._slots, gauges.running or self._slots)
                 self._slots_learned = True
         elif gauges.waiting == 0:
             self._prove_slots(min(gauges.running or 0, self._sequences))
             if self._prefill_limited:
                 self._prefill_tokens = min(PREFILL_TOKENS_MAX, self._prefill_tokens * 5 // 4)
-        self._prefill_limited = False
+            if self._slot_limited:
+                self._on_the_way = min(self._slots, self._on_the_way + 2)
+        self._prefill_limited = self._slot_limited = False
 
     def _adapt_caution(self, gauges: Gauges, before: Gauges | None) -> None:
         """How much of the reserved growth really comes? Reserves are cautious one by one, so their sum is too much.

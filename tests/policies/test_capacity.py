@@ -11,7 +11,6 @@ from policies.capacity import (
     FIRST_SLOTS,
     PREFILL_TOKENS_MAX,
     PREFILL_TOKENS_MIN,
-    PREFILL_TOKENS_START,
     BackendLedger,
     CapacitySettings,
     Gauges,
@@ -102,9 +101,9 @@ def test_a_queue_for_want_of_kv_says_nothing_of_slots() -> None:
 
 def test_the_prefill_window_holds_one_however_long_and_then_its_size() -> None:
     ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
-    start(ledger, make_request(prompt=PREFILL_TOKENS_START * 3))  # has started: takes no room in the window
-    assert obstacle(ledger, make_request(prompt=PREFILL_TOKENS_START * 3)) is None
-    start(ledger, make_request(prompt=PREFILL_TOKENS_START - 10), started=False)
+    start(ledger, make_request(prompt=PREFILL_TOKENS_MIN * 3))  # has started: takes no room in the window
+    assert obstacle(ledger, make_request(prompt=PREFILL_TOKENS_MIN * 3)) is None
+    start(ledger, make_request(prompt=PREFILL_TOKENS_MIN - 10), started=False)
     assert obstacle(ledger, make_request(prompt=10)) is None
     assert obstacle(ledger, make_request(prompt=11)) == "prefill"
 
@@ -125,7 +124,7 @@ def test_an_unused_prefill_window_does_not_grow() -> None:
     ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
     for second in range(10):
         ledger.observe(Gauges(float(second), waiting=0), float(second))
-    assert ledger._prefill_tokens == PREFILL_TOKENS_START
+    assert ledger._prefill_tokens == PREFILL_TOKENS_MIN
 
 
 def test_a_waiting_gauge_holds_back_until_it_is_stale() -> None:
