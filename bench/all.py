@@ -2,7 +2,7 @@
 
     python -m bench.all [--quick] [--render]
 
-About 30 minutes; `--quick` takes one short round of each (about 8). `--render` runs nothing and writes the documents
+About 20 minutes; `--quick` takes one short round of each (about 8). `--render` runs nothing and writes the documents
 from the last results. Nothing else should run on the machine meanwhile.
 """
 
@@ -24,11 +24,11 @@ from bench.shares import shares_table
 from bench.stack import ROOT, BenchError, engine
 
 FULL = {
-    "flood": ["bench.flood", "--rounds", "3", "--window", "20"],
-    "small": ["bench.flood", "--case", "small", "--rounds", "3", "--window", "15"],
+    "flood": ["bench.flood", "--rounds", "2", "--window", "15"],
+    "small": ["bench.flood", "--case", "small", "--rounds", "2", "--window", "10"],
     "shares": ["bench.shares", "--window", "60"],
     "burst": ["bench.burst", "--rounds", "3"],
-    "cpu": ["bench.cpu", "--rounds", "3", "--seconds", "5"],
+    "cpu": ["bench.cpu", "--rounds", "3", "--seconds", "4"],
 }
 QUICK = {
     "flood": ["bench.flood", "--rounds", "1", "--window", "12"],

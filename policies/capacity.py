@@ -14,6 +14,7 @@ from typing import Literal
 
 from policies.base import Request
 from policies.forecast import Growing, KvForecast
+from policies.slots import Slots
 
 __all__ = ["BackendLedger", "CapacitySettings", "Gauges", "Lease", "Obstacle"]
 
@@ -21,8 +22,6 @@ Obstacle = Literal["closed", "waiting", "slots", "prefill", "kv"]
 """Why a backend cannot start a request now: not in service; its own queue is above target; no sequence slot;
 prefill of others first; no KV."""
 
-FIRST_SLOTS = 4
-"""Concurrency assumed of an engine that has shown nothing yet."""
 PREFILL_TOKENS_MIN = 2048
 PREFILL_TOKENS_MAX = 262_144
 KV_IS_SHORT = 0.7
@@ -99,18 +98,18 @@ class BackendLedger:
         self.healthy = True
         self.leases: dict[str, Lease] = {}
         self._settings = settings
-        self._slots_known = max_num_seqs is not None
-        self._slots = max_num_seqs or FIRST_SLOTS
-        self._slots_learned = False
+        self._slots = Slots(
+            max_num_seqs,
+            waiting_target=settings.waiting_target,
+            headroom=settings.headroom,
+            most=settings.concurrency_max,
+        )
         self._sequences = 0
         self._held_tokens = 0
         self._starting: dict[str, Lease] = {}
         self._starting_tokens = 0
         self._prefill_tokens = PREFILL_TOKENS_MIN
         self._prefill_limited = False
-        self._on_the_way = 0
-        """Dispatched beyond the slots because they are still on their way to the engine when others end."""
-        self._slot_limited = False
         self._gauges: Gauges | None = None
         self._starts_since_gauges = 0
         self._kv_capacity_tokens: int | None = None
@@ -128,13 +127,11 @@ class BackendLedger:
         self._backoff_s = 0.0
         self._first_token_s = 0.05
         self._token_s = 0.02
-        self._whole_s = 0.0
-        self._whole_s_best = float("inf")
 
     def __repr__(self) -> str:
         kv = "?" if self._kv_capacity_tokens is None else f"{self.kv_fraction():.0%}"
         return (
-            f"<BackendLedger {self.name}: {self._sequences}/{self._slots} sequences, "
+            f"<BackendLedger {self.name}: {self._sequences}/{self._slots.count} sequences, "
             f"{len(self._starting)} starting, kv {kv}{'' if self.healthy else ', unhealthy'}>"
         )
 
@@ -157,8 +154,7 @@ class BackendLedger:
         if self._held_back(now):
             return "waiting"
         keep = absent and not spare
-        if self._sequences + request.sequences > self._slot_limit(keep):
-            self._slot_limited = True
+        if not self._slots.has_room(self._sequences + request.sequences, keep_headroom=keep):
             return "slots"
         prefill_limit = self._prefill_tokens * (1.5 if spare and absent else 1.0)
         if self._starting and self._starting_tokens + request.prompt_tokens > prefill_limit:
@@ -175,12 +171,12 @@ class BackendLedger:
         Without a known capacity, sequences over slots: enough to compare backends of one pool.
         """
         if self._kv_capacity_tokens is None:
-            return self._sequences / self._slots
+            return self._sequences / self._slots.count
         return (self._held_tokens + self._foreign_tokens) / self._kv_capacity_tokens
 
     def counts(self) -> tuple[int, int, int]:
         """(sequences dispatched, requests without a first token, slots believed)."""
-        return self._sequences, len(self._starting), self._slots
+        return self._sequences, len(self._starting), self._slots.count
 
     def opens_s(self, now: float) -> float | None:
         """When will time alone remove an obstacle? None: it will not."""
@@ -209,24 +205,6 @@ class BackendLedger:
     def _has_gauges(self) -> bool:
         return self._gauges is not None and self._gauges.waiting is not None
 
-    def _slot_limit(self, keep_headroom: bool) -> int:
-        limit = self._slots + self._on_the_way
-        if not self._slots_firm():
-            # Below the true number of slots this is what finds out that there are more.
-            limit += self._settings.waiting_target + (0 if keep_headroom else 2)
-        elif keep_headroom:
-            limit -= self._headroom_slots()
-        else:
-            limit += self._settings.waiting_target
-        most = self._settings.concurrency_max
-        return max(1, limit if most is None else min(limit, most))
-
-    def _slots_firm(self) -> bool:
-        return self._slots_known or self._slots_learned
-
-    def _headroom_slots(self) -> int:
-        return max(1, round(self._slots * self._settings.headroom))
-
     # --- the KV model ---
 
     def _footprint_tokens(self, request: Request) -> float:
@@ -244,7 +222,7 @@ class BackendLedger:
         held_tokens = self._held_tokens + self._footprint_tokens(request)
         fits_whole = held_tokens <= limit
         # Where every slot can be filled with such requests, slots are what is short, and there is nothing to spread.
-        paced = paced and held_tokens * self._slots > limit * (self._sequences + request.sequences)
+        paced = paced and held_tokens * self._slots.count > limit * (self._sequences + request.sequences)
         if fits_whole and not paced:
             return True
         if self._forecast is None:
@@ -288,14 +266,13 @@ class BackendLedger:
             self._starting_tokens -= lease.request.prompt_tokens
         if lease.request.streamed:
             self._first_token_s += 0.1 * (now - lease.dispatched_s - self._first_token_s)
-            self._prove_slots(self._sequences - sum(other.request.sequences for other in self._starting.values()))
+            self._slots.seen_running(self._running())
         self._backoff_s = 0.0
         self._forecast = None
 
-    def _prove_slots(self, running: int) -> None:
-        """So many sequences have been seen to run at once."""
-        if running > self._slots and not self._slots_known:
-            self._slots = running
+    def _running(self) -> int:
+        """Sequences that are known to have started."""
+        return self._sequences - sum(lease.request.sequences for lease in self._starting.values())
 
     def regrown(self, lease: Lease) -> None:
         """Its output has gone beyond what it was counted with."""
@@ -317,27 +294,16 @@ class BackendLedger:
         self._sequences -= request.sequences
         self._held_tokens -= lease.held_tokens
         if not self.leases:
-            self._on_the_way = 0
+            self._slots.emptied()
         self._forecast = None
         self._lifetime_s += 0.1 * (now - lease.dispatched_s - self._lifetime_s)
         if lease.started_s is not None and lease.output_each() >= 1:
             self._token_s += 0.1 * ((now - lease.started_s) / lease.output_each() - self._token_s)
 
     def answered(self, lease: Lease, now: float) -> None:
-        """An answer came whole, with no sign of its start: learn the slots from whether answers get slower.
-
-        Additive in both directions, one for each answer while the slots are all in use: twice the best time per token
-        is taken for a queue inside the engine.
-        """
-        if lease.started_s is not None or self._slots_known or self._has_gauges():
-            return
-        each_s = (now - lease.dispatched_s) / max(1.0, lease.output_each())
-        self._whole_s += 0.1 * (each_s - self._whole_s) if self._whole_s else each_s
-        self._whole_s_best = min(self._whole_s_best * 1.001, each_s)
-        if self._whole_s > 2 * self._whole_s_best:
-            self._slots = max(FIRST_SLOTS, self._slots - 1)
-        elif self._sequences >= self._slots:
-            self._slots += 1
+        """An answer came whole, with no sign of its start."""
+        if lease.started_s is None and not self._has_gauges():
+            self._slots.answered((now - lease.dispatched_s) / max(1.0, lease.output_each()), self._sequences)
 
     def refused(self, now: float) -> None:
         """It refused or could not be reached: leave it alone for a moment that doubles each time in a row."""
@@ -349,9 +315,7 @@ class BackendLedger:
 
     def full(self) -> None:
         """It refused for being full: it has as many slots as it is running."""
-        if not self._slots_known:
-            self._slots = max(1, self._sequences - sum(lease.request.sequences for lease in self._starting.values()))
-            self._slots_learned = True
+        self._slots.refused(self._running())
 
     def observe(self, gauges: Gauges, now: float) -> None:
         """It was scraped: correct the model."""
@@ -396,20 +360,16 @@ class BackendLedger:
         """Learn the number of slots and the size of the prefill window from whether the engine holds a queue."""
         if gauges.waiting is not None and gauges.waiting > self._settings.waiting_target:
             self._prefill_tokens = max(PREFILL_TOKENS_MIN, self._prefill_tokens * 3 // 4)
-            self._on_the_way = max(0, self._on_the_way - (gauges.waiting - self._settings.waiting_target))
             has_kv = gauges.kv_usage is None or gauges.kv_usage < KV_IS_SHORT
             is_level = before is not None and gauges.running == before.running
-            is_ours = gauges.running is not None and 0 < gauges.running <= self._sequences
-            if not self._slots_known and has_kv and is_level and is_ours:
-                self._slots = min(self._slots, gauges.running or self._slots)
-                self._slots_learned = True
+            is_ours = gauges.running is not None and gauges.running <= self._sequences
+            self._slots.engine_waits(gauges.waiting, gauges.running, is_limit=has_kv and is_level and is_ours)
         elif gauges.waiting == 0:
-            self._prove_slots(min(gauges.running or 0, self._sequences))
+            self._slots.seen_running(min(gauges.running or 0, self._sequences))
+            self._slots.engine_is_free()
             if self._prefill_limited:
                 self._prefill_tokens = min(PREFILL_TOKENS_MAX, self._prefill_tokens * 5 // 4)
-            if self._slot_limited:
-                self._on_the_way = min(self._slots, self._on_the_way + 2)
-        self._prefill_limited = self._slot_limited = False
+        self._prefill_limited = False
 
     def _adapt_caution(self, gauges: Gauges, before: Gauges | None) -> None:
         """How much of the reserved growth really comes? Reserves are cautious one by one, so their sum is too much.

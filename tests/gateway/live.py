@@ -166,10 +166,11 @@ class Live:
 
 
 class Starter:
-    """Makes gateways whose logs go to `directory`."""
+    """Makes gateways whose logs go to `directory`; what is asked of them may take `wait_s`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, wait_s: float = WAIT_S) -> None:
         self.directory = directory
+        self._wait_s = wait_s
         self._serial = 0
 
     def config(self, *urls: str, **fields: Any) -> Config:
@@ -190,7 +191,9 @@ class Starter:
         config = self.config(*urls, **fields)
         gateway = Gateway(config)
         connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=WAIT_S)) as http:
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(total=self._wait_s)
+        ) as http:
             live = Live(gateway, http, Path(config.access_log))
             try:
                 await gateway.start()

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from policies.base import Request
 from policies.capacity import (
-    FIRST_SLOTS,
     PREFILL_TOKENS_MAX,
     PREFILL_TOKENS_MIN,
     BackendLedger,
@@ -18,6 +17,7 @@ from policies.capacity import (
     Obstacle,
 )
 from policies.forecast import Growing, KvForecast
+from policies.slots import FIRST_SLOTS
 from tests.policies.making import make_request
 
 SETTINGS = CapacitySettings()

@@ -1,0 +1,93 @@
+"""How many sequences may be dispatched to an engine at once?
+
+An engine does not say how many it runs side by side. It is configured, or learned: from how many were seen to run, from
+where the running gauge levels off while some wait, and, for an engine without gauges, from whether answers get slower.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Slots"]
+
+FIRST_SLOTS = 4
+"""Taken for an engine that has shown nothing yet."""
+PROBE = 2
+"""Dispatched beyond the target while more slots may yet be found."""
+
+
+class Slots:
+    """The slots of one backend, and what may be dispatched beyond them so that none stays empty.
+
+    `waiting_target`: requests that may wait inside the engine. `headroom`: share of the slots kept for tenants below
+    their fair share. `most`: never exceeded.
+    """
+
+    def __init__(self, max_num_seqs: int | None, *, waiting_target: int, headroom: float, most: int | None) -> None:
+        self.count = max_num_seqs or FIRST_SLOTS
+        self._is_known = max_num_seqs is not None
+        self._is_learned = False
+        self._waiting_target = waiting_target
+        self._headroom = headroom
+        self._most = most
+        self._on_the_way = 0
+        """Dispatched beyond the slots because they are still on their way to the engine when others end."""
+        self._was_short = False
+        self._answer_s = 0.0
+        self._answer_s_best = float("inf")
+
+    def has_room(self, sequences: int, *, keep_headroom: bool) -> bool:
+        """May so many sequences be dispatched in all?"""
+        limit = self.count + self._on_the_way
+        if not (self._is_known or self._is_learned):
+            limit += self._waiting_target + (0 if keep_headroom else PROBE)
+        elif keep_headroom:
+            limit -= max(1, round(self.count * self._headroom))
+        else:
+            limit += self._waiting_target
+        if sequences <= max(1, limit if self._most is None else min(limit, self._most)):
+            return True
+        self._was_short = True
+        return False
+
+    def seen_running(self, sequences: int) -> None:
+        """So many were seen to run at once."""
+        if sequences > self.count and not self._is_known:
+            self.count = sequences
+
+    def engine_waits(self, waiting: int, running: int | None, *, is_limit: bool) -> None:
+        """The engine has more waiting than the target; `is_limit`: for want of slots, so `running` is their number."""
+        self._on_the_way = max(0, self._on_the_way - (waiting - self._waiting_target))
+        if is_limit and running and not self._is_known:
+            self.count = min(self.count, running)
+            self._is_learned = True
+        self._was_short = False
+
+    def engine_is_free(self) -> None:
+        """The engine has nobody waiting: if we held any back for want of a slot, more could have been on the way."""
+        if self._was_short:
+            self._on_the_way = min(self.count, self._on_the_way + 2)
+        self._was_short = False
+
+    def emptied(self) -> None:
+        """Nothing is dispatched any more: the next ones find an idle engine, and none of them is replaced."""
+        self._on_the_way = 0
+
+    def refused(self, running: int) -> None:
+        """The engine refused one more than it runs."""
+        if not self._is_known:
+            self.count = max(1, running)
+            self._is_learned = True
+
+    def answered(self, seconds_per_token: float, sequences: int) -> None:
+        """An engine without gauges gave a whole answer at this pace, with so many sequences dispatched.
+
+        Additive in both directions, one for each answer while all slots are in use: twice the best pace is taken for a
+        queue inside the engine.
+        """
+        if self._is_known:
+            return
+        self._answer_s += 0.1 * (seconds_per_token - self._answer_s) if self._answer_s else seconds_per_token
+        self._answer_s_best = min(self._answer_s_best * 1.001, seconds_per_token)
+        if self._answer_s > 2 * self._answer_s_best:
+            self.count = max(FIRST_SLOTS, self.count - 1)
+        elif sequences >= self.count:
+            self.count += 1
