@@ -10,8 +10,8 @@ __all__ = ["Slots"]
 
 FIRST_SLOTS = 4
 """Taken for an engine that has shown nothing yet."""
-PROBE = 2
-"""Dispatched beyond the target while more slots may yet be found."""
+BEYOND_TARGET_MAX = 2
+"""Dispatched beyond the target at most: to find more slots, or because requests take time on their way."""
 
 
 class Slots:
@@ -36,13 +36,12 @@ class Slots:
 
     def has_room(self, sequences: int, *, keep_headroom: bool) -> bool:
         """May so many sequences be dispatched in all?"""
-        limit = self.count + self._on_the_way
         if not (self._is_known or self._is_learned):
-            limit += self._waiting_target + (0 if keep_headroom else PROBE)
+            limit = self.count + self._waiting_target + (0 if keep_headroom else BEYOND_TARGET_MAX)
         elif keep_headroom:
-            limit -= max(1, round(self.count * self._headroom))
+            limit = self.count + self._on_the_way - max(1, round(self.count * self._headroom))
         else:
-            limit += self._waiting_target
+            limit = self.count + self._on_the_way + self._waiting_target
         if sequences <= max(1, limit if self._most is None else min(limit, self._most)):
             return True
         self._was_short = True
@@ -64,7 +63,7 @@ class Slots:
     def engine_is_free(self) -> None:
         """The engine has nobody waiting: if we held any back for want of a slot, more could have been on the way."""
         if self._was_short:
-            self._on_the_way = min(self.count, self._on_the_way + 2)
+            self._on_the_way = min(BEYOND_TARGET_MAX, self._on_the_way + 1)
         self._was_short = False
 
     def emptied(self) -> None:
