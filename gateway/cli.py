@@ -37,7 +37,8 @@ def main() -> None:
 @click.option("--backend", "backends", multiple=True, help="URL of an engine; repeat for several. Needs no file.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on (with --backend).")
 @click.option("--port", default=8080, show_default=True, help="Port to listen on (with --backend).")
-def serve(config_path: Path | None, backends: tuple[str, ...], host: str, port: int) -> None:
+@click.option("--admin-port", default=9090, show_default=True, help="Port of the admin listener (with --backend).")
+def serve(config_path: Path | None, backends: tuple[str, ...], host: str, port: int, admin_port: int) -> None:
     """Run the gateway.
 
     \b
@@ -49,7 +50,10 @@ def serve(config_path: Path | None, backends: tuple[str, ...], host: str, port: 
     if (config_path is None) == (not backends):
         raise click.UsageError("give either -c FILE or at least one --backend URL (try: fairgate serve --help)")
     try:
-        config = _load(config_path) if config_path is not None else config_for_backends(list(backends), host, port)
+        if config_path is not None:
+            config = _load(config_path)
+        else:
+            config = config_for_backends(list(backends), host, port, admin_port)
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(BAD_CONFIG)

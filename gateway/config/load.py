@@ -76,7 +76,7 @@ def load_config(path: str | os.PathLike[str]) -> Config:
     return _validated(data, source)
 
 
-def config_for_backends(urls: list[str], host: str, port: int) -> Config:
+def config_for_backends(urls: list[str], host: str, port: int, admin_port: int = 9090) -> Config:
     """The configuration of a gateway without a file: one pool, and every key its own tenant.
 
     Raises ConfigError, for instance when a url is none or the port is the one of the admin listener.
@@ -85,6 +85,7 @@ def config_for_backends(urls: list[str], host: str, port: int) -> Config:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     data = {
         "listen": address,
+        "admin": f"127.0.0.1:{admin_port}",
         "open_access": True,
         "pools": [{"name": "default", "backends": [{"url": url} for url in urls]}],
     }

@@ -125,17 +125,11 @@ class Served:
 
 
 async def test_serve_in_front_of_a_backend_needs_no_file() -> None:
-    def admin_port_is_free() -> bool:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            return probe.connect_ex(("127.0.0.1", 9090)) != 0
-
     async def script(seen: Seen, peer: Peer) -> None:
         await peer.send(OK)
 
     async with Upstream(script) as upstream:
-        await until(admin_port_is_free)
-        async with running("serve", "--backend", upstream.url, "--port", "0") as command:
+        async with running("serve", "--backend", upstream.url, "--port", "0", "--admin-port", "0") as command:
             url = (await command.says(r"serving on (http://127\.0\.0\.1:\d+)"))[1]
             await command.says("open access: any key is accepted, each distinct key is its own tenant of equal weight")
             async with aiohttp.ClientSession() as http:
