@@ -22,7 +22,7 @@ from gateway.config.model import Config
 from policies.base import Request, ServiceTokens
 from policies.engine import AdmissionEngine
 
-WAIT_S = 5.0
+WAIT_S = 20.0
 MODEL = "simulated"
 
 SMALL = EngineProfile(
