@@ -75,6 +75,7 @@ class Pipeline:
             responder.respond(error.status, _error_headers(error, request), error.body(way.dialect))
         except Exception:
             logger.exception("request %s: fault in the gateway", request.id)
+            self._ended(record, Outcome.FAILED, Reason.INTERNAL_ERROR.value)
             if responder.started:
                 responder.abort()
                 return
