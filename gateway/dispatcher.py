@@ -15,7 +15,7 @@ from typing import Protocol
 
 from policies.base import Request, ServiceTokens
 from policies.capacity import Gauges
-from policies.engine import AdmissionEngine, Decision, Dispatch, Failure, Refusal
+from policies.engine import AdmissionEngine, Decision, Dispatch, Failure, Reject
 
 __all__ = ["Admitted", "Dispatcher"]
 
@@ -30,7 +30,7 @@ class Admitted(Protocol):
 
     def dispatched(self, backend: str) -> None: ...
 
-    def refused(self, reason: Refusal, retry_after_s: float) -> None: ...
+    def refused(self, decision: Reject) -> None: ...
 
 
 class Dispatcher:
@@ -112,7 +112,7 @@ class Dispatcher:
         else:
             exchange = self._exchanges.pop(decision.id, None)
             if exchange is not None:
-                exchange.refused(decision.reason, decision.retry_after_s)
+                exchange.refused(decision)
 
     def _arm(self) -> None:
         wakeup_s = self.engine.next_wakeup()

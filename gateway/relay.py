@@ -27,8 +27,8 @@ from gateway.http.responder import Responder
 from gateway.payload import Payload
 from gateway.routes import Route
 from gateway.telemetry.record import Outcome, Record
-from policies.base import Request, ServiceTokens
-from policies.engine import Failure, Refusal
+from policies.base import Refusal, Request, ServiceTokens
+from policies.engine import Failure, Reject
 
 if TYPE_CHECKING:
     from gateway.pool import Backend, Pool
@@ -43,6 +43,7 @@ _REASON_OF_REFUSAL = {
     Refusal.QUEUE_FULL: (Reason.QUEUE_FULL, "too many of your requests are waiting for this model; slow down"),
     Refusal.QUEUE_TIMEOUT: (Reason.QUEUE_TIMEOUT, "no engine could take this request in time"),
     Refusal.NO_BACKEND: (Reason.NO_BACKEND, "no engine that serves this model is in service"),
+    Refusal.RATE_LIMITED: (Reason.RATE_LIMITED, "you are beyond your limit of requests; try again later"),
     Refusal.BACKEND_FAILED: (Reason.BACKEND_FAILED, "the engines that serve this model could not be reached"),
 }
 
@@ -101,10 +102,10 @@ class Exchange:
         self.record.dispatched(backend, time.monotonic())
         self._call = target.upstream.send(b"".join((self._upstream_head, target.head_end)), self._payload.body, self)
 
-    def refused(self, reason: Refusal, retry_after_s: float) -> None:
-        code, message = _REASON_OF_REFUSAL[reason]
-        self._end(Outcome.REFUSED, reason.value)
-        self._respond_error(ApiError(code, message, retry_after_s=retry_after_s))
+    def refused(self, decision: Reject) -> None:
+        code, message = _REASON_OF_REFUSAL[decision.reason]
+        self._end(Outcome.REFUSED, decision.reason.value)
+        self._respond_error(ApiError(code, message, retry_after_s=decision.retry_after_s))
 
     def give_up(self, error: ApiError) -> None:
         """The gateway stops: end this one now, wherever it is."""

@@ -20,9 +20,12 @@ P9  The service bound that the policy's docstring states holds on every trace.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-__all__ = ["ClusterView", "Flow", "Policy", "Request", "Selection", "ServiceTokens"]
+__all__ = [
+    "ClusterView", "Flow", "Limit", "Policy", "Pressure", "Refusal", "Refused", "Request", "Selection", "ServiceTokens",
+]  # fmt: skip
 
 
 class Flow(NamedTuple):
@@ -48,6 +51,9 @@ class Request:
         output_tokens_reserved: cautious output, a high quantile of its like; what the ledger holds. Set by the engine.
         charged: service charged to its flow so far, in the policy's own unit; written by the policy only.
         attempts: dispatches that ended in a refusal or a failed connection.
+        system_tokens: those of the prompt that are the app's own instructions.
+        stage: its place among the calls of its interaction, from 1.
+        prefix: chained hashes of the blocks of its prompt, the first one first; empty where nobody asks for them.
     """
 
     id: str
@@ -64,6 +70,9 @@ class Request:
     output_tokens_reserved: int = 0
     charged: float = 0.0
     attempts: int = 0
+    system_tokens: int = 0
+    stage: int = 1
+    prefix: tuple[int, ...] = ()
     blocked_at: int = -1
     """Version of the room at which it was last found not to fit; lets an unchanged answer cost O(1)."""
 
@@ -88,8 +97,49 @@ class Selection(NamedTuple):
     backend: str
 
 
+class Refusal(StrEnum):
+    """Why is a request not served?"""
+
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    NO_BACKEND = "no_backend"
+    BACKEND_FAILED = "backend_failed"
+    RATE_LIMITED = "rate_limited"
+    """Beyond a limit of its own."""
+
+
+class Limit(NamedTuple):
+    """A limit that counts over a window, and where its caller stands."""
+
+    name: str
+    limit: int
+    remaining: int
+    reset_s: float
+    """Until the window has room again."""
+
+
+class Refused(NamedTuple):
+    """A request that may not wait, and what its caller may do about it."""
+
+    reason: Refusal
+    retry_after_s: float
+    limit: Limit | None = None
+
+
+class Pressure(NamedTuple):
+    """Is the pool overloaded, measured by its KV caches and never by a request rate?"""
+
+    overloaded: bool
+    reason: str
+    drain_s: float
+    """How long what waits takes at the measured rate of dispatch."""
+
+
 class Policy(Protocol):
     """Which request is served next, and where?"""
+
+    def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
+        """May an arriving request not be queued? None: it may. Changes nothing: what is queued is counted by `push`."""
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         """Queue it; `front` puts a request that a backend refused back at the head of its flow.

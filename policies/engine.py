@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from policies.base import Policy, Request, ServiceTokens
+from policies.base import Limit, Policy, Pressure, Refusal, Request, ServiceTokens
 from policies.capacity import BackendLedger, CapacitySettings, Gauges, Lease, Obstacle
-from policies.lengths import OutputLengths
+from policies.lengths import OutputLengths, OutputPredictor
 from policies.shares import Shares
 from policies.waiting import QueueLimits, WaitingRoom
 
@@ -27,15 +27,6 @@ __all__ = ["AdmissionEngine", "Decision", "Dispatch", "Failure", "QueueLimits", 
 
 CHARGING_INTERVAL_S = 0.01
 """Streamed tokens reach the counters in batches this far apart, so that a token costs almost nothing."""
-
-
-class Refusal(StrEnum):
-    """Why is a request not served?"""
-
-    QUEUE_FULL = "queue_full"
-    QUEUE_TIMEOUT = "queue_timeout"
-    NO_BACKEND = "no_backend"
-    BACKEND_FAILED = "backend_failed"
 
 
 class Failure(StrEnum):
@@ -58,6 +49,8 @@ class Reject(NamedTuple):
     id: str
     reason: Refusal
     retry_after_s: float
+    limit: Limit | None = None
+    """The limit that it is beyond, if that is why."""
 
 
 Decision = Dispatch | Reject
@@ -67,12 +60,19 @@ NOTHING: Sequence[Decision] = ()
 class AdmissionEngine:
     """One pool's queue, its backends' ledgers, and the policy that orders it."""
 
-    def __init__(self, policy: Policy, *, limits: QueueLimits | None = None, capacity: CapacitySettings | None = None):
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        limits: QueueLimits | None = None,
+        capacity: CapacitySettings | None = None,
+        lengths: OutputPredictor | None = None,
+    ):
         self.policy = policy
         self.limits = limits or QueueLimits()
         self.capacity = capacity or CapacitySettings()
         self.backends: dict[str, BackendLedger] = {}
-        self.lengths = OutputLengths()
+        self.lengths = lengths if lengths is not None else OutputLengths()
         self.obstacle: Obstacle | None = None
         """What the head of the queue waits for; None when nothing waits."""
         self._shares = Shares()
@@ -158,6 +158,9 @@ class AdmissionEngine:
         self._now = now
         if not any(ledger.healthy for ledger in self.backends.values()):
             return (Reject(request.id, Refusal.NO_BACKEND, 5.0),)
+        refused = self.policy.refusal(request, now, self._pressure())
+        if refused is not None:
+            return (Reject(request.id, *refused),)
         victims = self._waiting.giving_way(request)
         if victims is None:
             return (Reject(request.id, Refusal.QUEUE_FULL, self._drain_estimate_s()),)
@@ -189,7 +192,7 @@ class AdmissionEngine:
         """A dispatched request is complete, and this is what it took."""
         lease = self._leases[request_id]
         lease.output_tokens = service.output
-        self.lengths.learn(lease.request.flow, service.output)
+        self.lengths.learn(lease.request, service.output)
         if not lease.request.streamed:
             self.backends[lease.backend].answered(lease, now)
         self._end(lease, service, now)
@@ -309,8 +312,8 @@ class AdmissionEngine:
     # --- the queue ---
 
     def _enqueue(self, request: Request, now: float, *, front: bool) -> None:
-        request.output_tokens_expected = self.lengths.expected(request.flow, request.output_tokens_max)
-        request.output_tokens_reserved = self.lengths.reserved(request.flow, request.output_tokens_max)
+        request.output_tokens_expected = self.lengths.expected(request)
+        request.output_tokens_reserved = self.lengths.reserved(request)
         request.blocked_at = -1
         self._waiting.add(request, front=front)
         self.policy.push(request, now, front=front)
@@ -324,6 +327,9 @@ class AdmissionEngine:
         while (request := self._waiting.expired(now)) is not None:
             self._withdraw(request, now)
             decisions.append(Reject(request.id, Refusal.QUEUE_TIMEOUT, self._drain_estimate_s()))
+
+    def _pressure(self) -> Pressure:
+        return Pressure(False, "", self._drain_estimate_s())
 
     def _drain_estimate_s(self) -> float:
         """How long what waits takes at the measured rate of dispatch; within a minute, so that clients do come back."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from policies.base import ClusterView, Flow, Request, Selection, ServiceTokens
+from policies.base import ClusterView, Flow, Pressure, Refused, Request, Selection, ServiceTokens
 
 __all__ = ["Fcfs"]
 
@@ -14,6 +14,9 @@ class Fcfs:
 
     def __init__(self) -> None:
         self._queue: OrderedDict[str, Request] = OrderedDict()
+
+    def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
+        return None
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         self._queue[request.id] = request

@@ -8,15 +8,29 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
+from typing import Protocol
 
-from policies.base import Flow
+from policies.base import Request
 
-__all__ = ["OutputLengths"]
+__all__ = ["OutputLengths", "OutputPredictor"]
 
 WINDOW = 64
 """Answers remembered per population: old habits fade after this many."""
 ENOUGH = 8
 """Answers before a population speaks for itself rather than through the wider one."""
+
+
+class OutputPredictor(Protocol):
+    """How long will the answer to this request be, in tokens over all its sequences?"""
+
+    def expected(self, request: Request) -> float:
+        """Its mean: what is charged ahead."""
+
+    def reserved(self, request: Request) -> int:
+        """A cautious length: what of the KV cache is held for it."""
+
+    def learn(self, request: Request, output_tokens: int) -> None:
+        """It ended by itself after this many tokens."""
 
 
 class _Population:
@@ -55,27 +69,26 @@ class OutputLengths:
         self._everybody = _Population()
         self._populations: OrderedDict[tuple[str, str], _Population] = OrderedDict()
 
-    def _population(self, flow: Flow) -> _Population | None:
-        own = self._populations.get((flow.tenant, flow.app))
+    def _population(self, request: Request) -> _Population | None:
+        own = self._populations.get(request.flow[:2])
         if own is not None and len(own.arrivals) >= ENOUGH:
             return own
         return self._everybody if len(self._everybody.arrivals) >= ENOUGH else None
 
-    def expected(self, flow: Flow, output_tokens_max: int) -> float:
+    def expected(self, request: Request) -> float:
         """Mean output tokens, at most what the request allows."""
-        population = self._population(flow)
+        population = self._population(request)
         mean = population.mean if population else float(self._unknown_tokens)
-        return min(mean, float(output_tokens_max))
+        return min(mean, float(request.output_tokens_max))
 
-    def reserved(self, flow: Flow, output_tokens_max: int) -> int:
+    def reserved(self, request: Request) -> int:
         """Output tokens that nine of ten such answers stay within, at most what the request allows."""
-        population = self._population(flow)
+        population = self._population(request)
         cautious = population.quantile(self._quantile) if population else self._unknown_tokens
-        return min(cautious, output_tokens_max)
+        return min(cautious, request.output_tokens_max)
 
-    def learn(self, flow: Flow, output_tokens: int) -> None:
-        """One answer of this flow ended by itself after this many tokens."""
-        key = (flow.tenant, flow.app)
+    def learn(self, request: Request, output_tokens: int) -> None:
+        key = request.flow[:2]
         population = self._populations.get(key)
         if population is None:
             population = self._populations[key] = _Population()

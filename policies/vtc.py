@@ -19,7 +19,7 @@ not charged yet adds what the engine generates within one charging interval.
 from __future__ import annotations
 
 from policies.backlog import Backlog
-from policies.base import ClusterView, Flow, Request, Selection, ServiceTokens
+from policies.base import ClusterView, Flow, Pressure, Refused, Request, Selection, ServiceTokens
 from policies.cost import Cost, LinearCost
 
 __all__ = ["Vtc"]
@@ -32,6 +32,9 @@ class Vtc:
         self._cost = cost if cost is not None else LinearCost()
         self._predict_output = predict_output
         self._backlog = Backlog(flows_max=flows_max)
+
+    def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
+        return None
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         self._backlog.push(request, front=front)

@@ -32,6 +32,7 @@ class Reason(StrEnum):
     BODY_TOO_LARGE = "body_too_large"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
+    RATE_LIMITED = "rate_limited"
     NO_BACKEND = "no_backend"
     DRAINING = "draining"
     BACKEND_FAILED = "backend_failed"
@@ -65,6 +66,7 @@ _FORMS: dict[Reason, _Form] = {
     Reason.CONTEXT_LENGTH_EXCEEDED: _Form(400, _CALLER),
     Reason.BODY_TOO_LARGE: _Form(413, _CALLER),
     Reason.QUEUE_FULL: _Form(429, "rate_limit_error"),
+    Reason.RATE_LIMITED: _Form(429, "rate_limit_error"),
     Reason.QUEUE_TIMEOUT: _Form(503, _SERVER),
     Reason.NO_BACKEND: _Form(503, _SERVER),
     Reason.DRAINING: _Form(503, _SERVER),

@@ -94,7 +94,7 @@ async def _answers_before_the_light_one(start: Starter, policy: str) -> tuple[in
     async with simulated() as sim, start(sim.url, tenants=tenants(heavy=1, light=1), policy=policy) as live:
         load = Load(live)
         load.flood("heavy", 100)
-        await until(lambda: load.answers >= 20)
+        await until(lambda: load.answers >= 20 and live.engine.queued > 80)
         queued, before = live.engine.queued, load.answers
         light = await live.ask("/v1/chat/completions", chat(max_tokens=2, ignore_eos=True), key="key-of-light")
         waited = load.answers - before

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from policies.base import Request, ServiceTokens
+from policies.base import Refusal, Request, ServiceTokens
 from policies.capacity import CapacitySettings, Gauges
-from policies.engine import AdmissionEngine, Decision, Dispatch, Failure, QueueLimits, Refusal, Reject
+from policies.engine import AdmissionEngine, Decision, Dispatch, Failure, QueueLimits, Reject
 from policies.registry import POLICIES, PolicyParams
 from policies.vtc import Vtc
 from tests.policies.making import make_request

@@ -5,28 +5,34 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.base import Flow
+from policies.base import Request
 from policies.lengths import ENOUGH, WINDOW, OutputLengths
+from tests.policies.making import make_request
 
-CHAT, BATCH = Flow("t", "chat"), Flow("t", "batch")
+
+def of(app: str, output_max: int = 10_000) -> Request:
+    return make_request(app=app, output_max=output_max)
+
+
+CHAT, BATCH = of("chat"), of("batch")
 
 
 def test_nothing_known_is_the_configured_guess_within_the_limit_of_the_request() -> None:
     lengths = OutputLengths(unknown_tokens=256)
-    assert (lengths.expected(CHAT, 1000), lengths.reserved(CHAT, 1000)) == (256.0, 256)
-    assert (lengths.expected(CHAT, 10), lengths.reserved(CHAT, 10)) == (10.0, 10)
+    assert (lengths.expected(of("chat", 1000)), lengths.reserved(of("chat", 1000))) == (256.0, 256)
+    assert (lengths.expected(of("chat", 10)), lengths.reserved(of("chat", 10))) == (10.0, 10)
 
 
 def test_the_pool_speaks_for_a_newcomer_and_each_app_for_itself() -> None:
     lengths = OutputLengths()
     for _ in range(ENOUGH):
         lengths.learn(CHAT, 100)
-    assert lengths.reserved(BATCH, 1000) == 100
+    assert lengths.reserved(BATCH) == 100
     for _ in range(ENOUGH - 1):
         lengths.learn(BATCH, 20)
-    assert lengths.reserved(BATCH, 1000) == 100
+    assert lengths.reserved(BATCH) == 100
     lengths.learn(BATCH, 20)
-    assert (lengths.reserved(BATCH, 1000), lengths.reserved(CHAT, 1000)) == (20, 100)
+    assert (lengths.reserved(BATCH), lengths.reserved(CHAT)) == (20, 100)
 
 
 @settings(max_examples=100, deadline=None)
@@ -36,7 +42,7 @@ def test_the_reserve_covers_nine_of_ten_of_the_last_answers(answers: list[int]) 
     for answer in answers:
         lengths.learn(CHAT, answer)
     last = answers[-WINDOW:]
-    reserved = lengths.reserved(CHAT, 10_000)
+    reserved = lengths.reserved(CHAT)
     assert reserved in last
     assert sum(answer <= reserved for answer in last) >= 0.9 * len(last)
     assert sum(answer < reserved for answer in last) <= 0.9 * len(last)
@@ -50,7 +56,7 @@ def test_the_mean_is_the_moving_average_of_the_paper(answers: list[int]) -> None
     for answer in answers:
         mean = (4 * mean + answer) / 5
         lengths.learn(CHAT, answer)
-    assert abs(lengths.expected(CHAT, 10_000) - mean) < 1e-6
+    assert abs(lengths.expected(CHAT) - mean) < 1e-6
 
 
 def test_populations_are_bounded_and_the_least_recently_used_goes_first() -> None:
@@ -58,9 +64,9 @@ def test_populations_are_bounded_and_the_least_recently_used_goes_first() -> Non
     for _ in range(ENOUGH):
         lengths.learn(CHAT, 7)
     for number in range(2):
-        lengths.learn(Flow("t", f"app{number}"), 500)
+        lengths.learn(of(f"app{number}"), 500)
     lengths.learn(CHAT, 7)
     for number in range(2, 4):
-        lengths.learn(Flow("t", f"app{number}"), 500)
+        lengths.learn(of(f"app{number}"), 500)
     assert len(lengths._populations) == 3
-    assert lengths.reserved(CHAT, 1000) == 7
+    assert lengths.reserved(CHAT) == 7
