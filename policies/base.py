@@ -24,7 +24,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 __all__ = [
-    "ClusterView", "Flow", "Limit", "Policy", "Pressure", "Refusal", "Refused", "Request", "Selection", "ServiceTokens",
+    "NO_CLAIM", "Claim", "ClusterView", "Flow", "Limit", "Policy", "Pressure", "Refusal", "Refused", "Request", "Selection", "ServiceTokens",
 ]  # fmt: skip
 
 
@@ -34,6 +34,24 @@ class Flow(NamedTuple):
     tenant: str
     app: str = ""
     user: str = ""
+
+
+class Claim(NamedTuple):
+    """What does a request say, or let see, of the interaction it belongs to?"""
+
+    id: str = ""
+    """Name of the interaction, given by the client or derived from the question it answers; "" if there is none."""
+    stage: int | None = None
+    """Its place among the calls of the interaction, from 1; None: not said."""
+    begins: bool | None = None
+    """True: a new question. False: it goes on with one (a tool's result). None: its content does not tell."""
+    ends: bool = False
+    """The client says that no call of this interaction follows."""
+    extends: tuple[int, ...] = ()
+    """Chained hashes of a raw prompt's blocks: an earlier prompt of the same flow that it extends is the same one."""
+
+
+NO_CLAIM = Claim()
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +70,8 @@ class Request:
         charged: service charged to its flow so far, in the policy's own unit; written by the policy only.
         attempts: dispatches that ended in a refusal or a failed connection.
         system_tokens: those of the prompt that are the app's own instructions.
-        stage: its place among the calls of its interaction, from 1.
+        claim: what it says of its interaction.
+        stage: its place among the calls of its interaction, from 1; set when the interaction is found.
         prefix: chained hashes of the blocks of its prompt, the first one first; empty where nobody asks for them.
     """
 
@@ -71,6 +90,7 @@ class Request:
     charged: float = 0.0
     attempts: int = 0
     system_tokens: int = 0
+    claim: Claim = NO_CLAIM
     stage: int = 1
     prefix: tuple[int, ...] = ()
     blocked_at: int = -1
