@@ -24,8 +24,19 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 __all__ = [
-    "NO_CLAIM", "Claim", "ClusterView", "Flow", "Limit", "Policy", "Pressure", "Refusal", "Refused", "Request", "Selection", "ServiceTokens",
-]  # fmt: skip
+    "NO_CLAIM",
+    "Claim",
+    "ClusterView",
+    "Flow",
+    "Limit",
+    "Policy",
+    "Pressure",
+    "Refusal",
+    "Refused",
+    "Request",
+    "Selection",
+    "ServiceTokens",
+]
 
 
 class Flow(NamedTuple):
