@@ -9,6 +9,7 @@ which nothing of ours runs may always be probed.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,9 +28,12 @@ PREFILL_TOKENS_MAX = 262_144
 KV_IS_SHORT = 0.7
 """Above this occupancy a waiting request may wait for KV, and says nothing of the number of slots."""
 LOOK_AGAIN_S = 0.01
-KV_IS_LOW = 0.8
+KV_IS_LOW = 0.9
 """A cache that never gets fuller than this while requests wait for it is reserved too cautiously."""
 CAUTION_MIN = 0.2
+ENDED_MAX = 1024
+FORECAST_S_PER_LEASE = 0.0004
+"""A forecast is used for so long for each request in it: a fuller engine changes less with each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +81,17 @@ class Lease:
     def output_each(self) -> float:
         return self.output_tokens / self.request.sequences
 
-    def growth_tokens(self) -> float:
-        """Output that each of its sequences is still expected to add."""
-        request = self.request
+    def growth_tokens(self, caution: float = 1.0) -> float:
+        """Output that each of its sequences is still expected to add, with so much of the reserve believed."""
         done = self.output_each()
-        cap = request.output_tokens_max / request.sequences
+        cap = self.request.output_tokens_max / self.request.sequences
         # An answer longer than its reserve is expected to go on for a quarter of what it has taken.
-        reserve = max(request.output_tokens_reserved / request.sequences, done * 1.25)
-        return max(0.0, min(reserve, cap) - done)
+        return max(0.0, min(max(believed_output(self.request, caution), done * 1.25), cap) - done)
+
+
+def believed_output(request: Request, caution: float) -> float:
+    """Output of each of its sequences, among many: it may be less than the cautious length, but not than the mean."""
+    return max(request.output_tokens_expected, caution * request.output_tokens_reserved) / request.sequences
 
 
 class BackendLedger:
@@ -115,6 +122,8 @@ class BackendLedger:
         self._kv_capacity_tokens: int | None = None
         self._block_size = 16
         self._foreign_tokens = 0.0
+        self._ended: deque[tuple[float, float]] = deque(maxlen=ENDED_MAX)
+        """When requests ended since the last scrape, and the tokens they held: an older page still counts them."""
         self._prompt_share = 1.0
         self._caution = 1.0
         self._kv_limited = False
@@ -123,6 +132,7 @@ class BackendLedger:
         self._lifetime_ends_s = 0.0
         self._spare_tokens = 0.0
         self._forecast: KvForecast | None = None
+        self._forecast_s = 0.0
         self._closed_until_s = 0.0
         self._backoff_s = 0.0
         self._first_token_s = 0.05
@@ -160,7 +170,7 @@ class BackendLedger:
         if self._starting and self._starting_tokens + request.prompt_tokens > prefill_limit:
             self._prefill_limited = True
             return "prefill"
-        if self._kv_fits(request, keep_headroom=keep, paced=paced):
+        if self._kv_fits(request, now, keep_headroom=keep, paced=paced):
             return None
         self._kv_limited = True
         return "kv"
@@ -211,7 +221,7 @@ class BackendLedger:
         """KV tokens of a request at its largest, half-filled blocks included."""
         return request.prompt_tokens + request.output_tokens_reserved + request.sequences * self._block_size / 2
 
-    def _kv_fits(self, request: Request, *, keep_headroom: bool, paced: bool) -> bool:
+    def _kv_fits(self, request: Request, now: float, *, keep_headroom: bool, paced: bool) -> bool:
         capacity = self._kv_capacity_tokens
         if capacity is None:
             return True
@@ -225,21 +235,23 @@ class BackendLedger:
         paced = paced and held_tokens * self._slots.count > limit * (self._sequences + request.sequences)
         if fits_whole and not paced:
             return True
-        if self._forecast is None:
-            self._forecast = KvForecast([self._growing(lease) for lease in self.leases.values()])
-        grows = self._caution * request.output_tokens_reserved / request.sequences
+        if self._forecast is None or not 0 <= now - self._forecast_s < FORECAST_S_PER_LEASE * len(self.leases):
+            self._forecast = KvForecast([self._growing(lease, now) for lease in self.leases.values()])
+            self._forecast_s = now
+        grows = believed_output(request, self._caution)
         held = request.prompt_tokens + request.sequences * self._block_size / 2
-        candidate = Growing(grows, held, request.sequences, grows)
+        candidate = Growing(grows, held, request.sequences, grows, 0.0)
         if paced and not self._forecast.is_level_with(candidate, limit):
             return False
-        return fits_whole or self._forecast.peak_with(candidate) <= limit
+        return fits_whole or self._forecast.peak_with(candidate, self._first_token_s / self._token_s) <= limit
 
-    def _growing(self, lease: Lease) -> Growing:
-        request = lease.request
+    def _growing(self, lease: Lease, now: float) -> Growing:
+        request, done = lease.request, lease.output_each()
         prompt = request.prompt_tokens * (self._prompt_share if lease.started_s is not None else 1.0)
         held = prompt + lease.output_tokens + request.sequences * self._block_size / 2
-        grows = self._caution * lease.growth_tokens()
-        return Growing(grows, held, request.sequences, grows + lease.output_each())
+        grows = lease.growth_tokens(self._caution)
+        starting_s = (now if lease.started_s is None else lease.started_s) - lease.dispatched_s
+        return Growing(grows, held, request.sequences, grows + done, done + starting_s / self._token_s)
 
     # --- what happens ---
 
@@ -295,6 +307,8 @@ class BackendLedger:
         self._held_tokens -= lease.held_tokens
         if not self.leases:
             self._slots.emptied()
+        if lease.started_s is not None:
+            self._ended.append((now, request.prompt_tokens + lease.output_tokens))
         self._forecast = None
         self._lifetime_s += 0.1 * (now - lease.dispatched_s - self._lifetime_s)
         if lease.started_s is not None and lease.output_each() >= 1:
@@ -330,7 +344,9 @@ class BackendLedger:
             self._infer_starts(gauges, now)
             self._adapt(gauges, before)
         if gauges.kv_usage is not None and self._kv_capacity_tokens is not None:
-            self._correct_kv(gauges.kv_usage * self._kv_capacity_tokens)
+            held_then = sum(tokens for ended_s, tokens in self._ended if ended_s >= gauges.taken_s)
+            self._correct_kv(gauges.kv_usage * self._kv_capacity_tokens - held_then)
+        self._ended.clear()
         self._forecast = None
 
     def unseen(self, now: float) -> None:

@@ -7,13 +7,18 @@ its peak is at one of the ends (the form of LightLLM's admission check).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import NamedTuple
 
 __all__ = ["Growing", "KvForecast"]
 
 
-BURST = 0.18
-"""Share of a request's life for which starts may run ahead of an even spread."""
+AHEAD = 0.2
+"""How far starts may run ahead of an even spread, as a share of the distance between two of them."""
+TOLERATED = 0.1
+"""Share of the capacity that may be missing before starts run further ahead to fill it."""
+CATCHING_UP = 0.5
+"""How much of what is missing beyond that may start at once; the rest is spread, so that a wave halves each time."""
 
 
 class Growing(NamedTuple):
@@ -26,14 +31,12 @@ class Growing(NamedTuple):
     sequences: int
     whole: float
     """What each sequence adds from its start to its end."""
-
-    def age(self) -> float:
-        """Tokens each sequence has added: its age, in steps of the engine."""
-        return self.whole - self.grows
+    age: float
+    """Since it was dispatched, in steps of the engine."""
 
     def work(self) -> float:
         """Token-steps it takes from its start to its end."""
-        at_start = self.held - self.sequences * self.age()
+        at_start = self.held - self.sequences * (self.whole - self.grows)
         return self.whole * (at_start + self.sequences * self.whole / 2)
 
 
@@ -43,12 +46,17 @@ class KvForecast:
     def __init__(self, requests: Iterable[Growing]) -> None:
         self._latest_first = sorted(requests, reverse=True)
 
-    def peak_with(self, candidate: Growing) -> float:
-        """Largest occupancy ahead, in tokens, if the candidate starts now and nothing after it."""
+    def peak_with(self, candidate: Growing, delay: float = 0.0) -> float:
+        """Largest occupancy ahead, in tokens, if the candidate starts in `delay` steps and nothing after it.
+
+        What ends until then makes room for it.
+        """
         peak = held = 0.0
         sequences = 0
         is_counted = False
         for request in self._latest_first:
+            if request.grows < delay:
+                break
             if not is_counted and candidate.grows >= request.grows:
                 is_counted = True
                 held, sequences = held + candidate.held, sequences + candidate.sequences
@@ -65,12 +73,15 @@ class KvForecast:
         Requests that start together end together: the cache is half empty at the start of such a wave and full at its
         end, and the next wave starts as one. Evenly spread, the same cache holds more at any time. A full cache gets
         through `capacity_tokens` token-steps a step, so within the last so many steps no more work may have been
-        started than that, but for a burst of a part of the candidate's own length.
+        started than that, but for the candidate itself and, in a cache that has become empty, for part of what is
+        missing.
         """
-        allowed = candidate.whole * BURST
         work = candidate.work()
-        for request in sorted(self._latest_first, key=Growing.age):
-            if work > capacity_tokens * (request.age() + allowed):
+        level = sum(request.work() / max(request.whole, 1.0) for request in self._latest_first) / capacity_tokens
+        missing = max(0.0, 1.0 - TOLERATED - level)
+        ahead = work / capacity_tokens * (1.0 + AHEAD) + candidate.whole * CATCHING_UP * missing
+        for request in sorted(self._latest_first, key=attrgetter("age")):
+            if work > capacity_tokens * (request.age + ahead):
                 return False
             work += request.work()
         return True

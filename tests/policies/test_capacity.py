@@ -166,10 +166,10 @@ def test_kv_is_kept_below_the_ceiling_with_room_for_a_request_of_those_below_the
         ledger = BackendLedger("b", SETTINGS, max_num_seqs=1000)
         ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
         for _ in range(30):
-            ledger.remove(start(ledger, make_request(prompt=92), spare=True), 0.0)
+            ledger.remove(start(ledger, make_request(prompt=42, reserved=50), spare=True), 0.0)
         number = 0
-        while obstacle(ledger, make_request(prompt=92), spare=spare, absent=True) is None:
-            start(ledger, make_request(prompt=92))
+        while obstacle(ledger, make_request(prompt=42, reserved=50), spare=spare, absent=True) is None:
+            start(ledger, make_request(prompt=42, reserved=50))
             number += 1
         return number
 
@@ -199,12 +199,23 @@ def test_room_to_grow_is_believed_less_while_the_cache_stays_empty_and_more_afte
 
 def test_kv_that_others_use_is_not_ours() -> None:
     ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
-    start(ledger, make_request(prompt=92))
+    start(ledger, make_request(prompt=82, reserved=10))
     for second in range(20):
-        ledger.observe(Gauges(float(second), kv_usage=0.6, kv_capacity_tokens=1000, block_size=16), float(second))
+        ledger.observe(Gauges(float(second), kv_usage=0.59, kv_capacity_tokens=1000, block_size=16), float(second))
     assert obstacle(ledger, make_request(prompt=392), now=20.0) == "kv"
     assert obstacle(ledger, make_request(prompt=292), now=20.0) is None
     assert ledger.kv_fraction() == pytest.approx(0.6, abs=0.01)
+
+
+def test_what_ended_while_a_page_was_under_way_is_nobody_else_s() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    gone, stays = (start(ledger, make_request(prompt=392)) for _ in range(2))
+    ledger.remove(gone, 1.5)
+    ledger.observe(Gauges(1.0, kv_usage=0.8, kv_capacity_tokens=1000, block_size=16), 2.0)
+    assert ledger.kv_fraction() == pytest.approx(0.4, abs=0.01)
+    ledger.observe(Gauges(2.0, kv_usage=0.8, kv_capacity_tokens=1000, block_size=16), 3.0)
+    assert ledger.kv_fraction() > 0.5, "a page from after its end does not count it"
+    assert stays.request.id in ledger.leases
 
 
 @settings(max_examples=200, deadline=None)
@@ -215,24 +226,28 @@ def test_kv_that_others_use_is_not_ours() -> None:
     prompt=st.integers(1, 300),
     grows=st.integers(0, 80),
     sequences=st.integers(1, 3),
+    delay=st.integers(0, 20),
 )
 def test_the_peak_is_that_of_growing_everything_token_by_token(
-    leases: list[tuple[int, int, int, int]], prompt: int, grows: int, sequences: int
+    leases: list[tuple[int, int, int, int]], prompt: int, grows: int, sequences: int, delay: int
 ) -> None:
-    candidate = Growing(float(grows), float(prompt), sequences, float(grows))
-    others = [Growing(float(more), float(held + done * n), n, float(more + done)) for held, more, done, n in leases]
-    everybody = [candidate, *others]
+    candidate = Growing(float(grows), float(prompt), sequences, float(grows), 0.0)
+    others = [
+        Growing(float(more), float(held + done * n), n, float(more + done), float(done))
+        for held, more, done, n in leases
+    ]
+    everybody = [candidate, *(other for other in others if other.grows >= delay)]
     moments = range(142)
     expected = max(
         sum(each.held + moment * each.sequences for each in everybody if each.grows >= moment) for moment in moments
     )
-    assert KvForecast(others).peak_with(candidate) == pytest.approx(expected)
+    assert KvForecast(others).peak_with(candidate, delay) == pytest.approx(expected)
 
 
 def test_starts_are_level_when_spread_and_not_when_together() -> None:
     capacity = 20 * 390.0
-    fresh = Growing(200.0, 290.0, 1, 200.0)
-    spread = [Growing(200.0 - 10 * step, 290.0 + 10 * step, 1, 200.0) for step in range(1, 19)]
+    fresh = Growing(200.0, 290.0, 1, 200.0, 0.0)
+    spread = [Growing(200.0 - 10 * step, 290.0 + 10 * step, 1, 200.0, 10.0 * step) for step in range(1, 19)]
     together = [fresh] * 16
     assert KvForecast(spread).is_level_with(fresh, capacity)
     assert not KvForecast(together).is_level_with(fresh, capacity)
