@@ -21,13 +21,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from policies.interactions import Interaction
 
 __all__ = [
+    "CALM",
     "NO_CLAIM",
     "Claim",
     "ClusterView",
     "Flow",
+    "Learning",
     "Limit",
     "Policy",
     "Pressure",
@@ -59,7 +64,10 @@ class Claim(NamedTuple):
     ends: bool = False
     """The client says that no call of this interaction follows."""
     extends: tuple[int, ...] = ()
-    """Chained hashes of a raw prompt's blocks: an earlier prompt of the same flow that it extends is the same one."""
+    """Chained hashes of a raw prompt, the whole one last: an earlier prompt of the same flow whose last hash is among
+    these is of the same interaction."""
+    explicit: bool = False
+    """The client named it in so many words: then only `ends` or silence ends it, and what content shows is ignored."""
 
 
 NO_CLAIM = Claim()
@@ -78,11 +86,16 @@ class Request:
         deadline_s: when it expires if it is still queued; set by the engine.
         output_tokens_expected: mean output of its like; what a predicting policy charges ahead. Set by the engine.
         output_tokens_reserved: cautious output, a high quantile of its like; what the ledger holds. Set by the engine.
-        charged: service charged to its flow so far, in the policy's own unit; written by the policy only.
+        charged: service charged to its tenant so far, in the policy's own unit; written by the policy only.
+        normalised: the same as its flow was charged, in calls that are normal for the app; written by the policy only.
+        norm: service of a normal call of its app at its stage; written by the policy only.
         attempts: dispatches that ended in a refusal or a failed connection.
         system_tokens: those of the prompt that are the app's own instructions.
         claim: what it says of its interaction.
-        stage: its place among the calls of its interaction, from 1; set when the interaction is found.
+        interaction: the open one that it is a call of; None: a call of its own, or a start not admitted yet. Set by the
+            engine, as are the next two.
+        stage: its place among the calls of its interaction, from 1.
+        inside: it goes on with an open interaction that is within its caps: it is stalled, but not refused.
         prefix: chained hashes of the blocks of its prompt, the first one first; empty where nobody asks for them.
     """
 
@@ -99,21 +112,28 @@ class Request:
     output_tokens_expected: float = 0.0
     output_tokens_reserved: int = 0
     charged: float = 0.0
+    normalised: float = 0.0
+    norm: float = 1.0
     attempts: int = 0
     system_tokens: int = 0
     claim: Claim = NO_CLAIM
+    interaction: Interaction | None = None
     stage: int = 1
+    inside: bool = False
     prefix: tuple[int, ...] = ()
     blocked_at: int = -1
     """Version of the room at which it was last found not to fit; lets an unchanged answer cost O(1)."""
 
 
 class ServiceTokens(NamedTuple):
-    """What has one request received so far? `cached` of the `prompt` tokens were found in the engine's cache."""
+    """What has one request received so far?
+
+    `cached` of the `prompt` tokens were found in the engine's cache; None: the engine has not said.
+    """
 
     prompt: int
     output: int
-    cached: int = 0
+    cached: int | None = None
 
 
 class ClusterView(Protocol):
@@ -121,6 +141,12 @@ class ClusterView(Protocol):
 
     def place(self, request: Request) -> str | None:
         """Name of the backend that can start it now, or None."""
+
+    def fits(self, request: Request, backend: str) -> bool:
+        """Can this backend start it now? For a policy that chooses the backend itself."""
+
+    def loads(self) -> dict[str, int]:
+        """Requests dispatched to each backend in service, by its name."""
 
 
 class Selection(NamedTuple):
@@ -136,7 +162,11 @@ class Refusal(StrEnum):
     NO_BACKEND = "no_backend"
     BACKEND_FAILED = "backend_failed"
     RATE_LIMITED = "rate_limited"
-    """Beyond a limit of its own."""
+    """Beyond a limit of its own that holds at any time."""
+    OVER_USER_LIMIT = "over_user_limit"
+    """The KV cache is overloaded, and its user has started more than a user's limit."""
+    OVER_APP_LIMIT = "over_app_limit"
+    """The KV cache is overloaded, and its app has started more than the app's limit."""
 
 
 class Limit(NamedTuple):
@@ -164,6 +194,10 @@ class Pressure(NamedTuple):
     reason: str
     drain_s: float
     """How long what waits takes at the measured rate of dispatch."""
+
+
+CALM = Pressure(False, "", 1.0)
+"""Nothing waits."""
 
 
 class Policy(Protocol):
@@ -195,3 +229,17 @@ class Policy(Protocol):
 
     def __len__(self) -> int:
         """Requests queued."""
+
+
+@runtime_checkable
+class Learning(Protocol):
+    """A policy that learns what is normal. What it has learned can be kept across restarts."""
+
+    def learn(self, request: Request, service: ServiceTokens, now: float) -> None:
+        """An answer came whole, and took this much."""
+
+    def snapshot(self) -> dict[str, object]:
+        """What was learned, as plain data that JSON can hold."""
+
+    def restore(self, learned: object) -> None:
+        """Go on from a snapshot. ValueError if it is none; then nothing has changed."""

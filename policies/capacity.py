@@ -19,9 +19,9 @@ from policies.slots import Slots
 
 __all__ = ["BackendLedger", "CapacitySettings", "Gauges", "Lease", "Obstacle"]
 
-Obstacle = Literal["closed", "waiting", "slots", "prefill", "kv"]
+Obstacle = Literal["closed", "waiting", "slots", "prefill", "kv", "spread"]
 """Why a backend cannot start a request now: not in service; its own queue is above target; no sequence slot;
-prefill of others first; no KV."""
+prefill of others first; no KV; starts are spread to keep the KV evenly full."""
 
 PREFILL_TOKENS_MIN = 2048
 PREFILL_TOKENS_MAX = 262_144
@@ -32,6 +32,8 @@ KV_IS_LOW = 0.9
 """A cache that never gets fuller than this while requests wait for it is reserved too cautiously."""
 CAUTION_MIN = 0.2
 ENDED_MAX = 1024
+SUSTAINED_S = 0.25
+"""Requests keep coming if the last one came within this time."""
 FORECAST_S_PER_LEASE = 0.0004
 """A forecast is used for so long for each request in it: a fuller engine changes less with each."""
 
@@ -119,6 +121,7 @@ class BackendLedger:
         self._prefill_limited = False
         self._gauges: Gauges | None = None
         self._starts_since_gauges = 0
+        self._ends_since_gauges = 0
         self._kv_capacity_tokens: int | None = None
         self._block_size = 16
         self._foreign_tokens = 0.0
@@ -170,10 +173,10 @@ class BackendLedger:
         if self._starting and self._starting_tokens + request.prompt_tokens > prefill_limit:
             self._prefill_limited = True
             return "prefill"
-        if self._kv_fits(request, now, keep_headroom=keep, paced=paced):
-            return None
-        self._kv_limited = True
-        return "kv"
+        obstacle = self._kv_obstacle(request, now, keep_headroom=keep, paced=paced)
+        if obstacle is not None:
+            self._kv_limited = True
+        return obstacle
 
     def kv_fraction(self) -> float:
         """Largest KV occupancy that what is dispatched is expected to reach, of the capacity (1.0 = full).
@@ -183,6 +186,29 @@ class BackendLedger:
         if self._kv_capacity_tokens is None:
             return self._sequences / self._slots.count
         return (self._held_tokens + self._foreign_tokens) / self._kv_capacity_tokens
+
+    def occupancy(self, head: Request | None, obstacle: Obstacle | None, now: float) -> tuple[float, str]:
+        """How full is the KV cache, of its capacity, and how is that known? Measured, or else projected.
+
+        `head`: what waits for `obstacle`. If that is KV, the cache is full: it would be at its ceiling with it. While
+        starts are spread it counts as full as it would be with it. With an unknown capacity, sequence slots stand in
+        for KV while anything waits.
+        """
+        if not self.leases:
+            return 0.0, "KV cache, idle,"
+        if self._kv_capacity_tokens is None:
+            return self._sequences / self._slots.count if head is not None else 0.0, "slots, KV capacity unknown,"
+        gauges = self._gauges
+        if gauges is None or gauges.kv_usage is None or now >= gauges.taken_s + self._settings.gauge_trust_s:
+            level = self.kv_fraction(), "KV cache, projected,"
+        else:
+            level = gauges.kv_usage, "KV cache, measured,"
+        if head is None or obstacle not in ("kv", "spread"):
+            return level
+        if obstacle == "kv":
+            return max(level, (1.0, "KV cache, projected with the next request,"))
+        with_head = self.kv_fraction() + self._footprint_tokens(head) / self._kv_capacity_tokens
+        return max(level, (with_head, "KV cache, projected with the next request,"))
 
     def counts(self) -> tuple[int, int, int]:
         """(sequences dispatched, requests without a first token, slots believed)."""
@@ -209,8 +235,10 @@ class BackendLedger:
         gauges = self._gauges
         if gauges is None or gauges.waiting is None or now >= gauges.taken_s + self._settings.gauge_trust_s:
             return False
-        # First come, first served: whoever has started since then has left the engine's queue.
-        return gauges.waiting - self._starts_since_gauges > self._settings.waiting_target
+        # First come, first served: whoever has started since then has left the engine's queue, and whoever has ended
+        # has let one start.
+        left = max(self._starts_since_gauges, self._ends_since_gauges)
+        return gauges.waiting - left > self._settings.waiting_target
 
     def _has_gauges(self) -> bool:
         return self._gauges is not None and self._gauges.waiting is not None
@@ -221,10 +249,10 @@ class BackendLedger:
         """KV tokens of a request at its largest, half-filled blocks included."""
         return request.prompt_tokens + request.output_tokens_reserved + request.sequences * self._block_size / 2
 
-    def _kv_fits(self, request: Request, now: float, *, keep_headroom: bool, paced: bool) -> bool:
+    def _kv_obstacle(self, request: Request, now: float, *, keep_headroom: bool, paced: bool) -> Obstacle | None:
         capacity = self._kv_capacity_tokens
         if capacity is None:
-            return True
+            return None
         limit = capacity * self._settings.kv_ceiling - self._foreign_tokens
         if keep_headroom:
             # Room for the next request of those below their share: as large as theirs have been.
@@ -234,7 +262,7 @@ class BackendLedger:
         # Where every slot can be filled with such requests, slots are what is short, and there is nothing to spread.
         paced = paced and held_tokens * self._slots.count > limit * (self._sequences + request.sequences)
         if fits_whole and not paced:
-            return True
+            return None
         if self._forecast is None or not 0 <= now - self._forecast_s < FORECAST_S_PER_LEASE * len(self.leases):
             self._forecast = KvForecast([self._growing(lease, now) for lease in self.leases.values()])
             self._forecast_s = now
@@ -242,8 +270,10 @@ class BackendLedger:
         held = request.prompt_tokens + request.sequences * self._block_size / 2
         candidate = Growing(grows, held, request.sequences, grows, 0.0)
         if paced and not self._forecast.is_level_with(candidate, limit):
-            return False
-        return fits_whole or self._forecast.peak_with(candidate, self._first_token_s / self._token_s) <= limit
+            return "spread"
+        if fits_whole or self._forecast.peak_with(candidate, self._first_token_s / self._token_s) <= limit:
+            return None
+        return "kv"
 
     def _growing(self, lease: Lease, now: float) -> Growing:
         request, done = lease.request, lease.output_each()
@@ -303,6 +333,7 @@ class BackendLedger:
         if self._starting.pop(request.id, None) is not None:
             self._starting_tokens -= request.prompt_tokens
             self._starts_since_gauges += 1
+        self._ends_since_gauges += 1
         self._sequences -= request.sequences
         self._held_tokens -= lease.held_tokens
         if not self.leases:
@@ -331,10 +362,11 @@ class BackendLedger:
         """It refused for being full: it has as many slots as it is running."""
         self._slots.refused(self._running())
 
-    def observe(self, gauges: Gauges, now: float) -> None:
-        """It was scraped: correct the model."""
+    def observe(self, gauges: Gauges, now: float, *, arrived_s: float = float("-inf")) -> None:
+        """It was scraped: correct the model. `arrived_s`: when the last request arrived."""
         before, self._gauges = self._gauges, gauges
         self._starts_since_gauges = 0
+        self._ends_since_gauges = 0
         self._adapt_caution(gauges, before)
         if gauges.block_size:
             self._block_size = gauges.block_size
@@ -342,7 +374,7 @@ class BackendLedger:
             self._kv_capacity_tokens = gauges.kv_capacity_tokens
         if gauges.waiting is not None:
             self._infer_starts(gauges, now)
-            self._adapt(gauges, before)
+            self._adapt(gauges, before, now, is_sustained=now - arrived_s < SUSTAINED_S)
         if gauges.kv_usage is not None and self._kv_capacity_tokens is not None:
             held_then = sum(tokens for ended_s, tokens in self._ended if ended_s >= gauges.taken_s)
             self._correct_kv(gauges.kv_usage * self._kv_capacity_tokens - held_then)
@@ -372,19 +404,19 @@ class BackendLedger:
         for lease in received[: max(0, len(received) - (gauges.waiting or 0))]:
             self.started(lease, now)
 
-    def _adapt(self, gauges: Gauges, before: Gauges | None) -> None:
+    def _adapt(self, gauges: Gauges, before: Gauges | None, now: float, *, is_sustained: bool) -> None:
         """Learn the number of slots and the size of the prefill window from whether the engine holds a queue."""
-        if gauges.waiting is not None and gauges.waiting > self._settings.waiting_target:
+        running, waiting = min(gauges.running or 0, self._sequences), gauges.waiting or 0
+        if waiting > self._settings.waiting_target:
             self._prefill_tokens = max(PREFILL_TOKENS_MIN, self._prefill_tokens * 3 // 4)
             has_kv = gauges.kv_usage is None or gauges.kv_usage < KV_IS_SHORT
-            is_level = before is not None and gauges.running == before.running
-            is_ours = gauges.running is not None and gauges.running <= self._sequences
-            self._slots.engine_waits(gauges.waiting, gauges.running, is_limit=has_kv and is_level and is_ours)
-        elif gauges.waiting == 0:
-            self._slots.seen_running(min(gauges.running or 0, self._sequences))
-            self._slots.engine_is_free()
+            if has_kv and before is not None and gauges.running == before.running == running > 0:
+                self._slots.levels_off(running)
+        elif not waiting:
+            self._slots.seen_running(running)
             if self._prefill_limited:
                 self._prefill_tokens = min(PREFILL_TOKENS_MAX, self._prefill_tokens * 5 // 4)
+        self._slots.seen(running, waiting, now, lifetime_s=self._lifetime_s, is_sustained=is_sustained)
         self._prefill_limited = False
 
     def _adapt_caution(self, gauges: Gauges, before: Gauges | None) -> None:

@@ -14,51 +14,37 @@ A request is in one state at a time:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import NamedTuple
+from dataclasses import replace
 
-from policies.base import Limit, Policy, Pressure, Refusal, Request, ServiceTokens
+from policies.base import CALM, Learning, Limit, Policy, Pressure, Refusal, Request, ServiceTokens
 from policies.capacity import BackendLedger, CapacitySettings, Gauges, Lease, Obstacle
+from policies.decisions import Decision, Dispatch, Failure, Recent, Reject
+from policies.explanation import Explanation, explain_decided, explain_queued
+from policies.interactions import Interactions, Waste
+from policies.learned import fields
 from policies.lengths import OutputLengths, OutputPredictor
+from policies.overload import Overload, OverloadSettings
+from policies.quotas import Quotas
 from policies.shares import Shares
 from policies.waiting import QueueLimits, WaitingRoom
 
-__all__ = ["AdmissionEngine", "Decision", "Dispatch", "Failure", "QueueLimits", "Refusal", "Reject"]
+__all__ = ["AdmissionEngine", "Decision", "Dispatch", "Explanation", "Failure", "QueueLimits", "Refusal", "Reject"]
 
+LEARNED_VERSION = 1
 CHARGING_INTERVAL_S = 0.01
 """Streamed tokens reach the counters in batches this far apart, so that a token costs almost nothing."""
 
 
-class Failure(StrEnum):
-    """How did a dispatched request fail?"""
-
-    REFUSED = "refused"
-    """The backend has no room. Backpressure: it goes back to the queue."""
-    UNREACHED = "unreached"
-    """No answer began: it may be tried elsewhere, a bounded number of times."""
-    BROKEN = "broken"
-    """The answer broke off: what was received stays charged."""
-
-
-class Dispatch(NamedTuple):
-    id: str
-    backend: str
-
-
-class Reject(NamedTuple):
-    id: str
-    reason: Refusal
-    retry_after_s: float
-    limit: Limit | None = None
-    """The limit that it is beyond, if that is why."""
-
-
-Decision = Dispatch | Reject
 NOTHING: Sequence[Decision] = ()
+NO_SERVICE = ServiceTokens(0, 0)
 
 
 class AdmissionEngine:
-    """One pool's queue, its backends' ledgers, and the policy that orders it."""
+    """One pool's queue, its backends' ledgers, and the policy that orders it.
+
+    `interactions` and `quotas` may be shared with the engines of other pools. A clock that is set back is taken to have
+    stood still: nothing waits longer for it.
+    """
 
     def __init__(
         self,
@@ -67,6 +53,9 @@ class AdmissionEngine:
         limits: QueueLimits | None = None,
         capacity: CapacitySettings | None = None,
         lengths: OutputPredictor | None = None,
+        overload: OverloadSettings | None = None,
+        interactions: Interactions | None = None,
+        quotas: Quotas | None = None,
     ):
         self.policy = policy
         self.limits = limits or QueueLimits()
@@ -75,6 +64,12 @@ class AdmissionEngine:
         self.lengths = lengths if lengths is not None else OutputLengths()
         self.obstacle: Obstacle | None = None
         """What the head of the queue waits for; None when nothing waits."""
+        self.interactions = interactions if interactions is not None else Interactions()
+        self._quotas = quotas
+        self._learning = policy if isinstance(policy, Learning) else None
+        self._overload = Overload(overload or OverloadSettings())
+        self._recent = Recent()
+        self._blocked: Request | None = None
         self._shares = Shares()
         self._waiting = WaitingRoom(self.limits)
         self._leases: dict[str, Lease] = {}
@@ -82,8 +77,10 @@ class AdmissionEngine:
         self._charged_s = float("-inf")
         self._room = 0
         self._now = 0.0
+        self._set_back_s = 0.0
         self._dispatch_interval_s = 0.0
         self._dispatched_s = float("-inf")
+        self._arrived_s = float("-inf")
 
     def __repr__(self) -> str:
         counts = f"{len(self._waiting)} queued, {len(self._leases)} dispatched, {len(self.backends)} backends"
@@ -103,16 +100,59 @@ class AdmissionEngine:
     def dispatched(self) -> int:
         return len(self._leases)
 
+    @property
+    def wasted(self) -> dict[str, Waste]:
+        """By tenant: what was spent in interactions that were then cut."""
+        return self.interactions.wasted
+
     def received(self, request_id: str, now: float) -> ServiceTokens:
         """What is a dispatched request believed to have received? Counted if streamed, else estimated from its age."""
-        lease = self._leases[request_id]
-        if not lease.request.streamed:
-            self.backends[lease.backend].unseen(now)
-        return self._received(lease)
+        return self._received(self._leases[request_id], self._time(now))
+
+    def pressure(self, now: float) -> Pressure:
+        """Is the pool overloaded, why, and how long does what waits take?"""
+        return self._pressure(self._time(now))
+
+    def explain(self, request_id: str, now: float) -> Explanation | None:
+        """Why is it where it is? None: it is neither here nor among the last decisions. O(queue of its tenant)."""
+        now = self._time(now)
+        request, decided = self._waiting.get(request_id), self._recent.last(request_id)
+        known = request or decided
+        if known is None:
+            return None
+        flow = known.flow
+        numbers = self.policy.explain(flow, now)
+        limits = self._quotas.standing(flow.tenant, now) if self._quotas is not None else []
+        kv = {name: ledger.kv_fraction() for name, ledger in self.backends.items()}
+        if request is None:
+            assert decided is not None
+            return explain_decided(decided, limits=limits, numbers=numbers, kv=kv)
+        numbers |= {"place_in_tenant": float(self._waiting.place_of(request)), "queue": float(len(self._waiting))}
+        pressure = self._pressure(now)
+        return explain_queued(request, decided, self.obstacle, pressure, limits=limits, numbers=numbers, kv=kv)
+
+    def snapshot(self) -> dict[str, object]:
+        """What was learned that a restart should not lose, as plain data that JSON can hold."""
+        learned = self._learning.snapshot() if self._learning is not None else {}
+        return {"version": LEARNED_VERSION, "interactions": self.interactions.snapshot(), "policy": learned}
+
+    def restore(self, learned: object) -> None:
+        """Go on from a snapshot. ValueError, saying why, if it is none; then nothing has changed."""
+        version, interactions, policy = fields(learned, "version", "interactions", "policy")
+        if version != LEARNED_VERSION:
+            raise ValueError(f"version {version!r:.20}; this is version {LEARNED_VERSION}")
+        before = self.interactions.snapshot()
+        self.interactions.restore(interactions)
+        try:
+            if self._learning is not None and policy:
+                self._learning.restore(policy)
+        except ValueError:
+            self.interactions.restore(before)
+            raise
 
     def next_wakeup(self) -> float | None:
         """When must `woke` be called if nothing else happens? None: not at all."""
-        if not self._waiting:
+        if not self._waiting.requests:
             return None
         times = [self._waiting.earliest_deadline_s()]
         for ledger in self.backends.values():
@@ -122,29 +162,43 @@ class AdmissionEngine:
         eligible = self.policy.next_eligible(self._now)
         if eligible is not None:
             times.append(eligible)
-        return min(times)
+        return min(times) - self._set_back_s
 
     def place(self, request: Request) -> str | None:
         """The backend that can start it now and is least full (ClusterView)."""
         if request.blocked_at == self._room:
             return None
-        spare = self._shares.is_below(request)
-        absent = self._shares.someone_is_absent()
         best: BackendLedger | None = None
         best_load = 0.0
-        paced = self._shares.is_flooding(request)
-        for ledger in self.backends.values():
-            obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=self._now, paced=paced)
-            if obstacle is not None:
-                self.obstacle = obstacle
+        for name, ledger in self.backends.items():
+            if not self.fits(request, name):
                 continue
             load = ledger.kv_fraction()
             if best is None or load < best_load:
                 best, best_load = ledger, load
         if best is None:
             request.blocked_at = self._room
+            self._blocked = request
             return None
         return best.name
+
+    def fits(self, request: Request, backend: str) -> bool:
+        """Can this backend start it now (ClusterView)?"""
+        shares = self._shares
+        obstacle = self.backends[backend].obstacle(
+            request,
+            spare=shares.is_below(request),
+            absent=shares.someone_is_absent(),
+            now=self._now,
+            paced=shares.is_flooding(request),
+        )
+        if obstacle is not None:
+            self.obstacle = obstacle
+        return obstacle is None
+
+    def loads(self) -> dict[str, int]:
+        """Requests dispatched to each backend in service (ClusterView)."""
+        return {name: len(ledger.leases) for name, ledger in self.backends.items() if ledger.healthy}
 
     # --- events ---
 
@@ -155,21 +209,30 @@ class AdmissionEngine:
 
     def arrived(self, request: Request, now: float) -> Sequence[Decision]:
         """A request wants service. It is queued, or refused at once."""
-        self._now = now
-        if not any(ledger.healthy for ledger in self.backends.values()):
-            return (Reject(request.id, Refusal.NO_BACKEND, 5.0),)
-        refused = self.policy.refusal(request, now, self._pressure())
+        now = self._arrived_s = self._time(now)
+        self.interactions.arrived(request, now)
+        pressure = self._pressure(now) if self._waiting.requests or self._overload.active else CALM
+        for ledger in self.backends.values():
+            if ledger.healthy:
+                break
+        else:
+            return (self._reject(request, Refusal.NO_BACKEND, 5.0, now, pressure),)
+        refused = self._quotas.refusal(request, now) if self._quotas is not None else None
+        refused = refused or self.policy.refusal(request, now, pressure)
         if refused is not None:
-            return (Reject(request.id, *refused),)
+            return (self._reject(request, refused.reason, refused.retry_after_s, now, pressure, refused.limit),)
         victims = self._waiting.giving_way(request)
         if victims is None:
-            return (Reject(request.id, Refusal.QUEUE_FULL, self._drain_estimate_s()),)
+            return (self._reject(request, Refusal.QUEUE_FULL, pressure.drain_s, now, pressure),)
         decisions: list[Decision] = []
         for victim in victims:
-            decisions.append(Reject(victim.id, Refusal.QUEUE_FULL, self._drain_estimate_s()))
             self._withdraw(victim, now)
-        request.deadline_s = now + self.limits.wait_s_max
+            decisions.append(self._reject(victim, Refusal.QUEUE_FULL, pressure.drain_s, now, pressure))
+        request.deadline_s = now + (self.limits.wait_s_max_inside if request.inside else self.limits.wait_s_max)
         self._shares.seen(request, now)
+        self.interactions.admitted(request, now)
+        if self._quotas is not None:
+            self._quotas.admitted(request, now)
         self._enqueue(request, now, front=False)
         self._decide(now, decisions)
         return decisions
@@ -185,28 +248,43 @@ class AdmissionEngine:
             lease.output_tokens += output_tokens
         if lease.started_s is not None:
             return NOTHING
+        now = self._time(now)
         self.backends[lease.backend].started(lease, now)
         return self._room_changed(now)
 
-    def finished(self, request_id: str, service: ServiceTokens, now: float) -> Sequence[Decision]:
-        """A dispatched request is complete, and this is what it took."""
+    def finished(
+        self, request_id: str, service: ServiceTokens, now: float, awaits_more: bool | None = None
+    ) -> Sequence[Decision]:
+        """A dispatched request is complete, and this is what it took.
+
+        `awaits_more`: the answer asks for a tool, so its interaction goes on; False: it is a final answer; None: it is
+        not known.
+        """
+        now = self._time(now)
         lease = self._leases[request_id]
+        request = lease.request
         lease.output_tokens = service.output
-        self.lengths.learn(lease.request, service.output)
-        if not lease.request.streamed:
+        self.lengths.learn(request, service.output)
+        if self._learning is not None:
+            self._learning.learn(request, service, now)
+        if not request.streamed:
             self.backends[lease.backend].answered(lease, now)
         self._end(lease, service, now)
+        self.interactions.served(request, service, now, awaits_more)
+        if self._quotas is not None:
+            self._quotas.ended(request, service.prompt + service.output, now)
         return self._room_changed(now)
 
     def failed(
         self, request_id: str, failure: Failure, now: float, service: ServiceTokens | None = None
     ) -> Sequence[Decision]:
         """A dispatched request did not complete. `service`: what it received, where that is known."""
+        now = self._time(now)
         lease = self._leases[request_id]
         ledger = self.backends[lease.backend]
         request = lease.request
         if failure is Failure.BROKEN:
-            self._end(lease, service or self._received(lease), now)
+            self._broke_off(lease, service or self._received(lease, now), now)
             return self._room_changed(now)
         ledger.refused(now)
         if failure is Failure.REFUSED:
@@ -214,41 +292,55 @@ class AdmissionEngine:
         else:
             request.attempts += 1
         if request.attempts >= self.limits.attempts_max:
-            self._end(lease, ServiceTokens(0, 0), now)
-            return [Reject(request.id, Refusal.BACKEND_FAILED, 1.0), *self._room_changed(now)]
-        self._end(lease, ServiceTokens(0, 0), now)
+            self._broke_off(lease, NO_SERVICE, now)
+            rejected = self._reject(request, Refusal.BACKEND_FAILED, 1.0, now, CALM)
+            return [rejected, *self._room_changed(now)]
+        self._end(lease, NO_SERVICE, now)
         self._shares.seen(request, now)
         self._enqueue(request, now, front=True)
         return self._room_changed(now)
 
     def cancelled(self, request_id: str, now: float, service: ServiceTokens | None = None) -> Sequence[Decision]:
         """Its client is gone: out of the queue uncharged, or ended and charged for what it received."""
+        now = self._time(now)
         request = self._waiting.get(request_id)
         if request is not None:
             self._withdraw(request, now)
             return self._room_changed(now)
-        self._end(self._leases[request_id], service or self.received(request_id, now), now)
+        lease = self._leases[request_id]
+        self._broke_off(lease, service or self._received(lease, now), now)
         return self._room_changed(now)
 
     def backend_changed(self, name: str, change: Gauges | bool, now: float) -> Sequence[Decision]:
         """A backend was scraped (gauges), or has become healthy or unhealthy (a boolean)."""
+        now = self._time(now)
         ledger = self.backends[name]
         if isinstance(change, bool):
             ledger.healthy = change
         else:
-            ledger.observe(change, now)
+            if self._set_back_s:
+                change = replace(change, taken_s=change.taken_s + self._set_back_s)
+            ledger.observe(change, now, arrived_s=self._arrived_s)
         return self._room_changed(now)
 
     def woke(self, now: float) -> Sequence[Decision]:
         """The time that `next_wakeup` named has come."""
-        return self._room_changed(now)
+        return self._room_changed(self._time(now))
 
     # --- deciding ---
 
-    def _room_changed(self, now: float) -> Sequence[Decision]:
+    def _time(self, now: float) -> float:
+        """The time of an event by a clock that is never set back."""
+        now += self._set_back_s
+        if now < self._now:
+            self._set_back_s += self._now - now
+            return self._now
         self._now = now
+        return now
+
+    def _room_changed(self, now: float) -> Sequence[Decision]:
         self._room += 1
-        if not self._waiting:
+        if not self._waiting.requests:
             self.obstacle = None
             return NOTHING
         decisions: list[Decision] = []
@@ -260,7 +352,7 @@ class AdmissionEngine:
         """Dispatch in the policy's order for as long as the next in order fits."""
         if now - self._charged_s >= CHARGING_INTERVAL_S:
             self._charge_progress(now)
-        while self._waiting:
+        while self._waiting.requests:
             selection = self.policy.pop(now, self)
             if selection is None:
                 return
@@ -279,7 +371,24 @@ class AdmissionEngine:
             # It was waiting at the last dispatch, so the time since then is what one place in the queue takes.
             self._dispatch_interval_s += 0.05 * (now - self._dispatched_s - self._dispatch_interval_s)
         self._dispatched_s = now
-        return Dispatch(request.id, backend)
+        dispatch = Dispatch(request.id, backend)
+        self._recent.note(dispatch, request, now, CALM)
+        return dispatch
+
+    def _reject(
+        self,
+        request: Request,
+        reason: Refusal,
+        retry_after_s: float,
+        now: float,
+        pressure: Pressure,
+        limit: Limit | None = None,
+    ) -> Reject:
+        """It is not served, or not any more."""
+        self.interactions.cut(request)
+        rejected = Reject(request.id, reason, retry_after_s, limit)
+        self._recent.note(rejected, request, now, pressure)
+        return rejected
 
     def _charge_progress(self, now: float) -> None:
         """Bring counters and ledgers up to the tokens that have streamed."""
@@ -293,13 +402,16 @@ class AdmissionEngine:
             if lease.charged_tokens == lease.output_tokens or self._leases.get(request.id) is not lease:
                 continue
             lease.charged_tokens = lease.output_tokens
-            self.policy.charge(request, self._received(lease), now, final=False)
+            received = ServiceTokens(request.prompt_tokens, lease.output_tokens)
+            self.policy.charge(request, received, now, final=False)
             held = lease.held_tokens
             self.backends[lease.backend].regrown(lease)
             if lease.held_tokens != held:
                 self._shares.grew(request, lease.held_tokens - held)
 
-    def _received(self, lease: Lease) -> ServiceTokens:
+    def _received(self, lease: Lease, now: float) -> ServiceTokens:
+        if not lease.request.streamed:
+            self.backends[lease.backend].unseen(now)
         return ServiceTokens(lease.request.prompt_tokens, lease.output_tokens)
 
     def _end(self, lease: Lease, service: ServiceTokens, now: float) -> None:
@@ -308,6 +420,17 @@ class AdmissionEngine:
         self.backends[lease.backend].remove(lease, now)
         self._shares.ended(request, lease.held_tokens)
         self.policy.charge(request, service, now, final=True)
+
+    def _broke_off(self, lease: Lease, service: ServiceTokens, now: float) -> None:
+        """It ended before its answer did."""
+        self._end(lease, service, now)
+        self._gone(lease.request, service, now)
+
+    def _gone(self, request: Request, service: ServiceTokens, now: float) -> None:
+        """What was admitted is over without a whole answer."""
+        self.interactions.broke_off(request, service, now)
+        if self._quotas is not None:
+            self._quotas.ended(request, service.prompt + service.output, now)
 
     # --- the queue ---
 
@@ -322,15 +445,19 @@ class AdmissionEngine:
         self._waiting.remove(request)
         self.policy.remove(request, now)
         self._shares.withdrawn(request)
+        self._gone(request, NO_SERVICE, now)
 
     def _expire(self, now: float, decisions: list[Decision]) -> None:
         while (request := self._waiting.expired(now)) is not None:
             self._withdraw(request, now)
-            decisions.append(Reject(request.id, Refusal.QUEUE_TIMEOUT, self._drain_estimate_s()))
+            pressure = self._pressure(now)
+            decisions.append(self._reject(request, Refusal.QUEUE_TIMEOUT, pressure.drain_s, now, pressure))
 
-    def _pressure(self) -> Pressure:
-        return Pressure(False, "", self._drain_estimate_s())
+    def _pressure(self, now: float) -> Pressure:
+        head = self._blocked if self._waiting.requests else None
+        self._overload.observe(self.backends.values(), head, self.obstacle, now)
+        return Pressure(self._overload.active, self._overload.reason, self._drain_estimate_s())
 
     def _drain_estimate_s(self) -> float:
         """How long what waits takes at the measured rate of dispatch; within a minute, so that clients do come back."""
-        return min(60.0, max(1.0, len(self._waiting) * self._dispatch_interval_s))
+        return min(60.0, max(1.0, len(self._waiting.requests) * self._dispatch_interval_s))

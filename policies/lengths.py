@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
+from collections.abc import Mapping
+from math import ceil
 from typing import Protocol
 
 from policies.base import Request
 
-__all__ = ["OutputLengths", "OutputPredictor"]
+__all__ = ["KnownLengths", "OutputLengths", "OutputPredictor"]
 
 WINDOW = 64
 """Answers remembered per population: old habits fade after this many."""
@@ -98,3 +100,24 @@ class OutputLengths:
             self._populations.move_to_end(key)
         population.learn(output_tokens)
         self._everybody.learn(output_tokens)
+
+
+class KnownLengths:
+    """What would a predictor that had been told the lengths say? For simulation: `expected_tokens` by request id.
+
+    The true lengths make it the oracle of VTC (section 4.4); times a factor drawn by the caller, for each request from
+    0.5 to 1.5, its noisy oracle. It learns nothing, and draws nothing: the same table gives the same answers.
+    """
+
+    def __init__(self, expected_tokens: Mapping[str, float]) -> None:
+        self._expected_tokens = expected_tokens
+
+    def expected(self, request: Request) -> float:
+        """Its entry, at most what the request allows; KeyError for a request that is not in the table."""
+        return min(self._expected_tokens[request.id], float(request.output_tokens_max))
+
+    def reserved(self, request: Request) -> int:
+        return ceil(self.expected(request))
+
+    def learn(self, request: Request, output_tokens: int) -> None:
+        """There is nothing to learn."""

@@ -1,59 +1,74 @@
 """Who of those waiting has received least? One level of counters, kept in order as they grow.
 
 A `Line` holds the members that have something queued, ordered by (counter, turn, name). Counters mostly grow, and grow
-often (a token at a time), so the heap is corrected lazily: an entry whose member has grown since is moved when it
+often (a token at a time), so the heap is corrected lazily: an entry whose member has moved back since is moved when it
 comes to the top. A counter that falls below its entry (a refund) gets a second entry; the older one is dropped when
 it is met.
 
-Lift (VTC, algorithm 2): a member that gets its first queued request is raised to the least counter of those waiting,
-or, if nobody waits, to that of the member that left last. Idling therefore banks no credit, and `max` keeps debt.
-Any value between the least and the greatest waiting counter keeps the bound (remark 4.6).
+Lift (VTC, algorithm 2): a member that gets its first queued request is raised to the counter of the next one of those
+waiting, or, if nobody waits, to that of the member that left last. Idling therefore banks no credit, and `max` keeps
+debt. Any value between the least and the greatest waiting counter keeps the bound (remark 4.6). Without `lift`, members
+keep what they did not use (LCF).
+
+Lead: a member may go before those who have received up to so much less. It is not lifted by it, nor are others, and
+what it receives counts: it can be ahead by its lead once, not again and again.
+
+Turns: among equal counters, who was served longest ago goes first. With a `quantum`, counters are read in whole quanta,
+so that a member is served until its counter has passed a multiple of it, and members of one round go in the order in
+which they began to wait (deficit round robin, see `policies.rr`).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 __all__ = ["Line", "Member"]
+
+Entry = tuple[float, int, tuple[str, ...], Any]
+"""(counter or round, turn, name, member): ordered by the first three."""
 
 
 class Member:
     """One who waits: a tenant among tenants, or a flow inside its tenant."""
 
-    __slots__ = ("counter", "entry_counter", "name", "queued", "running", "turn")
+    __slots__ = ("counter", "entry", "lead", "name", "queued", "running", "turn")
 
     def __init__(self, name: tuple[str, ...]) -> None:
         self.name = name
         self.counter = 0.0
+        self.lead = 0.0
+        """It goes before others until it has received this much more than they."""
         self.queued = 0
         self.running = 0
         self.turn = 0
-        """Sequence number of its last dispatch: among equal counters, who was served longest ago goes first."""
-        self.entry_counter: float | None = None
-        """Counter of its valid heap entry; None when it has none."""
+        """Place among equal counters."""
+        self.entry: Entry | None = None
+        """Its valid heap entry; None when it does not wait."""
+
+    def __lt__(self, other: Member) -> bool:
+        # Asked by the heap of a namesake only: one of the two was forgotten, and its entry is dropped when it is met.
+        return False
 
 
 M = TypeVar("M", bound=Member)
 
 
 class Line(Generic[M]):
-    """Which member is least served? Members are created, and forgotten, when the caller says so."""
+    """Which member is least served? It holds those who wait, and those who are idle until they are forgotten."""
 
-    def __init__(self) -> None:
-        self.members: dict[tuple[str, ...], M] = {}
-        self._heap: list[tuple[float, int, tuple[str, ...]]] = []
-        self._idle: OrderedDict[tuple[str, ...], None] = OrderedDict()
+    def __init__(self, *, lift: bool = True, quantum: float = 0.0) -> None:
+        self._lift = lift
+        self._quantum = quantum
+        self._heap: list[Entry] = []
+        self._idle: OrderedDict[tuple[str, ...], M] = OrderedDict()
         self._last_left: M | None = None
         self._turn = 0
         self._waiting = 0
 
-    def add(self, member: M) -> None:
-        self.members[member.name] = member
-
     def floor(self) -> float:
-        """The counter to which a newcomer is lifted."""
+        """Counter of the next one, or of the member that left last if nobody waits: where a newcomer is lifted to."""
         least = self.least()
         if least is not None:
             return least.counter
@@ -61,38 +76,42 @@ class Line(Generic[M]):
 
     def least(self) -> M | None:
         """The waiting member that goes next, or None. Amortised O(log members)."""
-        heap = self._heap
+        heap, quantum = self._heap, self._quantum
         while heap:
-            counter, turn, name = heap[0]
-            member = self.members.get(name)
-            if member is None or member.entry_counter != counter or member.turn != turn:
+            entry = heap[0]
+            member: M = entry[3]
+            if member.entry is not entry:
                 heappop(heap)
-            elif member.counter > counter:
-                member.entry_counter = member.counter
-                heapreplace(heap, (member.counter, turn, name))
-            else:
+                continue
+            if len(heap) == 1:
                 return member
+            rank = member.counter // quantum if quantum else member.counter - member.lead
+            if rank <= entry[0] and member.turn == entry[1]:
+                return member
+            member.entry = (rank, member.turn, member.name, member)
+            heapreplace(heap, member.entry)
         return None
 
     def queued(self, member: M) -> None:
         """One more request of this member waits."""
         if not member.queued:
-            member.counter = max(member.counter, self.floor())
+            if self._lift:
+                member.counter = max(member.counter, self.floor())
+            if self._quantum:
+                self._turn += 1
+                member.turn = self._turn
             self._idle.pop(member.name, None)
-            member.queued = 1
             self._waiting += 1
             self._enter(member)
-        else:
-            member.queued += 1
+        member.queued += 1
 
     def dispatched(self, member: M) -> None:
         """One of its waiting requests goes to a backend."""
-        self._turn += 1
-        member.turn = self._turn
+        if not self._quantum:
+            self._turn += 1
+            member.turn = self._turn
         member.running += 1
         self._leave_one(member)
-        if member.queued:
-            self._enter(member)
 
     def withdrawn(self, member: M) -> None:
         """One of its waiting requests is gone without service."""
@@ -107,39 +126,54 @@ class Line(Generic[M]):
     def charged(self, member: M, service: float) -> None:
         """It has received this much more (less, if negative). O(1), or O(log members) for a refund."""
         member.counter += service
-        if service < 0 and member.queued and member.entry_counter is not None and member.counter < member.entry_counter:
+        if service < 0 and member.entry is not None and self._rank(member) < member.entry[0]:
             self._enter(member)
 
+    def leads(self, member: M, lead: float) -> None:
+        """From now on it goes before those who have received up to this much less."""
+        member.lead = lead
+        if member.entry is not None and self._rank(member) < member.entry[0]:
+            self._enter(member)
+
+    def moved(self, member: M) -> None:
+        """Its owner has given it another `turn`. Going back costs nothing until it comes to the top."""
+        if member.entry is not None and member.turn < member.entry[1]:
+            self._enter(member)
+
+    def first(self, most: int) -> list[M]:
+        """Those that go next, in order, at most so many: who waits in this round of the quantum or in the following."""
+        entries: list[Entry] = []
+        while (
+            len(entries) < most and self.least() is not None and (not entries or self._heap[0][0] <= entries[0][0] + 1)
+        ):
+            entries.append(heappop(self._heap))
+        for entry in entries:
+            heappush(self._heap, entry)
+        return [entry[3] for entry in entries]
+
     def forget_longest_idle(self) -> M | None:
-        """Forget the member that has had nothing queued or running for longest, and its debt; None if there is none."""
-        if not self._idle:
-            return None
-        name, _ = self._idle.popitem(last=False)
-        return self.members.pop(name)
+        """Drop the member that has had nothing queued or running for longest, and its debt; None if there is none."""
+        return self._idle.popitem(last=False)[1] if self._idle else None
+
+    def _rank(self, member: M) -> float:
+        return member.counter // self._quantum if self._quantum else member.counter - member.lead
 
     def _enter(self, member: M) -> None:
-        member.entry_counter = member.counter
-        heappush(self._heap, (member.counter, member.turn, member.name))
+        member.entry = (self._rank(member), member.turn, member.name, member)
+        heappush(self._heap, member.entry)
         if len(self._heap) > 2 * self._waiting + 64:
-            self._drop_stale_entries()
-
-    def _drop_stale_entries(self) -> None:
-        def valid(entry: tuple[float, int, tuple[str, ...]]) -> bool:
-            member = self.members.get(entry[2])
-            return member is not None and (member.entry_counter, member.turn) == entry[:2]
-
-        self._heap = list({entry for entry in self._heap if valid(entry)})
-        heapify(self._heap)
+            self._heap = [entry for entry in self._heap if entry[3].entry is entry]
+            heapify(self._heap)
 
     def _leave_one(self, member: M) -> None:
         member.queued -= 1
         if not member.queued:
             self._waiting -= 1
-            member.entry_counter = None
+            member.entry = None
             self._last_left = member
             if not self._waiting:
                 self._heap.clear()
 
     def _note_idle(self, member: M) -> None:
         if not member.queued and not member.running:
-            self._idle[member.name] = None
+            self._idle[member.name] = member

@@ -6,12 +6,16 @@ where the running gauge levels off while some wait, and, for an engine without g
 
 from __future__ import annotations
 
+from math import ceil
+
 __all__ = ["Slots"]
 
 FIRST_SLOTS = 4
 """Taken for an engine that has shown nothing yet."""
-BEYOND_TARGET_MAX = 2
-"""Dispatched beyond the target at most: to find more slots, or because requests take time on their way."""
+PROBING = 2
+"""Dispatched beyond the target to find more slots."""
+PERIOD_S_MIN = 1.0
+"""How long it takes at least to see that slots stay empty."""
 
 
 class Slots:
@@ -31,13 +35,15 @@ class Slots:
         self._on_the_way = 0
         """Dispatched beyond the slots because they are still on their way to the engine when others end."""
         self._was_short = False
+        self._seen = self._running_seen = self._waiting_seen = 0
+        self._period_ends_s = float("-inf")
         self._answer_s = 0.0
         self._answer_s_best = float("inf")
 
     def has_room(self, sequences: int, *, keep_headroom: bool) -> bool:
         """May so many sequences be dispatched in all?"""
         if not (self._is_known or self._is_learned):
-            limit = self.count + self._waiting_target + (0 if keep_headroom else BEYOND_TARGET_MAX)
+            limit = self.count + self._on_the_way + self._waiting_target + (0 if keep_headroom else PROBING)
         elif keep_headroom:
             limit = self.count + self._on_the_way - max(1, round(self.count * self._headroom))
         else:
@@ -52,19 +58,34 @@ class Slots:
         if sequences > self.count and not self._is_known:
             self.count = sequences
 
-    def engine_waits(self, waiting: int, running: int | None, *, is_limit: bool) -> None:
-        """The engine has more waiting than the target; `is_limit`: for want of slots, so `running` is their number."""
-        self._on_the_way = max(0, self._on_the_way - (waiting - self._waiting_target))
-        if is_limit and running and not self._is_known:
+    def levels_off(self, running: int) -> None:
+        """The engine runs so many, no more than before, while others wait for want of a slot."""
+        if not self._is_known:
             self.count = min(self.count, running)
             self._is_learned = True
-        self._was_short = False
 
-    def engine_is_free(self) -> None:
-        """The engine has nobody waiting: if we held any back for want of a slot, more could have been on the way."""
-        if self._was_short:
-            self._on_the_way = min(BEYOND_TARGET_MAX, self._on_the_way + 1)
+    def seen(self, running: int, waiting: int, now: float, *, lifetime_s: float, is_sustained: bool) -> None:
+        """The engine runs and queues so many.
+
+        Slots that stay empty on average, over as long as requests live, although requests are held back for want of
+        one, are missing on their way: half as many more may be under way. For less time than that it may be a wave of
+        requests that ended together; and a queue that only drains (`is_sustained`: requests keep coming) is soon over.
+        More would then only wait inside the engine.
+        """
+        self._seen += 1
+        self._running_seen += running
+        self._waiting_seen += waiting
+        if now < self._period_ends_s:
+            return
+        empty = self.count - self._running_seen / self._seen
+        queued = self._waiting_seen / self._seen
+        if queued > self._waiting_target:
+            self._on_the_way = max(0, self._on_the_way - ceil(queued - self._waiting_target))
+        elif self._was_short and is_sustained:
+            self._on_the_way = min(self.count, self._on_the_way + round(empty / 2))
+        self._seen = self._running_seen = self._waiting_seen = 0
         self._was_short = False
+        self._period_ends_s = now + max(PERIOD_S_MIN, lifetime_s)
 
     def emptied(self) -> None:
         """Nothing is dispatched any more: the next ones find an idle engine, and none of them is replaced."""

@@ -4,16 +4,22 @@ Each flow has a counter of the service it has received, divided by its tenant's 
 is dispatched, output as it streams, the truth at the end. With `predict_output` the expected output is charged at
 dispatch as well, and corrected (algorithm 3). A flow that returns is lifted (see `policies.line`).
 
-Bound, at a gateway (theorem 4.4 with the dispatched tokens in the place of the running batch): two tenants that are
-both backlogged over an interval receive service, per weight, that differs by at most 2U, with
+Bound, at a gateway (theorem 4.4 with what is dispatched in the place of the running batch): two tenants that are both
+backlogged over an interval receive service, per weight, that differs by at most 2U, with
 
-    U = max(w_p * L_in, w_q * M) / (least weight)
+    U = (w_p * L_in + w_q * O) / (least weight)
 
-where L_in is the longest prompt and M the tokens that may be dispatched at once over all backends. Proof sketch: a
-tenant is dispatched only when its counter is the least among the waiting; from then on it grows by at most U before
-another one is the least (its prompt at once, its dispatched requests' output later), so waiting counters stay within U
-of each other (lemma 4.3); service over an interval is the counter's growth, hence 2U. Output that has streamed but is
-not charged yet adds what the engine generates within one charging interval.
+where L_in is the longest prompt and O the output that dispatched requests may still stream, over all backends. A tenant
+that is backlogged gets at most 4U less than any other one (theorem 4.9). Inside a tenant the same holds for its flows,
+at weight 1. With another cost h, w_p * L_in is the most that is charged at one dispatch, and w_q * O the most that the
+answers of all dispatched requests add to it. Where w_q >= w_p this is within the paper's max(w_p * L_in, w_q * M), for
+the last prompt is itself among the M tokens that are dispatched.
+
+Proof sketch: a tenant is dispatched only when its counter is the least among the waiting. From then on it grows by its
+prompt at once, and by what its dispatched requests stream later, which is U at most before another one is the least: so
+waiting counters stay within U of each other (lemma 4.3), and service over an interval is the counter's growth. Lifts
+only raise those who did not wait. Prediction charges a part of O earlier. Output that has streamed but is not charged
+yet adds what the engine generates within one charging interval.
 """
 
 from __future__ import annotations
@@ -28,10 +34,19 @@ __all__ = ["Vtc"]
 class Vtc:
     """Who has received least service for its weight?"""
 
-    def __init__(self, *, cost: Cost | None = None, predict_output: bool = False, flows_max: int = 10_000) -> None:
+    def __init__(
+        self,
+        *,
+        cost: Cost | None = None,
+        predict_output: bool = False,
+        flows_max: int = 10_000,
+        lift: bool = True,
+        quantum: float = 0.0,
+        leads: tuple[float, float] | None = None,
+    ) -> None:
         self._cost = cost if cost is not None else LinearCost()
         self._predict_output = predict_output
-        self._backlog = Backlog(flows_max=flows_max)
+        self._backlog = Backlog(flows_max=flows_max, lift=lift, quantum=quantum, leads=leads)
 
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from policies.base import Flow, Request
+from policies.base import NO_CLAIM, Claim, Flow, Request
 
 __all__ = ["NoRoom", "Room", "make_request"]
 
@@ -26,6 +26,8 @@ def make_request(
     streamed: bool = True,
     expected: float = 0.0,
     reserved: int = 0,
+    claim: Claim = NO_CLAIM,
+    system: int = 0,
 ) -> Request:
     return Request(
         id if id is not None else f"{tenant}-{next(_serial)}",
@@ -39,6 +41,8 @@ def make_request(
         streamed=streamed,
         output_tokens_expected=expected,
         output_tokens_reserved=reserved,
+        claim=claim,
+        system_tokens=system,
     )
 
 
@@ -48,9 +52,21 @@ class Room:
     def place(self, request: Request) -> str | None:
         return "b"
 
+    def fits(self, request: Request, backend: str) -> bool:
+        return True
+
+    def loads(self) -> dict[str, int]:
+        return {"b": 0}
+
 
 class NoRoom:
     """A cluster in which nothing fits."""
 
     def place(self, request: Request) -> str | None:
         return None
+
+    def fits(self, request: Request, backend: str) -> bool:
+        return False
+
+    def loads(self) -> dict[str, int]:
+        return {"b": 0}

@@ -9,14 +9,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from policies.base import Refusal, Request, ServiceTokens
+from policies.base import NO_CLAIM, Claim, Refusal, Request, ServiceTokens
 from policies.capacity import CapacitySettings, Gauges
 from policies.engine import AdmissionEngine, Decision, Dispatch, Failure, QueueLimits, Reject
+from policies.limits import Ceilings, ThrottleSettings
 from policies.registry import POLICIES, PolicyParams
 from policies.vtc import Vtc
 from tests.policies.making import make_request
 
-LIMITS = QueueLimits(requests_max=8, bytes_max=400, wait_s_max=2.0, attempts_max=3)
+LIMITS = QueueLimits(requests_max=8, bytes_max=400, wait_s_max=2.0, attempts_max=3, wait_s_max_inside=4.0)
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
 
 
@@ -174,7 +175,8 @@ class Admission(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from(sorted(POLICIES)), slots=st.sampled_from([None, 1, 3]), headroom=st.booleans())
     def begin(self, policy: str, slots: int | None, headroom: bool) -> None:
         settings = CapacitySettings(headroom=0.3 if headroom else 0.0)
-        self.engine = AdmissionEngine(POLICIES[policy](PolicyParams()), limits=LIMITS, capacity=settings)
+        params = PolicyParams(throttle=ThrottleSettings(user=Ceilings(starts=2)), lead_tokens=1000.0)
+        self.engine = AdmissionEngine(POLICIES[policy](params), limits=LIMITS, capacity=settings)
         self.engine.add_backend("one", max_num_seqs=slots)
         self.engine.add_backend("two")
 
@@ -211,16 +213,25 @@ class Admission(RuleBasedStateMachine):
         body_bytes=st.sampled_from([0, 10, 90, 390, 500]),
         sequences=st.sampled_from([1, 1, 1, 2, 5]),
         streamed=st.booleans(),
+        claim=st.sampled_from([NO_CLAIM, NO_CLAIM, Claim("i"), Claim("i", begins=True), Claim("j", 9, ends=True)]),
     )
-    def arrives(self, tenant: str, user: str, prompt: int, body_bytes: int, sequences: int, streamed: bool) -> None:
+    def arrives(
+        self, tenant: str, user: str, prompt: int, body_bytes: int, sequences: int, streamed: bool, claim: Claim
+    ) -> None:
         self.serial += 1
         request = make_request(
             tenant, id=f"r{self.serial:03}", user=user, weight=WEIGHTS[tenant], prompt=prompt, body_bytes=body_bytes,
-            sequences=sequences, streamed=streamed, arrived_s=self.now,
+            sequences=sequences, streamed=streamed, arrived_s=self.now, claim=claim,
         )  # fmt: skip
         fresh = self.fresh()
         self.queued[request.id] = request
         decisions = self.engine.arrived(request, self.now)
+        for decision in decisions:
+            if isinstance(decision, Reject) and decision.reason in (Refusal.OVER_USER_LIMIT, Refusal.OVER_APP_LIMIT):
+                assert self.engine.pressure(self.now).overloaded
+                assert not request.inside
+                assert decision.limit is not None
+                assert decision.limit.remaining == 0
         self.apply(decisions)
         if not any(isinstance(decision, Reject) for decision in decisions):
             assert len(fresh) < LIMITS.requests_max
@@ -237,12 +248,17 @@ class Admission(RuleBasedStateMachine):
         self.apply(self.engine.progressed(self.pick(number), tokens, self.now))
 
     @precondition(lambda self: self.dispatched)
-    @rule(number=st.integers(0, 20), output=st.integers(0, 100), wrong=st.sampled_from([0, 0, -1, 12]))
-    def finishes(self, number: int, output: int, wrong: int) -> None:
+    @rule(
+        number=st.integers(0, 20),
+        output=st.integers(0, 100),
+        wrong=st.sampled_from([0, 0, -1, 12]),
+        awaits_more=st.sampled_from([None, True, False]),
+    )
+    def finishes(self, number: int, output: int, wrong: int, awaits_more: bool | None) -> None:
         request_id = self.pick(number)
         request, _ = self.dispatched[request_id]
         service = ServiceTokens(max(0, request.prompt_tokens + wrong), output)
-        decisions = self.engine.finished(request_id, service, self.now)
+        decisions = self.engine.finished(request_id, service, self.now, awaits_more)
         self.end(request_id, service)
         self.apply(decisions)
 
@@ -335,6 +351,22 @@ class Admission(RuleBasedStateMachine):
         assert len(self.queued) + len(self.dispatched) + len(self.ended) == self.serial
 
     @invariant()
+    def interactions_know_their_calls(self) -> None:
+        requests = [*self.queued.values(), *(request for request, _ in self.dispatched.values())]
+        table = self.engine.interactions
+        for interaction in (one for own in table._open.values() for one in own.values()):
+            assert interaction.under_way == sum(request.interaction is interaction for request in requests)
+        for request in requests:
+            assert (request.interaction is None) == (request.claim == NO_CLAIM)
+
+    @invariant()
+    def every_request_can_be_explained(self) -> None:
+        for request_id in [*self.queued, *self.dispatched]:
+            explanation = self.engine.explain(request_id, self.now)
+            assert explanation is not None
+            assert explanation.state == ("queued" if request_id in self.queued else "dispatched")
+
+    @invariant()
     def queue_bounds_hold(self) -> None:
         assert len(self.fresh()) <= LIMITS.requests_max
         assert sum(request.body_bytes for request in self.fresh()) <= LIMITS.bytes_max
@@ -368,9 +400,9 @@ class Admission(RuleBasedStateMachine):
         """What a counter has beyond the service of its tenant are lifts, and a lift only raises."""
         if not isinstance(self.engine.policy, Vtc):
             return
-        members = self.engine.policy._backlog._tenants.members
+        members = self.engine.policy._backlog._tenants
         for tenant, weight in WEIGHTS.items():
-            member = members.get((tenant,))
+            member = members.get(tenant)
             if member is None:
                 self.lifts.pop(tenant, None)
                 continue

@@ -20,63 +20,64 @@ changes = st.lists(
 )
 
 
-def member_of(line: Line[Member], name: tuple[str, ...]) -> Member:
-    member = line.members.get(name)
-    if member is None:
-        member = Member(name)
-        line.add(member)
-    return member
+class Lined:
+    """A line and all its members by name, and changes to them as the callers of a line make them."""
 
+    def __init__(self) -> None:
+        self.line: Line[Member] = Line()
+        self.members: dict[tuple[str, ...], Member] = {}
 
-def change(line: Line[Member], kind: str, name: tuple[str, ...], amount: int) -> None:
-    """One change, if it is possible for this member."""
-    member = line.members.get(name)
-    if kind == "queued":
-        line.queued(member_of(line, name))
-    elif member is None:
-        return
-    elif kind == "dispatched" and member.queued:
-        line.dispatched(member)
-    elif kind == "withdrawn" and member.queued:
-        line.withdrawn(member)
-    elif kind == "ended" and member.running:
-        line.ended(member)
-    elif kind == "charged" and member.running:
-        line.charged(member, float(amount))
+    def member(self, name: tuple[str, ...]) -> Member:
+        return self.members.setdefault(name, Member(name))
+
+    def waiting(self) -> list[Member]:
+        return [member for member in self.members.values() if member.queued]
+
+    def change(self, kind: str, name: tuple[str, ...], amount: int) -> None:
+        """One change, if it is possible for this member."""
+        member, line = self.member(name), self.line
+        if kind == "queued":
+            line.queued(member)
+        elif kind == "dispatched" and member.queued:
+            line.dispatched(member)
+        elif kind == "withdrawn" and member.queued:
+            line.withdrawn(member)
+        elif kind == "ended" and member.running:
+            line.ended(member)
+        elif kind == "charged" and member.running:
+            line.charged(member, float(amount))
 
 
 @settings(max_examples=200, deadline=None)
 @given(changes)
 def test_least_is_the_minimum_by_counter_turn_and_name(trace: list[tuple[str, tuple[str, ...], int]]) -> None:
-    line: Line[Member] = Line()
+    lined = Lined()
     for kind, name, amount in trace:
-        change(line, kind, name, amount)
-        waiting = [member for member in line.members.values() if member.queued]
-        expected = min(waiting, key=lambda member: (member.counter, member.turn, member.name), default=None)
-        assert line.least() is expected
+        lined.change(kind, name, amount)
+        expected = min(lined.waiting(), key=lambda member: (member.counter, member.turn, member.name), default=None)
+        assert lined.line.least() is expected
         if expected is not None:
-            assert line.floor() == expected.counter
+            assert lined.line.floor() == expected.counter
 
 
 @settings(max_examples=200, deadline=None)
 @given(changes)
 def test_whoever_starts_to_wait_is_never_below_those_who_wait(trace: list[tuple[str, tuple[str, ...], int]]) -> None:
-    line: Line[Member] = Line()
+    lined = Lined()
     for kind, name, amount in trace:
-        known = line.members.get(name)
-        before = known.counter if known is not None else 0.0
-        was_waiting, floor = known is not None and known.queued > 0, line.floor()
-        change(line, kind, name, amount)
+        member = lined.member(name)
+        before, was_waiting, floor = member.counter, member.queued > 0, lined.line.floor()
+        lined.change(kind, name, amount)
         if kind == "queued" and not was_waiting:
-            assert line.members[name].counter == max(before, floor)
+            assert member.counter == max(before, floor)
 
 
 @settings(max_examples=100, deadline=None)
 @given(changes)
-def test_who_waits_or_runs_is_remembered_and_all_others_can_be_forgotten(
+def test_who_waits_or_runs_is_kept_and_all_others_can_be_forgotten(
     trace: list[tuple[str, tuple[str, ...], int]],
 ) -> None:
-    line: Line[Member] = Line()
+    lined = Lined()
     busy: dict[tuple[str, ...], list[int]] = {name: [0, 0] for name in NAMES}
     for kind, name, amount in trace:
         counts = busy[name]
@@ -87,20 +88,19 @@ def test_who_waits_or_runs_is_remembered_and_all_others_can_be_forgotten(
             counts[1] += kind == "dispatched"
         elif kind == "ended" and counts[1]:
             counts[1] -= 1
-        change(line, kind, name, amount)
-        for other, (queued, running) in busy.items():
-            if queued or running:
-                assert (line.members[other].queued, line.members[other].running) == (queued, running)
-    idle = [member for member in line.members.values() if not (member.queued or member.running)]
-    while (forgotten := line.forget_longest_idle()) is not None:
-        idle.remove(forgotten)
-    assert not idle
-    assert sorted(line.members) == sorted(name for name, counts in busy.items() if any(counts))
+        lined.change(kind, name, amount)
+        for other, member in lined.members.items():
+            assert [member.queued, member.running] == busy[other]
+    seen = {name for kind, name, _ in trace if kind == "queued"}
+    forgotten = set()
+    while (longest := lined.line.forget_longest_idle()) is not None:
+        forgotten.add(longest.name)
+    assert forgotten == {name for name in seen if not any(busy[name])}
 
 
 def test_entries_of_refunds_do_not_pile_up() -> None:
     line: Line[Member] = Line()
-    members = [member_of(line, name) for name in NAMES]
+    members = [Member(name) for name in NAMES]
     for member in members:
         for _ in range(3):
             line.queued(member)
@@ -114,7 +114,7 @@ def test_entries_of_refunds_do_not_pile_up() -> None:
 
 def test_a_refund_moves_a_member_forward() -> None:
     line: Line[Member] = Line()
-    generous, other = member_of(line, ("a",)), member_of(line, ("b",))
+    generous, other = Member(("a",)), Member(("b",))
     for member in (generous, generous, other):
         line.queued(member)
     line.dispatched(generous)
@@ -130,9 +130,19 @@ def test_a_refund_moves_a_member_forward() -> None:
 
 def test_a_newcomer_to_an_empty_line_starts_where_the_last_one_left() -> None:
     line: Line[Member] = Line()
-    early, late = member_of(line, ("early",)), member_of(line, ("late",))
+    early, late = Member(("early",)), Member(("late",))
     line.queued(early)
     line.dispatched(early)
     line.charged(early, 40.0)
     line.queued(late)
     assert late.counter == 40.0
+
+
+def test_without_lift_a_newcomer_starts_with_what_it_has() -> None:
+    line: Line[Member] = Line(lift=False)
+    early, late = Member(("early",)), Member(("late",))
+    line.queued(early)
+    line.charged(early, 40.0)
+    line.queued(late)
+    assert late.counter == 0.0
+    assert line.least() is late

@@ -1,10 +1,13 @@
 """VTC as it is printed (OSDI'24, algorithms 2 and 3), as slow as it is plain: `min` over everybody, nobody forgotten.
 
 One `NaiveLevel` is the paper's algorithm; tenants and the flows inside a tenant are two of them. Among equal counters
-the one that was dispatched longest ago goes first, then the lesser name: the paper leaves this open.
+the one that was dispatched longest ago goes first, then the lesser name: the paper leaves this open. LCF leaves out the
+lift (lines 8 to 13 of algorithm 2). Round robin (appendix C.2) plays its rounds one by one.
 """
 
 from __future__ import annotations
+
+from itertools import count
 
 from policies.base import Request, ServiceTokens
 
@@ -14,7 +17,9 @@ Name = tuple[str, ...]
 
 
 class NaiveLevel:
-    def __init__(self) -> None:
+    def __init__(self, *, lift: bool, quantum: float) -> None:
+        self.lift = lift
+        self.quantum = quantum
         self.counter: dict[Name, float] = {}
         self.queued: dict[Name, int] = {}
         self.turn: dict[Name, int] = {}
@@ -22,6 +27,7 @@ class NaiveLevel:
         self.dispatches = 0
 
     def in_queue(self) -> list[Name]:
+        """Those with something queued, in the order in which they began to wait."""
         return [name for name, queued in self.queued.items() if queued]
 
     def arrive(self, name: Name) -> None:
@@ -30,14 +36,27 @@ class NaiveLevel:
         if not self.queued.get(name):
             lift = 0.0
             if self.in_queue():
-                lift = min(self.counter[other] for other in self.in_queue())
+                lift = self.counter[self.next()]
             elif self.last_left is not None:
                 lift = self.counter[self.last_left]
-            self.counter[name] = max(self.counter[name], lift)
+            if self.lift:
+                self.counter[name] = max(self.counter[name], lift)
+            self.queued.pop(name, None)
         self.queued[name] = self.queued.get(name, 0) + 1
+
+    def next(self) -> Name:
+        return self.next_in_rounds() if self.quantum else self.least()
 
     def least(self) -> Name:
         return min(self.in_queue(), key=lambda name: (self.counter[name], self.turn[name], name))
+
+    def next_in_rounds(self) -> Name:
+        for quanta in count(1):
+            for name in self.in_queue():
+                credit = quanta * self.quantum - self.counter[name]
+                if credit > 0:
+                    return name
+        raise AssertionError("rounds do not end before somebody has credit")
 
     def leave(self, name: Name, *, dispatched: bool) -> None:
         if dispatched:
@@ -49,16 +68,17 @@ class NaiveLevel:
 
 
 class NaiveVtc:
-    def __init__(self, *, input_weight: float = 1.0, output_weight: float = 2.0) -> None:
-        self.input_weight = input_weight
-        self.output_weight = output_weight
-        self.tenants = NaiveLevel()
+    def __init__(self, *, lift: bool = True, quantum: float = 0.0, predict_output: bool = False) -> None:
+        self.lift = lift
+        self.quantum = quantum
+        self.predict_output = predict_output
+        self.tenants = NaiveLevel(lift=lift, quantum=quantum)
         self.flows: dict[str, NaiveLevel] = {}
         self.requests: list[Request] = []
-        self.charged: dict[str, float] = {}
+        self.output: dict[str, int] = {}
 
     def push(self, request: Request) -> None:
-        flows = self.flows.setdefault(request.flow.tenant, NaiveLevel())
+        flows = self.flows.setdefault(request.flow.tenant, NaiveLevel(lift=self.lift, quantum=self.quantum))
         self.tenants.arrive((request.flow.tenant,))
         flows.arrive(request.flow[1:])
         self.requests.append(request)
@@ -66,8 +86,8 @@ class NaiveVtc:
     def pop(self) -> Request | None:
         if not self.requests:
             return None
-        (tenant,) = self.tenants.least()
-        flow = self.flows[tenant].least()
+        (tenant,) = self.tenants.next()
+        flow = self.flows[tenant].next()
         request = next(one for one in self.requests if one.flow == (tenant, *flow))
         self._leave(request, dispatched=True)
         return request
@@ -75,12 +95,22 @@ class NaiveVtc:
     def remove(self, request: Request) -> None:
         self._leave(request, dispatched=False)
 
-    def charge(self, request: Request, service: ServiceTokens) -> None:
-        total = self.input_weight * service.prompt + self.output_weight * service.output
-        new = total - self.charged.get(request.id, 0.0)
-        self.charged[request.id] = total
-        self.tenants.counter[(request.flow.tenant,)] += new / request.weight
-        self.flows[request.flow.tenant].counter[request.flow[1:]] += new
+    def charge(self, request: Request, service: ServiceTokens, *, final: bool) -> None:
+        """Algorithm 3, with w_p = 1 and w_q = 2: line by line where it differs from algorithm 2."""
+        predicted = int(request.output_tokens_expected) if self.predict_output else 0
+        if request.id not in self.output:
+            self.output[request.id] = 0
+            self._add(request, 1.0 * service.prompt + 2.0 * predicted)
+        for decoded in range(self.output[request.id] + 1, service.output + 1):
+            if decoded > predicted:
+                self._add(request, 2.0)
+        self.output[request.id] = service.output
+        if final and service.output < predicted:
+            self._add(request, 2.0 * (service.output - predicted))
+
+    def _add(self, request: Request, service: float) -> None:
+        self.tenants.counter[(request.flow.tenant,)] += service / request.weight
+        self.flows[request.flow.tenant].counter[request.flow[1:]] += service
 
     def _leave(self, request: Request, *, dispatched: bool) -> None:
         self.requests.remove(request)

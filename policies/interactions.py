@@ -1,0 +1,347 @@
+"""Which interactions are open, how far has each come, and what was spent in those that were cut?
+
+An interaction is the calls behind one answer (FairServe, section 2). It is found by the id that its calls claim, or by
+a raw prompt that extends an earlier one, and only within one flow: whoever claims the id of somebody else names an
+interaction of their own. It opens when its first call is admitted, not when somebody speaks of it.
+
+It ends when its client says so; when a final answer came, unless the client named it; or when it was silent for
+`idle_s`. Beyond its caps it goes on, but its calls are no longer treated as being inside it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from policies.base import Request, ServiceTokens
+from policies.learned import rows
+from policies.limits import Auto, Percentile
+
+__all__ = ["Interaction", "InteractionSettings", "Interactions", "Waste"]
+
+CALLS = Auto(floor=30, percentile=0.95, factor=4)
+TOKENS = Auto(floor=2_000_000, percentile=0.95, factor=4)
+LIFETIME_S = Auto(floor=3600, percentile=0.95, factor=4)
+LEARNED_MAX = 10.0
+"""A learned cap is at most so many times its floor, whatever an app has been seen to need."""
+EXTENDED_MAX = 256
+"""Hashes of a raw prompt that are looked up, the longest first."""
+LOOKED_AT = 8
+"""Interactions looked at for idleness with each admission: several times as many as are opened by it."""
+TENANTS_MAX = 10_000
+APPS_MAX = 4096
+
+Key = tuple[str, str, str | int]
+"""App, user, and the claimed id or the last hash of the prompt."""
+Caps = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class InteractionSettings:
+    """When is an interaction over, and how far does its immunity go? "auto": four times what its app usually needs."""
+
+    idle_s: float = 300.0
+    calls_max: int | Literal["auto"] = "auto"
+    tokens_max: int | Literal["auto"] = "auto"
+    lifetime_s_max: float | Literal["auto"] = "auto"
+    open_max: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        for name in ("idle_s", "calls_max", "tokens_max", "lifetime_s_max", "open_max"):
+            value = getattr(self, name)
+            if value != "auto" and not value > 0:
+                raise ValueError(f"interactions: {name} is {value}; it must be greater than 0")
+
+
+@dataclass(slots=True)
+class Waste:
+    """How many interactions were cut, and how many tokens had been spent in them?"""
+
+    interactions: int = 0
+    tokens: int = 0
+
+
+class Interaction:
+    """One that is open: its calls so far, those under way, the tokens it took."""
+
+    __slots__ = (
+        "began_s",
+        "calls",
+        "caps",
+        "key",
+        "look_s",
+        "over",
+        "seen_s",
+        "tenant",
+        "tokens",
+        "uncut_tokens",
+        "under_way",
+    )
+
+    def __init__(self, tenant: str, key: Key, caps: Caps, now: float) -> None:
+        self.tenant = tenant
+        self.key = key
+        self.caps = caps
+        """Calls, tokens and seconds, as its app was seen to need them when it began."""
+        self.calls = 0
+        self.under_way = 0
+        self.tokens = 0
+        self.uncut_tokens = 0
+        """Spent since it was last cut, if it ever was."""
+        self.over = False
+        """Its end was seen; it closes when nothing of it is under way."""
+        self.began_s = self.seen_s = self.look_s = now
+
+
+class _Needs:
+    """What do the interactions of one app take? Calls, tokens, time."""
+
+    __slots__ = ("calls", "caps", "lifetime_s", "tokens")
+
+    def __init__(self) -> None:
+        self.calls = Percentile(CALLS.percentile)
+        self.tokens = Percentile(TOKENS.percentile)
+        self.lifetime_s = Percentile(LIFETIME_S.percentile)
+        self.caps: Caps | None = None
+        """As worked out from these; None: anew when asked for."""
+
+
+class Interactions:
+    """The open interactions of every flow. One table may serve several pools.
+
+    Bounded: at most `open_max`; whose tenant has most of them then loses its oldest.
+    """
+
+    def __init__(self, settings: InteractionSettings | None = None) -> None:
+        self.settings = settings or InteractionSettings()
+        self.wasted: dict[str, Waste] = {}
+        """By tenant. Nothing, as long as no interaction was cut."""
+        self._open: dict[str, dict[Key, Interaction]] = {}
+        self._count = 0
+        self._to_look_at: deque[Interaction] = deque()
+        self._needs: OrderedDict[tuple[str, str], _Needs] = OrderedDict()
+        self._unknown = _Needs()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"<Interactions: {self._count} open, of {len(self._open)} tenants>"
+
+    # --- events ---
+
+    def arrived(self, request: Request, now: float) -> None:
+        """Which open interaction is it a call of? Sets `interaction`, `stage` and `inside`; admits nothing."""
+        claim = request.claim
+        if not claim.id and not claim.extends:
+            return
+        interaction = self._find(request, now)
+        if interaction is None:
+            return
+        request.interaction = interaction
+        request.stage = interaction.calls + 1
+        if claim.stage is not None and 1 <= claim.stage < request.stage:
+            # Calls side by side share a stage. A later one than the calls so far is nobody's to claim.
+            request.stage = claim.stage
+        calls_max, tokens_max, lifetime_s_max = interaction.caps
+        request.inside = (
+            interaction.calls < calls_max
+            and interaction.tokens < tokens_max
+            and now - interaction.began_s < lifetime_s_max
+        )
+
+    def admitted(self, request: Request, now: float) -> None:
+        """It is queued: its interaction is open, and busy."""
+        claim, interaction = request.claim, request.interaction
+        if interaction is None:
+            if not claim.id and not claim.extends:
+                return
+            interaction = request.interaction = self._begin(request, now)
+        elif not claim.id:
+            self._rename(interaction, claim.extends[-1])
+        interaction.calls += 1
+        interaction.under_way += 1
+        interaction.seen_s = now
+
+    def served(self, request: Request, service: ServiceTokens, now: float, awaits_more: bool | None) -> None:
+        """A call was answered whole. `awaits_more`: the answer asks for a tool; None: that is not known."""
+        interaction = request.interaction
+        if interaction is None:
+            return
+        claim = request.claim
+        if claim.ends or (awaits_more is False and not claim.explicit):
+            interaction.over = True
+        elif awaits_more:
+            interaction.over = False
+        self._left(interaction, service, now)
+
+    def broke_off(self, request: Request, service: ServiceTokens, now: float) -> None:
+        """A call ended before its answer did, or while it waited; it had received this much."""
+        if request.interaction is not None:
+            self._left(request.interaction, service, now)
+
+    def cut(self, request: Request) -> None:
+        """A call was rejected. What its interaction had taken was spent for nothing."""
+        interaction = request.interaction
+        if interaction is None or not interaction.uncut_tokens:
+            return
+        tenant = interaction.tenant
+        waste = self.wasted.get(tenant)
+        if waste is None:
+            waste = self.wasted.setdefault(tenant if len(self.wasted) < TENANTS_MAX else "", Waste())
+        waste.interactions += 1
+        waste.tokens += interaction.uncut_tokens
+        interaction.uncut_tokens = 0
+
+    # --- caps ---
+
+    def caps(self, tenant: str, app: str) -> Caps:
+        """Calls, tokens and seconds up to which an interaction of this app has its immunity."""
+        settings, needs = self.settings, self._needs.get((tenant, app), self._unknown)
+        if needs.caps is None:
+            needs.caps = (
+                _cap(settings.calls_max, CALLS, needs.calls),
+                _cap(settings.tokens_max, TOKENS, needs.tokens),
+                _cap(settings.lifetime_s_max, LIFETIME_S, needs.lifetime_s),
+            )
+        return needs.caps
+
+    # --- the table ---
+
+    def _find(self, request: Request, now: float) -> Interaction | None:
+        flow, claim = request.flow, request.claim
+        own = self._open.get(flow.tenant)
+        if own is None:
+            return None
+        interaction: Interaction | None = None
+        if claim.id:
+            if claim.begins and not claim.explicit:
+                return None
+            interaction = own.get((flow.app, flow.user, claim.id))
+        else:
+            for extended in islice(reversed(claim.extends), EXTENDED_MAX):
+                interaction = own.get((flow.app, flow.user, extended))
+                if interaction is not None:
+                    break
+        if interaction is not None and not interaction.under_way and self._is_idle(interaction, now):
+            self._close(interaction)
+            return None
+        return interaction
+
+    def _begin(self, request: Request, now: float) -> Interaction:
+        flow, claim = request.flow, request.claim
+        key = (flow.app, flow.user, claim.id or claim.extends[-1])
+        replaced = self._open.get(flow.tenant, {}).get(key)
+        if replaced is not None:
+            self._close(replaced)
+        self._collect(now)
+        if self._count >= self.settings.open_max:
+            self._give_up_oldest()
+        interaction = Interaction(flow.tenant, key, self.caps(flow.tenant, flow.app), now)
+        interaction.look_s = now + self.settings.idle_s
+        self._open.setdefault(flow.tenant, {})[key] = interaction
+        self._count += 1
+        self._to_look_at.append(interaction)
+        return interaction
+
+    def _rename(self, interaction: Interaction, last: int) -> None:
+        """The prompt has grown: the next one extends this one."""
+        own = self._open.get(interaction.tenant)
+        if own is None or own.get(interaction.key) is not interaction:
+            return
+        key = (*interaction.key[:2], last)
+        if key not in own:
+            del own[interaction.key]
+            interaction.key = key
+            own[key] = interaction
+
+    def _left(self, interaction: Interaction, service: ServiceTokens, now: float) -> None:
+        tokens = service.prompt + service.output
+        interaction.tokens += tokens
+        interaction.uncut_tokens += tokens
+        interaction.under_way -= 1
+        interaction.seen_s = now
+        if not interaction.under_way and (interaction.over or not interaction.tokens):
+            self._close(interaction)
+
+    def _is_idle(self, interaction: Interaction, now: float) -> bool:
+        return not interaction.under_way and now - interaction.seen_s > self.settings.idle_s
+
+    def _close(self, interaction: Interaction) -> None:
+        own = self._open.get(interaction.tenant)
+        if own is None or own.get(interaction.key) is not interaction:
+            return
+        del own[interaction.key]
+        self._count -= 1
+        if not own:
+            del self._open[interaction.tenant]
+        if interaction.tokens:
+            self._learn(interaction)
+
+    def _learn(self, interaction: Interaction) -> None:
+        app = (interaction.tenant, interaction.key[0])
+        needs = self._needs.get(app)
+        if needs is None:
+            needs = self._needs[app] = _Needs()
+            if len(self._needs) > APPS_MAX:
+                self._needs.popitem(last=False)
+        else:
+            self._needs.move_to_end(app)
+        needs.calls.learn(interaction.calls)
+        needs.tokens.learn(interaction.tokens)
+        needs.lifetime_s.learn(interaction.seen_s - interaction.began_s)
+        needs.caps = None
+
+    def _collect(self, now: float) -> None:
+        """Close those at the head of the list that are idle; drop those that are closed."""
+        looked, idle_s = self._to_look_at, self.settings.idle_s
+        for _ in range(min(LOOKED_AT, len(looked))):
+            interaction = looked[0]
+            own = self._open.get(interaction.tenant)
+            if own is None or own.get(interaction.key) is not interaction:
+                looked.popleft()
+                continue
+            if now < interaction.look_s <= now + idle_s and len(looked) < 2 * self.settings.open_max:
+                return
+            looked.popleft()
+            if interaction.seen_s > now:
+                interaction.seen_s = now  # the clock was set back
+            if self._is_idle(interaction, now):
+                self._close(interaction)
+            else:
+                interaction.look_s = now + idle_s
+                looked.append(interaction)
+
+    def _give_up_oldest(self) -> None:
+        """Too many are open: the tenant with most of them loses a hundredth of the bound, so that this is rare."""
+        tenant = max(self._open, key=lambda name: (len(self._open[name]), name))
+        own = self._open[tenant]
+        for interaction in list(islice(own.values(), max(1, min(len(own), self.settings.open_max // 100)))):
+            self._close(interaction)
+
+    # --- what was learned ---
+
+    def snapshot(self) -> list[list[object]]:
+        """What the apps need, as plain data: [tenant, app, calls, tokens, seconds, interactions seen]."""
+        return [
+            [*app, needs.calls.value, needs.tokens.value, needs.lifetime_s.value, needs.calls.seen]
+            for app, needs in self._needs.items()
+        ]
+
+    def restore(self, learned: object) -> None:
+        """Go on from a snapshot. ValueError if it is none; then nothing has changed."""
+        needs: OrderedDict[tuple[str, str], _Needs] = OrderedDict()
+        for tenant, app, calls, tokens, lifetime_s, seen in rows(learned, (str, str, float, float, float, int)):
+            own = needs[(tenant, app)] = _Needs()
+            own.calls = Percentile(CALLS.percentile, calls, seen)
+            own.tokens = Percentile(TOKENS.percentile, tokens, seen)
+            own.lifetime_s = Percentile(LIFETIME_S.percentile, lifetime_s, seen)
+        self._needs = needs
+
+
+def _cap(setting: float | Literal["auto"], auto: Auto, learned: Percentile) -> float:
+    if setting != "auto":
+        return setting
+    return min(auto.of(learned), LEARNED_MAX * auto.floor)

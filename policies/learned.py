@@ -1,0 +1,45 @@
+"""Is this what was once learned? Checks plain data, as it comes back from a file, row by row."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any
+
+__all__ = ["ROWS_MAX", "fields", "rows"]
+
+ROWS_MAX = 100_000
+"""More than is ever written."""
+
+
+def rows(learned: object, kinds: tuple[type, ...]) -> list[list[Any]]:
+    """The rows of a table, each with a value of every kind: str, int or float; numbers are finite and not negative.
+
+    ValueError, naming the row, if it is anything else.
+    """
+    if not isinstance(learned, list) or len(learned) > ROWS_MAX:
+        raise ValueError(f"a list of at most {ROWS_MAX} rows is expected")
+    for number, row in enumerate(learned):
+        if not isinstance(row, list) or len(row) != len(kinds):
+            raise ValueError(f"row {number}: {len(kinds)} values are expected")
+        for kind, value in zip(kinds, row, strict=True):
+            if not _is_of(kind, value):
+                raise ValueError(f"row {number}: {value!r:.60} is not a {kind.__name__} that could have been learned")
+    return learned
+
+
+def fields(learned: object, *names: str) -> list[Any]:
+    """The values of these names. ValueError if one is missing."""
+    if not isinstance(learned, dict):
+        raise ValueError("an object is expected")
+    missing = [name for name in names if name not in learned]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} is missing")
+    return [learned[name] for name in names]
+
+
+def _is_of(kind: type, value: object) -> bool:
+    if kind is str:
+        return isinstance(value, str)
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
+        return False
+    return isfinite(value) and value >= 0

@@ -1,0 +1,211 @@
+"""How much is too much? Sliding counts of whole populations, and limits that are numbers or learned.
+
+A count slides over two periods of the window: what was counted in the period before fades as the present one goes on.
+So a count costs O(1) in time and memory, and is exact where the earlier period was even.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from policies.base import Limit
+
+__all__ = ["NO_COUNT", "Auto", "Ceiling", "Ceilings", "Count", "Percentile", "SlidingCounts", "ThrottleSettings"]
+
+
+class Percentile:
+    """Below which value does this part of those seen lie? One number that follows them, in O(1) and without memory.
+
+    Each value moves it by a small part of itself, up by p or down by 1 - p (stochastic approximation), the first ones
+    by more. No single value can move it far, however large.
+    """
+
+    __slots__ = ("part", "seen", "value")
+
+    RATE = 0.05
+
+    def __init__(self, part: float, value: float = 0.0, seen: int = 0) -> None:
+        self.part = part
+        self.value = value
+        self.seen = seen
+
+    def learn(self, value: float) -> None:
+        self.seen += 1
+        if self.seen == 1:
+            self.value = value
+            return
+        step = max(self.RATE, 1.0 / self.seen) * max(self.value, 1.0)
+        self.value = max(0.0, self.value + step * (self.part if value > self.value else self.part - 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """A limit learned from its population's history: `factor` times a percentile of it, never below `floor`."""
+
+    floor: float
+    percentile: float = 0.5
+    factor: float = 8.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.percentile < 1 and self.factor >= 1 and self.floor > 0):
+            raise ValueError(f"{self}: it needs 0 < percentile < 1, factor >= 1 and floor > 0")
+
+    def of(self, learned: Percentile) -> float:
+        return max(self.floor, self.factor * learned.value)
+
+
+Ceiling = int | Auto | None
+"""A number, or learned; None: no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What may one member of a population start, request and take (tokens) within a window?
+
+    What is learned counts per weight of the tenant.
+    """
+
+    starts: Ceiling = None
+    requests: Ceiling = None
+    tokens: Ceiling = None
+
+    def __post_init__(self) -> None:
+        for name in ("starts", "requests", "tokens"):
+            ceiling = getattr(self, name)
+            if isinstance(ceiling, int) and ceiling < 1:
+                raise ValueError(f"a limit of {ceiling} {name} would refuse everybody; the least is 1")
+        if isinstance(self.starts, int) and isinstance(self.requests, int) and self.starts > self.requests:
+            raise ValueError(f"{self.starts} starts are more than the {self.requests} requests that are allowed")
+
+
+USER = Ceilings(Auto(floor=20), Auto(floor=600), Auto(floor=4_000_000))
+APP = Ceilings(
+    Auto(floor=200, percentile=0.95, factor=4.0),
+    Auto(floor=6_000, percentile=0.95, factor=4.0),
+    Auto(floor=40_000_000, percentile=0.95, factor=4.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleSettings:
+    """The limits that hold while the KV cache is overloaded, and only at the start of an interaction.
+
+    A user learns from the other users, one user of an app from the app's other users, both by the median, since few of
+    them may be many of all. An app learns from its own past.
+    """
+
+    window_s: float = 60.0
+    user: Ceilings = USER
+    app_user: Ceilings = USER
+    app: Ceilings = APP
+
+    def __post_init__(self) -> None:
+        if not self.window_s > 0:
+            raise ValueError(f"throttle: window_s is {self.window_s}; it must be greater than 0")
+        for name in ("starts", "requests", "tokens"):
+            user, app = getattr(self.user, name), getattr(self.app, name)
+            if isinstance(user, int) and isinstance(app, int) and user > app:
+                raise ValueError(f"throttle: a user's limit of {user} {name} is more than its whole app's of {app}")
+
+
+class Count:
+    """What was counted of one member in one period, and in the one before it."""
+
+    __slots__ = ("before", "members", "requests", "starts", "tokens", "weight")
+
+    def __init__(self, before: Count | None, weight: float) -> None:
+        self.starts = self.requests = self.tokens = self.members = 0
+        self.weight = weight
+        self.before = before
+        if before is not None:
+            before.before = None
+
+
+NO_COUNT = Count(None, 1.0)
+
+
+class SlidingCounts:
+    """What did each member of a population do within the last `window_s`?
+
+    Bounded: members that were silent for two windows are forgotten; more than `members_max` in one period end it early.
+    A clock that jumps, in either direction, begins anew.
+    """
+
+    def __init__(self, window_s: float, *, members_max: int = 200_000) -> None:
+        self.window_s = window_s
+        self.ends_s = float("-inf")
+        """When the present period ends."""
+        self._members_max = members_max
+        self._period = float("-inf")
+        self._counts: dict[Hashable, Count] = {}
+        self._before: dict[Hashable, Count] = {}
+        self._left = 1.0
+        """The part of the counts before that has not faded."""
+
+    def __len__(self) -> int:
+        return len(self._counts) + len(self._before)
+
+    def at(self, now: float) -> None:
+        """It is this time."""
+        left = (self.ends_s - now) / self.window_s
+        if 0.0 < left <= 1.0:
+            self._left = left
+            return
+        period, into_s = divmod(now, self.window_s)
+        self._left = 1.0 - into_s / self.window_s
+        if period != self._period:
+            self._before = self._counts if period == self._period + 1 else {}
+            self._counts = {}
+            self._period = period
+            self.ends_s = (period + 1) * self.window_s
+
+    def of(self, member: Hashable, weight: float, learn: Callable[[Count], None] | None = None) -> Count:
+        """Its count in this period, to add to. `learn` hears what it did in the period before, the first time."""
+        count = self._counts.get(member)
+        if count is None:
+            if len(self._counts) >= self._members_max:
+                self._before, self._counts = self._counts, {}
+            before = self._before.get(member)
+            count = self._counts[member] = Count(before, weight)
+            if before is not None and learn is not None:
+                learn(before)
+        return count
+
+    def sliding(self, member: Hashable) -> tuple[float, float, float]:
+        """Its starts, requests and tokens within the window."""
+        left = self._left
+        count, before = self._of_both(member)
+        return (
+            count.starts + left * before.starts,
+            count.requests + left * before.requests,
+            count.tokens + left * before.tokens,
+        )
+
+    def limit(self, name: str, measure: str, member: Hashable, more: float, limit: float) -> Limit:
+        """Where does a member stand that wants so much more of a measure? `reset_s`: when it may; 0 if it may now.
+
+        `measure` is "starts", "requests" or "tokens".
+        """
+        count, before = (getattr(one, measure) for one in self._of_both(member))
+        fading = before * self._left
+        room = limit - more
+        if count + fading <= room:
+            reset_s = 0.0
+        elif count <= room:
+            reset_s = self.window_s * (self._left - (room - count) / before)
+        else:
+            # The present count begins to fade when its period ends. More than the limit at once waits until it is gone.
+            reset_s = self.window_s * (self._left + 1.0 - max(0.0, room) / count) if count else self.window_s
+        return Limit(name, int(limit), max(0, min(int(limit), int(limit - count - fading))), reset_s)
+
+    def members(self, member: Hashable) -> int:
+        """How many were counted as being part of this member, in this period or the one before?"""
+        return max(one.members for one in self._of_both(member))
+
+    def _of_both(self, member: Hashable) -> tuple[Count, Count]:
+        """Its counts in this period and in the one before."""
+        count = self._counts.get(member)
+        if count is not None:
+            return count, count.before or NO_COUNT
+        return NO_COUNT, self._before.get(member, NO_COUNT)

@@ -1,0 +1,139 @@
+"""Small engines with prefix caches, and tenants that always have questions about their documents."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from random import Random
+
+from policies.base import Policy, Request, ServiceTokens
+from tests.policies.making import make_request
+
+__all__ = ["BLOCK", "CachingServers", "Questions", "document"]
+
+BLOCK = 10
+"""Tokens."""
+
+
+def document(name: int, blocks: int) -> tuple[int, ...]:
+    """Block hashes of a text that begins like no other."""
+    return tuple(hash((name, block)) for block in range(blocks))
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Traffic: tenants with weights, each asking about its own documents, at `slots` per engine."""
+
+    weights: dict[str, float]
+    documents: int
+    blocks_max: int
+    output_max: int
+    slots: int
+    engines: int
+    cache_blocks: int
+    seed: int
+    sometimes_idle: str = ""
+
+    @property
+    def prompt_max(self) -> int:
+        return BLOCK * (self.blocks_max + 1)
+
+
+class CachingServers:
+    """Engines that compute one token of every request per step. Their caches drop what was used longest ago.
+
+    `received` is extend service: prompt tokens that were not cached, and twice the output.
+    """
+
+    def __init__(self, policy: Policy, questions: Questions) -> None:
+        self.policy = policy
+        self.questions = questions
+        self.random = Random(questions.seed)
+        self.caches: dict[str, OrderedDict[int, None]] = {f"e{n}": OrderedDict() for n in range(questions.engines)}
+        self.running: dict[str, dict[str, tuple[Request, ServiceTokens, int]]] = {name: {} for name in self.caches}
+        self.queued = dict.fromkeys(questions.weights, 0)
+        self.received = dict.fromkeys(questions.weights, 0.0)
+        self.prompts = self.cached = 0
+        self.idle_until = 0
+        self.texts = {
+            tenant: [
+                document(hash((index, number)), self.random.randint(1, questions.blocks_max))
+                for number in range(questions.documents)
+            ]
+            for index, tenant in enumerate(questions.weights)
+        }
+
+    # --- ClusterView ---
+
+    def place(self, request: Request) -> str | None:
+        return min((name for name in self.running if self.fits(request, name)), key=self._load, default=None)
+
+    def fits(self, request: Request, backend: str) -> bool:
+        return self._load(backend) < self.questions.slots
+
+    def loads(self) -> dict[str, int]:
+        return {name: self._load(name) for name in self.running}
+
+    def _load(self, backend: str) -> int:
+        return len(self.running[backend])
+
+    # --- time ---
+
+    def step(self, now: int) -> None:
+        self._ask(now)
+        while (selection := self.policy.pop(float(now), self)) is not None:
+            self._start(selection.request, selection.backend, now)
+        for backend, running in self.running.items():
+            for request, service, output_tokens in list(running.values()):
+                service = service._replace(output=service.output + 1)
+                self.received[request.flow.tenant] += 2.0
+                is_last = service.output == output_tokens
+                self.policy.charge(request, service, float(now), final=is_last)
+                if is_last:
+                    del running[request.id]
+                else:
+                    self.running[backend][request.id] = (request, service, output_tokens)
+
+    def spread(self, steps: int, one: str, other: str) -> float:
+        """The largest difference of service per weight between two tenants over any interval."""
+        weights = self.questions.weights
+        gaps = [0.0]
+        for now in range(steps):
+            self.step(now)
+            gaps.append(self.received[one] / weights[one] - self.received[other] / weights[other])
+        return max(gaps) - min(gaps)
+
+    def _ask(self, now: int) -> None:
+        questions = self.questions
+        for tenant, weight in questions.weights.items():
+            if tenant == questions.sometimes_idle and now < self.idle_until:
+                continue
+            # A step cannot empty it, wherever its requests are placed: backlogged throughout.
+            for _ in range(2 * questions.engines * questions.slots - self.queued[tenant]):
+                text = self.random.choice(self.texts[tenant])
+                prefix = (*text, hash((self.random.random(), "question")))
+                request = make_request(tenant, weight=weight, prompt=BLOCK * len(prefix))
+                request.prefix = prefix
+                self.policy.push(request, float(now))
+                self.queued[tenant] += 1
+        if questions.sometimes_idle and self.random.random() < 0.02:
+            self.idle_until = now + self.random.randrange(100)
+
+    def _start(self, request: Request, backend: str, now: int) -> None:
+        self.queued[request.flow.tenant] -= 1
+        cache = self.caches[backend]
+        found = 0
+        while found < len(request.prefix) and request.prefix[found] in cache:
+            found += 1
+        for block in reversed(request.prefix):
+            cache[block] = None
+            cache.move_to_end(block)
+        while len(cache) > self.questions.cache_blocks:
+            cache.popitem(last=False)
+        cached = min(BLOCK * found, request.prompt_tokens - 1)
+        self.prompts += request.prompt_tokens
+        self.cached += cached
+        self.received[request.flow.tenant] += request.prompt_tokens - cached
+        self.policy.charge(request, ServiceTokens(request.prompt_tokens, 0), float(now), final=False)
+        output_tokens = self.random.randint(1, self.questions.output_max)
+        self.running[backend][request.id] = (request, ServiceTokens(request.prompt_tokens, 0, cached), output_tokens)

@@ -1,0 +1,317 @@
+"""Interactions: who joins which, when they end, what they may do, and that the table stays bounded."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.base import Claim, Flow, Request, ServiceTokens
+from policies.interactions import Interactions, InteractionSettings
+from tests.policies.making import make_request
+
+_serial = count()
+SOME = ServiceTokens(10, 5)
+
+
+def call(claim: Claim | str = "i", tenant: str = "a", *, app: str = "", user: str = "", prompt: int = 10) -> Request:
+    request = make_request(tenant, app=app, user=user, prompt=prompt)
+    request.claim = Claim(claim) if isinstance(claim, str) else claim
+    return request
+
+
+def admit(table: Interactions, request: Request, now: float = 0.0) -> Request:
+    table.arrived(request, now)
+    table.admitted(request, now)
+    return request
+
+
+def serve(
+    table: Interactions, request: Request, now: float = 0.0, *, awaits_more: bool | None = None,
+    service: ServiceTokens = SOME,
+) -> Request:  # fmt: skip
+    admit(table, request, now)
+    table.served(request, service, now, awaits_more)
+    return request
+
+
+def test_calls_with_one_id_are_stages_of_one_interaction() -> None:
+    table = Interactions()
+    calls = [serve(table, call()) for _ in range(3)]
+    assert [one.stage for one in calls] == [1, 2, 3]
+    assert [one.inside for one in calls] == [False, True, True]
+    assert len(table) == 1
+
+
+@pytest.mark.parametrize("other", [Flow("b"), Flow("a", "x"), Flow("a", "", "u")])
+def test_nobody_joins_the_interaction_of_another_flow(other: Flow) -> None:
+    table = Interactions()
+    serve(table, call("secret"))
+    forged = serve(table, call(Claim("secret", 7, begins=False), other.tenant, app=other.app, user=other.user))
+    assert (forged.stage, forged.inside) == (1, False)
+    assert len(table) == 2
+
+
+def test_what_was_never_admitted_opens_nothing() -> None:
+    table = Interactions()
+    table.arrived(call("guessed"), 0.0)
+    later = call(Claim("guessed", begins=False))
+    table.arrived(later, 0.0)
+    assert (later.inside, later.interaction) == (False, None)
+    assert len(table) == 0
+
+
+def test_a_first_call_that_left_the_queue_unserved_opened_nothing() -> None:
+    table = Interactions()
+    table.broke_off(admit(table, call()), ServiceTokens(0, 0), 0.0)
+    assert len(table) == 0
+
+
+def test_a_call_without_a_claim_costs_nothing() -> None:
+    table = Interactions()
+    assert serve(table, call(Claim())).interaction is None
+    assert len(table) == 0
+
+
+def test_a_new_question_under_an_open_id_is_a_new_interaction() -> None:
+    table = Interactions()
+    serve(table, call(), awaits_more=True)
+    again = admit(table, call(Claim("i", begins=True)))
+    assert (again.stage, again.inside) == (1, False)
+    assert len(table) == 1
+
+
+def test_what_the_client_named_goes_on_whatever_its_content_looks_like() -> None:
+    table = Interactions()
+    named = Claim("i", begins=True, explicit=True)
+    serve(table, call(named), awaits_more=False)
+    assert serve(table, call(named), awaits_more=False).stage == 2
+    serve(table, call(named._replace(ends=True)))
+    assert len(table) == 0
+
+
+@pytest.mark.parametrize(("awaits_more", "open_after"), [(True, 1), (None, 1), (False, 0)])
+def test_a_final_answer_ends_what_was_inferred(awaits_more: bool | None, open_after: int) -> None:
+    table = Interactions()
+    serve(table, call(Claim("i", begins=True)), awaits_more=awaits_more)
+    assert len(table) == open_after
+
+
+def test_an_end_waits_for_the_calls_that_are_under_way() -> None:
+    table = Interactions()
+    slow = admit(table, call())
+    serve(table, call(Claim("i", ends=True)))
+    assert len(table) == 1
+    table.served(slow, SOME, 1.0, None)
+    assert len(table) == 0
+
+
+def test_a_stage_is_believed_only_downwards() -> None:
+    table = Interactions()
+    assert admit(table, call(Claim("i", 40))).stage == 1
+    assert admit(table, call(Claim("i", 1))).stage == 1, "calls side by side share a stage"
+    assert admit(table, call(Claim("i", 40))).stage == 3
+    assert admit(table, call(Claim("i", -2))).stage == 4
+
+
+def test_silence_ends_it() -> None:
+    table = Interactions(InteractionSettings(idle_s=10.0))
+    serve(table, call(), 0.0)
+    assert serve(table, call(), 10.0).inside
+    assert not serve(table, call(), 20.1).inside
+
+
+def test_a_call_under_way_is_not_silence() -> None:
+    table = Interactions(InteractionSettings(idle_s=10.0))
+    admit(table, call(), 0.0)
+    assert admit(table, call(), 500.0).inside
+
+
+def test_idle_ones_are_collected_without_being_asked_for() -> None:
+    table = Interactions(InteractionSettings(idle_s=10.0))
+    for number in range(1000):
+        serve(table, call(f"old{number}"), 0.0)
+    for number in range(200):
+        serve(table, call(f"new{number}"), 30.0)
+    assert len(table) <= 200
+
+
+def test_a_clock_that_is_set_back_loses_no_interaction_and_keeps_none_for_ever() -> None:
+    table = Interactions(InteractionSettings(idle_s=10.0))
+    serve(table, call("i"), 1000.0)
+    assert serve(table, call("i"), 3.0).inside
+    serve(table, call("left"), 1000.0)
+    for number in range(50):
+        serve(table, call(f"n{number}"), 20.0 + number)
+    assert not serve(table, call("left"), 75.0).inside
+
+
+# --- raw prompts ---
+
+
+def test_a_prompt_that_extends_an_earlier_one_goes_on_with_it() -> None:
+    table = Interactions()
+    serve(table, call(Claim(extends=(1, 2, 3))))
+    second = serve(table, call(Claim(extends=(1, 2, 3, 4, 5))))
+    assert (second.stage, second.inside) == (2, True)
+    assert serve(table, call(Claim(extends=(1, 2, 3, 4, 5, 6)))).stage == 3
+    assert serve(table, call(Claim(extends=(1, 2, 3, 9)))).stage == 1, "another branch of what is no longer the end"
+    assert len(table) == 2
+
+
+def test_a_prompt_of_another_flow_is_not_extended() -> None:
+    table = Interactions()
+    serve(table, call(Claim(extends=(1, 2, 3))))
+    assert serve(table, call(Claim(extends=(1, 2, 3, 4)), user="u")).stage == 1
+
+
+# --- caps ---
+
+
+@pytest.mark.parametrize(
+    "caps",
+    [InteractionSettings(calls_max=3), InteractionSettings(tokens_max=45), InteractionSettings(lifetime_s_max=3.0)],
+)
+def test_beyond_its_caps_it_loses_its_immunity_not_its_life(caps: InteractionSettings) -> None:
+    table = Interactions(caps)
+    calls = [serve(table, call(), float(number)) for number in range(5)]
+    assert [one.inside for one in calls] == [False, True, True, False, False]
+    assert [one.stage for one in calls] == [1, 2, 3, 4, 5]
+    assert len(table) == 1
+
+
+def test_what_an_app_needs_raises_its_caps_and_only_so_far() -> None:
+    table = Interactions()
+    calls_max, _, _ = table.caps("a", "")
+    for number in range(300):
+        for _ in range(60):
+            last = serve(table, call(f"i{number}"))
+        table.served(admit(table, call(Claim(last.claim.id, ends=True))), SOME, 0.0, None)
+    usual, _, _ = table.caps("a", "")
+    assert 2 * 61 < usual <= 10 * calls_max
+    assert table.caps("b", "") == table.caps("nobody", "")
+    for number in range(300):
+        serve(table, call(f"huge{number}"), service=ServiceTokens(10**9, 0))
+        serve(table, call(Claim(f"huge{number}", ends=True)))
+    assert table.caps("a", "")[1] == 20_000_000
+
+
+@pytest.mark.parametrize("wrong", [{"idle_s": 0}, {"calls_max": -1}, {"tokens_max": 0}, {"open_max": 0}])
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        InteractionSettings(**wrong)  # type: ignore[arg-type]
+
+
+# --- what was wasted ---
+
+
+def test_what_was_spent_before_a_cut_is_wasted_once() -> None:
+    table = Interactions()
+    serve(table, call())
+    serve(table, call())
+    for _ in range(2):
+        refused = call()
+        table.arrived(refused, 0.0)
+        table.cut(refused)
+    assert (table.wasted["a"].interactions, table.wasted["a"].tokens) == (1, 30)
+    serve(table, call())
+    refused = call()
+    table.arrived(refused, 0.0)
+    table.cut(refused)
+    assert (table.wasted["a"].interactions, table.wasted["a"].tokens) == (2, 45)
+
+
+def test_a_refused_start_wastes_nothing() -> None:
+    table = Interactions()
+    refused = call()
+    table.arrived(refused, 0.0)
+    table.cut(refused)
+    assert table.wasted == {}
+
+
+# --- bounds ---
+
+
+def test_of_too_many_the_tenant_that_has_most_loses_its_oldest() -> None:
+    table = Interactions(InteractionSettings(open_max=100))
+    for number in range(10):
+        serve(table, call(f"i{number}", "small"))
+    for number in range(1000):
+        serve(table, call(f"i{number}", "flood"))
+        assert len(table) <= 100
+    assert all(serve(table, call(f"i{number}", "small")).inside for number in range(10))
+    assert len(table._to_look_at) <= 200
+
+
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(["arrive", "arrive", "serve", "break", "refuse"]),
+        st.sampled_from(["a", "b"]),
+        st.sampled_from(["i", "j", ""]),
+        st.sampled_from([None, True, False]),
+        st.booleans(),
+        st.floats(-30.0, 30.0),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(trace=actions)
+def test_the_books_are_right_after_anything(trace: list[tuple[str, str, str, bool | None, bool, float]]) -> None:
+    table = Interactions(InteractionSettings(idle_s=20.0, open_max=3))
+    under_way: list[Request] = []
+    now = 100.0
+    for what, tenant, id, begins, ends, step_s in trace:
+        now += step_s
+        if what in ("arrive", "refuse"):
+            request = call(Claim(id, begins=begins, ends=ends), tenant)
+            table.arrived(request, now)
+            if what == "refuse":
+                table.cut(request)
+                continue
+            table.admitted(request, now)
+            under_way.append(request)
+        elif under_way:
+            request = under_way.pop(0)
+            if what == "serve":
+                table.served(request, SOME, now, begins)
+            else:
+                table.broke_off(request, ServiceTokens(0, 0), now)
+        opened = [one for own in table._open.values() for one in own.values()]
+        assert len(table) == len(opened) <= 3
+        assert all(own for own in table._open.values())
+        for interaction in opened:
+            assert interaction.under_way == sum(request.interaction is interaction for request in under_way)
+        for request in under_way:
+            if request.interaction is not None:
+                assert request.interaction.tenant == request.flow.tenant
+                assert request.inside <= (request.stage >= 1)
+
+
+# --- across restarts ---
+
+
+def test_what_was_learned_is_restored_and_nothing_else_is_taken_for_it() -> None:
+    table = Interactions()
+    for number in range(100):
+        for _ in range(50):
+            serve(table, call(f"i{number}", app="agent"))
+        serve(table, call(Claim(f"i{number}", ends=True), app="agent"))
+    learned = table.snapshot()
+    fresh = Interactions()
+    fresh.restore(learned)
+    assert fresh.caps("a", "agent") == table.caps("a", "agent") != fresh.caps("a", "")
+    for wrong in (
+        None,
+        {},
+        [["a"]],
+        [["a", "b", float("nan"), 1, 1, 1]],
+        [["a", "b", -1, 1, 1, 1]],
+        [[1, 2, 3, 4, 5, 6]],
+    ):
+        with pytest.raises(ValueError, match=r"expected|row 0"):
+            fresh.restore(wrong)
+    assert fresh.snapshot() == learned
