@@ -9,7 +9,7 @@ from enum import Enum
 import msgspec
 
 from backends.base import Usage
-from backends.usage import UsageFields, usage_in_tail
+from backends.usage import TOOL_ITEMS, UsageFields, all_told, asks_for_more, usage_in_tail
 
 __all__ = ["Dialect", "StreamError", "StreamMeter"]
 
@@ -96,9 +96,14 @@ class _ErrorFields(msgspec.Struct):
 class _Envelope(msgspec.Struct):
     """`response` of a Responses event, `message` of Anthropic's message_start."""
 
+    id: str | None = None
     usage: UsageFields | None = None
     error: _ErrorFields | None = None
     status: str | None = None
+
+
+class _Item(msgspec.Struct):
+    type: str = ""
 
 
 class _MessageDelta(msgspec.Struct):
@@ -113,6 +118,7 @@ class _Event(msgspec.Struct):
     error: _ErrorFields | str | None = None
     response: _Envelope | None = None
     message: _Envelope | str | None = None
+    item: _Item | None = None
     code: object = None
 
 
@@ -127,8 +133,9 @@ class StreamMeter:
     """
 
     __slots__ = (
-        "_head", "_is_openai", "_is_plain", "_last", "_lines", "_oversized", "_strip", "_tail", "_tail_bytes_max",
-        "_token_head", "_token_next", "aborted", "ended", "error", "started", "token_events", "usage",
+        "_head", "_is_openai", "_is_plain", "_last", "_lines", "_oversized", "_stops", "_strip", "_tail",
+        "_tail_bytes_max", "_token_head", "_token_next", "aborted", "answer_id", "ended", "error", "started",
+        "token_events", "usage",
     )  # fmt: skip
 
     def __init__(self, dialect: Dialect, *, strip_usage: bool, tail_bytes_max: int = 262144) -> None:
@@ -142,6 +149,9 @@ class StreamMeter:
         """Did the stream say that it is over?"""
         self.aborted = False
         """Did the engine give it up before the first token, as vLLM does while it shuts down? It may be retried."""
+        self.answer_id = ""
+        """Of a Responses stream: the name by which a later call may go on from it."""
+        self._stops: set[bool | None] = set()
         self._is_openai = dialect is Dialect.OPENAI
         self._strip = strip_usage
         self._tail = b""
@@ -152,6 +162,12 @@ class StreamMeter:
         self._is_plain = True
         self._token_head, self._lines = _TOKEN_EVENT[dialect]
         self._token_next = b"\n\n" + self._token_head
+
+    @property
+    def awaits_more(self) -> bool | None:
+        """True once it asks for a tool, so that another call follows; False once it is final; None if it does not say,
+        or was cut at its greatest length."""
+        return all_told(self._stops)
 
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes from the engine; give back those to forward now, whole events only."""
@@ -272,6 +288,9 @@ class StreamMeter:
             return True
         if not choices:
             return not (self._strip and choices is not None and event.usage is not None)
+        for choice in choices:
+            if choice.finish_reason is not None:
+                self._stops.add(asks_for_more(choice.finish_reason))
         if all(choice.is_empty_abort() for choice in choices):
             self.aborted = self.aborted or self.token_events == 0
         elif all(choice.is_role_only() for choice in choices):
@@ -289,6 +308,14 @@ class StreamMeter:
             self._note_token()
         elif name == "message_stop" or name in _RESPONSE_ENDS:
             self.ended = True
+        elif event.item is not None and event.item.type in TOOL_ITEMS:
+            self._stops.add(True)
+        if event.response is not None and event.response.id:
+            self.answer_id = event.response.id
+        if name in _RESPONSE_ENDS and event.response is not None:
+            self._stops.add(asks_for_more(event.response.status))
+        if isinstance(event.delta, _MessageDelta) and isinstance(event.delta.stop_reason, str):
+            self._stops.add(asks_for_more(event.delta.stop_reason))
         cancelled = event.response is not None and event.response.status == "cancelled"
         stopped = isinstance(event.delta, _MessageDelta) and event.delta.stop_reason == "abort"
         self.aborted = self.aborted or ((cancelled or stopped) and not self.token_events)

@@ -1,18 +1,60 @@
-"""What did a finished answer cost, and did the engine answer it at all? Read from JSON the engine sent."""
+"""What did a finished answer cost, does it wait for a tool, and did the engine answer at all? Read from its JSON."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
 from backends.base import Usage
 
-__all__ = ["UsageFields", "is_drained", "usage_in_tail", "usage_of_body"]
+__all__ = [
+    "TOOL_ITEMS",
+    "Answer",
+    "UsageFields",
+    "all_told",
+    "asks_for_more",
+    "is_drained",
+    "read_answer",
+    "usage_in_tail",
+]
+
+_ASKS_FOR_TOOL = frozenset({"tool_calls", "function_call", "tool_use", "pause_turn"})
+_IS_FINAL = frozenset({"stop", "content_filter", "end_turn", "stop_sequence", "refusal", "completed"})
+TOOL_ITEMS = frozenset(
+    {
+        "apply_patch_call",
+        "computer_call",
+        "custom_tool_call",
+        "function_call",
+        "local_shell_call",
+        "mcp_approval_request",
+        "shell_call",
+    }
+)
+"""Items of a Responses answer that ask the client for something; other calls (web search, say) the server makes."""
 
 
 class _Details(msgspec.Struct):
     cached_tokens: int | None = None
+
+
+def asks_for_more(reason: object) -> bool | None:
+    """Does an answer that stops for this reason ask the client to call again? None: it was cut short, or who knows.
+
+    `reason`: of a chat's choice or an Anthropic message, or the status of a Responses answer.
+    """
+    if reason in _ASKS_FOR_TOOL:
+        return True
+    return False if reason in _IS_FINAL else None
+
+
+def all_told(asks: Iterable[bool | None]) -> bool | None:
+    """The same of several choices: True if one asks, False if all are final."""
+    seen = set(asks)
+    return True if True in seen else None if None in seen or not seen else False
 
 
 class UsageFields(msgspec.Struct):
@@ -56,13 +98,58 @@ def _known(value: int | None, otherwise: int) -> int:
 
 class _Choice(msgspec.Struct):
     finish_reason: str | None = None
+    message: msgspec.Raw = msgspec.Raw()
+
+    def asks_for_more(self) -> bool | None:
+        # A tool that the request itself demanded is called with the reason "stop".
+        return True if _TOOL_CALLS.search(self.message) else asks_for_more(self.finish_reason)
+
+
+class _Item(msgspec.Struct):
+    type: str = ""
+
+
+class Answer(NamedTuple):
+    """What a whole answer says of itself.
+
+    Attributes:
+        id: its name, by which a later Responses call may go on from it.
+        awaits_more: True if it asks for a tool, so that another call follows; False if it is final; None if unknown,
+            as when it was cut at its greatest length.
+        is_drained: a refusal in the form of an answer, as vLLM gives it while it shuts down: aborted, no token made.
+    """
+
+    id: str
+    usage: Usage | None
+    awaits_more: bool | None
+    is_drained: bool
 
 
 class _Body(msgspec.Struct):
+    id: object = None
     usage: UsageFields | None = None
     choices: list[_Choice] = []
     status: object = None
     stop_reason: object = None
+    output: msgspec.Raw = msgspec.Raw()
+
+    def awaits_more(self) -> bool | None:
+        if self.choices:
+            return all_told([choice.asks_for_more() for choice in self.choices])
+        if isinstance(self.stop_reason, str):
+            return asks_for_more(self.stop_reason)
+        if self.output and isinstance(self.status, str):
+            try:
+                items = _output_decoder.decode(self.output)
+            except msgspec.DecodeError:
+                return None  # another API's
+            return True if any([item.type in TOOL_ITEMS for item in items]) else asks_for_more(self.status)
+        return None
+
+    def is_drained(self) -> bool:
+        usage = self.usage
+        made = usage is not None and (usage.completion_tokens or usage.output_tokens)
+        return self.is_given_up() and not made
 
     def is_given_up(self) -> bool:
         """Does it end by an abort, as each of the three APIs says it?"""
@@ -72,17 +159,21 @@ class _Body(msgspec.Struct):
 
 
 _body_decoder = msgspec.json.Decoder(_Body)
+_output_decoder = msgspec.json.Decoder(list[_Item])
+_TOOL_CALLS = re.compile(rb'"tool_calls"\s*:\s*\[\s*[^\]\s]')
 _usage_decoder = msgspec.json.Decoder(UsageFields)
 _USAGE_OBJECT = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}"]|"[^"\\]*"|\{[^{}]*\})*\})')
 
 
-def usage_of_body(body: bytes) -> Usage | None:
-    """Usage of a whole JSON answer; None when it states none or is not such JSON."""
+def read_answer(body: bytes) -> Answer:
+    """Read a whole JSON answer once; what is no such JSON says nothing."""
     try:
-        usage = _body_decoder.decode(body).usage
+        answer = _body_decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return None if usage is None else usage.merged()
+        return Answer("", None, None, False)
+    usage = None if answer.usage is None else answer.usage.merged()
+    id_ = answer.id if isinstance(answer.id, str) else ""
+    return Answer(id_, usage, answer.awaits_more(), answer.is_drained())
 
 
 def usage_in_tail(tail: bytes) -> Usage | None:
@@ -101,11 +192,5 @@ def usage_in_tail(tail: bytes) -> Usage | None:
 
 
 def is_drained(body: bytes) -> bool:
-    """Is this 200 really a refusal? vLLM answers so while it shuts down: aborted, with no token made."""
-    try:
-        answer = _body_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
-    usage = answer.usage
-    made = usage is not None and (usage.completion_tokens or usage.output_tokens)
-    return answer.is_given_up() and not made
+    """Is this 200 really a refusal? See `Answer.is_drained`."""
+    return read_answer(body).is_drained

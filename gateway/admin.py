@@ -1,4 +1,4 @@
-"""What can an operator ask the gateway? /health, /ready and /metrics, on a listener of their own."""
+"""What can an operator ask the gateway? /health, /ready, /metrics and /explain, on a listener of their own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
+
+from gateway.explain import explain
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -25,11 +27,26 @@ def admin_app(gateway: Gateway) -> web.Application:
         return web.json_response({"ready": not faults, "why_not": faults}, status=503 if faults else 200)
 
     async def metrics(request: web.Request) -> web.Response:
-        gateway.metrics.read_gauges(gateway.pools)
+        gateway.metrics.read_gauges(gateway.pools, gateway.shared.interactions)
         # Rendering takes long with many tenants: beside the loop, so that no stream waits for it.
         page = await asyncio.to_thread(gateway.metrics.render)
         return web.Response(body=page, headers={"content-type": CONTENT_TYPE_LATEST})
 
+    async def explanation(request: web.Request) -> web.Response:
+        request_id = request.match_info["id"]
+        found = explain(gateway.pools, request_id)
+        if found is None:
+            error = "no decision on this request is remembered: it is not queued or running, and not among the last"
+            return web.json_response({"request_id": request_id[:128], "error": error}, status=404)
+        return web.json_response(found)
+
     app = web.Application()
-    app.add_routes([web.get("/health", health), web.get("/ready", ready), web.get("/metrics", metrics)])
+    app.add_routes(
+        [
+            web.get("/health", health),
+            web.get("/ready", ready),
+            web.get("/metrics", metrics),
+            web.get("/explain/{id}", explanation),
+        ]
+    )
     return app

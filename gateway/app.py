@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import aiohttp
 from aiohttp import web
@@ -19,6 +20,8 @@ from gateway.identity import Keyring, MintedKey
 from gateway.pipeline import Pipeline
 from gateway.pool import Backend, Pool
 from gateway.relay import Exchange
+from gateway.shared import Shared
+from gateway.state.learned import LearnedFile
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Record
@@ -37,11 +40,13 @@ class Gateway:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.metrics = Metrics()
+        self.shared = Shared.of(config)
         self.pools: list[Pool] = []
         self.port = 0
         self.admin_port = 0
         self._access_log = AccessLog(config.access_log)
         self._keyring = Keyring(config.tenants, open_access=config.open_access)
+        self._learned: LearnedFile | None = None
         self._embedded: list[SimulatedServer] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._pipeline: Pipeline | None = None
@@ -71,11 +76,16 @@ class Gateway:
         for pool_config in config.pools:
             models = tuple(pool_config.models) or EMBEDDED_MODELS
             backends = [Backend(backend, await self._url(backend, models), config) for backend in pool_config.backends]
-            self.pools.append(Pool(pool_config, config, backends, self._settled))
+            self.pools.append(Pool(pool_config, config, backends, self.shared, self._settled))
+        if config.state_file is not None:
+            engines = {pool.name: pool.dispatcher.engine for pool in self.pools}
+            self._learned = LearnedFile(Path(config.state_file), engines)
+            self._learned.restore()
+            self._watchers.append(asyncio.create_task(self._learned.keep()))
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
         self._session = aiohttp.ClientSession(connector=connector)
         await asyncio.gather(*(pool.check(self._session) for pool in self.pools))
-        self._watchers = [asyncio.create_task(pool.watch(self._session)) for pool in self.pools]
+        self._watchers += [asyncio.create_task(pool.watch(self._session)) for pool in self.pools]
         for watcher in self._watchers:
             watcher.add_done_callback(_report_fault)
         self._pipeline = Pipeline(self._keyring, self.pools, self._settled)
@@ -102,6 +112,8 @@ class Gateway:
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
+        if self._learned is not None:
+            await self._learned.save()
         for pool in self.pools:
             pool.dispatcher.close()
             for backend in pool.backends.values():
@@ -153,4 +165,4 @@ def _server_limits(config: Config) -> ServerLimits:
 
 def _report_fault(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (fault := task.exception()) is not None:
-        logger.error("watching the backends failed", exc_info=fault)
+        logger.error("a task of the background failed", exc_info=fault)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-BAD_CONFIG = 2
+BAD_INPUT = 2
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -56,7 +56,7 @@ def serve(config_path: Path | None, backends: tuple[str, ...], host: str, port: 
             config = config_for_backends(list(backends), host, port, admin_port)
     except ConfigError as error:
         click.echo(str(error), err=True)
-        sys.exit(BAD_CONFIG)
+        sys.exit(BAD_INPUT)
     _run(lambda: _serve(config))
 
 
@@ -95,7 +95,7 @@ def check(file: Path) -> None:
         config = _load(file)
     except ConfigError as error:
         click.echo(str(error), err=True)
-        sys.exit(BAD_CONFIG)
+        sys.exit(BAD_INPUT)
     backends = sum(len(pool.backends) for pool in config.pools)
     click.echo(f"{file}: ok: {len(config.tenants)} tenants, {len(config.pools)} pools, {backends} backends")
 
@@ -106,6 +106,136 @@ def schema() -> None:
     from gateway.config.model import json_schema
 
     click.echo(json_schema(), nl=False)
+
+
+@main.command()
+@click.argument("path", metavar="TRACE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--policy", "policies", default="fcfs,vtc,dlpm,fairserve", show_default=True, help="With commas.")
+@click.option("--backends", default=1, show_default=True, type=click.IntRange(1, 1024), help="Number of engines.")
+@click.option("--profile", "profile_name", default="h100-llama3.1-8b", show_default=True, help="Engine to imitate.")
+@click.option("--speed", default=1.0, show_default=True, help="2: requests arrive in half the time.")
+@click.option("--limit", type=click.IntRange(1), help="Only so many of the first requests.")
+@click.option("--format", "format_name", help="Format of the trace; told by its columns when absent.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
+@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
+def replay(
+    path: Path, policies: str, backends: int, profile_name: str, speed: float, limit: int | None,
+    format_name: str | None, json_path: Path | None, html_path: Path | None,
+) -> None:  # fmt: skip
+    """What would this traffic have seen under each policy? TRACE: an access log of fairgate, or a public trace.
+
+    \b
+    fairgate replay access.log --policy fcfs,vtc --backends 2 --html replay.html
+    fairgate replay conversation_trace.jsonl.gz --speed 2 --limit 1000
+
+    The production engine and policies run in virtual time before simulated engines; docs/replay.md has the formats.
+    """
+    from backends.simulated.profiles import UnknownProfileError, profile
+    from simulation.replay import UnknownPolicyError, policy_names, replay_under
+    from simulation.report import Replayed, as_html, as_json, as_text
+    from simulation.traces.lines import TraceError
+    from simulation.traces.reader import FORMATS, Trace
+
+    if not 0 < speed < float("inf"):
+        raise click.BadParameter("must be a number above 0", param_hint="--speed")
+    if format_name is not None and format_name not in FORMATS:
+        raise click.BadParameter(f"{format_name!r} is none of: {', '.join(FORMATS)}", param_hint="--format")
+    outputs = [(file, write) for file, write in ((json_path, as_json), (html_path, as_html)) if file is not None]
+    try:
+        names, engine = policy_names(policies), profile(profile_name)
+        trace = Trace(path, format=format_name, speed=speed, limit=limit)
+        for file, _ in outputs:
+            file.touch()  # what cannot be written should be known before a long run
+        seen = []
+        for name in names:
+            hidden = not sys.stderr.isatty()
+            with click.progressbar(length=trace.requests, label=name, file=sys.stderr, hidden=hidden) as bar:
+                seen.append(replay_under(name, trace, engine, backends=backends, ended=lambda: bar.update(1)))
+        replayed = Replayed(trace, engine, backends, seen)
+        for file, write in outputs:
+            file.write_text(write(replayed), encoding="utf-8")
+    except (TraceError, UnknownPolicyError, UnknownProfileError, OSError) as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    click.echo(as_text(replayed), nl=False)
+
+
+@main.command()
+@click.argument("names", metavar="[NAME ...]", nargs=-1)
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
+@click.option("--docs", type=click.Path(file_okay=False, path_type=Path), help="Write reproduction.md into it.")
+@click.option("--traces", default="../shared/traces", show_default=True, help="Directory of the recorded traces.")
+@click.option("--processes", type=click.IntRange(1), help="Experiments at a time; default: one for each core.")
+def reproduce(
+    names: tuple[str, ...], json_path: Path | None, docs: Path | None, traces: str, processes: int | None
+) -> None:
+    """Rerun the experiments of the papers: published value, our value, verdict. All of them, or those named.
+
+    \b
+    fairgate reproduce                                   everything, some minutes
+    fairgate reproduce table2 fig9 --json result.json
+    fairgate reproduce metrics RUNS.csv                  VTC's measures of recorded runs
+
+    Exits with 1 if a requirement is missed, and with 2 if a trace is missing or at fault.
+    """
+    import os
+
+    from simulation.experiments.base import Inputs, MissingTraceError, Outcome, Verdict
+    from simulation.experiments.report import as_json, as_text, summary
+    from simulation.reproduce import UnknownExperimentError, experiments, run_all, write_docs
+
+    if names[:1] == ("metrics",):
+        if docs is not None:
+            raise click.UsageError("metrics writes no page: leave out --docs")
+        _measure(names[1:], json_path)
+        return
+    try:
+        chosen = experiments(names)
+    except UnknownExperimentError as error:
+        raise click.BadParameter(str(error), param_hint="NAME") from error
+    outcomes: dict[Any, Outcome] = {}
+    missing: list[str] = []
+    try:
+        if json_path is not None:
+            json_path.touch()  # what cannot be written should be known before a long run
+        for experiment, outcome in run_all(chosen, Inputs(Path(traces)), processes=processes or os.cpu_count() or 1):
+            if isinstance(outcome, MissingTraceError):
+                missing.append(f"{experiment.name}: skipped: {outcome}")
+                click.echo(missing[-1], err=True)
+                continue
+            outcomes[experiment] = outcome
+            click.echo(as_text(experiment, outcome))
+        if json_path is not None:
+            json_path.write_text(as_json(outcomes), encoding="utf-8")
+        if docs is not None:
+            click.echo(f"written: {write_docs(outcomes, docs)}")
+    except OSError as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    rows = [row for outcome in outcomes.values() for row in outcome.rows]
+    click.echo(summary(rows))
+    if any(row.verdict is Verdict.MISSED for row in rows):
+        sys.exit(1)
+    if missing:
+        sys.exit(BAD_INPUT)
+
+
+def _measure(files: tuple[str, ...], json_path: Path | None) -> None:
+    """The measures of recorded runs, of one file."""
+    from simulation.recorded import measures, read_runs
+    from simulation.reproduce import measures_json, measures_text
+    from simulation.traces.lines import TraceError
+
+    if len(files) != 1:
+        raise click.UsageError("metrics needs one table of recorded runs: fairgate reproduce metrics FILE.csv")
+    try:
+        runs = [measures(run) for run in read_runs(Path(files[0]))]
+        if json_path is not None:
+            json_path.write_text(measures_json(runs), encoding="utf-8")
+    except (TraceError, OSError) as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    click.echo(measures_text(runs), nl=False)
 
 
 @main.group()
@@ -149,6 +279,37 @@ def healthcheck(url: str) -> None:
     except OSError as error:
         click.echo(f"{url}: {error}", err=True)
         sys.exit(1)
+
+
+@main.command()
+@click.argument("request_id")
+@click.option("--admin", default="http://127.0.0.1:9090", show_default=True, help="Admin listener.")
+def explain(request_id: str, admin: str) -> None:
+    """Why was a request dispatched, refused or kept waiting? REQUEST_ID: the x-request-id of its answer.
+
+    \b
+    fairgate explain req_0123456789abcdef
+    fairgate explain req_0123456789abcdef --admin http://127.0.0.1:9091
+
+    Exits with 1 if the decision is no longer remembered.
+    """
+    import json
+    import urllib.error
+    import urllib.parse
+    import urllib.request
+
+    url = f"{admin.rstrip('/')}/explain/{urllib.parse.quote(request_id, safe='')}"
+    if not url.startswith(("http://", "https://")):
+        raise click.BadParameter("must be http://host:port of the admin listener", param_hint="--admin")
+    try:
+        with urllib.request.urlopen(url, timeout=3) as answer:
+            click.echo(json.dumps(json.load(answer), indent=2))
+    except urllib.error.HTTPError as error:
+        click.echo(f"fairgate: {error.read().decode()[:500]}", err=True)
+        sys.exit(1)
+    except (OSError, ValueError) as error:
+        click.echo(f"fairgate: {url}: {error}", err=True)
+        sys.exit(BAD_INPUT)
 
 
 def _load(path: Path) -> Config:

@@ -60,9 +60,9 @@ class Dispatcher:
         if decisions:
             self._execute(decisions)
 
-    def finished(self, request_id: str, service: ServiceTokens) -> None:
+    def finished(self, request_id: str, service: ServiceTokens, awaits_more: bool | None = None) -> None:
         del self._exchanges[request_id]
-        self._execute(self.engine.finished(request_id, service, self.clock()))
+        self._execute(self.engine.finished(request_id, service, self.clock(), awaits_more))
 
     def failed(self, request_id: str, failure: Failure, service: ServiceTokens | None = None) -> None:
         """It did not complete. Unless it broke, the exchange hears again, as after `submit`."""

@@ -7,7 +7,7 @@ taken out (`design`: a client can refine who it is, never raise its claim), and 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -40,6 +40,8 @@ class _Fields(msgspec.Struct):
     best_of: int | None = None
     user: str | None = None
     safety_identifier: str | None = None
+    previous_response_id: str | None = None
+    tool_choice: Raw = Raw()
     metadata: Raw = Raw()
     # What makes up the prompt, in any of the APIs.
     messages: Raw = Raw()
@@ -66,17 +68,17 @@ class _Fields(msgspec.Struct):
     data_parallel_rank: Raw = Raw()
 
 
-_PROMPT = (
+_PROMPT = (  # as chat templates put it: what requests of one app have in common first
+    "tools",
+    "system",
+    "instructions",
+    "query",
+    "documents",
+    "text_2",
+    "text_1",
     "messages",
     "prompt",
     "input",
-    "system",
-    "instructions",
-    "tools",
-    "documents",
-    "query",
-    "text_1",
-    "text_2",
 )
 _STEERING = (
     "priority",
@@ -110,6 +112,12 @@ class Payload:
         asks_usage: the client itself wants usage in its stream.
         body: what goes to the engine; `ask_usage` changes it.
         output_param, prompt_param: the fields that said how long the answer may be, and what the prompt is.
+        conversation: JSON of the messages, or of what a Responses call calls its input.
+        text: JSON of a raw completion's prompt.
+        instruction_bytes: JSON of instructions that stand beside the conversation (`system`, `instructions`).
+        metadata: JSON of what the client adds about its request.
+        previous_response_id: the Responses answer that this call goes on from.
+        demands_tool: the answer must call a tool.
     """
 
     model: str
@@ -123,13 +131,17 @@ class Payload:
     body: bytes
     output_param: str | None = None
     prompt_param: str | None = None
+    conversation: Raw = field(default_factory=Raw)
+    text: Raw = field(default_factory=Raw)
+    instruction_bytes: int = 0
+    metadata: Raw = field(default_factory=Raw)
+    previous_response_id: str = ""
+    demands_tool: bool = False
 
     def ask_usage(self) -> None:
         """Have the engine report usage at the end of the stream."""
         if not self.has_stream_options:
-            # Put in front rather than decoded and encoded again: prompts are long.
-            brace = self.body.index(b"{") + 1
-            self.body = b"".join((self.body[:brace], _ASK_FOR_USAGE, self.body[brace:]))
+            self._put_first(_ASK_FOR_USAGE)
             return
         fields = _decode_object(self.body)
         options = bytes(fields["stream_options"])
@@ -137,6 +149,15 @@ class Payload:
         kept["include_usage"] = Raw(b"true")
         fields["stream_options"] = Raw(_encode(kept))
         self.body = _encode(fields)
+
+    def salt_cache(self, salt: str) -> None:
+        """Have the engine keep its cached blocks apart from those of other salts. The salt needs no JSON escapes."""
+        self._put_first(b'"cache_salt":"%b",' % salt.encode())
+
+    def _put_first(self, field_and_comma: bytes) -> None:
+        # In front rather than decoded and encoded again: prompts are long.
+        brace = self.body.index(b"{") + 1
+        self.body = b"".join((self.body[:brace], field_and_comma, self.body[brace:]))
 
 
 def read_json(body: bytes) -> Payload:
@@ -156,7 +177,13 @@ def read_json(body: bytes) -> Payload:
         has_stream_options=options is not UNSET,
         body=_without_steering(body, fields),
         output_param=output_param,
-        prompt_param=prompts[0] if prompts else None,
+        prompt_param=prompts[-1] if prompts else None,
+        conversation=fields.messages or fields.input,
+        text=fields.prompt,
+        instruction_bytes=memoryview(fields.system).nbytes + memoryview(fields.instructions).nbytes,
+        metadata=fields.metadata,
+        previous_response_id=fields.previous_response_id or "",
+        demands_tool=bool(fields.tool_choice) and bytes(fields.tool_choice) not in (b'"auto"', b'"none"', b"null"),
     )
 
 

@@ -112,9 +112,10 @@ class Pipeline:
         pool = self._pool(payload.model)
         record.app = principal.app(_text(request.header(b"x-fairgate-app")))
         user = _text(request.header(b"x-fairgate-user")) or payload.user
+        flow = Flow(principal.tenant, record.app, user[:128])
         admitted = Request(
             id=request.id,
-            flow=Flow(principal.tenant, record.app, user[:128]),
+            flow=flow,
             weight=principal.weight,
             prompt_tokens=pool.estimator.estimate(payload.prompt),
             output_tokens_max=0,
@@ -123,7 +124,15 @@ class Pipeline:
             body_bytes=len(payload.body),
             streamed=payload.stream,
         )
+        record.request = admitted
         _limit_to_context(admitted, payload, pool.context_tokens_max(payload.model), generates=way.generates)
+        if pool.claims is not None:
+            claim, instruction_bytes = pool.claims.read(request.headers, payload, flow, generates=way.generates)
+            admitted.claim = claim
+            if instruction_bytes:
+                admitted.system_tokens = admitted.prompt_tokens * instruction_bytes // len(payload.prompt)
+        if pool.prefixes is not None and way.generates and payload.prompt_param is not None:
+            admitted.prefix = pool.prefixes.read(payload, principal.tenant)
         if payload.stream and not payload.asks_usage and way.dialect is Dialect.OPENAI and not _is_form(request):
             payload.ask_usage()
         head = _upstream_head(request, len(payload.body))

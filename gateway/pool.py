@@ -22,11 +22,14 @@ from gateway.config.model import BackendConfig, CapacityConfig, Config, PoolConf
 from gateway.dispatcher import Dispatcher
 from gateway.estimate import TokenEstimator, exact_counter
 from gateway.payload import Payload
+from gateway.prompt_prefix import PromptPrefixes
+from gateway.shared import Shared
 from gateway.telemetry.record import Record
 from policies.capacity import CapacitySettings, Gauges
 from policies.engine import AdmissionEngine
 from policies.registry import POLICIES, PolicyParams
 from policies.waiting import QueueLimits
+from policies.wsc import WscSettings
 
 __all__ = ["Backend", "Pool"]
 
@@ -96,19 +99,31 @@ class Pool:
     """One queue, one policy, several engines that serve the same models."""
 
     def __init__(
-        self, config: PoolConfig, gateway: Config, backends: list[Backend], settled: Callable[[Record, str], None]
+        self,
+        config: PoolConfig,
+        gateway: Config,
+        backends: list[Backend],
+        shared: Shared,
+        settled: Callable[[Record, str], None],
     ):
         self.name = config.name
         self.policy_name = gateway.policy.name
         self.backends = {backend.name: backend for backend in backends}
         self.response_buffer_bytes_max = gateway.limits.response_buffer_bytes_max
         self.debug_headers = gateway.debug_headers
+        self.claims = shared.claims
+        self.quotas = shared.quotas
         self._configured_models = list(config.models)
         self._settled = settled
         self._scrape_interval_s = config.capacity.scrape_interval_s
         counter = exact_counter(config.tokenizer) if config.tokenizer else None
         self.estimator = TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
-        self.dispatcher = Dispatcher(_engine(gateway, config.capacity))
+        self.dispatcher = Dispatcher(_engine(gateway, config.capacity, shared))
+        self.prefixes: PromptPrefixes | None = None
+        """None: the policy does not ask how prompts begin."""
+        if getattr(self.dispatcher.engine.policy, "reads_prefixes", False):
+            knows_salts = all(isinstance(backend.adapter, VllmAdapter) for backend in backends)
+            self.prefixes = PromptPrefixes(per_tenant=knows_salts and not config.shared_cache)
         for backend, backend_config in zip(backends, config.backends, strict=True):
             backend.on_health = self._health_changed
             self.dispatcher.engine.add_backend(
@@ -198,13 +213,22 @@ class Pool:
         self.dispatcher.backend_changed(backend.name, backend.health.healthy)
 
 
-def _engine(gateway: Config, capacity: CapacityConfig) -> AdmissionEngine:
-    policy, limits = gateway.policy, gateway.limits
-    params = PolicyParams(policy.input_weight, policy.output_weight, policy.predict_output)
+def _engine(gateway: Config, capacity: CapacityConfig, shared: Shared) -> AdmissionEngine:
+    limits, policy = gateway.limits, gateway.policy
+    weights = {app.name: app.normal_service for app in gateway.apps if app.normal_service is not None}
+    params = PolicyParams(
+        **policy.model_dump(exclude={"name", "alpha", "beta", "gamma"}),
+        wsc=WscSettings(policy.alpha, policy.beta, policy.gamma, weights),
+        throttle=gateway.throttle.settings(),
+    )
     return AdmissionEngine(
-        POLICIES[policy.name](params),
+        POLICIES[gateway.policy.name](params),
         limits=QueueLimits(
-            limits.queue_requests_max, limits.queue_bytes_max, limits.queue_wait_s_max, limits.attempts_max
+            limits.queue_requests_max,
+            limits.queue_bytes_max,
+            limits.queue_wait_s_max,
+            limits.attempts_max,
+            limits.queue_wait_s_max_inside,
         ),
         capacity=CapacitySettings(
             waiting_target=capacity.waiting_target,
@@ -212,4 +236,7 @@ def _engine(gateway: Config, capacity: CapacityConfig) -> AdmissionEngine:
             headroom=capacity.headroom,
             concurrency_max=capacity.max_concurrency,
         ),
+        overload=gateway.overload.settings(),
+        interactions=shared.interactions,
+        quotas=shared.quotas,
     )

@@ -20,14 +20,15 @@ from backends.base import Usage
 from backends.errors import ReadTimedOut, UpstreamError
 from backends.sse import Dialect, StreamMeter
 from backends.upstream import Call
-from backends.usage import is_drained, usage_in_tail, usage_of_body
+from backends.usage import read_answer, usage_in_tail
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import forward_response_headers
 from gateway.http.responder import Responder
 from gateway.payload import Payload
+from gateway.refusals import rate_limit_headers, refusal_error
 from gateway.routes import Route
 from gateway.telemetry.record import Outcome, Record
-from policies.base import Refusal, Request, ServiceTokens
+from policies.base import Request, ServiceTokens
 from policies.engine import Failure, Reject
 
 if TYPE_CHECKING:
@@ -38,14 +39,6 @@ __all__ = ["Exchange"]
 ERROR_BODY_BYTES_MAX = 1 << 20
 USAGE_TAIL_BYTES = 4096
 RETRYABLE_IN_STREAM = frozenset({429, 503})
-
-_REASON_OF_REFUSAL = {
-    Refusal.QUEUE_FULL: (Reason.QUEUE_FULL, "too many of your requests are waiting for this model; slow down"),
-    Refusal.QUEUE_TIMEOUT: (Reason.QUEUE_TIMEOUT, "no engine could take this request in time"),
-    Refusal.NO_BACKEND: (Reason.NO_BACKEND, "no engine that serves this model is in service"),
-    Refusal.RATE_LIMITED: (Reason.RATE_LIMITED, "you are beyond your limit of requests; try again later"),
-    Refusal.BACKEND_FAILED: (Reason.BACKEND_FAILED, "the engines that serve this model could not be reached"),
-}
 
 
 class Exchange:
@@ -103,9 +96,8 @@ class Exchange:
         self._call = target.upstream.send(b"".join((self._upstream_head, target.head_end)), self._payload.body, self)
 
     def refused(self, decision: Reject) -> None:
-        code, message = _REASON_OF_REFUSAL[decision.reason]
         self._end(Outcome.REFUSED, decision.reason.value)
-        self._respond_error(ApiError(code, message, retry_after_s=decision.retry_after_s))
+        self._respond_error(refusal_error(decision))
 
     def give_up(self, error: ApiError) -> None:
         """The gateway stops: end this one now, wherever it is."""
@@ -205,7 +197,7 @@ class Exchange:
             self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
             self._end(Outcome.FAILED, Reason.BACKEND_FAILED.value, service)
         else:
-            self._settle(meter.usage)
+            self._settle(meter.usage, meter.awaits_more, meter.answer_id)
 
     # --- whole bodies ---
 
@@ -237,16 +229,17 @@ class Exchange:
             self._responder.end()
             self._settle_body(usage_in_tail(body))
             return
-        refused = is_drained(body) if self._status == 200 else backend.adapter.is_refusal(self._status, body)
+        answer = read_answer(body)
+        refused = answer.is_drained if self._status == 200 else backend.adapter.is_refusal(self._status, body)
         if refused:
             self._again(Failure.REFUSED)
             return
         self._responder.respond(self._status, self._client_headers(), body)
-        self._settle_body(usage_of_body(body))
+        self._settle_body(answer.usage, answer.awaits_more, answer.id)
 
-    def _settle_body(self, usage: Usage | None) -> None:
+    def _settle_body(self, usage: Usage | None, awaits_more: bool | None = None, answer_id: str = "") -> None:
         if 200 <= self._status < 300:
-            self._settle(usage)
+            self._settle(usage, awaits_more, answer_id)
         else:
             # The engine judged the request itself wrong, and spent nothing on it.
             self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, ServiceTokens(0, 0))
@@ -261,11 +254,16 @@ class Exchange:
         self.record.returned()
         self._pool.dispatcher.failed(self.request.id, failure)
 
-    def _settle(self, usage: Usage | None) -> None:
+    def _settle(self, usage: Usage | None, awaits_more: bool | None, answer_id: str) -> None:
         service = self._service(usage)
+        request = self.request
         if usage is not None:
             self._pool.learn(self._payload, usage)
-        self._pool.dispatcher.finished(self.request.id, service)
+        if not awaits_more and (self._payload.demands_tool or request.claim.extends):
+            awaits_more = None  # a demanded tool is called with the reason "stop", and a raw text ends with no other
+        if answer_id and self.route.dialect is Dialect.RESPONSES and self._pool.claims is not None:
+            self._pool.claims.answered(request.flow, request.claim, request.stage, answer_id)
+        self._pool.dispatcher.finished(request.id, service, awaits_more)
         self._end(Outcome.COMPLETED, "", service)
 
     def _client_gone(self) -> None:
@@ -326,6 +324,8 @@ class Exchange:
     def _client_headers(self) -> list[tuple[bytes, bytes]]:
         headers = forward_response_headers(self._headers)
         headers.append((b"x-request-id", self.request.id.encode()))
+        if self._pool.quotas is not None:
+            headers += rate_limit_headers(self._pool.quotas.standing(self.request.flow.tenant, time.monotonic()))
         if self._pool.debug_headers:
             headers += self.record.debug_headers(self._pool.policy_name)
         return headers

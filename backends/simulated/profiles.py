@@ -7,7 +7,7 @@ A step costs `base_s + per_prefill_token_s * prefill_tokens + per_seq_s * decodi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["PROFILES", "EngineProfile", "UnknownProfileError", "profile"]
 
@@ -70,6 +70,21 @@ class EngineProfile:
         )
 
 
+_H100_LLAMA3_8B = EngineProfile(
+    # An assumption, not a measurement. H100 80 GB, Llama-3-8B in bf16: 16 GB of weights per step at about 2.7 TB/s,
+    # 16 GFLOP per prefill token at about half of peak, 128 KiB of KV read per context token, 52 GB left for KV.
+    name="h100-llama3-8b",
+    block_size=16,
+    num_gpu_blocks=25_001,
+    max_model_len=8192,
+    max_num_seqs=256,
+    max_num_batched_tokens=8192,
+    base_s=6.0e-3,
+    per_prefill_token_s=3.2e-5,
+    per_seq_s=2.0e-5,
+    per_context_token_s=4.9e-8,
+)
+
 _ALL = (
     # Made to be watched: small enough that a few clients bring KV pressure, slow enough to follow by eye.
     EngineProfile(
@@ -112,20 +127,9 @@ _ALL = (
         per_seq_s=2.45e-4,
         per_context_token_s=2.02e-6,
     ),
-    # An assumption, not a measurement. H100 80 GB, Llama-3-8B in bf16: 16 GB of weights per step at about 2.7 TB/s,
-    # 16 GFLOP per prefill token at about half of peak, 128 KiB of KV read per context token, 52 GB left for KV.
-    EngineProfile(
-        name="h100-llama3-8b",
-        block_size=16,
-        num_gpu_blocks=25_001,
-        max_model_len=8192,
-        max_num_seqs=256,
-        max_num_batched_tokens=8192,
-        base_s=6.0e-3,
-        per_prefill_token_s=3.2e-5,
-        per_seq_s=2.0e-5,
-        per_context_token_s=4.9e-8,
-    ),
+    _H100_LLAMA3_8B,
+    # The same with the longer context of Llama-3.1.
+    replace(_H100_LLAMA3_8B, name="h100-llama3.1-8b", max_model_len=131_072),
 )
 
 PROFILES: dict[str, EngineProfile] = {one.name: one for one in _ALL}

@@ -6,10 +6,10 @@ No message repeats the value: it may be a key or a password.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, SecretStr
+from pydantic import AfterValidator, BeforeValidator, SecretStr
 from pydantic_core import PydanticCustomError
 
 
@@ -21,6 +21,9 @@ def checked_name(text: str) -> str:
     if not re.fullmatch(r"[^\s\x00-\x1f\x7f]{1,128}", text):
         raise fault("should be 1 to 128 characters, without spaces or control characters")
     return text
+
+
+Name = Annotated[str, AfterValidator(checked_name)]
 
 
 def checked_address(text: str) -> str:
@@ -63,6 +66,12 @@ def backend_name(url: str | None) -> str:
 def checked_tokenizer(text: str) -> str:
     if not text.endswith(".json") and not re.fullmatch(r"tiktoken:[A-Za-z0-9_.-]+", text):
         raise fault("should be the path of a tokenizer.json, or tiktoken:ENCODING such as tiktoken:o200k_base")
+    return text
+
+
+def checked_trace(text: str) -> str:
+    if text != "traceparent" and not re.fullmatch(r"baggage:[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}", text):
+        raise fault("should be traceparent, or baggage:KEY such as baggage:interaction")
     return text
 
 

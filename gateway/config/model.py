@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     ModelWrapValidatorHandler,
     SecretStr,
@@ -25,7 +24,9 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
+from gateway.config.apps import AppConfig
 from gateway.config.fields import (
+    Name,
     backend_name,
     bare_text_is,
     checked_address,
@@ -39,8 +40,13 @@ from gateway.config.fields import (
     split_address,
     unique,
 )
+from gateway.config.interactions import InteractionsConfig
+from gateway.config.section import Section
+from gateway.config.throttle import OverloadConfig, QuotaConfig, ThrottleConfig
+from policies.fairserve import LEAD_CALLS, LEAD_TOKENS
 
 __all__ = [
+    "AppConfig",
     "BackendConfig",
     "CapacityConfig",
     "Config",
@@ -70,37 +76,48 @@ def new_key() -> str:
     return "fg-" + secrets.token_urlsafe(32)
 
 
-PolicyName = Literal["vtc", "fcfs"]
-Name = Annotated[str, AfterValidator(checked_name)]
+PolicyName = Literal["fcfs", "rpm", "lcf", "rr", "vtc", "dlpm", "d2lpm", "wsc", "fairserve"]
 Address = Annotated[str, AfterValidator(checked_address)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        hide_input_in_errors=True,
-        use_attribute_docstrings=True,
-    )
+class PolicyConfig(Section):
+    """Which request goes next. A parameter that the policy does not have is without effect."""
 
-
-class PolicyConfig(_Section):
-    """Which request goes next."""
-
-    name: PolicyName = "vtc"
-    """vtc: fair by weighted tokens (virtual token counter); fcfs: first come, first served."""
+    name: PolicyName = "fairserve"
+    """fairserve: fair, throttles only under overload and never inside an interaction; wsc: the same, never throttled;
+    vtc: fair by weighted tokens (virtual token counter); dlpm: longest cached prefix first, within turns that keep it
+    fair; d2lpm: the same over several backends; rr: vtc in turns (deficit round robin);
+    lcf: vtc whose flows bank credit while idle; rpm: so many requests a minute, then fcfs; fcfs: first come, first
+    served."""
+    cost: Literal["linear", "profiled"] = "linear"
+    """What service is: weighted tokens, or the time that one engine was measured to take for them. vtc, lcf, rr."""
     input_weight: float = Field(default=1.0, ge=0, le=1000)
-    """What one prompt token costs its tenant. vtc only."""
+    """What one prompt token costs its tenant; cost: linear. vtc, lcf, rr, dlpm, d2lpm."""
     output_weight: float = Field(default=2.0, gt=0, le=1000)
-    """What one generated token costs its tenant. vtc only."""
+    """What one generated token costs its tenant; cost: linear. vtc, lcf, rr, dlpm, d2lpm."""
     predict_output: bool = False
-    """Charge the output that a flow's requests usually have at dispatch, and correct it at the end. vtc only."""
+    """Charge the output that a flow's requests usually have at dispatch, and correct it at the end. vtc, lcf, rr."""
+    quantum: float | None = Field(default=None, ge=1, le=1_000_000_000)
+    """Service that a flow receives per turn and weight before the next one's turn. Default: the policy's own. rr, dlpm,
+    d2lpm."""
+    backend_quantum: float | None = Field(default=None, ge=1, le=1_000_000_000)
+    """Service that a tenant receives at one backend before it is sent to others. Default: the policy's own. d2lpm."""
+    requests_per_minute: int = Field(default=30, ge=1, le=100_000)
+    """Requests of one tenant that are admitted in any 60 seconds; more are refused. rpm."""
+    alpha: float = Field(default=1.0, gt=0, le=1000)
+    """What a call's input tokens count in what is normal for its app at its stage. fairserve, wsc."""
+    beta: float = Field(default=2.0, ge=0, le=1000)
+    """The same of system tokens. The paper prints 1, 2, 1; it may have meant 2 for the output (gamma). fairserve."""
+    gamma: float = Field(default=1.0, ge=0, le=1000)
+    """The same of output tokens. fairserve."""
+    lead_tokens: float = Field(default=LEAD_TOKENS, ge=0, le=1e9)
+    """Tokens that a tenant's calls inside interactions may receive ahead of other tenants, once. fairserve."""
+    lead_calls: float = Field(default=LEAD_CALLS, ge=0, le=1e6)
+    """The same of one user's calls ahead of the tenant's other users, in normal calls. fairserve."""
 
 
-class BackendConfig(_Section):
+class BackendConfig(Section):
     """One engine that serves the models of its pool."""
 
     url: Annotated[str, AfterValidator(checked_url)]
@@ -125,7 +142,7 @@ class BackendConfig(_Section):
         return self.url.startswith("sim:")
 
 
-class CapacityConfig(_Section):
+class CapacityConfig(Section):
     """How full the engines of a pool are kept."""
 
     waiting_target: int = Field(default=2, ge=0, le=1000)
@@ -140,7 +157,7 @@ class CapacityConfig(_Section):
     """Upper bound of requests in flight at one engine without metrics; found by trial when absent."""
 
 
-class PoolConfig(_Section):
+class PoolConfig(Section):
     """Engines that serve the same models."""
 
     name: Name
@@ -155,11 +172,14 @@ class PoolConfig(_Section):
     """Bytes of a prompt per token to begin with; the true ratio is learned from the engines' usage reports."""
     tokenizer: Annotated[str, AfterValidator(checked_tokenizer)] | None = None
     """Exact prompt counts: the path of a tokenizer.json, or tiktoken:ENCODING. Default: the learned ratio."""
+    shared_cache: bool = False
+    """Tenants find each other's prompts in the engines' prefix caches. By default vLLM is told to keep them apart
+    (cache_salt), so that nobody can tell by the time to a first token what others have asked. dlpm, d2lpm."""
     capacity: CapacityConfig = CapacityConfig()
     """How full the engines are kept."""
 
 
-class KeyConfig(_Section):
+class KeyConfig(Section):
     """One key of a tenant, known by its hash only."""
 
     hash: Annotated[str, AfterValidator(checked_hash)]
@@ -170,7 +190,7 @@ class KeyConfig(_Section):
     """Apps the key may act for; the first is what a request is when it names none."""
 
 
-class TenantConfig(_Section):
+class TenantConfig(Section):
     """Who shares the engines."""
 
     name: Name
@@ -179,9 +199,11 @@ class TenantConfig(_Section):
     """Share relative to the other tenants that have requests waiting."""
     keys: tuple[Annotated[KeyConfig, bare_text_is("hash", str | KeyConfig)], ...] = Field(default=(), strict=False)
     """Hashes of its keys. Empty: a key is minted and printed at every start."""
+    quota: QuotaConfig | None = None
+    """Its limits at any time, instead of the common ones."""
 
 
-class Limits(_Section):
+class Limits(Section):
     """Bounds of the whole gateway."""
 
     queue_requests_max: int = Field(default=10_000, ge=1, le=10_000_000)
@@ -190,6 +212,8 @@ class Limits(_Section):
     """Bytes of request bodies that wait at once; more are refused."""
     queue_wait_s_max: Seconds = 120
     """Longest time a request waits before it is refused."""
+    queue_wait_s_max_inside: Seconds = 600
+    """The same for a call inside an open interaction. fairserve only."""
     body_bytes_max: int = Field(default=33_554_432, ge=1024)
     """Largest request body; larger ones get 413. At most queue_bytes_max."""
     header_bytes_max: int = Field(default=65_536, ge=1024, le=16_777_216)
@@ -208,7 +232,7 @@ class Limits(_Section):
     """Backends tried for one request whose answer has not begun."""
 
 
-class Config(_Section):
+class Config(Section):
     """The configuration of one fairgate gateway."""
 
     listen: Address = "127.0.0.1:8080"
@@ -225,6 +249,18 @@ class Config(_Section):
     """Engines by the models they serve; a model belongs to one pool."""
     tenants: tuple[TenantConfig, ...] = Field(default=(), strict=False)
     """Who shares the engines; may be empty with open_access only."""
+    interactions: InteractionsConfig = InteractionsConfig()
+    """How the calls of one answer are recognised, and how long they are kept from refusal."""
+    apps: tuple[AppConfig, ...] = Field(default=(), strict=False)
+    """What is different for some apps; those not listed follow the common rules."""
+    overload: OverloadConfig = OverloadConfig()
+    """When throttling begins and ends."""
+    throttle: ThrottleConfig = ThrottleConfig()
+    """Who is throttled then."""
+    quota: QuotaConfig = QuotaConfig()
+    """Limits of every tenant at any time; none by default."""
+    state_file: str | None = Field(default=None, min_length=1)
+    """A file that keeps what was learned of the apps over restarts. Default: it is learned anew each time."""
     limits: Limits = Limits()
     """Bounds on what is queued, buffered and waited for."""
     drain_s: float = Field(default=30, ge=0, le=86_400)
@@ -307,6 +343,9 @@ def _contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
             loc: Loc = ("tenants", t, "keys", k)
             text, loc = (key, loc) if isinstance(key, str) else (_get(key, "hash"), (*loc, "hash"))
             yield from hashes.again(text.lower() if isinstance(text, str) else None, loc)
+    apps = _Once("name")
+    for a, app in _items(config, "apps"):
+        yield from apps.again(_get(app, "name"), ("apps", a, "name"))
     if _get(config, "tenants") in (None, (), []) and _get(config, "open_access") is not True:
         yield ("tenants",), "is empty: nobody could call; add a tenant, or set open_access: true"
     body_bytes_max, queue_bytes_max = (

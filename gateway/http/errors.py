@@ -7,6 +7,7 @@ OpenAI error type.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ class Reason(StrEnum):
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     RATE_LIMITED = "rate_limited"
+    OVER_USER_LIMIT = "over_user_limit"
+    OVER_APP_LIMIT = "over_app_limit"
     NO_BACKEND = "no_backend"
     DRAINING = "draining"
     BACKEND_FAILED = "backend_failed"
@@ -67,6 +70,8 @@ _FORMS: dict[Reason, _Form] = {
     Reason.BODY_TOO_LARGE: _Form(413, _CALLER),
     Reason.QUEUE_FULL: _Form(429, "rate_limit_error"),
     Reason.RATE_LIMITED: _Form(429, "rate_limit_error"),
+    Reason.OVER_USER_LIMIT: _Form(429, "rate_limit_error"),
+    Reason.OVER_APP_LIMIT: _Form(429, "rate_limit_error"),
     Reason.QUEUE_TIMEOUT: _Form(503, _SERVER),
     Reason.NO_BACKEND: _Form(503, _SERVER),
     Reason.DRAINING: _Form(503, _SERVER),
@@ -105,7 +110,8 @@ class ApiError(Exception):
     """An error as the tenant sees it.
 
     `retry_after_s` becomes `retry-after` (whole seconds, rounded up, at least 1) and `retry-after-ms`;
-    `should_retry` overrides the client library's own rule for the status, None leaves it alone.
+    `should_retry` overrides the client library's own rule for the status, None leaves it alone; `fields` are further
+    header fields of the answer.
     """
 
     def __init__(
@@ -116,6 +122,7 @@ class ApiError(Exception):
         param: str | None = None,
         retry_after_s: float | None = None,
         should_retry: bool | None = None,
+        fields: Sequence[Header] = (),
     ) -> None:
         super().__init__(message)
         form = _FORMS[reason]
@@ -126,6 +133,7 @@ class ApiError(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
         self.should_retry = should_retry
+        self._fields = fields
 
     def body(self, dialect: Dialect = Dialect.OPENAI) -> bytes:
         """The JSON body of the answer, in the client's format."""
@@ -142,7 +150,7 @@ class ApiError(Exception):
 
     def headers(self) -> list[Header]:
         """The answer's header fields: content type and when (and whether) to come again."""
-        fields = [(b"content-type", b"application/json")]
+        fields = [(b"content-type", b"application/json"), *self._fields]
         if self.retry_after_s is not None:
             fields.append((b"retry-after", b"%d" % max(1, math.ceil(self.retry_after_s))))
             fields.append((b"retry-after-ms", b"%d" % max(1, math.ceil(self.retry_after_s * 1000))))

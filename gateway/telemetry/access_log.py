@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import msgspec
 
 from gateway.telemetry.record import Record
 
-__all__ = ["AccessLog"]
+__all__ = ["AccessLog", "hidden"]
 
 FLUSH_S = 0.2
 BUFFER_LINES_MAX = 512
@@ -22,6 +23,10 @@ class _Line(msgspec.Struct, omit_defaults=False):
     request_id: str
     tenant: str
     app: str
+    user: str
+    weight: float
+    interaction: str
+    stage: int
     model: str
     policy: str
     path: str
@@ -35,8 +40,14 @@ class _Line(msgspec.Struct, omit_defaults=False):
     tokens_out: int
     tokens_cached: int
     tokens_in_estimated: int
+    tokens_out_max: int
     backend: str
     tries: int
+
+
+def hidden(user: str) -> str:
+    """A name for the user that tells users apart and nothing else: what clients write there may be an address."""
+    return hashlib.blake2b(user.encode("utf-8", "replace"), digest_size=8).hexdigest() if user else ""
 
 
 def _ms(seconds: float) -> float:
@@ -58,13 +69,17 @@ class AccessLog:
     def write(self, record: Record, policy: str) -> None:
         if self._is_off:
             return
-        service = record.service
+        service, request = record.service, record.request
         first_token_s = record.first_token_s
         line = _Line(
             ts=round(time.time(), 3),
             request_id=record.request_id,
             tenant=record.tenant,
             app=record.app,
+            user="" if request is None else hidden(request.flow.user),
+            weight=1.0 if request is None else request.weight,
+            interaction="" if request is None else request.claim.id,
+            stage=0 if request is None else request.stage,
             model=record.model,
             policy=policy,
             path=record.path,
@@ -76,8 +91,9 @@ class AccessLog:
             total_ms=_ms(record.total_s),
             tokens_in=service.prompt,
             tokens_out=service.output,
-            tokens_cached=service.cached,
+            tokens_cached=service.cached or 0,
             tokens_in_estimated=record.estimated_tokens,
+            tokens_out_max=0 if request is None else request.output_tokens_max,
             backend=record.backend,
             tries=record.tries,
         )

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
 from gateway.telemetry.record import Record
+from policies.interactions import Interactions
 
 if TYPE_CHECKING:
     from gateway.pool import Pool
@@ -92,8 +93,16 @@ class Metrics:
         self.kv = Gauge(
             "fairgate_kv_projected_ratio", "KV expected at most, of capacity.", ["pool", "backend"], registry=registry
         )
+        self.overloaded = Gauge(
+            "fairgate_overloaded", "1 while new interactions may be refused.", ["pool"], registry=registry
+        )
+        self.interactions = Gauge("fairgate_open_interactions", "Interactions under way.", registry=registry)
+        self.wasted = Counter(
+            "fairgate_wasted_tokens", "Tokens spent in interactions that were then cut.", ["tenant"], registry=registry
+        )
         self.up = Gauge("fairgate_backend_up", "1 if in service.", ["pool", "backend"], registry=registry)
         self._tenants: dict[tuple[str, str], _TenantCounters] = {}
+        self._waste: dict[str, int] = {}
         self._observers: dict[tuple[str, str], tuple[Histogram, Histogram]] = {}
 
     def ended(self, record: Record) -> None:
@@ -121,10 +130,14 @@ class Metrics:
         if first_token_s is not None:
             self.first_token_s.labels(pool).observe(first_token_s)
 
-    def read_gauges(self, pools: Iterable[Pool]) -> None:
+    def read_gauges(self, pools: Iterable[Pool], interactions: Interactions | None) -> None:
         """Take the engines' state; on the loop, since rendering happens beside it."""
+        if interactions is not None:
+            self.interactions.set(len(interactions))
+            self._read_waste(interactions)
         for pool in pools:
             engine = pool.dispatcher.engine
+            self.overloaded.labels(pool.name).set(engine.pressure(pool.dispatcher.clock()).overloaded)
             self.queued.labels(pool.name).set(engine.queued)
             self.queued_bytes.labels(pool.name).set(engine.queued_bytes)
             for name, ledger in engine.backends.items():
@@ -134,6 +147,15 @@ class Metrics:
                 self.slots.labels(pool.name, name).set(slots)
                 self.kv.labels(pool.name, name).set(ledger.kv_fraction())
                 self.up.labels(pool.name, name).set(ledger.healthy)
+
+    def _read_waste(self, interactions: Interactions) -> None:
+        """Also of tenants that wasted nothing: a zero that is shown is what one looks for."""
+        known = {tenant for _, tenant in self._tenants}
+        for tenant in known:
+            self.wasted.labels(tenant)
+        for tenant, waste in interactions.wasted.items():
+            self.wasted.labels(tenant if tenant in known else OTHERS).inc(waste.tokens - self._waste.get(tenant, 0))
+            self._waste[tenant] = waste.tokens
 
     def render(self) -> bytes:
         """The page. Takes tens of milliseconds with many tenants: not on the loop."""

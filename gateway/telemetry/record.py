@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from policies.base import ServiceTokens
+from policies.base import Request, ServiceTokens
 
 __all__ = ["Outcome", "Record"]
 
@@ -26,7 +26,7 @@ class Record:
 
     __slots__ = (
         "_dispatched_s", "_ended_s", "_first_token_s", "app", "arrived_s", "backend", "estimated_tokens", "model",
-        "outcome", "path", "pool", "reason", "request_id", "service", "stream", "tenant", "tries",
+        "outcome", "path", "pool", "reason", "request", "request_id", "service", "stream", "tenant", "tries",
     )  # fmt: skip
 
     def __init__(self, request_id: str, path: str, *, now: float) -> None:
@@ -37,6 +37,8 @@ class Record:
         self.model = ""
         self.pool = ""
         self.stream = False
+        self.request: Request | None = None
+        """What asked for admission; None: it never came to that."""
         self.backend = ""
         self.tries = 0
         self.outcome = Outcome.COMPLETED

@@ -201,3 +201,39 @@ def test_a_stream_cut_at_any_byte_loses_exactly_the_usage_event(end: bytes) -> N
         forwarded, meter = read(Dialect.OPENAI, data, cuts, strip=True)
         assert forwarded == stream(ROLE, chunk("a"), DONE, end=end)
         assert facts(meter) == (1, True, Usage(14, 3, 8), None, True, False)
+
+
+def chat_end(reason: str) -> bytes:
+    return b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"%b"}]}\n\ndata: [DONE]\n\n' % reason.encode()
+
+
+def responses_end(status: str, *items: str) -> bytes:
+    added = [b'event: response.output_item.done\ndata: {"item":{"type":"%b"}}\n\n' % item.encode() for item in items]
+    end = b'event: response.%b\ndata: {"response":{"id":"resp_1","status":"%b"}}\n\n'
+    return b"".join(added) + end % (status.encode(), status.encode())
+
+
+def messages_end(reason: str) -> bytes:
+    return b'event: message_delta\ndata: {"delta":{"stop_reason":"%b"}}\n\n' % reason.encode()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "end", "awaits_more"),
+    [
+        (Dialect.OPENAI, chat_end("tool_calls"), True),
+        (Dialect.OPENAI, chat_end("stop"), False),
+        (Dialect.OPENAI, chat_end("length"), None),
+        (Dialect.OPENAI, chat_end("stop") + chat_end("tool_calls"), True),
+        (Dialect.OPENAI, b"data: [DONE]\n\n", None),
+        (Dialect.RESPONSES, responses_end("completed", "reasoning", "function_call"), True),
+        (Dialect.RESPONSES, responses_end("completed", "message"), False),
+        (Dialect.RESPONSES, responses_end("incomplete", "message"), None),
+        (Dialect.MESSAGES, messages_end("tool_use"), True),
+        (Dialect.MESSAGES, messages_end("end_turn"), False),
+    ],
+)
+def test_a_stream_says_whether_another_call_follows(dialect: Dialect, end: bytes, awaits_more: bool | None) -> None:
+    meter = StreamMeter(dialect, strip_usage=False)
+    assert meter.feed(end) == end
+    assert meter.awaits_more is awaits_more
+    assert meter.answer_id == ("resp_1" if dialect is Dialect.RESPONSES else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends.base import Usage
-from backends.usage import is_drained, usage_in_tail, usage_of_body
+from backends.usage import is_drained, read_answer, usage_in_tail
 
 BODIES = {
     "chat": (
@@ -33,7 +33,7 @@ BODIES = {
 @pytest.mark.parametrize("name", BODIES)
 def test_usage_of_a_whole_body(name: str) -> None:
     body, usage = BODIES[name]
-    assert usage_of_body(body) == usage
+    assert read_answer(body).usage == usage
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -53,3 +53,26 @@ def test_only_an_abort_without_tokens_is_a_drain() -> None:
     assert not is_drained(drained.replace(b":0", b":5"))
     assert not is_drained(b'{"choices":[]}')
     assert not is_drained(b"not JSON")
+
+
+@pytest.mark.parametrize(
+    ("body", "awaits_more"),
+    [
+        (b'{"choices":[{"finish_reason":"tool_calls","message":{"tool_calls":[{"id":"c"}]}}]}', True),
+        (b'{"choices":[{"finish_reason":"stop","message":{"tool_calls":[{"id":"c"}]}}]}', True),
+        (b'{"choices":[{"finish_reason":"stop"},{"finish_reason":"tool_calls"}]}', True),
+        (b'{"choices":[{"finish_reason":"stop","message":{"content":"\\"tool_calls\\":[1]","tool_calls":[]}}]}', False),
+        (b'{"choices":[{"finish_reason":"length"}]}', None),
+        (b'{"choices":[{"finish_reason":"stop"},{"finish_reason":"length"}]}', None),
+        (b'{"stop_reason":"tool_use","content":[]}', True),
+        (b'{"stop_reason":"end_turn","content":[]}', False),
+        (b'{"stop_reason":"max_tokens","content":[]}', None),
+        (b'{"status":"completed","output":[{"type":"reasoning"},{"type":"function_call"}]}', True),
+        (b'{"status":"completed","output":[{"type":"web_search_call"},{"type":"message"}]}', False),
+        (b'{"status":"incomplete","output":[{"type":"message"}]}', None),
+        (b'{"output":"of another API"}', None),
+        (b"not JSON", None),
+    ],
+)
+def test_an_answer_that_asks_for_a_tool_awaits_another_call(body: bytes, awaits_more: bool | None) -> None:
+    assert read_answer(body).awaits_more is awaits_more

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from gateway.config.load import FILE_BYTES_MAX, ConfigError, Fault, config_for_backends, load_config
+from gateway.config.model import PolicyName
 
 HASH = "sha256:" + "0" * 64
 GOOD = "open_access: true\npools: [{name: p, backends: [{url: 'sim:'}]}]\n"
@@ -78,7 +80,7 @@ def test_every_fault_of_a_file_is_reported_at_once(tmp_path: Path, monkeypatch: 
         ":1:9: listen: should be text, not a number; put it in quotes",
         ":2:8: admin: should be host:port, such as 127.0.0.1:8080, 0.0.0.0:8080 or [::1]:8080",
         ":3:14: open_access: should be true or false, not text",
-        ":4:9: policy: should be vtc or fcfs (did you mean 'vtc'?)",
+        f":4:9: policy: should be {' or '.join(get_args(PolicyName))} (did you mean 'vtc'?)",
         ":5:1: limts: unknown field (did you mean 'limits'?)",
         ":7:11: pools[0].name: should be 1 to 128 characters, without spaces or control characters",
         ":10:14: pools[0].backends[0].url: should end before /v1: the path of each request is appended to it",
@@ -211,3 +213,65 @@ def test_the_command_line_has_the_same_faults() -> None:
     assert str(caught.value).startswith("command line: admin: takes the port of listen (127.0.0.1:9090)")
     with pytest.raises(ConfigError, match=r"pools\[0\].backends: is empty; give at least one"):
         config_for_backends([], "127.0.0.1", 8080)
+
+
+THROTTLING = f"""\
+{GOOD}overload: {{enter: 0.5, leave: 0.8}}
+throttle:
+  user: {{starts: -1, tokens: 1.5}}
+  app_user: {{starts: 10, requests: 5}}
+  app: {{requests: many}}
+quota: {{tokens_per_minute: 10, tokens_per_day: 5}}
+interactions: {{calls_max: 0, tokens_max: automatic, trace: baggage, idle_s: 0}}
+apps:
+  - name: chat
+    normal_service: []
+  - name: chat
+    normal_service: [1, -2]
+    interactions: {{calls_max: 5}}
+tenants: [{{name: t, quota: {{concurrent: 0}}}}]
+state_file: ''
+"""
+CEILING = "should be a whole number from 1, auto (learned from what is usual) or off"
+CAP = "should be a whole number from 1, or auto (several times what the app is seen to need)"
+
+
+def test_limits_that_are_no_limits_or_contradict_each_other(tmp_path: Path) -> None:
+    assert faults(tmp_path, THROTTLING) == [
+        ":3:31: overload.leave: 0.8 is more than enter (0.5): overload would end before it begins",
+        f":5:18: throttle.user.starts: {CEILING}",
+        f":5:30: throttle.user.tokens: {CEILING}",
+        ":6:36: throttle.app_user.requests: 5 is less than starts (10), each of which is a request",
+        f":7:19: throttle.app.requests: {CEILING}",
+        ":8:48: quota.tokens_per_day: 5 is less than tokens_per_minute (10): never reached",
+        f":9:27: interactions.calls_max: {CAP}",
+        f":9:42: interactions.tokens_max: {CAP}",
+        ":9:60: interactions.trace: should be traceparent, or baggage:KEY such as baggage:interaction",
+        ":9:77: interactions.idle_s: should be greater than 0",
+        ":12:21: apps[0].normal_service: is empty; give at least one",
+        ":13:11: apps[1].name: the same name as apps[0].name",
+        ":14:25: apps[1].normal_service[1]: should be greater than 0",
+        ":15:20: apps[1].interactions.calls_max: unknown field",
+        ":16:41: tenants[0].quota.concurrent: should be greater than or equal to 1",
+        ":17:13: state_file: should have at least 1 character",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("overload: {enter: 0.5}\n", ":3:11: overload.leave: 0.85 is more than enter (0.5)"),
+        (
+            "throttle: {user: {tokens: 10}, app_user: {tokens: 11}}\n",
+            ":3:42: throttle.app_user: 11 tokens are more than the 10 that a user may have",
+        ),
+        (
+            "throttle: {app_user: {starts: 9}, app: {starts: 8}}\n",
+            ":3:40: throttle.app: 8 starts are fewer than the 9 that one user may have in it",
+        ),
+        ("policy: {name: fairserve, alpha: -1}\n", ":3:34: policy.alpha: should be greater than 0"),
+    ],
+)
+def test_each_contradiction_of_limits_has_its_place(tmp_path: Path, text: str, expected: str) -> None:
+    (found,) = faults(tmp_path, GOOD + text)
+    assert found.startswith(expected)

@@ -15,8 +15,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.interactions import InteractionRules
 from gateway.config.load import ConfigError, Fault, config_for_backends, load_config
 from gateway.config.model import Config, hash_key, json_schema, new_key
+from policies.interactions import InteractionSettings
+from policies.limits import Ceilings, ThrottleSettings
+from policies.overload import OverloadSettings
+from policies.quotas import Quota
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ["config.example.yaml", "deploy/config.compose.yaml"]
@@ -238,3 +243,28 @@ def check_schema(*arguments: str | Path) -> None:
     command = [sys.executable, "-m", "check_jsonschema", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_is_written_of_limits_is_what_the_policy_gets(tmp_path: Path) -> None:
+    config = load(
+        tmp_path,
+        """\
+open_access: true
+pools: [{name: p, backends: [{url: 'sim:'}]}]
+overload: {enter: 0.9, leave: 0.5, dwell_s: 0}
+throttle: {window_s: 30, user: {starts: 5, requests: off, tokens: auto}}
+interactions: {calls_max: 7, trace: traceparent}
+apps: [{name: chat, normal_service: 100}, {name: batch, normal_service: [5, 2.5], interactions: {content: false}}]
+quota: {concurrent: 3}
+""",
+    )
+    assert config.policy.name == "fairserve"
+    throttle, default = config.throttle.settings(), ThrottleSettings()
+    assert (throttle.window_s, throttle.user) == (30, Ceilings(5, None, default.user.tokens))
+    assert (throttle.app_user, throttle.app) == (default.app_user, default.app)
+    assert config.overload.settings() == OverloadSettings(0.9, 0.5, 0)
+    assert config.interactions.settings() == InteractionSettings(calls_max=7)
+    assert (config.apps[0].normal_service, config.apps[0].interactions) == ((100.0,), None)
+    assert config.apps[1].normal_service == (5, 2.5)
+    assert config.apps[1].interactions == InteractionRules(content=False)
+    assert config.quota.quota() == Quota(concurrent=3)

@@ -171,7 +171,7 @@ async def test_debug_headers_say_how_it_was_served(start: Starter) -> None:
 
     async with Upstream(script) as upstream, start(upstream.url, debug_headers=True) as live:
         got = await live.ask("/v1/chat/completions", chat())
-        assert got.headers["x-fairgate-policy"] == "vtc"
+        assert got.headers["x-fairgate-policy"] == "fairserve"
         assert got.headers["x-fairgate-tenant"].startswith("key-")
         assert got.headers["x-fairgate-backend"] == upstream.url.removeprefix("http://")
         assert float(got.headers["x-fairgate-queue-ms"]) >= 0

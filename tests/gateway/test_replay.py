@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from backends.simulated.profiles import profile
 from policies.engine import AdmissionEngine, Decision, Dispatch, Reject
 from policies.registry import POLICIES, PolicyParams
+from simulation.replay import replay_under
+from simulation.traces.reader import Trace
 from tests.gateway.live import MODEL, Live, Starter, chat, long_chat, simulated, until
 
 EVENTS = ("add_backend", "arrived", "progressed", "finished", "failed", "cancelled", "backend_changed", "woke")
@@ -101,3 +104,30 @@ async def test_the_recorded_events_tell_two_policies_apart(start: Starter, monke
     arrived = [args[0].id for name, args, _ in recording.events if name == "arrived"]
     assert sorted(dispatched) == sorted(arrived)
     assert dispatched != arrived
+
+
+async def test_the_access_log_of_a_gateway_goes_into_a_replay_as_it_is(start: Starter) -> None:
+    tenants = [{"name": "light", "weight": 3.0}, {"name": "heavy"}]
+    async with simulated() as sim, start(sim.url, tenants=tenants) as live:
+        keys = {minted.tenant: minted.key for minted in live.gateway.minted_keys}
+        body = {"max_tokens": 12, "ignore_eos": True, "user": "somebody"}
+        asked = [("heavy", chat("x" * 400, stream=number % 2 == 0, **body)) for number in range(20)]
+        asked.append(("light", chat("x" * 40, **body)))
+        asked.append(("light", chat("x" * 40, max_tokens=0)))  # refused unseen
+        await asyncio.gather(*(live.ask("/v1/chat/completions", what, key=keys[who]) for who, what in asked))
+        lines = await live.lines(len(asked))
+    trace = Trace(live.log)
+    assert (trace.format, trace.requests, trace.skipped, trace.assumed) == ("fairgate", 21, 1, 0)
+    assert trace.weights == {"light": 3.0, "heavy": 1.0}
+    arrivals = list(trace.arrivals(16))
+    assert [each.arrived_s for each in arrivals] == sorted(each.arrived_s for each in arrivals)
+    assert arrivals[-1].arrived_s < 10
+    assert {(each.output_tokens, each.output_tokens_max) for each in arrivals} == {(12, 12)}
+    assert len({each.flow.user for each in arrivals}) == 1
+    assert sorted(each.prompt_tokens for each in arrivals) == sorted(
+        line["tokens_in"] for line in lines if line["outcome"] == "completed"
+    )
+    assert sum(each.streamed for each in arrivals) == 10
+    seen = replay_under("vtc", trace, profile("tiny-cpu"))
+    assert (seen.requests, seen.completed) == (21, 21)
+    assert {(each.name, each.weight) for each in seen.tenants} == {("heavy", 1.0), ("light", 3.0)}

@@ -17,6 +17,10 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "request_id": str,
     "tenant": str,
     "app": str,
+    "user": str,
+    "weight": float,
+    "interaction": str,
+    "stage": int,
     "model": str,
     "policy": str,
     "path": str,
@@ -30,6 +34,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "tokens_out": int,
     "tokens_cached": int,
     "tokens_in_estimated": int,
+    "tokens_out_max": int,
     "backend": str,
     "tries": int,
 }
@@ -44,7 +49,7 @@ async def test_a_line_has_the_documented_fields(start: Starter) -> None:
         for line in lines:
             assert list(line) == list(FIELDS)
             assert all(isinstance(line[name], kind) for name, kind in FIELDS.items()), line
-            assert (line["tenant"], line["app"], line["model"], line["policy"]) == ("t", "default", MODEL, "vtc")
+            assert (line["tenant"], line["app"], line["model"], line["policy"]) == ("t", "default", MODEL, "fairserve")
             assert (line["outcome"], line["reason"], line["tries"]) == ("completed", "", 1)
             assert line["backend"] == sim.url.removeprefix("http://")
             assert 0 <= line["queue_ms"] <= line["total_ms"]

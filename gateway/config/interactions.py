@@ -1,0 +1,57 @@
+"""How are the calls that make up one answer recognised, and how far does their immunity go?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from gateway.config.fields import checked_trace, fault
+from gateway.config.section import Section
+from policies.interactions import InteractionSettings
+
+__all__ = ["InteractionRules", "InteractionsConfig"]
+
+COUNT_MAX = 10**12
+_SETTINGS = InteractionSettings()
+
+
+def _checked_cap(value: Any) -> Any:
+    if value == "auto" or (type(value) is int and 1 <= value <= COUNT_MAX):
+        return value
+    raise fault("should be a whole number from 1, or auto (several times what the app is seen to need)")
+
+
+Cap = Annotated[Annotated[int, Field(ge=1, le=COUNT_MAX)] | Literal["auto"], BeforeValidator(_checked_cap)]
+
+
+class InteractionRules(Section):
+    """How the calls of one answer are recognised. None of the rules asks clients to change. fairserve only."""
+
+    headers: bool = True
+    """Clients may say it: x-fairgate-interaction, -stage and -end, or fairgate_interaction and so on in `metadata`."""
+    trace: Annotated[str, AfterValidator(checked_trace)] | None = None
+    """What else names an interaction: traceparent (every trace is one), or baggage:KEY (that member of `baggage`)."""
+    content: bool = True
+    """A chat's tool result goes on with the answer to the user's last turn, and so does a Responses call that goes on
+    from an earlier one; a new turn of the user begins the next interaction."""
+    sessions: bool = True
+    """Session headers of common agents keep apart conversations that look alike. A session is no interaction."""
+    prefixes: bool = True
+    """A raw completion whose prompt extends an earlier one goes on with it."""
+
+
+class InteractionsConfig(InteractionRules):
+    """The common rules, and the caps beyond which an interaction goes on without immunity."""
+
+    idle_s: float = Field(default=_SETTINGS.idle_s, gt=0, le=86_400)
+    """An interaction that was silent for this long is over."""
+    calls_max: Cap = _SETTINGS.calls_max
+    """Calls of one interaction."""
+    tokens_max: Cap = _SETTINGS.tokens_max
+    """Tokens of one interaction, prompts and outputs."""
+    lifetime_s_max: Cap = "auto"
+    """Time from its first call."""
+
+    def settings(self) -> InteractionSettings:
+        return InteractionSettings(self.idle_s, self.calls_max, self.tokens_max, self.lifetime_s_max)

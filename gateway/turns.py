@@ -1,0 +1,98 @@
+"""Where does a conversation stand? Which question is being answered, and how many calls has the answer taken?
+
+Reads chat messages, Anthropic messages and Responses items alike: a turn is the user's, the model's, a tool's result,
+or an instruction of the app. The question is the user's last turn; what follows it are the calls of its interaction.
+Only the roles are decoded, contents stay unparsed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Raw
+
+__all__ = ["NO_TURNS", "QUOTE", "Turns", "read_turns", "same_text"]
+
+QUOTE = ord('"')
+_TOOL_RESULT = re.compile(rb'"type"\s*:\s*"tool_result"')
+_CACHE_MARK = re.compile(
+    rb',\s*"cache_control"\s*:\s*(?:null|\{[^{}]*\})|"cache_control"\s*:\s*(?:null|\{[^{}]*\})\s*,'
+)
+_ONE_TEXT = re.compile(rb'\[\s*\{\s*"type"\s*:\s*"text"\s*,\s*"text"\s*:\s*("(?:[^"\\]|\\.)*")\s*\}\s*\]')
+
+
+class Turns(NamedTuple):
+    """What the shape of a conversation tells of the interaction it is in.
+
+    Attributes:
+        questions: the user's own turns up to the question, the last one being the question; empty if there is none.
+        stage: the call's place among those that answer the question, from 1.
+        begins: True if the question comes last; False if a tool's result does; None if neither does.
+        instruction_bytes: of the system and developer turns.
+    """
+
+    questions: list[bytes]
+    stage: int
+    begins: bool | None
+    instruction_bytes: int
+
+
+NO_TURNS = Turns([], 1, None, 0)
+
+
+class _Turn(msgspec.Struct):
+    role: str | None = None
+    type: str | None = None
+    content: Raw = Raw()
+
+
+_decode_turns = msgspec.json.Decoder(list[_Turn]).decode
+
+
+def read_turns(conversation: Raw) -> Turns:
+    """Read `messages` or `input` as they stand in the body. What is no conversation has no turns: the engine judges."""
+    view = memoryview(conversation)
+    if not view:
+        return NO_TURNS
+    if view[0] == QUOTE:
+        return Turns([bytes(view)], 1, True, 0)
+    try:
+        turns = _decode_turns(conversation)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return NO_TURNS
+    questions: list[bytes] = []
+    calls = 0
+    begins: bool | None = None
+    in_models_turn = False
+    instruction_bytes = 0
+    for turn in turns:
+        role = turn.role
+        if role == "system" or role == "developer":
+            instruction_bytes += memoryview(turn.content).nbytes
+            continue
+        if role == "user":
+            content = bytes(turn.content)
+            begins = not (content[:1] == b"[" and b'"tool_result"' in content and _TOOL_RESULT.search(content))
+            if begins:
+                questions.append(content)
+                calls = 0
+            in_models_turn = False
+        elif role == "tool" or role == "function" or (role is None and (turn.type or "").endswith("_output")):
+            begins = in_models_turn = False
+        else:
+            # One call may answer with several items in a row: reasoning, a text, the calls of tools.
+            calls += not in_models_turn
+            begins, in_models_turn = None, True
+    if in_models_turn:
+        calls -= 1  # the beginning of an answer that this call is to go on with
+    return Turns(questions, calls + 1, begins, instruction_bytes)
+
+
+def same_text(content: bytes) -> bytes:
+    """The content in its plainest form, without marks for the engine's cache: agents move these from turn to turn."""
+    if b'"cache_control"' not in content:
+        return content
+    # JSON strings hold no bare quote, so what matches is structure and never the user's text.
+    return _ONE_TEXT.sub(rb"\1", _CACHE_MARK.sub(b"", content))

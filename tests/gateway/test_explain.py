@@ -1,0 +1,110 @@
+"""Why is a request where it is? The admin listener and the command give the decision with its numbers, no content."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from tests.gateway.live import Live, Starter, chat, closed_port, simulated, until
+from tests.gateway.test_command_line import running
+from tests.gateway.test_throttling import CHAT, full, is_overloaded, question
+
+SECRET = "patient 4711 has the flu"
+
+
+def admin(live: Live) -> str:
+    return f"http://127.0.0.1:{live.gateway.admin_port}"
+
+
+async def explained(live: Live, request_id: str) -> dict[str, Any]:
+    got = await live.get(f"/explain/{request_id}", admin=True)
+    assert got.status == 200, got.body
+    assert b"4711" not in got.body
+    found: dict[str, Any] = got.json
+    return found
+
+
+async def test_a_refusal_is_explained_with_the_limit_and_the_kv_state(start: Starter) -> None:
+    async with full(start, "t") as gate:
+        assert (await gate.ask("t", question("a"), user=SECRET)).status == 200
+        refused = await gate.ask("t", question(SECRET), user=SECRET)
+        assert refused.status == 429
+        found = await explained(gate.live, refused.headers["x-request-id"])
+        assert found["state"] == "rejected"
+        assert found["decision"]["refused"] == "over_user_limit"
+        assert found["decision"]["retry_after_s"] >= 1
+        assert found["flow"]["tenant"] == "t"
+        assert len(found["flow"]["user"]) == 16
+        assert found["pressure"]["overloaded"]
+        assert "KV cache" in found["pressure"]["reason"]
+        assert not found["inside_an_interaction"]
+        [limit] = [each for each in found["limits"] if each["name"] == "user_starts"]
+        assert (limit["limit"], limit["remaining"]) == (1, 0)
+        assert limit["reset_s"] > 0
+        assert found["numbers"]
+        assert all(isinstance(value, int | float) for value in found["numbers"].values())
+        assert 0 < found["kv_expected"][next(iter(found["kv_expected"]))] <= 1
+
+
+async def test_one_that_waits_is_explained_with_its_place_and_what_it_waits_for(start: Starter) -> None:
+    async with full(start) as gate:
+        [(request_id, _)] = [
+            (each.request.id, each) for each in gate.live.gateway.pools[0].dispatcher.exchanges()
+            if each.request.flow.user == "4"
+        ]  # fmt: skip
+        found = await explained(gate.live, request_id)
+        assert (found["state"], found["waits_for"]) == ("queued", "kv")
+        assert found["reason"].startswith("queued: ")
+        assert found["decision"] is None
+        assert found["numbers"]["queue"] >= 1
+        assert found["numbers"]["place_in_tenant"] >= 1
+        assert is_overloaded(gate.live)
+
+
+async def test_one_that_was_served_is_explained_after_its_end(start: Starter) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url) as live:
+        got = await live.ask(CHAT, chat(SECRET, max_tokens=2, user=SECRET))
+        found = await explained(live, got.headers["x-request-id"])
+        assert found["state"] == "dispatched"
+        assert found["decision"] == {"dispatched_to": sim.url.removeprefix("http://")}
+        assert (found["pool"], found["policy"]) == ("pool", "fairserve")
+
+
+async def test_what_is_not_remembered_is_not_found(start: Starter) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url) as live:
+        for request_id in ("req_unknown", "%00", "x" * 5000, "a%2Fb"):
+            got = await live.get(f"/explain/{request_id}", admin=True)
+            assert got.status == 404, request_id
+            assert len(got.body) < 500
+
+
+async def test_the_command_explains(start: Starter) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url) as live:
+        got = await live.ask(CHAT, chat(max_tokens=2))
+        request_id = got.headers["x-request-id"]
+        async with running("explain", request_id, "--admin", admin(live)) as command:
+            assert await command.ended() == 0
+            said, known = json.loads(command.out), await explained(live, request_id)
+            assert list(said) == list(known)
+            # What counts over a window is a little less by now.
+            assert all(said[name] == known[name] for name in said if name not in ("decided_s_ago", "numbers"))
+        async with running("explain", "req_unknown", "--admin", admin(live)) as command:
+            assert await command.ended() == 1
+            assert "no decision" in command.said
+
+
+async def test_the_command_says_what_is_wrong_with_its_input() -> None:
+    cases = [("ftp://x", "must be http://host:port"), (f"http://127.0.0.1:{closed_port()}", "refused")]
+    for address, message in cases:
+        async with running("explain", "req_1", "--admin", address) as command:
+            assert await command.ended() == 2
+            assert message in command.said
+
+
+async def test_explaining_holds_nothing_up(start: Starter) -> None:
+    async with full(start) as gate:
+        ids = [each.request.id for each in gate.live.gateway.pools[0].dispatcher.exchanges()]
+        await asyncio.gather(*(explained(gate.live, each) for each in ids * 5))
+        gate.release()
+        await until(gate.live.holds_nothing)

@@ -1,0 +1,284 @@
+"""Which calls belong to one answer, as the requests of real clients show it; and what is no such claim."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.claim import ANSWERS_MAX, LENGTHS_MAX, PROMPTED_FLOWS_MAX, ClaimReader
+from gateway.config.interactions import InteractionRules
+from gateway.http.errors import ApiError
+from gateway.payload import read_json
+from policies.base import NO_CLAIM, Claim, Flow
+
+FLOW = Flow("tenant", "default", "u")
+USER = {"role": "user", "content": "Which files are here?"}
+CALLS = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "ls"}}]}
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "a.py"}
+SAID = {"role": "assistant", "content": "a.py"}
+TERSE = "You are terse."
+SYSTEM = {"role": "system", "content": TERSE}
+CALLED = (CALLS, RESULT)
+
+
+def reader(**rules: Any) -> ClaimReader:
+    return ClaimReader(InteractionRules(**rules), {})
+
+
+def claim(body: dict[str, Any], by: ClaimReader | None = None, flow: Flow = FLOW, **headers: str) -> Claim:
+    fields = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
+    return (by or reader()).read(fields, read_json(json.dumps(body).encode()), flow, generates=True).claim
+
+
+def chat(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"messages": list(messages), **fields}
+
+
+def blocks(*contents: dict[str, Any], role: str = "user") -> dict[str, Any]:
+    return {"role": role, "content": list(contents)}
+
+
+TOOL_USE = blocks({"type": "tool_use", "id": "t", "name": "ls", "input": {}}, role="assistant")
+TOOL_RESULT = blocks({"type": "tool_result", "tool_use_id": "t", "content": "a.py"})
+REMINDED = blocks({"type": "tool_result", "tool_use_id": "t", "content": "a.py"}, {"type": "text", "text": "Be quick."})
+ITEM = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Which files?"}]}
+REASONING = {"type": "reasoning", "summary": []}
+FUNCTION_CALL = {"type": "function_call", "call_id": "c", "name": "ls", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "a.py"}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "third"),
+    [
+        (chat(SYSTEM, USER), chat(SYSTEM, USER, *CALLED), chat(SYSTEM, USER, *CALLED, *CALLED, RESULT)),
+        (chat(USER), chat(USER, TOOL_USE, TOOL_RESULT), chat(USER, TOOL_USE, TOOL_RESULT, TOOL_USE, REMINDED)),
+        (
+            {"input": [ITEM]},
+            {"input": [ITEM, REASONING, FUNCTION_CALL, OUTPUT]},
+            {"input": [ITEM, REASONING, FUNCTION_CALL, OUTPUT, *[FUNCTION_CALL] * 2, *[OUTPUT] * 2]},
+        ),
+    ],
+    ids=["chat", "messages", "responses"],
+)
+def test_tool_results_go_on_with_the_answer(first: Any, second: Any, third: Any) -> None:
+    by = reader()
+    claims = [claim(body, by) for body in (first, second, third)]
+    assert len({each.id for each in claims}) == 1
+    assert [(each.stage, each.begins) for each in claims] == [(1, True), (2, False), (3, False)]
+    assert not any(each.explicit or each.ends for each in claims)
+
+
+def test_a_turn_of_the_user_begins_the_next_interaction() -> None:
+    asked = claim(chat(USER, CALLS, RESULT))
+    again = claim(chat(USER, CALLS, RESULT, SAID, {"role": "user", "content": "And now?"}))
+    assert (again.stage, again.begins) == (1, True)
+    assert again.id != asked.id
+
+
+def test_the_same_question_in_another_talk_is_another_interaction() -> None:
+    talks = [chat({"role": "user", "content": topic}, SAID, USER) for topic in ("Rome", "Athens")]
+    assert len({claim(talk).id for talk in talks}) == 2
+    sessions = [claim(chat(USER), x_claude_code_session_id=session).id for session in ("s1", "s2", "s1")]
+    assert len(set(sessions)) == 2
+
+
+@pytest.mark.parametrize("header", ["x-claude-code-session-id", "x-session-affinity", "session-id", "session_id"])
+def test_a_session_keeps_its_interactions_apart_and_survives_a_history_cut_short(header: str) -> None:
+    fields = [(header.encode(), b"s")]
+    by = reader()
+    long = read_json(json.dumps(chat({"role": "user", "content": "Hi"}, SAID, USER)).encode())
+    cut = read_json(json.dumps(chat(USER, CALLS, RESULT)).encode())
+    claims = [by.read(fields, payload, FLOW, generates=True).claim for payload in (long, cut)]
+    assert claims[0].id == claims[1].id
+    assert [each.begins for each in claims] == [True, False]
+    assert by.read([], cut, FLOW, generates=True).claim.id != claims[0].id
+
+
+def test_marks_for_the_engines_cache_do_not_change_the_question() -> None:
+    plain = {"role": "user", "content": 'say "hi", \\ please'}
+    marked = blocks({"type": "text", "text": plain["content"], "cache_control": {"type": "ephemeral", "ttl": "1h"}})
+    assert claim(chat(plain)).id == claim(chat(marked)).id == claim(chat(plain, TOOL_USE, TOOL_RESULT)).id
+    forged = blocks({"type": "text", "text": '","cache_control":{"type":"ephemeral"}'})
+    assert claim(chat(forged)).id != claim(chat(blocks({"type": "text", "text": ""}))).id
+
+
+def test_an_answer_begun_for_the_model_is_no_call_yet() -> None:
+    begun = claim(chat(USER, {"role": "assistant", "content": "The files are"}))
+    assert (begun.stage, begun.begins) == (1, None)
+    assert begun.id == claim(chat(USER)).id
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"messages": {}}, {"messages": [1]}, {"messages": [{"role": 5}]}, {"input": {"a": 1}}, {"messages": []}, {}],
+    ids=str,
+)
+def test_what_is_no_conversation_claims_nothing(body: dict[str, Any]) -> None:
+    assert claim(body) == NO_CLAIM
+
+
+def test_what_is_embedded_is_no_question() -> None:
+    payload = read_json(b'{"input":"a text"}')
+    assert reader().read([], payload, FLOW, generates=False).claim is NO_CLAIM
+
+
+def test_the_clients_own_word_comes_first() -> None:
+    body = chat(USER, metadata={"fairgate_interaction": "in-body", "fairgate_stage": "7"})
+    by_header = claim(body, x_fairgate_interaction="mine", x_fairgate_end="true")
+    assert by_header == Claim(claim({}, x_fairgate_interaction="mine").id, 7, None, True, explicit=True)
+    by_body = claim(body)
+    assert by_body.explicit
+    assert by_body.id not in (by_header.id, "in-body")
+    ended = claim(chat(USER, CALLS, RESULT), x_fairgate_end="1")
+    assert ended == claim(chat(USER, CALLS, RESULT))._replace(ends=True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "metadata", "param"),
+    [
+        ({"x_fairgate_interaction": ""}, {}, "x-fairgate-interaction"),
+        ({"x_fairgate_interaction": "x" * 257}, {}, "x-fairgate-interaction"),
+        ({"x_fairgate_interaction": "a\tb"}, {}, "x-fairgate-interaction"),
+        ({"x_fairgate_interaction": "\xff"}, {}, "x-fairgate-interaction"),
+        ({}, {"fairgate_interaction": "a\nb"}, "metadata.fairgate_interaction"),
+        ({}, {"fairgate_interaction": 5}, "metadata"),
+        ({"x_fairgate_stage": "two"}, {}, "x-fairgate-stage"),
+        ({"x_fairgate_stage": "0"}, {}, "x-fairgate-stage"),
+        ({"x_fairgate_stage": "-1"}, {}, "x-fairgate-stage"),
+        ({"x_fairgate_stage": "1.5"}, {}, "x-fairgate-stage"),
+        ({"x_fairgate_stage": "9" * 5000}, {}, "x-fairgate-stage"),
+        ({"x_fairgate_stage": "٣".encode().decode("latin-1")}, {}, "x-fairgate-stage"),
+        ({}, {"fairgate_stage": 0}, "metadata.fairgate_stage"),
+        ({}, {"fairgate_stage": "x"}, "metadata.fairgate_stage"),
+        ({"x_fairgate_end": "perhaps"}, {}, "x-fairgate-end"),
+        ({}, {"fairgate_end": "maybe"}, "metadata.fairgate_end"),
+    ],
+)
+def test_a_bad_claim_in_so_many_words_is_refused(headers: Any, metadata: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        claim(chat(USER, metadata=metadata), **headers)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert param in caught.value.message
+    claim(chat(USER, metadata=metadata), reader(headers=False), **headers)
+
+
+@pytest.mark.parametrize("session", ["", "x" * 300, "a\tb", "\xff\xfe"])
+def test_a_bad_session_header_is_not_trusted_and_no_error(session: str) -> None:
+    assert claim(chat(USER), session_id=session) == claim(chat(USER))
+
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+def test_a_trace_is_an_interaction_only_where_the_operator_says_so() -> None:
+    headers = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
+    assert claim(chat(USER), **headers) == claim(chat(USER))
+    by = reader(trace="traceparent")
+    found = [claim(body, by, **headers) for body in (chat(USER), chat(SYSTEM), {"prompt": "x"})]
+    assert len(set(found)) == 1
+    assert found[0].explicit
+    for bad in ("", "00-" + "0" * 32 + "-00f067aa0ba902b7-01", "00-4bf9-00f0-01", "garbage"):
+        assert claim(chat(USER), by, traceparent=bad) == claim(chat(USER))
+
+
+def test_baggage_names_an_interaction_by_the_key_of_the_config() -> None:
+    by = reader(trace="baggage:run")
+    found = claim(chat(USER), by, baggage="a=1, run = r-17;prop=1,b=2")
+    assert found == claim(chat(SYSTEM), by, baggage="run=r-17")
+    assert found.explicit
+    for bad in ("", "run=", "runs=r-17", ",,,=,;"):
+        assert claim(chat(USER), by, baggage=bad) == claim(chat(USER))
+
+
+def test_every_rule_can_be_switched_off_for_an_app() -> None:
+    by = ClaimReader(InteractionRules(), {"quiet": InteractionRules(headers=False, content=False, prefixes=False)})
+    quiet = Flow("tenant", "quiet")
+    assert claim(chat(USER, CALLS, RESULT), by, quiet, x_fairgate_interaction="mine", session_id="s") == NO_CLAIM
+    assert claim({"prompt": "abc"}, by, quiet) == NO_CLAIM
+    assert claim(chat(USER), by).id
+    no_sessions = reader(sessions=False)
+    assert claim(chat(USER), no_sessions, session_id="s") == claim(chat(USER))
+
+
+def test_a_response_that_is_gone_on_from_is_found_by_its_id() -> None:
+    by = reader()
+    asked = claim({"input": "Which files?"}, by)
+    assert (asked.stage, asked.begins) == (1, True)
+    by.answered(FLOW, asked, 1, "resp_1")
+    second = claim({"previous_response_id": "resp_1", "input": [OUTPUT]}, by)
+    assert second == Claim(asked.id, 2, False)
+    by.answered(FLOW, second, 2, "resp_2")
+    assert claim({"previous_response_id": "resp_2", "input": [OUTPUT, OUTPUT]}, by) == Claim(asked.id, 3, False)
+    new = claim({"previous_response_id": "resp_2", "input": "And now?"}, by)
+    assert (new.stage, new.begins) == (1, True)
+    assert new.id != asked.id
+
+
+def test_the_response_of_another_flow_is_not_gone_on_from() -> None:
+    by = reader()
+    asked = claim({"input": "Which files?"}, by)
+    by.answered(FLOW, asked, 1, "resp_1")
+    stolen = claim({"previous_response_id": "resp_1", "input": [OUTPUT]}, by, FLOW._replace(tenant="thief"))
+    assert stolen.id != asked.id
+
+
+def test_answers_are_remembered_within_a_bound() -> None:
+    by = reader()
+    for number in range(ANSWERS_MAX + 10):
+        by.answered(FLOW, Claim("id"), 1, f"resp_{number}")
+    forgotten, known = ({"previous_response_id": f"resp_{n}", "input": [OUTPUT]} for n in (0, ANSWERS_MAX))
+    assert claim(known, by).id == "id"
+    assert claim(forgotten, by).id != "id"
+
+
+def extends(prompt: str, by: ClaimReader, flow: Flow = FLOW) -> tuple[int, ...]:
+    return claim({"prompt": prompt}, by, flow).extends
+
+
+def test_a_raw_prompt_extends_an_earlier_one_of_its_flow_and_no_other() -> None:
+    by = reader()
+    template = "You are terse. " * 40
+    first = extends(template + "Q: one? A:", by)
+    other = extends(template + "Q: two? A:", by)
+    longer = extends(template + "Q: one? A: 1. Q: and then? A:", by)
+    assert first[-1] in longer[:-1]
+    assert other[-1] not in longer
+    assert first[-1] not in other
+    assert extends(template + "Q: one? A:", by)[-1] == first[-1]
+
+
+def test_lengths_of_raw_prompts_are_remembered_within_a_bound() -> None:
+    by = reader()
+    for length in range(1, 3 * LENGTHS_MAX):
+        assert len(extends("x" * length, by)) <= LENGTHS_MAX + 1
+    for number in range(PROMPTED_FLOWS_MAX + 10):
+        extends("x", by, Flow("tenant", "default", f"u{number}"))
+    assert len(by._lengths) == PROMPTED_FLOWS_MAX
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [1, 2], [[1], [2]]], ids=str)
+def test_several_prompts_or_tokens_extend_nothing(prompt: Any) -> None:
+    assert claim({"prompt": prompt}) == NO_CLAIM
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (chat(SYSTEM, USER, {"role": "developer", "content": "Brief."}), len(TERSE) + len("Brief.") + 4),
+        ({**chat(USER), "system": TERSE}, len(TERSE) + 2),
+        ({"input": "x", "instructions": TERSE}, len(TERSE) + 2),
+        (chat(USER), 0),
+    ],
+)
+def test_instructions_of_the_app_are_counted_apart(body: dict[str, Any], expected: int) -> None:
+    found = reader().read([], read_json(json.dumps(body).encode()), FLOW, generates=True)
+    assert found.instruction_bytes == expected
+
+
+def test_an_id_tells_nothing_of_what_the_client_wrote() -> None:
+    secret = "patient 4711 has the flu"
+    for found in (claim(chat({"role": "user", "content": secret})), claim({}, x_fairgate_interaction=secret)):
+        assert len(found.id) == 16
+        assert set(found.id) <= set("0123456789abcdef")

@@ -1,0 +1,54 @@
+"""Every policy of the registry can be named in the YAML and serves; what one refuses, its client can understand."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import fields
+from typing import get_args
+
+import pytest
+
+from gateway.config.model import PolicyConfig, PolicyName
+from policies.registry import POLICIES, PolicyParams
+from tests.gateway.live import Starter, chat, simulated, until
+
+PATH = "/v1/chat/completions"
+
+
+def test_every_policy_has_a_name_in_the_file() -> None:
+    assert sorted(get_args(PolicyName)) == sorted(POLICIES)
+
+
+def test_defaults_of_the_file_are_those_of_the_policies() -> None:
+    of_file = {name: field.default for name, field in PolicyConfig.model_fields.items()}
+    of_policies = {field.name: field.default for field in fields(PolicyParams)}
+    shared = of_file.keys() & of_policies.keys()
+    assert {name: of_file[name] for name in shared} == {name: of_policies[name] for name in shared}
+    assert len(shared) >= 6
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+async def test_every_policy_serves_all_tenants(start: Starter, policy: str) -> None:
+    async with simulated() as engine, start(engine.url, policy=policy) as live:
+        asked = [live.ask(PATH, chat(max_tokens=5), key=f"k{number % 3}") for number in range(24)]
+        assert {answer.status for answer in await asyncio.gather(*asked)} == {200}
+        lines = await live.lines(24)
+        assert {line["policy"] for line in lines} == {policy}
+        await until(live.holds_nothing)
+
+
+async def test_rpm_refuses_what_is_beyond_the_limit_and_says_when_to_come_back(start: Starter) -> None:
+    policy = {"name": "rpm", "requests_per_minute": 3}
+    async with simulated() as engine, start(engine.url, policy=policy) as live:
+        for _ in range(3):
+            assert (await live.ask(PATH, chat(max_tokens=2), key="eager")).status == 200
+        refused = await live.ask(PATH, chat(max_tokens=2), key="eager")
+        assert (refused.status, refused.error["code"]) == (429, "rate_limited")
+        assert "3 requests a minute" in refused.error["message"]
+        assert 50 <= int(refused.headers["retry-after"]) <= 70
+        assert refused.headers["x-ratelimit-limit-requests"] == "3"
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        assert (await live.ask(PATH, chat(max_tokens=2), key="other")).status == 200, "each tenant has its own limit"
+        lines = await live.lines(5)
+        assert [line["reason"] for line in lines].count("rate_limited") == 1
+        await until(live.holds_nothing)

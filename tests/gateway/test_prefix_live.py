@@ -1,0 +1,130 @@
+"""What an engine has cached is found again, costs its tenant nothing, and is not seen by others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.config.model import hash_key
+from gateway.prompt_prefix import BLOCK_BYTES, BLOCKS_MAX, prefix_hashes
+from policies.dlpm import Dlpm
+from tests.gateway.live import Live, Starter, chat, simulated, until
+
+DOCUMENT = "".join(f"Sentence {number} of a long document. " for number in range(200))
+POLICIES = ["dlpm", "d2lpm"]
+
+TENANTS = [
+    {"name": name, "keys": [{"hash": hash_key(f"key-of-{name}"), "apps": ["default"]}]} for name in ("one", "other")
+]
+
+
+async def cached_tokens(
+    live: Live, question: str, *, tenant: str = "one", document: str = DOCUMENT, **fields: Any
+) -> int | None:
+    """Ask about a document; how many prompt tokens its tenant was not charged for, as the engine reported."""
+    body = chat(f"{document} {question}", max_tokens=4, **fields)
+    answer = await live.ask("/v1/chat/completions", body, key=f"key-of-{tenant}")
+    assert answer.status == 200
+    service = live.charged[answer.headers["x-request-id"]]
+    assert 0 < service.output <= 4
+    assert service.prompt > len(document) / 4
+    return service.cached
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_engine_had_cached_is_not_charged(start: Starter, policy: str, stream: bool) -> None:
+    async with simulated() as sim, start(sim.url, tenants=TENANTS, policy=policy) as live:
+        charged: list[float] = []
+        noted = live.engine.policy.charge
+
+        def charge(request: Any, service: Any, now: float, *, final: bool) -> None:
+            noted(request, service, now, final=final)
+            if final:
+                assert len(request.prefix) == -(
+                    -len(f'[{{"role": "user", "content": "{DOCUMENT} 1?"}}]') // BLOCK_BYTES
+                )
+                charged.append(request.charged)
+
+        live.engine.policy.charge = charge  # type: ignore[method-assign]
+        assert await cached_tokens(live, "1?", stream=stream) == 0
+        again = await cached_tokens(live, "2?", stream=stream)
+        assert again is not None
+        assert again > len(DOCUMENT) / 4 - 32
+        assert charged[1] < charged[0] / 10
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+async def test_tenants_do_not_see_what_others_asked_unless_they_share(start: Starter, policy: str) -> None:
+    async with simulated() as sim:
+        async with start(sim.url, tenants=TENANTS, policy=policy) as live:
+            assert await cached_tokens(live, "1?") == 0
+            assert await cached_tokens(live, "2?", tenant="other") == 0
+            assert (await cached_tokens(live, "3?", tenant="other") or 0) > 0
+        shared = [{"name": "pool", "backends": [{"url": sim.url}], "shared_cache": True}]
+        async with start(sim.url, tenants=TENANTS, policy=policy, pools=shared) as live:
+            assert await cached_tokens(live, "1?") == 0
+            assert (await cached_tokens(live, "2?", tenant="other") or 0) > 0
+
+
+async def test_a_salt_of_the_client_is_not_believed(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, tenants=TENANTS, policy="dlpm") as live:
+        assert await cached_tokens(live, "1?") == 0
+        assert (await cached_tokens(live, "2?", cache_salt="mine") or 0) > 0
+
+
+async def test_other_policies_leave_prompts_alone(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, tenants=TENANTS, policy="vtc") as live:
+        assert live.gateway.pools[0].prefixes is None
+        assert await cached_tokens(live, "1?") == 0
+        assert (await cached_tokens(live, "2?", tenant="other") or 0) > 0, "the engine was told of no salt"
+
+
+async def test_questions_go_to_the_engine_that_has_the_document(start: Starter) -> None:
+    documents = [f"Document {number}. {DOCUMENT}" for number in range(4)]
+    async with (
+        simulated() as one,
+        simulated() as two,
+        start(one.url, two.url, tenants=TENANTS, policy={"name": "d2lpm", "backend_quantum": 1e6}) as live,
+    ):
+        for document in documents:
+            assert await cached_tokens(live, "1?", document=document) == 0
+        for number in range(2, 5):
+            for document in documents:
+                assert (await cached_tokens(live, f"{number}?", document=document) or 0) > 0
+
+
+async def test_an_interrupted_answer_is_charged_by_the_estimate(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, tenants=TENANTS, policy="dlpm") as live:
+        assert await cached_tokens(live, "1?") == 0
+        policy = live.engine.policy
+        assert isinstance(policy, Dlpm)
+        known = len(policy.prefixes)
+        body = chat(f"{DOCUMENT} 2?", stream=True, max_tokens=1000, ignore_eos=True)
+        async with live.post("/v1/chat/completions", body, key="key-of-one") as response:
+            request_id = response.headers["x-request-id"]
+            await response.content.readany()
+        await until(live.holds_nothing)
+        assert live.charged[request_id].cached is None
+        assert len(policy.prefixes) >= known, "it says nothing of what the engine has cached"
+
+
+def test_a_block_s_hash_stands_for_all_before_it() -> None:
+    prompt = bytes(range(256)) * 40
+    whole = prefix_hashes(prompt, b"m")
+    assert len(whole) == len(prompt) // BLOCK_BYTES
+    assert len(set(whole)) == len(whole)
+    assert prefix_hashes(prompt + b"more", b"m")[: len(whole)] == whole
+    assert not set(prefix_hashes(prompt, b"n")) & set(whole)
+    assert not set(prefix_hashes(b"x" + prompt[1:], b"m")) & set(whole)
+    assert prefix_hashes(b"short", b"m") != prefix_hashes(b"shorter", b"m")
+    assert prefix_hashes(b"", b"m") == ()
+
+
+def test_long_prompts_have_coarser_blocks_that_shorter_ones_contain() -> None:
+    prompt = b"".join(b"%07d " % number for number in range(50_000))
+    longest = prefix_hashes(prompt[: BLOCK_BYTES * BLOCKS_MAX], b"m")
+    longer = prefix_hashes(prompt, b"m")
+    assert len(longest) == BLOCKS_MAX >= len(longer)
+    assert set(longer[: len(longer) // 4]) <= set(longest)

@@ -1,0 +1,287 @@
+"""Under KV overload: agents come to their ends, whoever floods is told when to come back; at other times nobody is."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.config.model import hash_key
+from tests.gateway.capture import Peer, Seen, Upstream, answer
+from tests.gateway.live import MODEL, SMALL, Answer, Live, Starter, chat, simulated, until
+
+CHAT = "/v1/chat/completions"
+SLOW = replace(SMALL, name="slow", num_gpu_blocks=769, base_s=8e-3)
+"""12,288 tokens of KV; a hundred tokens of an answer take most of a second."""
+TINY = replace(SMALL, name="tiny", num_gpu_blocks=129, max_model_len=1024)
+"""2,048 tokens of KV."""
+EAGER = {"enter": 0.5, "leave": 0.3, "dwell_s": 0}
+ONE_START = {"user": {"starts": 1, "requests": "off", "tokens": "off"}}
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "found"}
+
+
+def tenants(*names: str, **fields: Any) -> list[dict[str, Any]]:
+    return [{"name": name, "keys": [hash_key(name)], **fields} for name in names]
+
+
+def turn(content: str | None) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, "tool_calls": [{"id": "c", "type": "function"}]}
+
+
+@dataclass
+class Full:
+    """A gateway whose engine is full of one tenant's long answers until `release`."""
+
+    live: Live
+    holders: list[asyncio.Task[Answer]]
+
+    async def ask(self, key: str, *messages: Any, path: str = CHAT, **fields: Any) -> Answer:
+        headers = fields.pop("headers", {})
+        body = {"model": MODEL, "max_tokens": 4, "ignore_eos": True, "messages": list(messages), **fields}
+        return await self.live.ask(path, body, key=key, **headers)
+
+    def release(self) -> None:
+        for holder in self.holders:
+            holder.cancel()
+
+
+def is_overloaded(live: Live) -> bool:
+    dispatcher = live.gateway.pools[0].dispatcher
+    return dispatcher.engine.pressure(dispatcher.clock()).overloaded
+
+
+@asynccontextmanager
+async def full(start: Starter, *names: str, **config: Any) -> AsyncIterator[Full]:
+    config = {"overload": EAGER, "throttle": ONE_START, "tenants": tenants("holder", *names), **config}
+    async with simulated(SLOW) as sim, start(sim.url, **config) as live:
+        holders = []
+        for user in ("1", "2", "3", "4"):  # three fill the cache, the fourth waits for it
+            body = chat(f"{user} " + "x " * 6000, stream=True, max_tokens=800, ignore_eos=True, user=user)
+            holders.append(asyncio.ensure_future(live.ask(CHAT, body, key="holder")))
+        await until(lambda: is_overloaded(live))
+        try:
+            yield Full(live, holders)
+        finally:
+            for holder in holders:
+                holder.cancel()
+            await asyncio.gather(*holders, return_exceptions=True)
+
+
+def question(text: str = "Which files?") -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+async def test_a_start_beyond_the_limit_is_refused_and_calls_inside_are_not(start: Starter) -> None:
+    async with full(start, "agent") as gate:
+        talk: list[Any] = [question()]
+        for stage in range(1, 5):
+            got = await gate.ask("agent", *talk)
+            assert got.status == 200, got.body
+            talk += [turn(got.json["choices"][0]["message"]["content"]), RESULT]
+            [*_, line] = await gate.live.lines(stage)
+            assert (line["stage"], len(line["interaction"])) == (stage, 16)
+        refused = await gate.ask("agent", question("Something else"))
+        assert refused.status == 429
+        assert refused.error["code"] == "over_user_limit"
+        metrics = await gate.live.metrics()
+        assert metrics["fairgate_overloaded", "pool"] == 1
+        assert metrics["fairgate_not_completed_total", "pool", "over_user_limit"] == 1
+        assert metrics["fairgate_wasted_tokens_total", "agent"] == 0
+        assert metrics["fairgate_open_interactions",] >= 1
+        gate.release()
+        await until(gate.live.holds_nothing)
+        await until(lambda: not is_overloaded(gate.live))
+        assert (await gate.ask("agent", question("Something else"))).status == 200
+
+
+async def test_a_refusal_says_what_happened_and_when_to_come_back(start: Starter) -> None:
+    async with full(start, "t") as gate:
+        assert (await gate.ask("t", question("a"))).status == 200
+        refused = await gate.ask("t", question("b"))
+        assert refused.status == 429
+        assert refused.error["type"] == "rate_limit_error"
+        assert 1 <= int(refused.headers["retry-after"]) <= 120
+        assert int(refused.headers["retry-after-ms"]) <= 120_000
+        assert refused.headers["x-ratelimit-limit-requests"] == "1"
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        assert re.fullmatch(r"(\d+m)?\d+s|\d+ms", refused.headers["x-ratelimit-reset-requests"])
+        for word in ("KV cache is overloaded", "1 interactions begun", "come back in", "under way are still served"):
+            assert word in refused.error["message"]
+        anthropic = await gate.ask("t", question("c"), path="/v1/messages")
+        assert anthropic.status == 429
+        assert anthropic.json["type"] == "error"
+        assert anthropic.json["error"]["type"] == "rate_limit_error"
+        assert anthropic.json["error"]["message"].startswith("over_user_limit: ")
+
+
+async def test_the_interaction_of_another_tenant_or_user_is_not_joined(start: Starter) -> None:
+    async with full(start, "owner", "thief") as gate:
+        named = {"headers": {"x_fairgate_interaction": "shared-name"}}
+        assert (await gate.ask("owner", question(), **named)).status == 200
+        assert (await gate.ask("owner", question(), **named)).status == 200
+        assert (await gate.ask("thief", question("own"))).status == 200
+        assert (await gate.ask("thief", question(), turn("x"), RESULT)).status == 429
+        assert (await gate.ask("thief", question(), **named)).status == 429
+        assert (await gate.ask("owner", question(), **named, user="another")).status == 200  # a start of its own
+        assert (await gate.ask("owner", question("b"), **named, user="another")).status == 200
+        assert (await gate.ask("owner", question("c"), user="another")).status == 429
+
+
+@pytest.mark.parametrize("said", [{"headers": {"x_fairgate_end": "true"}}, {"metadata": {"fairgate_end": "true"}}])
+async def test_an_interaction_that_was_ended_is_not_gone_on_with(start: Starter, said: Any) -> None:
+    async with full(start, "t") as gate:
+        named = {"x_fairgate_interaction": "mine"}
+        assert (await gate.ask("t", question(), headers=named)).status == 200
+        last = {**said, "headers": {**named, **said.get("headers", {})}}
+        assert (await gate.ask("t", question(), **last)).status == 200
+        assert (await gate.ask("t", question(), headers=named)).status == 429
+
+
+async def test_beyond_its_cap_an_interaction_has_no_immunity(start: Starter) -> None:
+    async with full(start, "t", interactions={"calls_max": 2}) as gate:
+        statuses = [(await gate.ask("t", question(), *[turn("x"), RESULT] * calls)).status for calls in range(3)]
+        assert statuses == [200, 200, 429]
+
+
+async def test_nobody_is_refused_without_overload_whatever_the_counts(start: Starter) -> None:
+    config = {"throttle": ONE_START, "overload": EAGER, "tenants": tenants("t")}
+    async with simulated(SMALL) as sim, start(sim.url, **config) as live:
+        body = chat(max_tokens=2, ignore_eos=True)
+        got = await asyncio.gather(*(live.ask(CHAT, body, key="t") for _ in range(60)))
+        assert {each.status for each in got} == {200}
+
+
+async def test_agents_finish_while_one_tenant_floods(start: Starter) -> None:
+    config = {
+        "overload": EAGER,
+        "throttle": {"user": {"starts": 5, "requests": "off", "tokens": "off"}},
+        "tenants": tenants("agent-1", "agent-2", "abuser"),
+    }
+    async with simulated(TINY) as sim, start(sim.url, **config) as live:
+        floods: list[Answer] = []
+
+        async def flood(number: int) -> None:
+            while True:
+                body = chat(f"{number} " + "x " * 600, max_tokens=100, ignore_eos=True)
+                floods.append(await live.ask(CHAT, body, key="abuser"))
+
+        async def session(key: str) -> list[int]:
+            statuses = []
+            for answered in range(3):
+                talk: list[Any] = [question(f"{answered} " + "y " * 100)]
+                for _ in range(4):
+                    body = {"model": MODEL, "messages": talk, "max_tokens": 20, "ignore_eos": True}
+                    got = await live.ask(CHAT, body, key=key, session_id=f"session of {key}")
+                    statuses.append(got.status)
+                    talk += [turn("x"), RESULT]
+            return statuses
+
+        abusers = [asyncio.ensure_future(flood(number)) for number in range(20)]
+        await until(lambda: any(each.status == 429 for each in floods))
+        served = await asyncio.gather(session("agent-1"), session("agent-2"))
+        for abuser in abusers:
+            abuser.cancel()
+        await asyncio.gather(*abusers, return_exceptions=True)
+        assert served == [[200] * 12] * 2
+        refused = [each for each in floods if each.status == 429]
+        assert {each.error["code"] for each in refused} == {"over_user_limit"}
+        assert all(1 <= int(each.headers["retry-after"]) <= 120 for each in refused)
+        metrics = await live.metrics()
+        wasted = {name[1]: value for name, value in metrics.items() if name[0] == "fairgate_wasted_tokens_total"}
+        assert wasted == {"agent-1": 0, "agent-2": 0, "abuser": 0}
+
+
+def tool_answer(text: str | None) -> bytes:
+    """What an engine says: a call of a tool, or a final answer."""
+    call = '[{"id":"c","type":"function","function":{"name":"ls","arguments":"{}"}}]'
+    message = f'{{"role":"assistant","content":"{text}"}}' if text else f'{{"role":"assistant","tool_calls":{call}}}'
+    reason = "stop" if text else "tool_calls"
+    return answer(
+        f'{{"id":"x","object":"chat.completion","created":1,"model":"m","choices":[{{"index":0,"message":{message},'
+        f'"finish_reason":"{reason}"}}],"usage":{{"prompt_tokens":9,"completion_tokens":3,"total_tokens":12}}}}'.encode()
+    )
+
+
+async def test_the_official_client_in_a_tool_loop_is_one_interaction_until_the_final_answer(start: Starter) -> None:
+    async def script(seen: Seen, peer: Peer) -> None:
+        results = sum(message["role"] == "tool" for message in seen.json["messages"])
+        await peer.send(tool_answer("done" if results == 2 else None))
+
+    async with Upstream(script) as upstream, start(upstream.url, tenants=tenants("t")) as live:
+        interactions = live.gateway.shared.interactions
+        assert interactions is not None
+        async with openai.AsyncOpenAI(base_url=live.url + "/v1", api_key="t", max_retries=0) as api:
+            talk: list[Any] = [question()]
+            while True:
+                got = await api.chat.completions.create(model=MODEL, messages=talk)
+                message = got.choices[0].message
+                talk.append(message.model_dump(exclude_none=True))
+                if not message.tool_calls:
+                    break
+                assert len(interactions) == 1
+                talk.append({"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "a.py"})
+        assert len(interactions) == 0
+        lines = await live.lines(3)
+        assert len({line["interaction"] for line in lines}) == 1
+        assert [line["stage"] for line in lines] == [1, 2, 3]
+
+
+async def test_responses_go_on_by_the_id_of_the_answer(start: Starter) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url, tenants=tenants("t")) as live:
+        fields: dict[str, Any] = {"model": MODEL, "max_output_tokens": 4, "ignore_eos": True}
+        first = await live.ask("/v1/responses", {**fields, "input": "Which files?"}, key="t")
+        assert first.status == 200, first.body
+        outputs = [{"type": "function_call_output", "call_id": "c", "output": "a.py"}]
+        body = {**fields, "input": outputs, "previous_response_id": first.json["id"]}
+        await live.ask("/v1/responses", body, key="t")
+        one, two = await live.lines(2)
+        assert one["interaction"] == two["interaction"] != ""
+        assert two["stage"] == 2
+
+
+async def test_always_on_limits_hold_without_overload_and_are_told(start: Starter) -> None:
+    config = {"tenants": [*tenants("t", quota={"requests_per_minute": 2, "tokens_per_day": 10**6}), *tenants("free")]}
+    async with simulated(time_scale=0) as sim, start(sim.url, **config) as live:
+        body = chat(max_tokens=2, ignore_eos=True)
+        got = [await live.ask(CHAT, body, key="t") for _ in range(3)]
+        assert [each.status for each in got] == [200, 200, 429]
+        assert [each.headers["x-ratelimit-remaining-requests"] for each in got] == ["1", "0", "0"]
+        assert got[0].headers["x-ratelimit-limit-tokens"] == "1000000"
+        assert got[2].error["code"] == "rate_limited"
+        assert "2 requests a minute" in got[2].error["message"]
+        assert "x-ratelimit-limit-requests" not in (await live.ask(CHAT, body, key="free")).headers
+
+
+async def test_a_spent_budget_is_not_worth_trying_again(start: Starter) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url, quota={"tokens_per_day": 40}) as live:
+        body = chat("x " * 50, max_tokens=20, ignore_eos=True)
+        got = [await live.ask(CHAT, body) for _ in range(2)]
+        assert [each.status for each in got] == [200, 429]
+        assert got[1].headers["x-should-retry"] == "false"
+        assert "40 tokens a day" in got[1].error["message"]
+
+
+async def test_a_bad_claim_is_a_clear_error_and_a_bad_session_is_none(start: Starter) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url) as live:
+        bad = await live.ask(CHAT, chat(max_tokens=2), x_fairgate_stage="two")
+        assert bad.status == 400
+        assert bad.error["param"] == "x-fairgate-stage"
+        assert "whole number from 1" in bad.error["message"]
+        assert (await live.ask(CHAT, chat(max_tokens=2), session_id="x" * 1000)).status == 200
+
+
+async def test_claims_do_not_reach_the_engine_and_no_id_is_logged_raw(start: Starter) -> None:
+    async with Upstream(lambda seen, peer: peer.send(tool_answer("x"))) as upstream, start(upstream.url) as live:
+        claims = {"x_fairgate_interaction": "patient-4711", "x_fairgate_stage": "1", "x_fairgate_end": "true"}
+        await live.ask(CHAT, chat(user="someone@example.org"), **claims)
+        [seen] = upstream.requests
+        assert b"fairgate" not in seen.head
+        await live.lines(1)
+        assert b"4711" not in live.log.read_bytes()
+        assert b"example.org" not in live.log.read_bytes()

@@ -1,0 +1,210 @@
+"""One brain, two bodies: the gateway's dispatcher and the simulation's driver decide the same trace alike.
+
+Here the production `Dispatcher` runs on an event loop whose clock is virtual, before the simulation's engine models.
+What is between dispatcher and engine is as in the driver: a network's way there and back, scrapes, refusals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any
+
+import pytest
+
+from backends.simulated.engine import EngineModel, EngineRequest, Step
+from backends.simulated.profiles import profile
+from gateway.dispatcher import TIMER_S_MAX, Dispatcher
+from policies.base import Flow, Request, ServiceTokens
+from policies.engine import AdmissionEngine, Decision, Dispatch, Failure, QueueLimits, Reject
+from policies.registry import POLICIES, PolicyParams
+from simulation.driver import TIMER_RESOLUTION_S, Arrival, read_gauges, simulate
+
+NETWORK_S = 0.001
+SCRAPE_S = 0.1
+LIMITS = QueueLimits(requests_max=25, wait_s_max=0.4)
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """As much of an event loop as a dispatcher needs: timers, at exact times, equal ones in the order they were set."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._set = 0
+
+    def time(self) -> float:
+        return self._now
+
+    def get_debug(self) -> bool:
+        return False
+
+    def call_at(
+        self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        self._set += 1
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        heappush(self._timers, (when, self._set, handle))
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + max(delay, TIMER_RESOLUTION_S), callback, *args, context=context)
+
+    def run(self) -> None:
+        """Until no timer is left."""
+        asyncio._set_running_loop(self)
+        try:
+            while self._timers:
+                self._now, _, handle = heappop(self._timers)
+                if not handle.cancelled():
+                    handle._callback(*handle._args)
+        finally:
+            asyncio._set_running_loop(None)
+
+
+@dataclass(eq=False)
+class Client:
+    """An exchange without HTTP."""
+
+    body: LiveBody
+    arrival: Arrival
+    request: Request
+    output_tokens: int = 0
+    cached_tokens: int = 0
+
+    def dispatched(self, backend: str) -> None:
+        body = self.body
+        body.decisions.append((body.loop.time(), Dispatch(self.request.id, backend)))
+        body.loop.call_at(body.loop.time() + NETWORK_S, body.reached, self, backend)
+
+    def refused(self, decision: Reject) -> None:
+        self.body.decisions.append((self.body.loop.time(), decision))
+        self.body.open -= 1
+
+
+@dataclass(eq=False)
+class LiveBody:
+    """The gateway's dispatcher before engines in the same process."""
+
+    engine: AdmissionEngine
+    backends: dict[str, EngineModel]
+    refuses: Callable[[str, int], bool]
+    loop: VirtualLoop = field(default_factory=VirtualLoop)
+    decisions: list[tuple[float, Decision]] = field(default_factory=list)
+    clients: dict[str, Client] = field(default_factory=dict)
+    open: int = 0
+
+    def __post_init__(self) -> None:
+        self.dispatcher = Dispatcher(self.engine, clock=self.loop.time)
+        self.stepping: set[str] = set()
+
+    def run(self, arrivals: list[Arrival]) -> list[tuple[float, Decision]]:
+        self._next(iter(arrivals))
+        for name in self.backends:
+            self.loop.call_at(0.0, self._scrape, name)
+        self.loop.run()
+        return self.decisions
+
+    def _next(self, arrivals: Iterator[Arrival]) -> None:
+        arrival = next(arrivals, None)
+        if arrival is not None:
+            self.open += 1
+            self.loop.call_at(arrival.arrived_s, self._arrive, arrival, arrivals)
+
+    def _arrive(self, arrival: Arrival, arrivals: Iterator[Arrival]) -> None:
+        self._next(arrivals)
+        client = self.clients[arrival.id] = Client(self, arrival, arrival.request())
+        self.dispatcher.submit(client)
+
+    def _scrape(self, name: str) -> None:
+        if self.open:
+            self.dispatcher.backend_changed(name, read_gauges(name, self.backends[name], self.loop.time()))
+            self.loop.call_at(self.loop.time() + SCRAPE_S, self._scrape, name)
+
+    def reached(self, client: Client, backend: str) -> None:
+        model, now = self.backends[backend], self.loop.time()
+        if self.refuses(backend, model.gauges(now).running):
+            self.loop.call_at(now + NETWORK_S, self.dispatcher.failed, client.request.id, Failure.REFUSED)
+            return
+        arrival = client.arrival
+        model.submit(EngineRequest(arrival.id, arrival.prompt_tokens, arrival.output_tokens, arrival.prefix), now)
+        if backend not in self.stepping:
+            self._step(backend)
+
+    def _step(self, backend: str) -> None:
+        model, now = self.backends[backend], self.loop.time()
+        if not model.has_work:
+            self.stepping.discard(backend)
+            return
+        self.stepping.add(backend)
+        step = model.step(now)
+        self.loop.call_at(now + step.duration_s + NETWORK_S, self._answered, step)
+        self.loop.call_at(now + step.duration_s, self._step, backend)
+
+    def _answered(self, step: Step) -> None:
+        for request_id, tokens in step.cached_tokens.items():
+            self.clients[request_id].cached_tokens = tokens
+        for request_id, tokens in step.tokens:
+            client = self.clients[request_id]
+            client.output_tokens += tokens
+            if client.request.streamed:
+                self.dispatcher.progressed(request_id, tokens)
+        for request_id in step.finished:
+            client = self.clients[request_id]
+            self.open -= 1
+            service = ServiceTokens(client.arrival.prompt_tokens, client.output_tokens, client.cached_tokens)
+            self.dispatcher.finished(request_id, service)
+
+
+def traffic() -> list[Arrival]:
+    """Three tenants, streams and whole answers, common beginnings, more than two engines can take at once."""
+    return [
+        Arrival(
+            f"r{number}", Flow("abc"[number * number % 3], user=str(number % 2)), 0.0041 * number, 40 + number % 97,
+            5 + number * 7 % 60, streamed=number % 5 != 0, prefix=(number % 3, 10 + number % 3, 100 + number),
+        )
+        for number in range(240)
+    ]  # fmt: skip
+
+
+def make_engine(policy: str) -> tuple[AdmissionEngine, dict[str, EngineModel]]:
+    engine = AdmissionEngine(POLICIES[policy](PolicyParams()), limits=LIMITS)
+    engine.add_backend("one", max_num_seqs=4)
+    engine.add_backend("two")
+    return engine, {"one": EngineModel(profile("tiny-cpu")), "two": EngineModel(profile("demo"))}
+
+
+def live(policy: str) -> list[tuple[float, Decision]]:
+    engine, backends = make_engine(policy)
+    return LiveBody(engine, backends, lambda name, running: name == "two" and running >= 6).run(traffic())
+
+
+def simulated(policy: str, timer_s_max: float | None = TIMER_S_MAX) -> list[tuple[float, Decision]]:
+    engine, backends = make_engine(policy)
+    return simulate(
+        traffic(), engine=engine, backends=backends, network_s=NETWORK_S, scrape_interval_s=SCRAPE_S,
+        timer_s_max=timer_s_max, refuses=lambda name, gauges, now: name == "two" and gauges.running >= 6,
+    ).decisions  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_the_same_trace_gives_the_same_decisions_live_and_simulated(policy: str) -> None:
+    decisions = live(policy)
+    assert decisions == simulated(policy)
+    kinds = {type(decision) for _, decision in decisions}
+    assert kinds == {Dispatch, Reject}, "some are refused, so that this is tested, too"
+    dispatched = [decision.id for _, decision in decisions if isinstance(decision, Dispatch)]
+    assert len(dispatched) > len(set(dispatched)), "some went back to the queue"
+
+
+def test_the_comparison_has_teeth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another policy decides otherwise, and so does a dispatcher that never wakes its engine."""
+    sound = simulated("vtc")
+    assert live("fcfs") != sound
+    monkeypatch.setattr(Dispatcher, "_arm", lambda self: None)
+    assert live("vtc") != sound
