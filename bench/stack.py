@@ -212,12 +212,16 @@ async def fairgate(
     engine_type: str = "vllm",
     model: str = "tiny",
     cpu: int | None = None,
+    policy: str | dict[str, object] | None = None,
 ) -> AsyncIterator[Route]:
-    """fairgate as it comes, in front of one engine: keyed tenants with weights, access log to a file."""
+    """fairgate as it comes, in front of one engine: keyed tenants with weights, access log to a file.
+
+    `policy` as the configuration writes it; None leaves the default.
+    """
     port, admin_port = free_port(), free_port()
     keys = {name: f"bench-key-of-{name}" for name in tenants}
     with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder:
-        settings = {
+        settings: dict[str, object] = {
             "listen": f"127.0.0.1:{port}",
             "admin": f"127.0.0.1:{admin_port}",
             "access_log": f"{folder}/access.log",
@@ -227,6 +231,8 @@ async def fairgate(
                 {"name": name, "weight": weight, "keys": [hash_key(keys[name])]} for name, weight in tenants.items()
             ],
         }
+        if policy is not None:
+            settings["policy"] = policy
         config = Path(folder, "fairgate.yaml")
         config.write_text(yaml.safe_dump(settings))
         log = Path(folder, "fairgate.log")

@@ -14,12 +14,14 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from backends.simulated.engine import EngineGauges, EngineModel, EngineRequest, Step
-from policies.base import Flow, Request, ServiceTokens
+from policies.base import NO_CLAIM, Claim, Flow, Request, ServiceTokens
 from policies.capacity import Gauges
 from policies.engine import AdmissionEngine, Decision, Dispatch, Failure, Reject
 
-__all__ = ["Arrival", "Event", "Record", "Run", "read_gauges", "replay", "simulate"]
+__all__ = ["IMPOSSIBLE", "Arrival", "Event", "Record", "Run", "read_gauges", "replay", "simulate"]
 
+IMPOSSIBLE = "context_length_exceeded"
+"""The outcome of a request that is longer than the model's context: the gateway refuses it unseen."""
 TIMER_RESOLUTION_S = 1e-6
 """A timer never fires at the very instant that set it."""
 
@@ -37,12 +39,19 @@ class Arrival:
     weight: float = 1.0
     streamed: bool = True
     body_bytes: int = 0
+    system_tokens: int = 0
+    claim: Claim = NO_CLAIM
+    cancel_after_tokens: int | None = None
+    """The client hangs up when it has seen this many output tokens. None: it reads to the end."""
+    prefix: tuple[int, ...] = ()
+    """Chained hashes of the prompt's blocks, of the engine's own block size."""
 
     def request(self) -> Request:
         """What the gateway makes of it."""
         return Request(
             self.id, self.flow, self.weight, self.prompt_tokens, self.output_tokens_max, self.arrived_s,
-            streamed=self.streamed, body_bytes=self.body_bytes,
+            streamed=self.streamed, body_bytes=self.body_bytes, system_tokens=self.system_tokens, claim=self.claim,
+            prefix=self.prefix,
         )  # fmt: skip
 
 
@@ -57,9 +66,11 @@ class Record:
     """When each output token passed the gateway."""
     finished_s: float | None = None
     outcome: str = ""
-    """"completed", or why it was rejected."""
+    """"completed", "cancelled" by its client, or why it was rejected."""
     preemptions: int = 0
     refusals: int = 0
+    cached_tokens: int = 0
+    """Of the prompt, found in the engine's cache."""
 
     @property
     def first_token_s(self) -> float | None:
@@ -111,11 +122,13 @@ def simulate(
     *,
     engine: AdmissionEngine,
     backends: dict[str, EngineModel],
-    next_arrival: Callable[[Record, float], Arrival | None] | None = None,
+    next_arrival: Callable[[Record, float], Arrival | Sequence[Arrival] | None] | None = None,
     scrape: Callable[[str, EngineModel, float], Gauges] = read_gauges,
     refuses: Callable[[str, EngineGauges, float], bool] | None = None,
+    ended: Callable[[Record], None] | None = None,
     scrape_interval_s: float = 0.1,
     network_s: float = 0.001,
+    timer_s_max: float | None = None,
 ) -> Run:
     """Run the traffic until every request has ended.
 
@@ -125,9 +138,14 @@ def simulate(
         next_arrival: closed-loop clients: what follows when this request has ended at this time, if anything.
         scrape: what a scrape says; replaced to imitate gauges that are frozen or absent.
         refuses: does this backend answer 503 at this time?
+        ended: hears of every request that has ended. The run then keeps no records, events and decisions, which of a
+            long one would not fit in memory.
         network_s: one way between gateway and backend.
+        timer_s_max: the gateway's timer: set when none is, at most this far away. None: exactly when the engine asks.
     """
-    return _Driver(engine, backends, next_arrival, scrape, refuses, scrape_interval_s, network_s).run(iter(arrivals))
+    return _Driver(
+        engine, backends, next_arrival, scrape, refuses, ended, scrape_interval_s, network_s, timer_s_max
+    ).run(iter(arrivals))
 
 
 def replay(events: Iterable[Event], engine: AdmissionEngine) -> list[tuple[float, Decision]]:
@@ -139,8 +157,9 @@ def replay(events: Iterable[Event], engine: AdmissionEngine) -> list[tuple[float
 
 
 def _call(engine: AdmissionEngine, method: str, args: tuple[object, ...], now: float) -> Sequence[Decision]:
-    given = [arg.request() if isinstance(arg, Arrival) else arg for arg in args]
-    decisions: Sequence[Decision] = getattr(engine, method)(*given, now)
+    if method == "arrived":
+        args = tuple(arg.request() if isinstance(arg, Arrival) else arg for arg in args)
+    decisions: Sequence[Decision] = getattr(engine, method)(*args, now)
     return decisions
 
 
@@ -151,19 +170,24 @@ class _Driver:
         self,
         engine: AdmissionEngine,
         backends: dict[str, EngineModel],
-        next_arrival: Callable[[Record, float], Arrival | None] | None,
+        next_arrival: Callable[[Record, float], Arrival | Sequence[Arrival] | None] | None,
         scrape: Callable[[str, EngineModel, float], Gauges],
         refuses: Callable[[str, EngineGauges, float], bool] | None,
+        ended: Callable[[Record], None] | None,
         scrape_interval_s: float,
         network_s: float,
+        timer_s_max: float | None,
     ) -> None:
         self._engine = engine
         self._backends = backends
         self._next_arrival = next_arrival
         self._scrape = scrape
         self._refuses = refuses
+        self._ended = ended
+        self._keeps = ended is None
         self._scrape_interval_s = scrape_interval_s
         self._network_s = network_s
+        self._timer_s_max = timer_s_max
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._scheduled = 0
         self._stepping: set[str] = set()
@@ -189,9 +213,16 @@ class _Driver:
 
     def _tell(self, method: str, now: float, *args: object) -> None:
         """One event into the engine, and its decisions carried out."""
-        self._result.events.append(Event(now, method, args))
-        for decision in _call(self._engine, method, args, now):
-            self._result.decisions.append((now, decision))
+        if self._keeps:
+            self._result.events.append(Event(now, method, args))
+        decisions = _call(self._engine, method, args, now)
+        if decisions:
+            self._carry_out(decisions, now)
+
+    def _carry_out(self, decisions: Sequence[Decision], now: float) -> None:
+        for decision in decisions:
+            if self._keeps:
+                self._result.decisions.append((now, decision))
             if isinstance(decision, Dispatch):
                 self._result.records[decision.id].dispatched_s = now
                 self._at(now + self._network_s, partial(self._reached, decision))
@@ -207,10 +238,14 @@ class _Driver:
         record.finished_s, record.outcome = now, outcome
         self._open -= 1
         self._result.ended_s = now
-        follower = self._next_arrival(record, now) if self._next_arrival is not None else None
-        if follower is not None:
+        following = self._next_arrival(record, now) if self._next_arrival is not None else None
+        for follower in (following,) if isinstance(following, Arrival) else following or ():
             self._open += 1
             self._at(follower.arrived_s, partial(self._arrived, follower))
+        if self._ended is not None:
+            self._ended(record)
+            if outcome != "cancelled":  # its backend has yet to hear of it
+                del self._result.records[record.arrival.id]
 
     def _schedule_next(self, arrivals: Iterator[Arrival]) -> None:
         arrival = next(arrivals, None)
@@ -225,12 +260,20 @@ class _Driver:
         self._at(arrival.arrived_s, happen)
 
     def _arrived(self, arrival: Arrival, now: float) -> None:
-        self._result.records[arrival.id] = Record(arrival)
-        self._tell("arrived", now, arrival)
+        record = self._result.records[arrival.id] = Record(arrival)
+        tokens = arrival.prompt_tokens + min(arrival.output_tokens, arrival.output_tokens_max)
+        if any(tokens <= model.profile.max_model_len for model in self._backends.values()):
+            self._tell("arrived", now, arrival)
+        else:
+            self._end(record, IMPOSSIBLE, now)
 
     def _set_timer(self, now: float) -> None:
         wakeup_s = self._engine.next_wakeup()
-        if wakeup_s is None or wakeup_s == float("inf"):
+        if self._timer_s_max is not None:
+            if wakeup_s is None or self._wake_s is not None:
+                return
+            wakeup_s = min(wakeup_s, now + self._timer_s_max)
+        elif wakeup_s is None or wakeup_s == float("inf"):
             self._wake_s = None
             return
         wakeup_s = max(wakeup_s, now + TIMER_RESOLUTION_S)
@@ -260,7 +303,7 @@ class _Driver:
             return
         arrival = record.arrival
         output_tokens = min(arrival.output_tokens, arrival.output_tokens_max)
-        model.submit(EngineRequest(arrival.id, arrival.prompt_tokens, output_tokens), now)
+        model.submit(EngineRequest(arrival.id, arrival.prompt_tokens, output_tokens, arrival.prefix), now)
         if dispatch.backend not in self._stepping:
             self._step(dispatch.backend, now)
 
@@ -275,17 +318,39 @@ class _Driver:
         for victim in step.preempted:
             self._result.records[victim].preemptions += 1
         self._result.waiting_max = max(self._result.waiting_max, model.gauges().waiting)
-        self._at(now + step.duration_s + self._network_s, partial(self._answered, step))
+        self._at(now + step.duration_s + self._network_s, partial(self._answered, name, step))
         self._at(now + step.duration_s, partial(self._step, name))
 
-    def _answered(self, step: Step, now: float) -> None:
+    def _answered(self, backend: str, step: Step, now: float) -> None:
         """What a batch produced is at the gateway."""
-        for request_id, tokens in step.tokens:
-            record = self._result.records[request_id]
+        for request_id, tokens in step.cached_tokens.items():
+            self._result.records[request_id].cached_tokens = tokens
+        records, progressed = self._result.records, self._engine.progressed
+        for request_id, tokens in step.tokens:  # the hottest loop of all: once for every token
+            record = records[request_id]
+            if record.outcome:
+                continue  # on its way when the client hung up
+            arrival = record.arrival
             record.token_s.extend([now] * tokens)
-            if record.arrival.streamed:
-                self._tell("progressed", now, request_id, tokens)
+            if arrival.streamed:
+                if self._keeps:
+                    self._result.events.append(Event(now, "progressed", (request_id, tokens)))
+                decisions = progressed(request_id, tokens, now)
+                if decisions:
+                    self._carry_out(decisions, now)
+            if arrival.cancel_after_tokens is not None and len(record.token_s) == arrival.cancel_after_tokens:
+                self._hung_up(record, backend, now)
         for request_id in step.finished:
             record = self._result.records[request_id]
+            if record.outcome:
+                continue
             self._end(record, "completed", now)
-            self._tell("finished", now, request_id, ServiceTokens(record.arrival.prompt_tokens, len(record.token_s)))
+            service = ServiceTokens(record.arrival.prompt_tokens, len(record.token_s), record.cached_tokens)
+            self._tell("finished", now, request_id, service)
+
+    def _hung_up(self, record: Record, backend: str, now: float) -> None:
+        """The client is gone; the backend hears of it a network's way later."""
+        request_id = record.arrival.id
+        self._end(record, "cancelled", now)
+        self._tell("cancelled", now, request_id)
+        self._at(now + self._network_s, partial(self._backends[backend].abort, request_id))

@@ -22,11 +22,15 @@ def service(records: Iterable[Record], start_s: float, end_s: float, *, cost: Co
         received.setdefault(tenant, 0.0)
         if record.dispatched_s is None:
             continue
-        prompt = record.arrival.prompt_tokens
-        before = ServiceTokens(prompt if record.dispatched_s < start_s else 0, bisect_left(record.token_s, start_s))
-        after = ServiceTokens(prompt if record.dispatched_s < end_s else 0, bisect_left(record.token_s, end_s))
-        received[tenant] += price(after) - price(before)
+        received[tenant] += price(_received(record, end_s)) - price(_received(record, start_s))
     return received
+
+
+def _received(record: Record, now: float) -> ServiceTokens:
+    output_tokens = bisect_left(record.token_s, now)
+    if record.dispatched_s is None or record.dispatched_s >= now:
+        return ServiceTokens(0, output_tokens)
+    return ServiceTokens(record.arrival.prompt_tokens, output_tokens, record.cached_tokens)
 
 
 def service_per_weight(records: Collection[Record], start_s: float, end_s: float) -> dict[str, float]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 
 import pytest
 
 from backends.simulated.engine import EngineModel, EngineRequest
-from backends.simulated.profiles import profile
+from backends.simulated.profiles import EngineProfile, profile
 from policies.base import Flow, ServiceTokens
 from policies.capacity import Gauges
 from policies.engine import AdmissionEngine
@@ -40,9 +41,7 @@ def open_until(end_s: float) -> Next:
         old = record.arrival
         if now >= end_s or old.flow.tenant == "light":
             return None
-        return Arrival(
-            f"{old.flow.tenant}-{next(serial)}", old.flow, now, old.prompt_tokens, old.output_tokens, weight=old.weight
-        )
+        return replace(old, id=f"{old.flow.tenant}-{next(serial)}", arrived_s=now)
 
     return follow
 
@@ -90,9 +89,9 @@ def test_a_burst_does_not_queue_inside_the_engine() -> None:
     assert run.waiting_max <= 4, "the target is 2"
 
 
-def direct_throughput(arrivals: list[Arrival]) -> float:
-    """Output tokens per second when everything is sent to the engine as it comes."""
-    model = EngineModel(profile("tiny-cpu"))
+def direct_throughput(arrivals: list[Arrival], engine: EngineProfile | None = None) -> float:
+    """Output tokens per second when everything is sent to the engine (default: tiny) as it comes."""
+    model = EngineModel(engine or profile("tiny-cpu"))
     for arrival in arrivals:
         model.submit(EngineRequest(arrival.id, arrival.prompt_tokens, arrival.output_tokens), 0.0)
     now = tokens = 0.0
@@ -108,6 +107,40 @@ def test_throughput_is_that_of_sending_everything_at_once(output: int) -> None:
     arrivals = burst(400, output)
     run = simulate(arrivals, engine=make_engine(output_tokens=output), backends=tiny())
     assert throughput(run.records.values()) >= 0.97 * direct_throughput(arrivals)
+
+
+@pytest.mark.parametrize("network_s", [0.001, 0.015, 0.03])
+@pytest.mark.parametrize("streamed", [True, False])
+def test_small_requests_find_no_empty_slots_however_long_their_way(streamed: bool, network_s: float) -> None:
+    """Clients that each keep one open, before a slow engine: some must be under way when others end."""
+    fast = profile("tiny-cpu")
+    slow = replace(fast, base_s=3 * fast.base_s, per_seq_s=3 * fast.per_seq_s)
+    engine = AdmissionEngine(POLICIES["vtc"](PolicyParams()))
+    engine.add_backend("one")
+    arrivals = [replace(arrival, streamed=streamed) for arrival in clients("one", 128, output=16)]
+    run = simulate(
+        arrivals,
+        engine=engine,
+        backends={"one": EngineModel(slow)},
+        next_arrival=open_until(20.0),
+        network_s=network_s,
+    )
+    tokens = sum(5.0 <= time < 20.0 for record in run.records.values() for time in record.token_s)
+    assert tokens / 15.0 >= 0.97 * direct_throughput(burst(1000, 16), slow)
+
+
+@pytest.mark.parametrize("network_s", [0.02, 0.04])
+def test_a_flood_of_long_answers_fills_the_cache_however_long_its_way(network_s: float) -> None:
+    long = [Arrival(f"heavy{i}", Flow("heavy"), 0.0, 200, 200, output_tokens_max=200) for i in range(400)]
+    run = simulate(
+        long[:64],
+        engine=make_engine(),
+        backends=tiny(),
+        next_arrival=open_until(20.0),
+        network_s=network_s,
+    )
+    tokens = sum(5.0 <= time < 20.0 for record in run.records.values() for time in record.token_s)
+    assert tokens / 15.0 >= 0.97 * direct_throughput(long)
 
 
 def test_nothing_is_preempted_once_lengths_are_learned() -> None:
@@ -139,7 +172,7 @@ def test_a_refusing_backend_means_waiting_and_nothing_billed() -> None:
     assert refused > 0
     assert {record.outcome for record in run.records.values()} == {"completed"}
     assert [service for _, service in charges].count(ServiceTokens(0, 0)) == refused
-    assert sorted(request_id for request_id, service in charges if service == ServiceTokens(100, 100)) == sorted(
+    assert sorted(request_id for request_id, service in charges if service == ServiceTokens(100, 100, 0)) == sorted(
         run.records
     )
     assert run.ended_s < 10.0, "the engine is used again soon after it stopped refusing"

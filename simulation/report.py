@@ -1,0 +1,250 @@
+"""How is a replay shown? As tables in the terminal, as JSON, as a page that opens offline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from backends.simulated.profiles import EngineProfile
+from simulation.plots import COLOURS, Series, chart
+from simulation.replay import IMPOSSIBLE, Percentiles, Seen, TenantSeen
+from simulation.traces.reader import Trace
+
+__all__ = ["Replayed", "as_html", "as_json", "as_text"]
+
+NOTHING = "-"
+NAME_CHARS_MAX = 32
+Course = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A trace, the engines it met, and what it saw under each policy (at least one)."""
+
+    trace: Trace
+    profile: EngineProfile
+    backends: int
+    seen: Sequence[Seen]
+
+    def heading(self) -> str:
+        """Which traffic, before which engines?"""
+        trace, engines = self.trace, "engine" if self.backends == 1 else "engines"
+        return (
+            f"{trace.path.name}: {trace.requests:,} requests of {_count(len(trace.demand), 'tenant')} in "
+            f"{_span(trace.span_s)} ({trace.format} format), before {self.backends} simulated {engines} like "
+            f"{self.profile.name}"
+        )
+
+    def notes(self) -> list[str]:
+        """What to know before one reads the numbers."""
+        trace, notes = self.trace, []
+        if trace.skipped:
+            notes.append(f"{_count(trace.skipped, 'line')} skipped: requests that never asked an engine for anything.")
+        if trace.assumed:
+            notes.append(
+                f"{_count(trace.assumed, 'request')} had no answer in the trace; its length is taken to be the mean of "
+                "the same tenant and app."
+            )
+        impossible = max((each.refused.get(IMPOSSIBLE, 0) for each in self.seen), default=0)
+        if impossible:
+            notes.append(
+                f"{_count(impossible, 'request')} refused as longer than the context of {self.profile.name} "
+                f"({self.profile.max_model_len:,} tokens), as the gateway refuses them."
+            )
+        if len(trace.demand) == 1:
+            notes.append("The trace has one tenant: there is nobody to share with, and policies differ within it only.")
+        elif not any(each.gap_max for each in self.seen):
+            notes.append(
+                "No two tenants waited at the same time: the engines had room. A higher --speed, fewer "
+                "--backends or a smaller --profile shows what happens when they have not."
+            )
+        return notes
+
+
+def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
+    """Aligned columns, the first row above a rule; those in `left` begin at the left."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = (
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        return "  ".join(aligned).rstrip()
+
+    return "\n".join([line(rows[0]), "  ".join("-" * width for width in widths), *map(line, rows[1:])])
+
+
+# --- text ---
+
+
+def as_text(replayed: Replayed) -> str:
+    """The policies side by side, then each tenant under each of them."""
+    parts = [replayed.heading(), "", columns(_policy_rows(replayed.seen)), ""]
+    refused = _refused_rows(replayed.seen)
+    if len(refused) > 1:
+        parts += ["Refused, by reason", columns(refused, left=(0, 1)), ""]
+    parts += ["Tenants: time to first token in seconds, and service", columns(_tenant_rows(replayed.seen)), ""]
+    parts += [f"Note: {note}" for note in replayed.notes()]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+POLICY_HEADS = (
+    "policy", "requests", "completed", "refused", "TTFT p50", "p95", "p99", "tokens/s", "Jain", "max gap",
+    "preemptions", "wasted tokens",
+)  # fmt: skip
+
+
+def _policy_rows(seen: Sequence[Seen]) -> list[list[str]]:
+    return [list(POLICY_HEADS), *map(_policy_row, seen)]
+
+
+def _policy_row(each: Seen) -> list[str]:
+    jain = NOTHING if each.jain is None else f"{each.jain:.3f}"
+    return [
+        each.policy, f"{each.requests:,}", f"{each.completed:,}", f"{sum(each.refused.values()):,}",
+        *_quantiles(each.ttft_s), f"{each.tokens_per_s:,.0f}", jain, f"{each.gap_max:,.0f}", f"{each.preemptions:,}",
+        f"{each.wasted_tokens:,}",
+    ]  # fmt: skip
+
+
+def _refused_rows(seen: Sequence[Seen]) -> list[list[str]]:
+    rows = [["policy", "reason", "requests"]]
+    rows += [[each.policy, reason, f"{count:,}"] for each in seen for reason, count in each.refused.items()]
+    return rows
+
+
+def _tenant_rows(seen: Sequence[Seen]) -> list[list[str]]:
+    rows = [["tenant", "weight", "policy", "requests", "completed", "p50", "p95", "p99", "service"]]
+    for number, tenant in enumerate(seen[0].tenants):
+        for each in seen:
+            of = each.tenants[number]
+            rows.append([
+                _short(tenant.name), f"{tenant.weight:g}", each.policy, f"{of.requests:,}", f"{of.completed:,}",
+                *_quantiles(of.ttft_s), f"{of.service:,.0f}",
+            ])  # fmt: skip
+    return rows
+
+
+# --- JSON ---
+
+
+def as_json(replayed: Replayed) -> str:
+    """Everything that was measured; times in seconds."""
+    trace = replayed.trace
+    document = {
+        "trace": {
+            "path": str(trace.path), "format": trace.format, "requests": trace.requests, "span_s": trace.span_s,
+            "tenants": len(trace.demand), "skipped": trace.skipped, "assumed": trace.assumed,
+        },
+        "engines": {"backends": replayed.backends, "profile": replayed.profile.name},
+        "notes": replayed.notes(),
+        "policies": [asdict(each) for each in replayed.seen],
+    }  # fmt: skip
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+# --- page ---
+
+
+def as_html(replayed: Replayed) -> str:
+    """One file with styles, plots and their script inside it."""
+    seen = replayed.seen
+    most = max((rate for each in seen for course in each.service.values() for _, rate in course), default=0.0)
+    template = Template((files("simulation") / "replay.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=escape(replayed.trace.path.name),
+        heading=escape(replayed.heading()),
+        notes="".join(f"<li>{escape(note)}</li>" for note in replayed.notes()),
+        policies=_table(_policy_rows(seen)),
+        refused=_table(_refused_rows(seen), left=(0, 1)),
+        tenants=_bars(seen),
+        services="".join(_figure(each.policy, "service per second", each.service, y_to=most) for each in seen),
+        gap=_figure("Gap", "service per weight", {each.policy: each.gap for each in seen}),
+    )
+
+
+def _table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
+    if len(rows) == 1:
+        return "<p>None.</p>"
+
+    def cells(row: Sequence[str], tag: str) -> str:
+        kinds = (' class="left"' if column in left else "" for column in range(len(row)))
+        return "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(row, kinds, strict=True))
+
+    body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows[1:])
+    return f'<div class="wide"><table><thead><tr>{cells(rows[0], "th")}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _figure(title: str, y_label: str, courses: Mapping[str, Course], *, y_to: float = 0.0) -> str:
+    """A chart, and its points for the script that says what is under the pointer."""
+    drawn = [
+        Series(_short(name), [(round(time_s, 2), round(value, 1)) for time_s, value in course])
+        for name, course in courses.items()
+        if course
+    ]
+    svg = chart(drawn, title, "seconds", y_label, y_to=y_to)
+    points = json.dumps([(one.name, one.points) for one in drawn], ensure_ascii=False).replace("<", "\\u003c")
+    return f'<figure>{svg}<script type="application/json">{points}</script></figure>\n'
+
+
+def _bars(seen: Sequence[Seen]) -> str:
+    """For each tenant, its time to first token under each policy as a bar: dark to the median, light to the p95."""
+    longest_s = max((each.ttft_s.p95 for one in seen for each in one.tenants if each.ttft_s is not None), default=0.0)
+    heads = ["tenant", "policy", "", "p50", "p95", "p99", "completed", "service"]
+    head = "".join(f"<th{_LEFT if column < 3 else ''}>{name}</th>" for column, name in enumerate(heads))
+    bodies = []
+    for number, tenant in enumerate(seen[0].tenants):
+        name = f'<th rowspan="{len(seen)}"{_LEFT}>{escape(_short(tenant.name))}{_weight(tenant)}</th>'
+        rows = []
+        for index, each in enumerate(seen):
+            of = each.tenants[number]
+            cells = [*_quantiles(of.ttft_s), f"{of.completed:,} of {of.requests:,}", f"{of.service:,.0f}"]
+            numbers = "".join(f"<td>{cell}</td>" for cell in cells)
+            bar = _bar(of.ttft_s, longest_s, COLOURS[index % len(COLOURS)])
+            rows.append(f"<tr>{name}<td{_LEFT}>{escape(each.policy)}</td><td{_LEFT}>{bar}</td>{numbers}</tr>")
+            name = ""
+        bodies.append(f"<tbody>{''.join(rows)}</tbody>")
+    return f'<div class="wide"><table class="bars"><thead><tr>{head}</tr></thead>{"".join(bodies)}</table></div>'
+
+
+def _bar(ttft_s: Percentiles | None, longest_s: float, colour: str) -> str:
+    if ttft_s is None or not longest_s:
+        return ""
+    shares = (100 * value / longest_s for value in (ttft_s.p95, ttft_s.p50))
+    parts = (f'<i style="width:{share:.2f}%;background:{colour}"></i>' for share in shares)
+    return f'<div class="bar">{"".join(parts)}</div>'
+
+
+_LEFT = ' class="left"'
+
+
+# --- words ---
+
+
+def _weight(tenant: TenantSeen) -> str:
+    return "" if tenant.weight == 1 else f" <small>weight {tenant.weight:g}</small>"
+
+
+def _quantiles(values: Percentiles | None) -> list[str]:
+    return [NOTHING] * 3 if values is None else [_seconds(each) for each in (values.p50, values.p95, values.p99)]
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def _span(value: float) -> str:
+    return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= NAME_CHARS_MAX else name[: NAME_CHARS_MAX - 1] + "…"

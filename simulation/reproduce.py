@@ -1,0 +1,107 @@
+"""What do the papers claim, and does it hold here? Runs experiments side by side and shows what came out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from simulation.experiments.base import Experiment, Inputs, MissingTraceError, Outcome
+from simulation.experiments.registry import EXPERIMENTS
+from simulation.experiments.report import as_markdown, draw, summary
+from simulation.recorded import RunMeasures
+
+__all__ = ["UnknownExperimentError", "experiments", "measures_json", "measures_text", "run_all", "write_docs"]
+
+INTRODUCTION = """\
+# Reproduction
+
+What the papers print, what comes out here, what is required, and whether it is met. This page is written by
+
+```sh
+fairgate reproduce --docs docs
+```
+
+The policies are those of the gateway. For the papers' own setting they pick at every batching step of an engine loop
+(`simulation/in_engine.py`: S-LoRA's, with the step times published for an A10G and Llama-2-7b); for what a gateway can
+reach, the production `AdmissionEngine` stands before a model of vLLM (`docs/simulated-engine.md`). Everything runs in
+virtual time and gives the same numbers every time. Traces: `--traces`; where one is absent its experiments are skipped.
+
+"""
+
+
+class UnknownExperimentError(ValueError):
+    """No experiment has this name; the message lists those that exist."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no experiment is named {name!r}; there are: metrics FILE.csv, {', '.join(EXPERIMENTS)}")
+        self.name = name
+
+
+def experiments(names: Sequence[str]) -> list[Experiment]:
+    """Those with these names, all if there are none. Raises UnknownExperimentError."""
+    for name in names:
+        if name not in EXPERIMENTS:
+            raise UnknownExperimentError(name)
+    return [EXPERIMENTS[name] for name in dict.fromkeys(names)] if names else list(EXPERIMENTS.values())
+
+
+def run_all(
+    chosen: Sequence[Experiment], inputs: Inputs, *, processes: int
+) -> Iterator[tuple[Experiment, Outcome | MissingTraceError]]:
+    """Each experiment with what came out, in the order given, several at a time. A missing trace is an outcome, too."""
+    tasks = [(one.name, inputs) for one in chosen]
+    if processes == 1 or len(chosen) == 1:
+        yield from zip(chosen, map(_run, tasks), strict=True)
+        return
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        yield from zip(chosen, pool.map(_run, tasks), strict=True)
+
+
+def _run(task: tuple[str, Inputs]) -> Outcome | MissingTraceError:
+    name, inputs = task
+    try:
+        return EXPERIMENTS[name].run(inputs)
+    except MissingTraceError as error:
+        return error
+
+
+def write_docs(outcomes: Mapping[Experiment, Outcome], directory: Path) -> Path:
+    """Write `reproduction.md` and its figures into a directory. Raises OSError."""
+    figures = directory / "figures"
+    figures.mkdir(parents=True, exist_ok=True)
+    lines = ["| experiment | requirements |", "| --- | --- |"]
+    lines += [f"| {one.reproduces} | {summary(outcome.rows)} |" for one, outcome in outcomes.items()]
+    sections = [as_markdown(one, outcome) for one, outcome in outcomes.items()]
+    for outcome in outcomes.values():
+        for figure in outcome.figures:
+            draw(figure, figures)
+    path = directory / "reproduction.md"
+    path.write_text(INTRODUCTION + "\n".join(lines) + "\n\n" + "\n".join(sections), encoding="utf-8")
+    return path
+
+
+def measures_text(runs: Sequence[RunMeasures]) -> str:
+    """A line for each recorded run: the linear cost, then the profiled one."""
+    heads = ["run", "scheduler", "suite", "admitted", "max_diff", "avg_diff", "diff_var", "throughput", "profiled cost"]
+    rows = [heads]
+    for run in runs:
+        linear, profiled = run.linear, run.profiled
+        rows.append([
+            run.run, run.scheduler, run.suite, f"{run.admitted}/{run.requests}", f"{linear.max:.2f}",
+            f"{linear.avg:.2f}", f"{linear.var:.2f}", f"{run.throughput:.1f}",
+            f"{profiled.max:.2f} / {profiled.avg:.2f} / {profiled.var:.2f}",
+        ])  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[:3] = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=False)]
+        lines.append("  ".join(cells))
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def measures_json(runs: Sequence[RunMeasures]) -> str:
+    return json.dumps([run.as_dict() for run in runs], indent=1) + "\n"

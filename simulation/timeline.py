@@ -1,0 +1,140 @@
+"""Who received what, and who waited, in the course of a run? Kept by ticks, so that a long run fits in memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping
+from itertools import accumulate, combinations
+from math import ceil
+
+from policies.base import ServiceTokens
+from policies.cost import LinearCost
+from simulation.driver import Record
+from simulation.metrics import jain
+
+__all__ = ["Timeline"]
+
+TICKS_MAX = 600
+"""A run that outlasts so many ticks has them made twice as long."""
+
+
+class Timeline:
+    """Service (prompt at dispatch, output as it passes the gateway) and waiting of each tenant, tick by tick.
+
+    A tenant counts as waiting throughout a time if one of its requests was in the queue at every tick of it.
+    """
+
+    def __init__(self, tenants: Collection[str], tick_s: float) -> None:
+        self.tick_s = tick_s
+        self._service: dict[str, list[float]] = {tenant: [] for tenant in tenants}
+        self._waiting: dict[str, list[int]] = {tenant: [] for tenant in tenants}  # changes from tick to tick
+        self._price = LinearCost()
+
+    def add(self, tenant: str, record: Record) -> None:
+        """A request has ended: what it received and how long it was queued, under this name."""
+        arrival = record.arrival
+        queued_until_s = record.finished_s if record.dispatched_s is None else record.dispatched_s
+        last_s = record.finished_s or 0.0
+        while last_s / self.tick_s >= TICKS_MAX:
+            self._coarsen()
+        if queued_until_s is not None:
+            self._wait(tenant, arrival.arrived_s, queued_until_s)
+        if record.dispatched_s is None:
+            return
+        self._serve(tenant, record.dispatched_s, self._price(ServiceTokens(arrival.prompt_tokens, 0)))
+        per_token = self._price(ServiceTokens(0, 1))
+        token_s, index = record.token_s, 0
+        while index < len(token_s):
+            end_s = (token_s[index] // self.tick_s + 1) * self.tick_s
+            after = max(bisect_left(token_s, end_s, index), index + 1)
+            self._serve(tenant, token_s[index], per_token * (after - index))
+            index = after
+
+    def rates(self, tenant: str, window_s: float) -> list[tuple[float, float]]:
+        """(middle of a tick, service per second in the window around it), until the last service of anybody."""
+        totals = [0.0, *accumulate(self._service[tenant])]
+        ticks = self._ticks()
+        half = max(1, round(window_s / self.tick_s)) // 2
+        course = []
+        for tick in range(ticks):
+            first, after = max(0, tick - half), min(ticks, tick + half + 1)
+            rate = (_at(totals, after) - _at(totals, first)) / ((after - first) * self.tick_s)
+            course.append(((tick + 0.5) * self.tick_s, rate))
+        return course
+
+    def gaps(self, weights: Mapping[str, float]) -> list[tuple[float, float]]:
+        """(end of a tick, largest difference of service per weight that two tenants came to while both waited).
+
+        It is what theorem 4.4 of VTC bounds: over any time in which both have requests waiting.
+        """
+        totals = {tenant: [0.0, *accumulate(amounts)] for tenant, amounts in self._service.items()}
+        common: dict[tuple[str, str], tuple[float, float]] = {}
+        course = []
+        for tick, waiting in enumerate(self._waiting_throughout()):
+            before, common = common, {}
+            for one, other in combinations(sorted(waiting), 2):
+                at = [_at(totals[one], edge) / weights[one] - _at(totals[other], edge) / weights[other]
+                      for edge in (tick, tick + 1)]  # fmt: skip
+                low, high = before.get((one, other), (at[0], at[0]))
+                common[one, other] = min(low, at[1]), max(high, at[1])
+            course.append(((tick + 1) * self.tick_s, max((high - low for low, high in common.values()), default=0.0)))
+        return course
+
+    def jain(self, weights: Mapping[str, float], window_s: float) -> float | None:
+        """Jain's index of the service per weight of those who waited throughout, mean over windows in which two did.
+
+        None: there is no such window, so nobody competed.
+        """
+        ticks = max(1, round(window_s / self.tick_s))
+        waiting = list(self._waiting_throughout())
+        found = []
+        for begin in range(0, len(waiting) - ticks + 1, ticks):
+            tenants = set.intersection(*waiting[begin : begin + ticks])
+            if len(tenants) > 1:
+                amounts = [sum(self._service[tenant][begin : begin + ticks]) / weights[tenant] for tenant in tenants]
+                found.append(jain(amounts))
+        return sum(found) / len(found) if found else None
+
+    def _ticks(self) -> int:
+        waited = max(len(changes) for changes in self._waiting.values()) - 1
+        return max(waited, *(len(amounts) for amounts in self._service.values()))
+
+    def _waiting_throughout(self) -> Iterator[set[str]]:
+        """For each tick, who was waiting at both its ends?"""
+        courses = {tenant: list(accumulate(changes)) for tenant, changes in self._waiting.items()}
+        for tick in range(self._ticks()):
+            yield {
+                tenant
+                for tenant, course in courses.items()
+                if tick + 1 < len(course) and course[tick] and course[tick + 1]
+            }
+
+    def _serve(self, tenant: str, time_s: float, amount: float) -> None:
+        amounts, tick = self._service[tenant], int(time_s / self.tick_s)
+        if tick >= len(amounts):
+            amounts.extend([0.0] * (tick + 1 - len(amounts)))
+        amounts[tick] += amount
+
+    def _wait(self, tenant: str, from_s: float, until_s: float) -> None:
+        first, after = ceil(from_s / self.tick_s), ceil(until_s / self.tick_s)
+        if after > first:
+            changes = self._waiting[tenant]
+            if after >= len(changes):
+                changes.extend([0] * (after + 1 - len(changes)))
+            changes[first] += 1
+            changes[after] -= 1
+
+    def _coarsen(self) -> None:
+        self.tick_s *= 2
+        for tenant, amounts in self._service.items():
+            amounts.extend([0.0] * (len(amounts) % 2))
+            self._service[tenant] = [a + b for a, b in zip(amounts[::2], amounts[1::2], strict=True)]
+        for tenant, changes in self._waiting.items():
+            merged = [0] * (len(changes) // 2 + 1)
+            for tick, change in enumerate(changes):
+                merged[(tick + 1) // 2] += change
+            self._waiting[tenant] = merged
+
+
+def _at(totals: list[float], edge: int) -> float:
+    return totals[min(edge, len(totals) - 1)]

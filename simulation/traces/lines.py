@@ -1,0 +1,59 @@
+"""Which line is at fault? The lines of a trace file, plain or gzip, and the error that names the place."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+__all__ = ["TraceError", "read_lines"]
+
+LINE_BYTES_MAX = 16 << 20
+"""A prompt of a million tokens in blocks of 16 has 62,500 hashes: less than a megabyte."""
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+class TraceError(Exception):
+    """A trace that cannot be read: where, what is wrong, what to do."""
+
+    def __init__(self, path: Path, problem: str, *, line: int | None = None, column: str | int | None = None) -> None:
+        place = str(path) if line is None else f"{path}:{line}"
+        if column is not None:
+            place += f": column {column!r}"
+        super().__init__(f"{place}: {problem}")
+        self.path = path
+        self.line = line
+        self.column = column
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, without their ends, with their numbers from 1. Raises TraceError."""
+    number = 0
+    try:
+        with path.open("rb") as file:
+            is_gzip = file.read(2) == GZIP_MAGIC
+            file.seek(0)
+            lines = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_gzip else file
+            while line := lines.readline(LINE_BYTES_MAX + 1):
+                number += 1
+                if len(line) > LINE_BYTES_MAX:
+                    raise TraceError(path, f"longer than {LINE_BYTES_MAX >> 20} MiB: this is not a trace", line=number)
+                text = _decoded(path, number, line)
+                if text:
+                    yield number, text
+    except EOFError as error:
+        problem = "the gzip ends in the middle: the file was cut off; fetch or compress it again"
+        raise TraceError(path, problem, line=number + 1) from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise TraceError(path, f"the gzip is damaged ({error}); fetch it again", line=number + 1) from error
+    except OSError as error:
+        raise TraceError(path, f"cannot be read: {error.strerror or error}") from error
+
+
+def _decoded(path: Path, number: int, line: bytes) -> str:
+    try:
+        return line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n \t")
+    except UnicodeDecodeError as error:
+        raise TraceError(path, "not UTF-8 text: this is not a trace", line=number, column=error.start + 1) from error

@@ -1,0 +1,229 @@
+"""What traffic was recorded here? A trace of any known format, told by its content, as arrivals in order of time.
+
+A file is read once to find its faults and what is in it, and again for every run, so that no run holds it in memory.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from heapq import heappop, heappush
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from policies.base import ServiceTokens
+from policies.cost import LinearCost
+from simulation.driver import Arrival
+from simulation.traces.lines import TraceError, read_lines
+from simulation.traces.rows import ROWS, Entry, Row
+from simulation.traces.tables import csv_cells, csv_rows, place_of, required_columns
+
+__all__ = ["FORMATS", "Trace"]
+
+FORMATS: Mapping[str, type[Row]] = {row.format: row for row in ROWS}
+
+HELD_MAX = 1_000_000
+"""Requests read ahead of their turn, where lines are not in order of arrival."""
+POPULATIONS_MAX = 10_000
+"""(tenant, app) pairs whose mean answer is known by itself."""
+OUTPUT_TOKENS_MAX = 4096
+UNKNOWN_OUTPUT_TOKENS = 256
+"""Taken where a trace has not a single answer."""
+
+
+class Trace:
+    """A trace that has been read through once. Raises TraceError with file, line and column for what is wrong in it.
+
+    Attributes:
+        format: its name among `FORMATS`.
+        requests: how many `arrivals` gives.
+        skipped: lines of requests that never asked an engine for anything: refused before, or with an empty prompt.
+        assumed: requests that had no answer; theirs is taken to be as long as the mean one of their tenant and app.
+        span_s: from the first arrival to the last, after `speed`.
+        demand: service that each tenant asks for: prompt tokens and twice the output tokens.
+        weights: each tenant's, as of its last request.
+    """
+
+    def __init__(self, path: Path, *, format: str | None = None, speed: float = 1.0, limit: int | None = None) -> None:
+        """`speed`: 2 lets requests arrive in half the time. `limit`: only so many of the first requests."""
+        self.path = path
+        self._speed = speed
+        self._limit = limit
+        self._row = FORMATS[format] if format is not None else self._recognized()
+        self.format = self._row.format
+        self.requests = self.skipped = self.assumed = 0
+        self.span_s = 0.0
+        self.demand: dict[str, float] = {}
+        self.weights: dict[str, float] = {}
+        self._answers = _MeanAnswers()
+        self._begins_s = 0.0
+        self._survey()
+
+    def __repr__(self) -> str:
+        return f"<Trace {self.path}: {self.format}, {self.requests} requests, {self.span_s:g} s>"
+
+    def arrivals(self, block_size: int) -> Iterator[Arrival]:
+        """Every request in order of arrival, from time 0; prefixes in an engine's blocks of so many tokens."""
+        for number, entry in enumerate(self._entries()):
+            output_tokens = entry.output_tokens
+            if output_tokens is None:
+                output_tokens = self._answers.mean(entry)
+            asked = entry.output_tokens_max
+            yield Arrival(
+                f"r{number}",
+                entry.flow,
+                (entry.time_s - self._begins_s) / self._speed,
+                entry.prompt_tokens,
+                output_tokens,
+                max(output_tokens, OUTPUT_TOKENS_MAX if asked is None else asked),
+                entry.weight,
+                entry.streamed,
+                claim=entry.claim,
+                prefix=_blocks(entry, number, block_size),
+            )
+
+    def _survey(self) -> None:
+        price = LinearCost()
+        last_s = 0.0
+        for entry in self._entries():
+            if not self.requests:
+                self._begins_s = entry.time_s
+            self.requests += 1
+            last_s = entry.time_s
+            if entry.output_tokens is None:
+                self.assumed += 1
+            else:
+                self._answers.learn(entry, entry.output_tokens)
+            tenant = entry.flow.tenant
+            service = ServiceTokens(entry.prompt_tokens, entry.output_tokens or 0)
+            self.demand[tenant] = self.demand.get(tenant, 0.0) + price(service)
+            self.weights[tenant] = entry.weight
+        if not self.requests:
+            raise TraceError(self.path, f"holds no request to replay ({self.skipped} lines skipped)")
+        self.span_s = (last_s - self._begins_s) / self._speed
+
+    # --- from lines to entries ---
+
+    def _entries(self) -> Iterator[Entry]:
+        return islice(self._in_order(), self._limit)
+
+    def _in_order(self) -> Iterator[Entry]:
+        """Entries by time. Those that a later line may still precede are held back."""
+        held: list[tuple[float, int, Entry]] = []
+        settled_s = float("-inf")
+        self.skipped = 0
+        for number, row in self._rows():
+            entry = self._entry(number, row)
+            if not entry.prompt_tokens:
+                self.skipped += 1
+                continue
+            if entry.time_s < settled_s:
+                problem = f"{settled_s - entry.time_s:g} s too early after the lines above it: sort the trace by time"
+                raise TraceError(self.path, problem, line=number, column=row.time_column)
+            heappush(held, (entry.time_s, number, entry))
+            if len(held) > HELD_MAX:
+                raise TraceError(self.path, f"more than {HELD_MAX} requests out of order; cut it up", line=number)
+            settled_s = max(settled_s, entry.time_s if entry.settled_s is None else entry.settled_s)
+            while held and held[0][0] <= settled_s:
+                yield heappop(held)[2]
+        while held:
+            yield heappop(held)[2]
+
+    def _entry(self, number: int, row: Row) -> Entry:
+        try:
+            entry = row.entry()
+        except ValueError as error:
+            raise TraceError(self.path, str(error), line=number, column=row.time_column) from error
+        if not math.isfinite(entry.time_s):
+            raise TraceError(self.path, "not a finite number", line=number, column=row.time_column)
+        return entry
+
+    def _rows(self) -> Iterator[tuple[int, Row]]:
+        return csv_rows(self.path, self._row) if self._row.is_csv else self._json_rows()
+
+    def _json_rows(self) -> Iterator[tuple[int, Row]]:
+        decoder = msgspec.json.Decoder(self._row)
+        for number, line in read_lines(self.path):
+            try:
+                yield number, decoder.decode(line)
+            except msgspec.ValidationError as error:
+                column, problem = place_of(error)
+                raise TraceError(self.path, f"{problem} ({self._needs()})", line=number, column=column) from error
+            except msgspec.DecodeError as error:
+                byte = re.search(r"byte (\d+)", str(error))
+                at = int(byte[1]) + 1 if byte else None
+                raise TraceError(self.path, f"{error} ({self._needs()})", line=number, column=at) from error
+
+    def _needs(self) -> str:
+        return f"format {self._row.format} needs {', '.join(required_columns(self._row))}"
+
+    # --- which format is it? ---
+
+    def _recognized(self) -> type[Row]:
+        """By the columns of the first line: the format that needs most of them."""
+        first = next(read_lines(self.path), None)
+        if first is None:
+            raise TraceError(self.path, "is empty")
+        number, line = first
+        is_csv = not line.startswith("{")
+        columns = set(csv_cells(self.path, number, line)) if is_csv else set(self._fields(number, line))
+        known = [row for row in ROWS if row.is_csv == is_csv]
+        fitting = [row for row in known if columns.issuperset(required_columns(row))]
+        if fitting:
+            return max(fitting, key=lambda row: len(required_columns(row)))
+        nearest = max(known, key=lambda row: len(columns & set(required_columns(row))))
+        if columns & set(required_columns(nearest)):
+            missing = [name for name in required_columns(nearest) if name not in columns]
+            problem = f"missing: the format is none of those known; {nearest.format} is nearest, and needs it"
+            raise TraceError(self.path, problem, line=number, column=missing[0])
+        formats = "".join(f"\n  {row.format:<9} {', '.join(required_columns(row))}" for row in ROWS)
+        problem = f"this is no trace of a known format. Formats and their columns:{formats}"
+        raise TraceError(self.path, problem, line=number)
+
+    def _fields(self, number: int, line: str) -> dict[str, Any]:
+        try:
+            return msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise TraceError(self.path, f"{error}: this is no trace of a known format", line=number) from error
+
+
+class _MeanAnswers:
+    """How long are the answers of a tenant's app? Of everybody's, where it has none."""
+
+    def __init__(self) -> None:
+        self._everybody = [0, 0]
+        self._populations: dict[tuple[str, ...], list[int]] = {}
+
+    def learn(self, entry: Entry, output_tokens: int) -> None:
+        totals = [self._everybody]
+        key = entry.flow[:2]
+        if key in self._populations or len(self._populations) < POPULATIONS_MAX:
+            totals.append(self._populations.setdefault(key, [0, 0]))
+        for total in totals:
+            total[0] += 1
+            total[1] += output_tokens
+
+    def mean(self, entry: Entry) -> int:
+        count, tokens = self._populations.get(entry.flow[:2], self._everybody)
+        return round(tokens / count) if count else UNKNOWN_OUTPUT_TOKENS
+
+
+def _blocks(entry: Entry, number: int, block_size: int) -> tuple[int, ...]:
+    """A trace's own blocks to chained hashes of an engine's: equal ones mean equal text up to their end.
+
+    What the trace does not know of a prompt is taken to be nobody else's.
+    """
+    if not entry.hash_ids:
+        return ()
+    value, index, prefix = 0, -1, []
+    for block in range(entry.prompt_tokens // block_size):
+        last = ((block + 1) * block_size - 1) // entry.block_tokens
+        while index < min(last, len(entry.hash_ids) - 1):
+            index += 1
+            value = hash((value, entry.hash_ids[index]))
+        prefix.append(hash((value, block)) if last == index else hash((value, block, number)))
+    return tuple(prefix)

@@ -1,0 +1,227 @@
+"""What does a line of each format say? One class for each: its columns with their bounds, and the request it tells of.
+
+The columns are those that the publishers document: Mooncake (kvcache-ai/Mooncake, FAST25-release), BurstGPT
+(HPMLL/BurstGPT, releases 1.1 and 2.0), Qwen-Bailian (alibaba-edu/qwen-bailian-usagetraces-anon), Azure
+(Azure/AzurePublicDataset, LLM inference 2023 and 2024), agent sessions (LMCache/lmcache-agent-trace).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Annotated, ClassVar, NamedTuple
+from zlib import crc32
+
+from msgspec import Meta, Struct, field
+
+from policies.base import NO_CLAIM, Claim, Flow
+
+__all__ = ["ROWS", "AccessLogLine", "AgentCall", "Azure", "BurstGpt", "Entry", "Mooncake", "Plain", "Qwen", "Row"]
+
+Tokens = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+Duration = Annotated[float, Meta(ge=0, le=1e12)]
+Count = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+Weight = Annotated[float, Meta(gt=0, le=1000)]
+Name = Annotated[str, Meta(max_length=1024)]
+
+EVERYBODY = "all"
+"""The tenant of a trace that names none."""
+REQUEST_S_MAX = 900.0
+"""The access log has a line when a request ends. One that took longer counts as begun so long before its end."""
+LOGGED_BLOCK_TOKENS = 16
+
+
+class Entry(NamedTuple):
+    """One request as a trace tells it."""
+
+    time_s: float
+    """When it arrived, from wherever the trace begins to count."""
+    prompt_tokens: int
+    """0: it never asked an engine for anything."""
+    output_tokens: int | None
+    """None: it had no answer, so nobody knows how long that would have been."""
+    flow: Flow = Flow(EVERYBODY)
+    settled_s: float | None = None
+    """No later line tells of an arrival before this. None: lines are in order of arrival."""
+    output_tokens_max: int | None = None
+    """The limit that the request set; None: not said."""
+    weight: float = 1.0
+    streamed: bool = True
+    claim: Claim = NO_CLAIM
+    hash_ids: Sequence[int] = ()
+    """Equal ids at equal places, and before them: equal text."""
+    block_tokens: int = 0
+    """Tokens that each of them stands for."""
+
+
+class Row(Struct):
+    """A line of a trace. Fields are its columns; those with a default may be absent."""
+
+    format: ClassVar[str]
+    is_csv: ClassVar[bool]
+    time_column: ClassVar[str]
+
+    def entry(self) -> Entry:
+        """Raises ValueError if the time cannot be read."""
+        raise NotImplementedError
+
+
+class Plain(Row):
+    """A table of one's own."""
+
+    format = "csv"
+    is_csv = True
+    time_column = "t_s"
+    t_s: float
+    input_tokens: Tokens
+    output_tokens: Tokens
+    tenant: Name = ""
+    client: Name = ""
+    """Another word for tenant."""
+    app: Name = ""
+    user: Name = ""
+    weight: Weight = 1.0
+
+    def entry(self) -> Entry:
+        flow = Flow(self.tenant or self.client or EVERYBODY, self.app, self.user)
+        return Entry(self.t_s, self.input_tokens, self.output_tokens, flow, weight=self.weight)
+
+
+class Azure(Row):
+    """Azure LLM inference, 2023 (local times, 7 decimals) and 2024 (with an offset)."""
+
+    format = "azure"
+    is_csv = True
+    time_column = "TIMESTAMP"
+    timestamp: str = field(name="TIMESTAMP")
+    context_tokens: Tokens = field(name="ContextTokens")
+    generated_tokens: Tokens = field(name="GeneratedTokens")
+
+    def entry(self) -> Entry:
+        time = datetime.fromisoformat(self.timestamp)
+        time_s = (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
+        return Entry(time_s, self.context_tokens, self.generated_tokens)
+
+
+class BurstGpt(Row):
+    """BurstGPT; a response of 0 tokens is one that failed. Sessions are known since release 2.0."""
+
+    format = "burstgpt"
+    is_csv = True
+    time_column = "Timestamp"
+    timestamp: float = field(name="Timestamp")
+    request_tokens: Tokens = field(name="Request tokens")
+    response_tokens: Tokens = field(name="Response tokens")
+    session: Name = field(name="Session ID", default="")
+    log_type: Name = field(name="Log Type", default="")
+
+    def entry(self) -> Entry:
+        flow = Flow(EVERYBODY, self.log_type, self.session)
+        return Entry(self.timestamp, self.request_tokens, self.response_tokens or None, flow)
+
+
+class Mooncake(Row):
+    """Mooncake: milliseconds, and the chained hashes of blocks of 512 tokens."""
+
+    format = "mooncake"
+    is_csv = False
+    time_column = "timestamp"
+    timestamp: float
+    input_length: Tokens
+    output_length: Tokens
+    hash_ids: list[int]
+
+    def entry(self) -> Entry:
+        return Entry(
+            self.timestamp / 1000, self.input_length, self.output_length, hash_ids=self.hash_ids, block_tokens=512
+        )
+
+
+class Qwen(Row):
+    """Qwen-Bailian: seconds, and the hashes of blocks of 16 tokens."""
+
+    format = "qwen"
+    is_csv = False
+    time_column = "timestamp"
+    timestamp: float
+    input_length: Tokens
+    output_length: Tokens
+    hash_ids: list[int]
+    chat_id: int
+    parent_chat_id: int
+    type: Name = ""
+
+    def entry(self) -> Entry:
+        return Entry(
+            self.timestamp, self.input_length, self.output_length, Flow(EVERYBODY, self.type),
+            hash_ids=self.hash_ids, block_tokens=16,
+        )  # fmt: skip
+
+
+class AgentCall(Row):
+    """LMCache's agent sessions: each counts its time from its own first call, so all of them begin at once here."""
+
+    format = "agents"
+    is_csv = False
+    time_column = "t_s"
+    app: Name
+    session: Name
+    call: Count
+    t_s: float
+    est_input_tokens: Tokens
+    est_output_tokens: Tokens
+    hash_ids: list[int]
+
+    def entry(self) -> Entry:
+        return Entry(
+            self.t_s, self.est_input_tokens, self.est_output_tokens, Flow(self.app, self.app, self.session),
+            settled_s=float("-inf"),
+            claim=Claim(self.session, self.call + 1, begins=self.call == 0),
+            hash_ids=self.hash_ids, block_tokens=64,
+        )  # fmt: skip
+
+
+class AccessLogLine(Row):
+    """fairgate's own access log. A line is written when a request ends, so it says when that began, too."""
+
+    format = "fairgate"
+    is_csv = False
+    time_column = "ts"
+    ts: float
+    tenant: Name
+    app: Name
+    outcome: Name
+    stream: bool
+    total_ms: Duration
+    tokens_in: Tokens
+    tokens_out: Tokens
+    tokens_cached: Tokens
+    tokens_in_estimated: Tokens
+    user: Name = ""
+    weight: Weight = 1.0
+    tokens_out_max: Tokens | None = None
+    interaction: Name = ""
+    stage: Count = 0
+
+    def entry(self) -> Entry:
+        group = f"{self.tenant}\n{self.app}\n{self.interaction}"
+        # What the engine found in its cache is taken to be the beginning that requests of this kind have in common.
+        shared = range(self.tokens_cached // LOGGED_BLOCK_TOKENS)
+        base = crc32(group.encode()) << 32
+        is_answered = self.outcome == "completed" or self.tokens_out > 0
+        return Entry(
+            self.ts - min(self.total_ms / 1000, REQUEST_S_MAX),
+            self.tokens_in or self.tokens_in_estimated,
+            self.tokens_out if is_answered else None,
+            Flow(self.tenant, self.app, self.user),
+            settled_s=self.ts - REQUEST_S_MAX,
+            output_tokens_max=self.tokens_out_max,
+            weight=self.weight,
+            streamed=self.stream,
+            claim=Claim(self.interaction, self.stage, begins=self.stage == 1) if self.interaction else NO_CLAIM,
+            hash_ids=[base + block for block in shared],
+            block_tokens=LOGGED_BLOCK_TOKENS,
+        )
+
+
+ROWS: tuple[type[Row], ...] = (AccessLogLine, AgentCall, Qwen, Mooncake, Azure, BurstGpt, Plain)

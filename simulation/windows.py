@@ -1,0 +1,148 @@
+"""How much may a gateway have inside the engine? Simple rules, by which the production engine's own is judged.
+
+A policy in front of the vLLM model, asked before every step, without delay. `starts_now` is as good as a scheduler
+inside the engine; the others are what a proxy could do that counts requests, or reads one gauge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from backends.simulated.engine import EngineModel, EngineRequest, RequestRefusedError
+from backends.simulated.profiles import EngineProfile
+from policies.base import Policy, Pressure, Request, ServiceTokens
+from simulation.driver import IMPOSSIBLE, Arrival, Record, Run
+
+__all__ = ["Rule", "in_flight", "serve_with_rule", "starts_now", "waiting"]
+
+_NO_PRESSURE = Pressure(False, "", 0.0)
+_BACKEND = "engine"
+
+
+class Inside:
+    """What is inside the engine, those included that are sent to it before its next step."""
+
+    def __init__(self, profile: EngineProfile) -> None:
+        self.profile = profile
+        self.requests = 0
+        self.running = 0
+        self.waiting = 0
+        """Left in its queue by the last step."""
+        self.kv_blocks = 0
+        """Held, or about to be held by the prompts of those sent since the last step."""
+
+    def blocks(self, request: Request) -> int:
+        return -(-request.prompt_tokens // self.profile.block_size)
+
+
+Rule = Callable[[Inside, Request], bool]
+"""May this request be sent now?"""
+
+
+def starts_now(inside: Inside, request: Request) -> bool:
+    """The engine has a slot for it, and blocks for its prompt, and nobody waits inside."""
+    fits = inside.kv_blocks + inside.blocks(request) <= inside.profile.usable_blocks
+    return fits and not inside.waiting and inside.requests < inside.profile.max_num_seqs
+
+
+def in_flight(most: int) -> Rule:
+    """Never more than so many requests sent and not answered."""
+    return lambda inside, request: inside.requests < most
+
+
+def waiting(most: int) -> Rule:
+    """Only while no more than so many wait inside the engine, which its gauge says."""
+    return lambda inside, request: inside.requests - inside.running <= most
+
+
+def serve_with_rule(arrivals: Iterable[Arrival], policy: Policy, profile: EngineProfile, rule: Rule) -> Run:
+    """Serve the traffic until every request has ended; impossible ones are refused by the engine, as in vLLM."""
+    return _Gateway(policy, profile, rule).run(arrivals)
+
+
+class _Gateway:
+    """The policy's view (ClusterView) of an engine."""
+
+    def __init__(self, policy: Policy, profile: EngineProfile, rule: Rule) -> None:
+        self._policy = policy
+        self._rule = rule
+        self._model = EngineModel(profile)
+        self._inside = Inside(profile)
+        self._sent: dict[str, Request] = {}
+        self._run = Run()
+
+    def run(self, arrivals: Iterable[Arrival]) -> Run:
+        coming = iter(arrivals)
+        following = next(coming, None)
+        now = 0.0
+        while following is not None or self._sent or len(self._policy):
+            while following is not None and following.arrived_s <= now:
+                self._arrive(following)
+                following = next(coming, None)
+            self._send(now)
+            if self._model.has_work:
+                now = self._step(now)
+            elif following is not None:
+                now = following.arrived_s
+            else:
+                break
+        return self._run
+
+    def place(self, request: Request) -> str | None:
+        return _BACKEND if self._rule(self._inside, request) else None
+
+    def fits(self, request: Request, backend: str) -> bool:
+        return self._rule(self._inside, request)
+
+    def loads(self) -> dict[str, int]:
+        return {_BACKEND: self._inside.requests}
+
+    def _arrive(self, arrival: Arrival) -> None:
+        record = self._run.records[arrival.id] = Record(arrival)
+        request = arrival.request()
+        refused = self._policy.refusal(request, arrival.arrived_s, _NO_PRESSURE)
+        if refused is None:
+            self._policy.push(request, arrival.arrived_s)
+        else:
+            self._end(record, refused.reason.value, arrival.arrived_s)
+
+    def _send(self, now: float) -> None:
+        while (selection := self._policy.pop(now, self)) is not None:
+            request = selection.request
+            record = self._run.records[request.id]
+            arrival = record.arrival
+            try:
+                self._model.submit(EngineRequest(request.id, arrival.prompt_tokens, arrival.output_tokens), now)
+            except RequestRefusedError:
+                self._policy.charge(request, ServiceTokens(0, 0), now, final=True)
+                self._end(record, IMPOSSIBLE, now)
+                continue
+            record.dispatched_s = now
+            self._sent[request.id] = request
+            self._inside.requests += 1
+            self._inside.kv_blocks += self._inside.blocks(request)
+            self._policy.charge(request, ServiceTokens(request.prompt_tokens, 0), now, final=False)
+
+    def _step(self, now: float) -> float:
+        step = self._model.step(now)
+        now += step.duration_s
+        finished = set(step.finished)
+        for victim in step.preempted:
+            self._run.records[victim].preemptions += 1
+        for request_id, _ in step.tokens:
+            record, request = self._run.records[request_id], self._sent[request_id]
+            record.token_s.append(now)
+            service = ServiceTokens(request.prompt_tokens, len(record.token_s))
+            self._policy.charge(request, service, now, final=request_id in finished)
+        for request_id in finished:
+            del self._sent[request_id]
+            self._end(self._run.records[request_id], "completed", now)
+        gauges, inside = self._model.gauges(), self._inside
+        self._run.waiting_max = max(self._run.waiting_max, gauges.waiting)
+        inside.requests, inside.running, inside.kv_blocks = len(self._sent), gauges.running, gauges.kv_blocks
+        inside.waiting = gauges.waiting
+        return now
+
+    def _end(self, record: Record, outcome: str, now: float) -> None:
+        record.finished_s, record.outcome = now, outcome
+        self._run.ended_s = max(self._run.ended_s, now)

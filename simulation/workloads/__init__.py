@@ -1,0 +1,1 @@
+"""Who asks when, and for how much? Generators of arrivals, each deterministic for its seed."""

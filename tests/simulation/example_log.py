@@ -1,0 +1,56 @@
+"""Writes docs/examples/access.log.gz: a minute of invented traffic as fairgate logs it. `python -m` writes it anew."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "access.log.gz"
+BEGINS_S = 1_790_000_000.0
+
+
+def lines(seed: int = 1) -> bytes:
+    """Three tenants: a batch job in bursts, people who chat, and agents whose calls belong together."""
+    random = Random(seed)
+    asked: list[dict[str, object]] = []
+
+    def ask(time_s: float, tenant: str, app: str, user: str, tokens_in: int, tokens_out: int, **more: object) -> None:
+        total_s = 0.05 + tokens_in * 2e-5 + tokens_out * 0.012
+        asked.append({
+            "ts": round(BEGINS_S + time_s + total_s, 3), "request_id": f"req_{len(asked):04}", "tenant": tenant,
+            "app": app, "user": user, "weight": 1.0, "interaction": "", "stage": 1, "model": "llama-3.1-8b",
+            "policy": "fcfs", "path": "/v1/chat/completions", "stream": True, "outcome": "completed", "reason": "",
+            "queue_ms": 0.2, "ttft_ms": 50.0, "total_ms": round(total_s * 1000, 2), "tokens_in": tokens_in,
+            "tokens_out": tokens_out, "tokens_cached": 0, "tokens_in_estimated": tokens_in, "tokens_out_max": 1024,
+            "backend": "gpu-1", "tries": 1, **more,
+        })  # fmt: skip
+
+    for burst in range(3):
+        for _ in range(60):
+            ask(
+                burst * 20 + random.random(),
+                "batch",
+                "summaries",
+                "",
+                random.randint(200, 600),
+                random.randint(80, 160),
+            )
+    for number in range(60):
+        ask(number + random.random(), "people", "chat", f"user-{number % 9}", random.randint(20, 300),
+            random.randint(20, 120))  # fmt: skip
+    for run in range(8):
+        time_s, tokens_in = 5.0 * run + random.random(), 600
+        for stage in range(1, 6):
+            ask(time_s, "agents", "coder", f"run-{run}", tokens_in, random.randint(20, 60), interaction=f"task-{run}",
+                stage=stage, tokens_cached=0 if stage == 1 and not run else 512)  # fmt: skip
+            time_s += random.uniform(1.0, 3.0)
+            tokens_in += random.randint(100, 200)
+    asked.sort(key=lambda line: str(line["ts"]))
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in asked)
+
+
+if __name__ == "__main__":
+    EXAMPLE.write_bytes(gzip.compress(lines(), mtime=0))

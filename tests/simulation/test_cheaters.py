@@ -1,0 +1,258 @@
+"""Whoever cheats gains nothing: a tenant that cheats against the same one behaving, in the same mix, in virtual time.
+
+Three honest tenants and the one under test share an engine that any two of them overload. What is compared is the
+share of all service (weighted tokens, as received from the engine): a cheat may cost its tenant as much as it likes,
+and may gain 5 % at most. Most cheats are tried with nobody throttled, where order alone decides; those that are aimed
+at the limits are tried where the honest tenant, too, is beyond them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any, Literal
+
+import pytest
+
+from backends.simulated.engine import EngineModel
+from backends.simulated.profiles import profile
+from policies.base import Claim, Flow
+from policies.engine import AdmissionEngine
+from policies.interactions import Interactions, InteractionSettings
+from policies.limits import Ceilings, ThrottleSettings
+from policies.registry import POLICIES, PolicyParams
+from policies.wsc import WscSettings
+from simulation.driver import Arrival, Record, simulate
+from simulation.metrics import service
+
+GAIN_MAX = 1.05
+START_S, END_S = 5.0, 35.0
+IDLE_UNTIL_S = 15.0
+RETRY_S = 0.5
+BLOCK_TOKENS = 16
+CALLERS = 16
+"""Closed-loop callers of each tenant: more than its part of the engine, so that it always has some waiting."""
+
+
+class Caller:
+    """One closed-loop client that behaves: interactions of four calls, each sent when the last was answered."""
+
+    calls = 4
+    prompt_tokens = 400
+    output_tokens = 20
+    output_tokens_max = 256
+    app = "chat"
+    callers = CALLERS
+
+    def __init__(self, tenant: str, number: int) -> None:
+        self.tenant = tenant
+        self.number = number
+        self.sent = 0
+        self.interaction = 0
+        self.stage = 0
+
+    def next(self, refused: bool, now: float) -> Arrival:
+        """Its next request, after one that was refused or answered (or at the beginning)."""
+        if refused or self.stage == self.calls:
+            self.stage = 0
+        self.stage += 1
+        self.interaction += self.stage == 1
+        self.sent += 1
+        return self.arrival(f"{self.tenant}/{self.number}/{self.sent}", now)
+
+    def arrival(self, request_id: str, now: float) -> Arrival:
+        return Arrival(
+            request_id, self.flow(), now, self.prompt_tokens, self.output_tokens, self.output_tokens_max,
+            system_tokens=self.prompt_tokens // 2, claim=self.claim(),
+        )  # fmt: skip
+
+    def flow(self) -> Flow:
+        return Flow(self.tenant, self.app, "someone")
+
+    def claim(self) -> Claim:
+        name = f"{self.tenant}-{self.number}-{self.interaction}"
+        return Claim(name, self.stage, begins=self.stage == 1, ends=self.stage == self.calls)
+
+
+class ManySessions(Caller):
+    """Sixty-four callers, each of whom says that it is somebody else."""
+
+    callers = 4 * CALLERS
+
+    def flow(self) -> Flow:
+        return Flow(self.tenant, self.app, f"someone{self.number}")
+
+
+class Forger(Caller):
+    """Every call is said to be amid an interaction that nobody has begun."""
+
+    def claim(self) -> Claim:
+        return Claim(f"invented-{self.number}-{self.sent}", 7, begins=False, explicit=True)
+
+
+class Guesser(Caller):
+    """Every call is said to be amid an interaction that another tenant has open."""
+
+    def claim(self) -> Claim:
+        return Claim(f"one-{self.number}-{self.interaction}", self.calls, begins=False, explicit=True)
+
+
+class Borrower(Caller):
+    """All callers share one interaction, which stays open."""
+
+    def claim(self) -> Claim:
+        return Claim("ours", self.sent, begins=False, explicit=True)
+
+
+class NeverEnding(Caller):
+    """An interaction per caller that goes on for ever."""
+
+    calls = 1_000_000_000
+
+    def claim(self) -> Claim:
+        return Claim(f"mine-{self.number}", self.stage, begins=self.stage == 1, explicit=True)
+
+
+class Heaviest(Caller):
+    """Its calls are ordinary, but are said to be of an app whose calls are normally thirty times as large."""
+
+    app = "report"
+
+
+class Aborter(Caller):
+    """Hangs up on every answer just before its end."""
+
+    def arrival(self, request_id: str, now: float) -> Arrival:
+        arrival = super().arrival(request_id, now)
+        return replace(arrival, cancel_after_tokens=self.output_tokens - 1)
+
+
+class EarlyAborter(Caller):
+    """Asks for twice as much as it wants, and hangs up when it has it."""
+
+    def arrival(self, request_id: str, now: float) -> Arrival:
+        arrival = super().arrival(request_id, now)
+        return replace(arrival, output_tokens=2 * self.output_tokens, cancel_after_tokens=self.output_tokens)
+
+
+class Tiny(Caller):
+    """Splits its work into ten times as many calls, from four times as many callers."""
+
+    callers = 4 * CALLERS
+    calls = 40
+    prompt_tokens = 40
+    output_tokens = 2
+
+
+class Huge(Caller):
+    """Allows itself as long an answer as the engine can give."""
+
+    output_tokens_max = 3800
+
+
+class Idler(Caller):
+    """Comes when others have long been served."""
+
+    def next(self, refused: bool, now: float) -> Arrival:
+        return super().next(refused, max(now, IDLE_UNTIL_S))
+
+
+class SecondApp(Caller):
+    """Floods another app that its key allows beside its own."""
+
+    callers = 2 * CALLERS
+
+    def flow(self) -> Flow:
+        return Flow(self.tenant, ("chat", "report")[self.number % 2], "someone")
+
+
+class SharedPrefix(Caller):
+    """All its prompts begin with the same three quarters."""
+
+    def arrival(self, request_id: str, now: float) -> Arrival:
+        common = tuple(range(1, 3 * self.prompt_tokens // 4 // BLOCK_TOKENS + 1))
+        return replace(super().arrival(request_id, now), prefix=common)
+
+
+NOBODY = Ceilings()
+A_FEW = Ceilings(starts=60)
+FREE = ThrottleSettings(user=NOBODY, app_user=NOBODY, app=NOBODY)
+PARAMS = {
+    "free": PolicyParams(throttle=FREE),
+    "weighed": PolicyParams(throttle=FREE, wsc=WscSettings(weights={"chat": 500.0, "report": 15_000.0})),
+    # Every tenant of the mix starts more than that in a minute.
+    "limited": PolicyParams(throttle=ThrottleSettings(user=A_FEW, app_user=NOBODY, app=A_FEW)),
+}
+
+
+@cache
+def share(
+    kind: type[Caller],
+    params: str = "free",
+    *,
+    callers: int = CALLERS,
+    calls_max: int | Literal["auto"] = "auto",
+    start_s: float = START_S,
+) -> float:
+    """Part of all service that the tenant under test has, among three that behave."""
+    everybody = [kind("tested", number) for number in range(callers)]
+    everybody += [Caller(tenant, number) for tenant in ("one", "two", "three") for number in range(CALLERS)]
+    by_name = {f"{caller.tenant}/{caller.number}": caller for caller in everybody}
+    interactions = Interactions(InteractionSettings(calls_max=calls_max))
+    engine = AdmissionEngine(POLICIES["fairserve"](PARAMS[params]), interactions=interactions)
+    engine.add_backend("only", max_num_seqs=32)
+
+    def follow(record: Record, now: float) -> Arrival | None:
+        if now >= END_S:
+            return None
+        refused = record.outcome not in ("completed", "cancelled")
+        return by_name[record.arrival.id.rpartition("/")[0]].next(refused, now + RETRY_S if refused else now)
+
+    first = [caller.next(False, 0.001 * number) for number, caller in enumerate(everybody)]
+    run = simulate(
+        sorted(first, key=lambda arrival: arrival.arrived_s),
+        engine=engine, backends={"only": EngineModel(profile("demo"))}, next_arrival=follow,
+    )  # fmt: skip
+    received = service(run.records.values(), start_s, END_S)
+    return received["tested"] / sum(received.values())
+
+
+def gain(kind: type[Caller], params: str = "free", **settings: Any) -> float:
+    """Share of the cheater over that of the same tenant without the cheat, with as many callers."""
+    cheats = share(kind, params, callers=kind.callers, **settings)
+    return cheats / share(Caller, params, callers=kind.callers, **settings)
+
+
+def test_the_honest_tenant_has_its_share() -> None:
+    assert share(Caller) == pytest.approx(0.25, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "cheat",
+    [ManySessions, Forger, Guesser, Borrower, NeverEnding, Aborter, EarlyAborter, Huge, SecondApp, SharedPrefix],
+)
+def test_no_cheat_gains_in_the_order(cheat: type[Caller]) -> None:
+    assert gain(cheat) <= GAIN_MAX
+
+
+def test_tiny_calls_gain_nothing() -> None:
+    # Against as many callers as the others have, since its calls together ask for no more than theirs.
+    assert share(Tiny, callers=Tiny.callers) <= GAIN_MAX * share(Caller)
+
+
+@pytest.mark.parametrize("cheat", [ManySessions, Forger, Guesser, SecondApp])
+def test_no_cheat_gains_from_the_limits(cheat: type[Caller]) -> None:
+    assert gain(cheat, "limited") <= GAIN_MAX
+
+
+@pytest.mark.parametrize("cheat", [NeverEnding, Borrower])
+def test_an_interaction_without_an_end_has_no_immunity_beyond_its_caps(cheat: type[Caller]) -> None:
+    assert gain(cheat, "limited", calls_max=Caller.calls) <= GAIN_MAX
+
+
+def test_claiming_the_heaviest_app_gains_nothing_although_its_calls_weigh_least() -> None:
+    assert gain(Heaviest, "weighed") <= GAIN_MAX
+
+
+def test_idling_banks_no_credit() -> None:
+    assert gain(Idler, start_s=IDLE_UNTIL_S) <= GAIN_MAX

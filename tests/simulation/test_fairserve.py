@@ -1,0 +1,69 @@
+"""FairServe as published: the workload has the statistics of the paper, and the comparison comes out as it must."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from policies.registry import POLICIES, PolicyParams
+from simulation.experiments.fairserve import Study, compare
+from simulation.interactions import Interaction
+from simulation.workloads.fairserve import APPS, GRAPHS, Population, is_abuser, workload
+
+LARGE = Population(users=2000, benign_rate=100.0, abusive_rate=10.0)
+"""Long enough for its means to be those of the table."""
+SMALL = Population(users=150, duration_s=120.0, swing_s=60.0)
+
+
+@pytest.fixture(scope="module")
+def large() -> list[Interaction]:
+    return workload(LARGE)
+
+
+def test_the_same_seed_gives_the_same_traffic(large: list[Interaction]) -> None:
+    assert workload(SMALL) == workload(SMALL)
+    assert workload(Population(seed=1)) != workload(Population())
+
+
+def test_there_are_as_many_apps_users_and_abusers_as_published() -> None:
+    interactions = workload(Population())
+    users = {one.flow.tenant for one in interactions if not is_abuser(one.flow)}
+    abusers = {one.flow.tenant for one in interactions if is_abuser(one.flow)}
+    assert len(users) > 1000
+    assert len({one.flow.app for one in interactions}) == APPS
+    assert 0 < len(abusers) <= 0.01 * len(users)
+
+
+def test_graph_sizes_and_tokens_are_those_of_table_2(large: list[Interaction]) -> None:
+    calls = sum(len(one.calls) for one in large if not is_abuser(one.flow))
+    for graphs in GRAPHS[:2]:
+        own = [one for one in large if graphs.calls_min <= len(one.calls) <= graphs.calls_max]
+        own = [one for one in own if not is_abuser(one.flow)]
+        share = sum(len(one.calls) for one in own) / calls
+        prompt = sum(call.prompt_tokens for one in own for call in one.calls) / len(own)
+        output = sum(call.output_tokens for one in own for call in one.calls) / len(own)
+        assert share == pytest.approx(graphs.requests_share, rel=0.05)
+        assert prompt == pytest.approx(graphs.prompt_tokens, rel=0.08)
+        assert output == pytest.approx(graphs.output_tokens, rel=0.08)
+    for graphs in GRAPHS[2:]:
+        assert any(graphs.calls_min <= len(one.calls) <= graphs.calls_max for one in large)
+
+
+@pytest.mark.parametrize("app, prompt, output", [("app14", 6370, 102), ("app7", 14854, 74), ("app12", 999, 32)])
+def test_single_calls_of_three_apps_are_those_of_table_4(
+    large: list[Interaction], app: str, prompt: int, output: int
+) -> None:
+    calls = [one.calls[0] for one in large if one.flow.app == app and len(one.calls) == 1]
+    assert sum(call.prompt_tokens for call in calls) / len(calls) == pytest.approx(prompt, rel=0.05)
+    assert sum(call.output_tokens for call in calls) / len(calls) == pytest.approx(output, rel=0.05)
+
+
+def test_users_differ_by_orders_of_magnitude_and_abusers_from_them() -> None:
+    starts: dict[str, int] = defaultdict(int)
+    for one in workload(Population()):
+        starts[one.flow.tenant] += 1
+    benign = sorted(number for user, number in starts.items() if not user.startswith("abuser"))
+    abusive = [number for user, number in starts.items() if user.startswith("abuser")]
+    assert benign[-1] >= 10 * benign[0]
+    assert min(abusive) >= 10 * benign[-1]

@@ -1,0 +1,218 @@
+"""What a replay says is what the production engine did, and it tells a fair policy from an unfair one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from backends.simulated.engine import EngineModel
+from backends.simulated.profiles import EngineProfile, profile
+from policies.base import Flow, ServiceTokens
+from policies.cost import LinearCost
+from policies.engine import AdmissionEngine
+from policies.registry import POLICIES, PolicyParams
+from simulation.driver import Arrival, Record, simulate
+from simulation.metrics import percentile
+from simulation.replay import IMPOSSIBLE, OTHERS, Seen, UnknownPolicyError, policy_names, replay_under
+from simulation.timeline import TICKS_MAX, Timeline
+from simulation.traces.reader import Trace
+from tests.simulation.example_log import EXAMPLE, lines
+from tests.simulation.test_traces import logged, write
+
+TINY = profile("tiny-cpu")
+EVEN = {"a": 1.0, "b": 1.0, OTHERS: 1.0}
+
+
+@pytest.fixture(scope="module")
+def flood(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    """Of two tenants one asks for far more than the engine has, the other for little."""
+    random = Random(7)
+    rows = [(random.uniform(0, 0.5), "heavy", random.randint(50, 400), random.randint(50, 150)) for _ in range(160)]
+    rows += [(0.1 * number, "light", 60, 40) for number in range(20)]
+    text = [f"{time_s:.4f},{tenant},{prompt},{output}" for time_s, tenant, prompt, output in sorted(rows)]
+    return Trace(write(tmp_path_factory.mktemp("flood"), "t_s,client,input_tokens,output_tokens", *text))
+
+
+def of_tenant(seen: Seen, name: str) -> float:
+    [found] = [each.ttft_s for each in seen.tenants if each.name == name]
+    assert found is not None
+    return found.p50
+
+
+def test_a_fair_policy_is_told_from_an_unfair_one(flood: Trace) -> None:
+    unfair, fair = (replay_under(policy, flood, TINY) for policy in ("fcfs", "vtc"))
+    assert of_tenant(unfair, "light") > 0.5, "there is a flood"
+    assert of_tenant(fair, "light") < of_tenant(unfair, "light") / 5
+    assert fair.gap_max < unfair.gap_max / 5
+    assert unfair.jain is not None
+    assert unfair.jain < 0.8
+    assert fair.jain is None or fair.jain > unfair.jain
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_request_is_accounted_for_under_every_policy(flood: Trace, policy: str) -> None:
+    heard = []
+    seen = replay_under(policy, flood, TINY, ended=lambda: heard.append(1))
+    assert len(heard) == seen.requests == flood.requests == seen.completed + sum(seen.refused.values())
+    assert sum(each.requests for each in seen.tenants) == seen.requests
+    assert sum(each.completed for each in seen.tenants) == seen.completed
+    tick_s = seen.gap[0][0]
+    for each in seen.tenants:
+        over_time = sum(rate for _, rate in seen.service[each.name]) * tick_s
+        assert over_time == pytest.approx(each.service, rel=0.1), "averaging around the ends blurs a little"
+    assert replay_under(policy, flood, TINY) == seen, "the same input gives the same answer"
+
+
+def test_numbers_are_those_of_the_run_itself(flood: Trace) -> None:
+    engine = AdmissionEngine(POLICIES["vtc"](PolicyParams()))
+    engine.add_backend("engine-1", max_num_seqs=TINY.max_num_seqs)
+    run = simulate(flood.arrivals(TINY.block_size), engine=engine, backends={"engine-1": EngineModel(TINY)})
+    seen = replay_under("vtc", flood, TINY)
+    times = [record.ttft_s for record in run.records.values() if record.ttft_s is not None]
+    assert seen.ttft_s is not None
+    assert (seen.ttft_s.p50, seen.ttft_s.p99) == (percentile(times, 0.5), percentile(times, 0.99))
+    tokens = [len(record.token_s) for record in run.records.values()]
+    assert seen.output_tokens_per_s == pytest.approx(sum(tokens) / run.ended_s)
+    assert seen.preemptions == sum(record.preemptions for record in run.records.values())
+    price = LinearCost()
+    for tenant in seen.tenants:
+        assert tenant.service == sum(
+            price(ServiceTokens(record.arrival.prompt_tokens, len(record.token_s)))
+            for record in run.records.values()
+            if record.arrival.flow.tenant == tenant.name
+        )
+
+
+def test_a_long_run_keeps_nothing_of_what_has_ended(flood: Trace) -> None:
+    engine = AdmissionEngine(POLICIES["fcfs"](PolicyParams()))
+    engine.add_backend("one")
+    open_max = 0
+
+    def ended(record: Record) -> None:
+        nonlocal open_max
+        open_max = max(open_max, engine.queued + engine.dispatched)
+
+    run = simulate(flood.arrivals(32), engine=engine, backends={"one": EngineModel(TINY)}, ended=ended)
+    assert open_max > 40
+    assert (run.records, run.events, run.decisions) == ({}, [], [])
+
+
+def test_more_engines_serve_faster(flood: Trace) -> None:
+    one, four = (replay_under("vtc", flood, TINY, backends=backends).ttft_s for backends in (1, 4))
+    assert one is not None
+    assert four is not None
+    assert four.p95 < one.p95 / 4
+
+
+def test_what_no_context_can_hold_is_refused_and_counted(tmp_path: Path) -> None:
+    rows = ["0,a,100,10", "1,a,4000,97", "2,a,4096,0", "3,b,4000,96", "4,b,90000,1"]
+    trace = Trace(write(tmp_path, "t_s,client,input_tokens,output_tokens", *rows))
+    seen = replay_under("vtc", trace, TINY)
+    assert (seen.requests, seen.completed, seen.refused) == (5, 2, {IMPOSSIBLE: 3})
+    assert [(each.name, each.completed, each.service) for each in seen.tenants] == [("b", 1, 4192.0), ("a", 1, 120.0)]
+
+
+def test_tokens_of_interactions_that_were_cut_are_wasted(tmp_path: Path) -> None:
+    """The second call comes when somebody else has the only slot for longer than anybody waits."""
+    agent = {"tenant": "agents", "interaction": "i", "tokens_cached": 0, "total_ms": 0}
+    entries = [
+        logged(ts=1000, stage=1, tokens_in=100, tokens_out=2, **agent),
+        *(logged(ts=1100, tenant="other", interaction="", total_ms=0, tokens_in=10, tokens_out=20) for _ in range(9)),
+        logged(ts=1200, stage=2, tokens_in=150, tokens_out=2, **agent),
+    ]
+    slow = EngineProfile(
+        name="slow", block_size=16, num_gpu_blocks=300, max_model_len=4096, max_num_seqs=1, max_num_batched_tokens=512,
+        base_s=60.0, per_prefill_token_s=0.0, per_seq_s=0.0, per_context_token_s=0.0,
+    )  # fmt: skip
+    seen = replay_under("fcfs", Trace(write(tmp_path, *entries)), slow)
+    assert seen.wasted_tokens == 102
+    assert seen.tenants[-1].name == "agents"
+    assert (seen.tenants[-1].requests, seen.tenants[-1].completed) == (2, 1)
+
+
+def test_a_tenant_among_many_is_summed_with_the_others(tmp_path: Path) -> None:
+    rows = [f"{number},t{number % 60},100,{10 if number % 60 < 8 else 5}" for number in range(120)]
+    seen = replay_under("vtc", Trace(write(tmp_path, "t_s,client,input_tokens,output_tokens", *rows)), TINY)
+    assert [each.name for each in seen.tenants] == [*(f"t{number}" for number in range(8)), OTHERS]
+    assert seen.tenants[-1].requests == 104
+    assert sum(each.service for each in seen.tenants) == 60 * 2 * 100 + 2 * (16 * 10 + 104 * 5)
+
+
+def test_an_unknown_policy_is_answered_with_those_that_there_are() -> None:
+    assert policy_names(" vtc,fcfs , vtc") == ["vtc", "fcfs"]
+    with pytest.raises(UnknownPolicyError, match=r"no policy is named 'best'; there are: .*fcfs.*vtc"):
+        policy_names("vtc,best")
+
+
+def test_the_example_is_what_its_generator_writes() -> None:
+    assert gzip.decompress(EXAMPLE.read_bytes()) == lines()
+    assert {json.loads(line)["tenant"] for line in lines().splitlines()} == {"batch", "people", "agents"}
+
+
+# --- the timeline ---
+
+
+def served(tenant: str, arrived_s: float, dispatched_s: float, tokens: list[float], prompt_tokens: int = 10) -> Record:
+    arrival = Arrival(tenant, Flow(tenant), arrived_s, prompt_tokens, len(tokens))
+    return Record(arrival, dispatched_s, tokens, max([dispatched_s, *tokens]), "completed")
+
+
+def timeline(*records: Record, tick_s: float = 1.0) -> Timeline:
+    found = Timeline(["a", "b", OTHERS], tick_s)
+    for record in records:
+        found.add(record.arrival.flow.tenant, record)
+    return found
+
+
+def test_service_counts_prompts_at_dispatch_and_tokens_as_they_pass() -> None:
+    found = timeline(served("a", 0.0, 0.5, [1.5, 1.6, 2.5, 3.5]), served("b", 0.0, 4.5, []))
+    assert found.rates("a", 1.0) == [(0.5, 10.0), (1.5, 4.0), (2.5, 2.0), (3.5, 2.0), (4.5, 0.0)]
+    assert found.rates("a", 3.0) == [(0.5, 7.0), (1.5, 16 / 3), (2.5, 8 / 3), (3.5, 4 / 3), (4.5, 1.0)]
+
+
+def test_a_gap_grows_only_while_both_wait() -> None:
+    """`a` receives 100 in every second; `b` waits from 0 to 3 and from 5 to 8, `a` all the time."""
+    services = [served("a", 0.0, second + 0.5, [], 100) for second in range(10)]
+    waits = [served("a", 0.0, 10.0, [], 0), served("b", 0.0, 3.1, [], 0), served("b", 5.0, 8.1, [], 0)]
+    course = timeline(*services, *waits).gaps(EVEN)
+    assert [time_s for time_s, _ in course] == list(range(1, 12))
+    assert [gap for _, gap in course] == [100, 200, 300, 0, 0, 100, 200, 300, 0, 0, 0]
+    assert max(gap for _, gap in timeline(*services, *waits).gaps({"a": 2.0, "b": 1.0, OTHERS: 1.0})) == 150
+
+
+def test_a_gap_counts_both_ways() -> None:
+    """First `a` receives 300, then `b` 500: they were 500 apart between the second and the last second."""
+    services = [served("a", 0.0, 0.5, [], 300), served("b", 0.0, 2.5, [], 500)]
+    waits = [served(tenant, 0.0, 4.1, [], 0) for tenant in ("a", "b")]
+    assert max(gap for _, gap in timeline(*services, *waits).gaps(EVEN)) == 500
+
+
+def test_jain_is_of_those_who_wait() -> None:
+    services = [served("a", 0.0, second + 0.5, [], 100) for second in range(4)]
+    waits = [served(tenant, 0.0, 4.1, [], 0) for tenant in ("a", "b")]
+    assert timeline(*services, *waits).jain(EVEN, 2.0) == pytest.approx(0.5), "one of two has everything"
+    assert timeline(*services, waits[0]).jain(EVEN, 2.0) is None, "nobody else waited"
+    both = [served("b", 0.0, second + 0.5, [], 300) for second in range(4)]
+    assert timeline(*services, *waits, *both).jain({"a": 1.0, "b": 3.0}, 2.0) == pytest.approx(1.0)
+
+
+def test_a_run_that_lasts_longer_has_longer_ticks_and_loses_nothing() -> None:
+    random = Random(3)
+    records = []
+    for number in range(120):
+        arrived_s = random.uniform(0, 2000)
+        start_s = arrived_s + random.uniform(0, 40)
+        tokens = sorted(start_s + random.uniform(0, 30) for _ in range(random.randint(0, 20)))
+        records.append(served("ab"[number % 2], arrived_s, start_s, tokens))
+    fine, coarse = timeline(*records, tick_s=1.0), timeline(*records, tick_s=4.0)
+    assert fine.tick_s == 4.0
+    assert 2000 / fine.tick_s <= TICKS_MAX
+    for tenant in "ab":
+        assert fine.rates(tenant, 1.0) == coarse.rates(tenant, 1.0)
+    assert fine.gaps(EVEN) == coarse.gaps(EVEN)
+    assert max(gap for _, gap in fine.gaps(EVEN)) > 0
+    assert fine.jain(EVEN, 60.0) == pytest.approx(coarse.jain(EVEN, 60.0))

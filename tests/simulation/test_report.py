@@ -1,0 +1,200 @@
+"""`fairgate replay` as an operator types it: tables, JSON, a page that needs nothing else, clear words for faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from backends.simulated.profiles import profile
+from simulation.replay import Percentiles, Seen, TenantSeen, replay_under
+from simulation.report import Replayed, as_html, as_json, as_text, columns
+from simulation.traces.reader import Trace
+from tests.simulation.example_log import EXAMPLE
+from tests.simulation.test_traces import write
+
+FAIRGATE = str(Path(sys.executable).with_name("fairgate"))
+OPTIONS = ("--profile", "demo", "--limit", "100", "--policy", "fcfs,vtc")
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([FAIRGATE, "replay", *map(str, arguments)], capture_output=True, text=True, timeout=50)
+
+
+@pytest.fixture(scope="module")
+def replayed() -> Replayed:
+    trace, engine = Trace(EXAMPLE, limit=100), profile("demo")
+    return Replayed(trace, engine, 1, [replay_under(policy, trace, engine) for policy in ("fcfs", "vtc")])
+
+
+def test_an_access_log_goes_in_as_it_is_and_tables_json_and_a_page_come_out(tmp_path: Path, replayed: Replayed) -> None:
+    done = run(EXAMPLE, *OPTIONS, "--json", tmp_path / "numbers.json", "--html", tmp_path / "page.html")
+    assert (done.returncode, done.stderr) == (0, ""), "no progress bar where nobody looks"
+    assert done.stdout == as_text(replayed)
+    assert (tmp_path / "numbers.json").read_text() == as_json(replayed)
+    assert (tmp_path / "page.html").read_text() == as_html(replayed)
+
+
+def test_the_tables_have_what_was_seen(replayed: Replayed) -> None:
+    text = as_text(replayed)
+    assert "access.log.gz: 100 requests of 3 tenants in 20.0 s (fairgate format), before 1 simulated engine" in text
+    for each in replayed.seen:
+        assert each.ttft_s is not None
+        assert re.search(rf"^{each.policy} +100 +100 +0 .* {each.gap_max:,.0f} ", text, re.MULTILINE)
+        assert len(re.findall(rf"^(?:batch|people|agents) +1 +{each.policy} ", text, re.MULTILINE)) == 3
+
+
+def test_json_has_every_number(replayed: Replayed) -> None:
+    document = json.loads(as_json(replayed))
+    assert document["engines"] == {"backends": 1, "profile": "demo"}
+    assert document["trace"]["requests"] == 100
+    assert [each["policy"] for each in document["policies"]] == ["fcfs", "vtc"]
+    for found, seen in zip(document["policies"], replayed.seen, strict=True):
+        assert found["ttft_s"] == {name: getattr(seen.ttft_s, name) for name in ("p50", "p95", "p99")}
+        assert {each["name"] for each in found["tenants"]} == set(found["service"]) == {"batch", "people", "agents"}
+        assert [tuple(point) for point in found["gap"]] == list(seen.gap)
+
+
+class _Page(HTMLParser):
+    """What does a page consist of, and what does it ask the network for?"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.asks: list[str] = []
+        self.data: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.asks += [f"{name}={value}" for name, value in attrs if name in ("src", "href", "xlink:href", "srcset")]
+
+    def handle_data(self, data: str) -> None:
+        if self.get_starttag_text() == '<script type="application/json">':
+            self.data.append(data)
+        self.text += data
+
+
+def read(html: str) -> _Page:
+    page = _Page()
+    page.feed(html)
+    return page
+
+
+def test_the_page_opens_offline(replayed: Replayed) -> None:
+    html = as_html(replayed)
+    page = read(html)
+    assert (page.tags.count("svg"), page.asks) == (3, []), "service under each policy, and the gap"
+    assert re.findall(r"https?://[^\"' ]+", html.replace("http://www.w3.org/2000/svg", "")) == []
+    assert "@import" not in html
+    assert "url(" not in html
+
+
+def test_what_the_pointer_shows_is_what_the_lines_show(replayed: Replayed) -> None:
+    """The page's script takes the nth line of a chart for the nth of its series, whatever their names."""
+    seen = [replace(each, service=dict(zip(("10", "9", "2"), each.service.values(), strict=True)))
+            for each in replayed.seen]  # fmt: skip
+    html = as_html(replace(replayed, seen=seen))
+    figures = re.findall(r"<figure>.*?</figure>", html, re.DOTALL)
+    assert len(figures) == 3
+    for figure in figures:
+        [data] = re.findall(r'<script type="application/json">(.*?)</script>', figure)
+        drawn = [path for path in re.findall(r'<path d="(M[^"]*)"[^>]* stroke-width="1.8"', figure) if "h" not in path]
+        series = json.loads(data)
+        assert [len(points) for _, points in series] == [path.count("L") + 1 for path in drawn]
+        legend = re.findall(r'<path d="M[^"]*h16"[^>]*/>\n<text [^>]*>([^<]*)</text>', figure)
+        assert [name for name, _ in series] == legend
+
+
+def test_names_of_tenants_are_never_markup(tmp_path: Path) -> None:
+    name = "</script><script>alert(1)<b>&"
+    trace = Trace(write(tmp_path, "t_s,tenant,input_tokens,output_tokens", f"0,{name},10,5", "1,other,10,5"))
+    engine = profile("demo")
+    page = read(as_html(Replayed(trace, engine, 1, [replay_under("vtc", trace, engine)])))
+    assert page.tags.count("script") == 3, "the page's own, and the points of two charts"
+    assert page.tags.count("b") == 0
+    assert name in page.text, "it is shown as it is"
+
+
+def seen_by(policy: str, **fields: object) -> Seen:
+    ttft_s = Percentiles(0.1234, 5.678, 90.12)
+    tenant = TenantSeen("a", 2.0, 10, 7, 1234.0, ttft_s)
+    base = Seen(policy, 10, 7, {"queue_full": 3}, ttft_s, 100.0, 50.0, None, 0.0, 1, 2, 9.0, [tenant], {"a": []}, [])
+    return replace(base, **fields)  # type: ignore[arg-type]
+
+
+def test_what_the_operator_should_know_is_said(tmp_path: Path) -> None:
+    trace = Trace(write(tmp_path, "Timestamp,Request tokens,Response tokens", "0,10,5", "1,10,0", "2,0,5"))
+    engine = profile("demo")
+    text = as_text(Replayed(trace, engine, 2, [seen_by("vtc", refused={"context_length_exceeded": 1})]))
+    assert "1 line skipped" in text
+    assert "1 request had no answer in the trace" in text
+    assert "1 request refused as longer than the context of demo (4,096 tokens)" in text
+    assert "The trace has one tenant" in text
+    assert "before 2 simulated engines like demo" in text
+    assert re.search(r"0.123 +5.68 +90.1 +100 ", text)
+    two = Trace(write(tmp_path, "t_s,tenant,input_tokens,output_tokens", "0,a,10,5", "1,b,10,5"))
+    assert "No two tenants waited at the same time" in as_text(Replayed(two, engine, 1, [seen_by("vtc")]))
+    assert "Note" not in as_text(Replayed(two, engine, 1, [seen_by("vtc", gap_max=1.0)]))
+
+
+def test_a_request_without_any_token_has_no_percentiles() -> None:
+    assert Percentiles.of([]) is None
+    assert Percentiles.of([3.0, 1.0, 2.0]) == Percentiles(2.0, 3.0, 3.0)
+
+
+def test_columns_are_aligned() -> None:
+    assert columns([["a", "b"], ["long", "1"], ["x", "234"]]) == "a       b\n----  ---\nlong    1\nx     234"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((EXAMPLE, "--policy", "fcfs,best"), "no policy is named 'best'; there are: "),
+        ((EXAMPLE, "--policy", ""), "no policy is named ''; there are: "),
+        ((EXAMPLE, "--profile", "gpu"), "no engine profile is named 'gpu'; there are: "),
+        (
+            (EXAMPLE, "--format", "csv"),
+            "access.log.gz:1: column 't_s': missing from the header (needed: t_s, ",
+        ),
+        ((EXAMPLE, "--format", "xml"), "'xml' is none of: fairgate, agents, qwen, mooncake, azure, burstgpt, csv"),
+        ((EXAMPLE, "--speed", "0"), "must be a number above 0"),
+        ((EXAMPLE, "--speed", "nan"), "must be a number above 0"),
+        ((EXAMPLE, "--backends", "0"), "0 is not in the range"),
+        ((EXAMPLE, "--limit", "0"), "0 is not in the range"),
+        ((EXAMPLE, "--json", "/nowhere/x.json"), "No such file or directory: '/nowhere/x.json'"),
+        (("/nowhere/access.log",), "'/nowhere/access.log' does not exist"),
+        ((Path(__file__),), "test_report.py:1: this is no trace of a known format. Formats and their columns:"),
+    ],
+)
+def test_bad_input_is_named_and_ends_with_2(arguments: tuple[str | Path, ...], message: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in " ".join(done.stderr.split())
+
+
+def test_a_bar_shows_how_far_a_long_run_is_when_somebody_looks() -> None:
+    ours, its = pty.openpty()
+    process = subprocess.Popen([FAIRGATE, "replay", str(EXAMPLE), *OPTIONS], stdout=subprocess.PIPE, stderr=its)
+    os.close(its)
+    shown = b""
+    try:
+        while data := os.read(ours, 4096):
+            shown += data
+    except OSError:
+        pass  # how a terminal says that nobody writes to it any more
+    finally:
+        os.close(ours)
+    output, _ = process.communicate(timeout=50)
+    assert process.returncode == 0
+    assert re.search(rb"fcfs +\[#+-+\] +\d+%", shown), "amid the run"
+    assert re.search(rb"vtc +\[#+\] +100%", shown)
+    assert b"100 requests of 3 tenants" in output

@@ -1,0 +1,250 @@
+"""Every format that operators have is read as it is, and what is wrong in a file is said with its place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.base import Claim, Flow
+from simulation.driver import Arrival
+from simulation.traces.lines import TraceError
+from simulation.traces.reader import FORMATS, Trace
+
+SHARED = Path(__file__).parents[3] / "shared" / "traces"
+
+LINE = {
+    "ts": 1000.5, "request_id": "req_1", "tenant": "alice", "app": "chat", "user": "u", "weight": 2.0,
+    "interaction": "i", "stage": 3, "model": "m", "policy": "vtc", "path": "/v1/chat/completions", "stream": True,
+    "outcome": "completed", "reason": "", "queue_ms": 100.0, "ttft_ms": 200.0, "total_ms": 500.0, "tokens_in": 100,
+    "tokens_out": 20, "tokens_cached": 64, "tokens_in_estimated": 90, "tokens_out_max": 50, "backend": "b", "tries": 1,
+}  # fmt: skip
+
+
+def logged(**fields: Any) -> str:
+    return json.dumps(LINE | fields)
+
+
+def write(directory: Path, *lines: str) -> Path:
+    path = directory / "trace"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def read(directory: Path, *lines: str, **options: Any) -> list[Arrival]:
+    return list(Trace(write(directory, *lines), **options).arrivals(16))
+
+
+PUBLISHED = {
+    "csv": ("t_s,client,input_tokens,output_tokens", "0.5,a,10,20", "1.5,b,30,40"),
+    "azure": (
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "2023-11-16 18:15:46.6805900,10,20",
+        "2023-11-16 18:15:47.6805900,30,40",
+    ),
+    "burstgpt": ("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+                 "5,ChatGPT,10,20,30,Conversation log", "6,GPT-4,30,40,70,API log"),
+    "mooncake": ('{"timestamp": 500, "input_length": 10, "output_length": 20, "hash_ids": [0]}',
+                 '{"timestamp": 1500, "input_length": 30, "output_length": 40, "hash_ids": [1]}'),
+    "qwen": ('{"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 10, "output_length": 20, '
+             '"type": "text", "turn": 1, "hash_ids": [7]}',
+             '{"chat_id": 2, "parent_chat_id": 1, "timestamp": 1.5, "input_length": 30, "output_length": 40, '
+             '"type": "text", "turn": 2, "hash_ids": [7, 8]}'),
+    "agents": ('{"app": "x", "session": "s", "call": 0, "t_s": 0.0, "est_input_tokens": 10, "est_output_tokens": 20, '
+               '"hash_ids": []}',
+               '{"app": "x", "session": "s", "call": 1, "t_s": 1.0, "est_input_tokens": 30, "est_output_tokens": 40, '
+               '"hash_ids": []}'),
+    "fairgate": (logged(tokens_in=10, tokens_out=20), logged(ts=1001.5, tokens_in=30, tokens_out=40)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_is_told_by_its_columns(tmp_path: Path, name: str) -> None:
+    trace = Trace(write(tmp_path, *PUBLISHED[name]))
+    assert (trace.format, trace.requests, trace.span_s) == (name, 2, 1.0)
+    arrivals = list(trace.arrivals(16))
+    assert [(each.arrived_s, each.prompt_tokens, each.output_tokens) for each in arrivals] == [(0, 10, 20), (1, 30, 40)]
+    assert len({each.id for each in arrivals}) == 2
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_gzip_reads_the_same(tmp_path: Path, name: str) -> None:
+    plain = write(tmp_path, *PUBLISHED[name])
+    packed = tmp_path / "trace.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert list(Trace(packed).arrivals(16)) == list(Trace(plain).arrivals(16))
+
+
+def test_azure_2024_has_offsets_and_burstgpt_2_has_sessions(tmp_path: Path) -> None:
+    azure = read(
+        tmp_path,
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        "2024-05-12 00:00:00.001163+00:00,10,20",
+        "2024-05-12 00:00:01+00:00,30,40",
+    )
+    assert azure[1].arrived_s == pytest.approx(0.998837)
+    burst = read(
+        tmp_path,
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type",
+        "19440110.0,1722ac82,43,GPT-4,906,446,1352,Conversation log",
+        "19440161.0,,2,ChatGPT,36,0,36,API log",
+    )
+    assert [each.flow for each in burst] == [Flow("all", "Conversation log", "1722ac82"), Flow("all", "API log")]
+    assert burst[1].output_tokens == 446, "a response of nothing is one that failed: as long as the mean"
+
+
+def test_the_access_log_says_who_asked_when_and_for_what(tmp_path: Path) -> None:
+    [arrival] = read(tmp_path, logged())
+    assert arrival.flow == Flow("alice", "chat", "u")
+    assert (arrival.prompt_tokens, arrival.output_tokens, arrival.output_tokens_max) == (100, 20, 50)
+    assert (arrival.weight, arrival.streamed, arrival.claim) == (2.0, True, Claim("i", 3, begins=False))
+
+
+def test_lines_of_the_access_log_are_put_in_order_of_arrival(tmp_path: Path) -> None:
+    """They are written when requests end: a long one that came first has a later line."""
+    arrivals = read(
+        tmp_path,
+        logged(ts=110.0, total_ms=1000.0, tokens_in=2),
+        logged(ts=120.0, total_ms=20_000.0, tokens_in=1),
+        logged(ts=120.5, total_ms=500.0, tokens_in=3),
+    )
+    assert [(each.prompt_tokens, each.arrived_s) for each in arrivals] == [(1, 0.0), (2, 9.0), (3, 20.0)]
+
+
+def test_what_never_asked_an_engine_is_skipped_and_what_had_no_answer_is_assumed(tmp_path: Path) -> None:
+    lines = (
+        logged(tokens_out=10),
+        logged(tokens_out=30),
+        logged(app="other", tokens_out=90),
+        logged(outcome="refused", reason="queue_full", tokens_in=0, tokens_in_estimated=70, tokens_out=0),
+        logged(outcome="refused", reason="invalid_api_key", tokens_in=0, tokens_in_estimated=0, tokens_out=0),
+        logged(outcome="abandoned", tokens_in=50, tokens_out=7),
+    )
+    trace = Trace(write(tmp_path, *lines))
+    assert (trace.requests, trace.skipped, trace.assumed) == (5, 1, 1)
+    arrivals = list(trace.arrivals(16))
+    assert [each.output_tokens for each in arrivals] == [10, 30, 90, 16, 7], "the mean of 10, 30 and 7"
+    assert arrivals[3].prompt_tokens == 70
+
+
+def test_an_older_access_log_without_user_and_interaction_is_read_too(tmp_path: Path) -> None:
+    newer = ("user", "weight", "interaction", "stage", "tokens_out_max")
+    [arrival] = read(tmp_path, json.dumps({name: value for name, value in LINE.items() if name not in newer}))
+    assert (arrival.flow, arrival.weight, arrival.output_tokens_max) == (Flow("alice", "chat"), 1.0, 4096)
+
+
+def test_equal_blocks_of_a_trace_are_equal_blocks_of_the_engine(tmp_path: Path) -> None:
+    def prefixes(*hash_ids: list[int], block_size: int) -> list[tuple[int, ...]]:
+        lines = [
+            json.dumps({"timestamp": 0, "input_length": 512 * len(ids), "output_length": 1, "hash_ids": ids})
+            for ids in hash_ids
+        ]
+        return [each.prefix for each in Trace(write(tmp_path, *lines)).arrivals(block_size)]
+
+    one, other = prefixes([1, 2], [1, 3], block_size=128)
+    assert (len(one), one[:4]) == (8, other[:4])
+    assert not set(one[4:]) & set(other[4:])
+    assert len(set(one)) == 8
+    one, other = prefixes([1, 2], [3, 2], block_size=512)
+    assert not set(one) & set(other), "an equal block behind an unequal one is not a common prefix"
+    one, other = prefixes([1, 2, 3, 4], [1, 2, 3, 5], block_size=1024)
+    assert (len(one), one[0] == other[0], one[1] == other[1]) == (2, True, False)
+
+
+def test_what_was_cached_is_the_common_beginning_of_an_app(tmp_path: Path) -> None:
+    first, again, elsewhere = read(tmp_path, logged(), logged(), logged(app="other"))
+    assert len(first.prefix) == 100 // 16
+    assert first.prefix[:4] == again.prefix[:4]
+    assert first.prefix[4] != again.prefix[4]
+    assert not set(first.prefix) & set(elsewhere.prefix)
+
+
+def test_speed_limit_and_format_are_obeyed(tmp_path: Path) -> None:
+    lines = PUBLISHED["mooncake"]
+    assert [each.arrived_s for each in read(tmp_path, *lines, speed=4.0)] == [0.0, 0.25]
+    assert len(read(tmp_path, *lines, limit=1)) == 1
+    with pytest.raises(TraceError, match=r"trace:1: column 'chat_id': missing here \(format qwen needs timestamp, "):
+        read(tmp_path, *lines, format="qwen")
+
+
+HEADER = PUBLISHED["csv"][0]
+MOONCAKE = PUBLISHED["mooncake"][0]
+BAD = {
+    "nothing": ((), "trace: is empty"),
+    "no requests": ((HEADER,), r"trace: holds no request to replay \(0 lines skipped\)"),
+    "prose": (("Dear diary,",), r"trace:1: this is no trace of a known format. Formats.*columns:\n  fairgate "),
+    "another JSON": (('{"a": 1}',), "trace:1: this is no trace of a known format"),
+    "a column missing": (("t_s,client,input_tokens",), "trace:1: column 'output_tokens': missing: .* csv is nearest"),
+    "a field missing": ((MOONCAKE, '{"timestamp": 9, "output_length": 2, "hash_ids": []}'),
+                        r"trace:2: column 'input_length': missing here \(format mooncake needs timestamp"),
+    "negative": ((HEADER, "0,a,10,20", "1,a,10,-20"), "trace:3: column 'output_tokens': Expected `int` >= 0.* '-20'"),
+    "negative in JSON": ((MOONCAKE.replace("20", "-20"),), "trace:1: column 'output_length': Expected `int` >= 0"),
+    "not a number": ((HEADER, "0,a,ten,20"), "trace:2: column 'input_tokens': Expected `int`, got `str`, and is 'ten'"),
+    "a fraction": ((MOONCAKE.replace("20", "2.5"),), "trace:1: column 'output_length': Expected `int`, got `float`"),
+    "not finite": ((HEADER, "nan,a,10,20"), "trace:2: column 't_s': not a finite number"),
+    "no such time": ((PUBLISHED["azure"][0], "yesterday,1,2"), "trace:2: column 'TIMESTAMP': Invalid isoformat string"),
+    "unsorted": ((HEADER, "5,a,10,20", "6,a,1,2", "4,a,1,2"), "trace:4: column 't_s': 2 s too early .*: sort"),
+    "logs of two days in the wrong order": ((logged(ts=90_000.0), logged(ts=5.0)), "trace:2: column 'ts': .* sort"),
+    "ragged": ((HEADER, "0,a,10"), "trace:2: column 4: 3 columns where the header has 4"),
+    "JSON in CSV": ((HEADER, "0,a,1,2", logged()), "trace:3: column 5: .* columns where the header has 4"),
+    "CSV in JSON": ((MOONCAKE, "0,a,1,2"), r"trace:2: .* \(format mooncake needs timestamp"),
+    "two formats of JSON": ((MOONCAKE, logged()), "trace:2: column 'timestamp': missing here"),
+    "half a line": ((MOONCAKE, MOONCAKE[:30]), "trace:2: .*Input data was truncated"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_fault_is_named_with_file_line_and_column(tmp_path: Path, what: str) -> None:
+    lines, message = BAD[what]
+    path = write(tmp_path, *lines)
+    if not lines:
+        path.write_bytes(b"")
+    with pytest.raises(TraceError, match=message):
+        Trace(path)
+
+
+def test_a_gzip_that_was_cut_off_or_damaged_is_said_to_be(tmp_path: Path) -> None:
+    rows = "".join(f"{number},a,{number * 7919 % 1000},{number * 104729 % 1000}\n" for number in range(20_000))
+    packed = gzip.compress(f"{HEADER}\n{rows}".encode())
+    path = tmp_path / "trace.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(TraceError, match=r"trace.gz:\d{4,}: the gzip ends in the middle"):
+        Trace(path)
+    path.write_bytes(packed[:5000] + b"\0" * 500 + packed[5500:])
+    with pytest.raises(TraceError, match=r"trace.gz:\d+: (the gzip is damaged|column|.* columns|not UTF-8)"):
+        Trace(path)
+
+
+def test_bytes_that_are_no_text_and_lines_without_end_are_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(b"\x7fELF\xff\xfe\n")
+    with pytest.raises(TraceError, match="trace:1: column 5: not UTF-8 text: this is not a trace"):
+        Trace(path)
+    path.write_bytes(b"x" * (17 << 20))
+    with pytest.raises(TraceError, match="trace:1: longer than 16 MiB"):
+        Trace(path)
+    with pytest.raises(TraceError, match="cannot be read: Is a directory"):
+        Trace(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("vtc_arena27_10min.csv.gz", ("csv", 1500, 27)),
+        ("azure2023_conv.csv.gz", ("csv", 19366, 1)),
+        ("mooncake_fast25_synthetic.jsonl.gz", ("mooncake", 3993, 1)),
+        ("lmcache_agent_sessions.jsonl.gz", ("agents", 873, 2)),
+    ],
+)
+def test_public_traces_are_read_whole_and_in_order(name: str, found: tuple[str, int, int]) -> None:
+    path = SHARED / name
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    trace = Trace(path)
+    assert (trace.format, trace.requests, len(trace.demand)) == found
+    times = [each.arrived_s for each in trace.arrivals(16)]
+    assert times == sorted(times)
+    assert (len(times), times[0], times[-1]) == (trace.requests, 0.0, pytest.approx(trace.span_s))
