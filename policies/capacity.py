@@ -269,7 +269,8 @@ class BackendLedger:
         grows = believed_output(request, self._caution)
         held = request.prompt_tokens + request.sequences * self._block_size / 2
         candidate = Growing(grows, held, request.sequences, grows, 0.0)
-        if paced and not self._forecast.is_level_with(candidate, limit):
+        spread = max(0.0, request.output_tokens_reserved - request.output_tokens_expected) / request.sequences
+        if paced and not self._forecast.is_level_with(candidate, limit, spread):
             return "spread"
         if fits_whole or self._forecast.peak_with(candidate, self._first_token_s / self._token_s) <= limit:
             return None

@@ -67,19 +67,19 @@ class KvForecast:
             peak = max(peak, held + candidate.held + candidate.grows * (sequences + candidate.sequences))
         return peak
 
-    def is_level_with(self, candidate: Growing, capacity_tokens: float) -> bool:
+    def is_level_with(self, candidate: Growing, capacity_tokens: float, spread: float = 0.0) -> bool:
         """Would starts still be spread evenly, if this one came now?
 
         Requests that start together end together: the cache is half empty at the start of such a wave and full at its
         end, and the next wave starts as one. Evenly spread, the same cache holds more at any time. A full cache gets
         through `capacity_tokens` token-steps a step, so within the last so many steps no more work may have been
         started than that, but for the candidate itself and, in a cache that has become empty, for part of what is
-        missing.
+        missing. Answers that differ in length by `spread` steps end so far apart even if they start together.
         """
         work = candidate.work()
         level = sum(request.work() / max(request.whole, 1.0) for request in self._latest_first) / capacity_tokens
         missing = max(0.0, 1.0 - TOLERATED - level)
-        ahead = work / capacity_tokens * (1.0 + AHEAD) + candidate.whole * CATCHING_UP * missing
+        ahead = work / capacity_tokens * (1.0 + AHEAD) + candidate.whole * CATCHING_UP * missing + spread
         for request in sorted(self._latest_first, key=attrgetter("age")):
             if work > capacity_tokens * (request.age + ahead):
                 return False

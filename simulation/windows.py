@@ -30,6 +30,8 @@ class Inside:
         """Left in its queue by the last step."""
         self.kv_blocks = 0
         """Held, or about to be held by the prompts of those sent since the last step."""
+        self.prompt_tokens = 0
+        """Of those sent since the last step."""
 
     def blocks(self, request: Request) -> int:
         return -(-request.prompt_tokens // self.profile.block_size)
@@ -40,9 +42,12 @@ Rule = Callable[[Inside, Request], bool]
 
 
 def starts_now(inside: Inside, request: Request) -> bool:
-    """The engine has a slot for it, and blocks for its prompt, and nobody waits inside."""
-    fits = inside.kv_blocks + inside.blocks(request) <= inside.profile.usable_blocks
-    return fits and not inside.waiting and inside.requests < inside.profile.max_num_seqs
+    """The engine has a slot for it, blocks for its prompt, the next step to compute it, and nobody waits inside."""
+    profile = inside.profile
+    has_slot = inside.requests < profile.max_num_seqs and not inside.waiting
+    has_blocks = inside.kv_blocks + inside.blocks(request) <= profile.usable_blocks
+    room = profile.max_num_batched_tokens - inside.running - inside.prompt_tokens
+    return has_slot and has_blocks and (request.prompt_tokens <= room or not inside.prompt_tokens)
 
 
 def in_flight(most: int) -> Rule:
@@ -121,6 +126,7 @@ class _Gateway:
             self._sent[request.id] = request
             self._inside.requests += 1
             self._inside.kv_blocks += self._inside.blocks(request)
+            self._inside.prompt_tokens += request.prompt_tokens
             self._policy.charge(request, ServiceTokens(request.prompt_tokens, 0), now, final=False)
 
     def _step(self, now: float) -> float:
@@ -140,7 +146,7 @@ class _Gateway:
         gauges, inside = self._model.gauges(), self._inside
         self._run.waiting_max = max(self._run.waiting_max, gauges.waiting)
         inside.requests, inside.running, inside.kv_blocks = len(self._sent), gauges.running, gauges.kv_blocks
-        inside.waiting = gauges.waiting
+        inside.waiting, inside.prompt_tokens = gauges.waiting, 0
         return now
 
     def _end(self, record: Record, outcome: str, now: float) -> None:

@@ -252,6 +252,7 @@ def test_starts_are_level_when_spread_and_not_when_together() -> None:
     assert KvForecast(spread).is_level_with(fresh, capacity)
     assert not KvForecast(together).is_level_with(fresh, capacity)
     assert KvForecast([]).is_level_with(fresh, capacity)
+    assert KvForecast(together).is_level_with(fresh, capacity, spread=200.0), "they will not end together"
 
 
 def test_an_answer_that_outgrows_its_reserve_takes_more_of_the_ledger() -> None:
