@@ -191,19 +191,19 @@ class BackendLedger:
         """How full is the KV cache, of its capacity, and how is that known? Measured, or else projected.
 
         `head`: what waits for `obstacle`. If that is KV, the cache is full: it would be at its ceiling with it. While
-        starts are spread it counts as full as it would be with it. With an unknown capacity, sequence slots stand in
-        for KV while anything waits.
+        starts are spread it counts as full as it would be with it. A cache of which nothing is known is not called
+        full: that an engine is busy does not say that its KV is short.
         """
         if not self.leases:
             return 0.0, "KV cache, idle,"
-        if self._kv_capacity_tokens is None:
-            return self._sequences / self._slots.count if head is not None else 0.0, "slots, KV capacity unknown,"
         gauges = self._gauges
-        if gauges is None or gauges.kv_usage is None or now >= gauges.taken_s + self._settings.gauge_trust_s:
+        if gauges is not None and gauges.kv_usage is not None and now < gauges.taken_s + self._settings.gauge_trust_s:
+            level = gauges.kv_usage, "KV cache, measured,"
+        elif self._kv_capacity_tokens is not None:
             level = self.kv_fraction(), "KV cache, projected,"
         else:
-            level = gauges.kv_usage, "KV cache, measured,"
-        if head is None or obstacle not in ("kv", "spread"):
+            return 0.0, "KV cache, unknown,"
+        if head is None or self._kv_capacity_tokens is None or obstacle not in ("kv", "spread"):
             return level
         if obstacle == "kv":
             return max(level, (1.0, "KV cache, projected with the next request,"))

@@ -29,6 +29,11 @@ The policies are those of the gateway. For the papers' own setting they pick at 
 reach, the production `AdmissionEngine` stands before a model of vLLM (`docs/simulated-engine.md`). Everything runs in
 virtual time and gives the same numbers every time. Traces: `--traces`; where one is absent its experiments are skipped.
 
+Not run: figures 11 to 14 and 18 of VTC, which plot the runs of table 2; figure 15, since no step times are published
+for Llama-2-13b on an A100. Different from the paper's own code: there, on a step in which some request ends, every
+request of the batch is charged twice, and nobody is lifted when no other client waits; here counters follow the paper's
+algorithm 2.
+
 """
 
 

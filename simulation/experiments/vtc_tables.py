@@ -68,7 +68,7 @@ def recorded_row(name: str, run: RunMeasures, cost: str, printed: Printed) -> Ro
     is_met = all(abs(round(a, 2) - b) < 0.0101 for a, b in zip((ours.max, ours.avg), printed[:2], strict=True))
     is_met = is_met and abs(ours.var - printed[2]) <= 0.05
     figures = [" / ".join(f"{number:.2f}" for number in each) for each in (printed, (ours.max, ours.avg, ours.var))]
-    return holds(f"{name}: max / avg / var", figures[0], figures[1], "2 decimals; variance ± 0.05", is_met)
+    return holds(f"{name}: max / avg / var", figures[0], figures[1], "± 0.01, variance ± 0.05", is_met)
 
 
 def rate_limits(inputs: Inputs) -> Outcome:

@@ -127,12 +127,11 @@ def _with_mean_one(apps: list[_App]) -> list[_App]:
         if app.name in fixed:
             scaled.append(app)
             continue
-        factors = []
-        for factor in ("prompt_factor", "output_factor"):
-            pinned = sum(one.popularity * getattr(one, factor) for one in apps if one.name in fixed)
-            free = sum(one.popularity * getattr(one, factor) for one in apps if one.name not in fixed)
-            factors.append(getattr(app, factor) * (total - pinned) / free)
-        scaled.append(_App(app.name, app.popularity, *factors, system_share=app.system_share))
+        scaled.append(replace(
+            app,
+            prompt_factor=app.prompt_factor * _left([(one.popularity, one.prompt_factor) for one in apps]),
+            output_factor=app.output_factor * _left([(one.popularity, one.output_factor) for one in apps]),
+        ))  # fmt: skip
     return scaled
 
 

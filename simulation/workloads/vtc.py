@@ -6,8 +6,7 @@ at the same point of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from math import sqrt
 from random import Random
 
@@ -19,7 +18,6 @@ __all__ = [
     "on_off",
     "overload",
     "poisson_short_long",
-    "scaled",
     "shift",
 ]
 
@@ -85,19 +83,6 @@ def shift(*, seed: int = SEED) -> list[Arrival]:
     first = pausing + _even(60, 300.0, 600.0, random) + _even(30, 600.0, 900.0, random)
     second = _even(120, 0.0, 300.0, random) + _even(60, 300.0, 600.0, random) + _even(90, 600.0, 900.0, random)
     return _arrivals([first, second], [EVEN, EVEN])
-
-
-def scaled(arrivals: Sequence[Arrival], times: int, *, seed: int = SEED) -> Iterator[Arrival]:
-    """The same traffic again and again, with new ids and gaps drawn from its own: as long as one likes."""
-    random = Random(seed)
-    gaps = [later.arrived_s - earlier.arrived_s for earlier, later in pairwise(arrivals)]
-    now = 0.0
-    for number in range(times * len(arrivals)):
-        like = arrivals[number % len(arrivals)]
-        now += random.choice(gaps)
-        yield Arrival(
-            str(number), like.flow, now, like.prompt_tokens, like.output_tokens, like.output_tokens_max, like.weight
-        )
 
 
 def _even(rate: float, begin_s: float, end_s: float, random: Random) -> list[float]:
