@@ -153,7 +153,7 @@ PARTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
     "flood": (
         "A light tenant under flood",
         "N streams of a heavy tenant (200 words in, 200 tokens out); a light one sends 30 words for 20 tokens every "
-        "0.4 s. Times count from when a request was due. Medians over {rounds} rounds of {window_s:g} s, the routes "
+        "0.4 s. fairgate runs `vtc`, which throttles nobody. Times count from when a request was due. Medians over {rounds} rounds of {window_s:g} s, the routes "
         "taking turns.",
         flood_table,
     ),
@@ -179,7 +179,7 @@ PARTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
         "CPU of the proxy",
         "The proxy alone on one core; nginx's echo module as upstream and wrk as load on the other. User and system "
         "time of the whole process by request or by event, medians over {rounds} rounds of {seconds:g} s. fairgate "
-        "runs with keys, policy, ledger, metrics and access log; nginx and aiohttp relay and do nothing else.",
+        "runs with keys, `fairserve`, ledger, metrics and access log; nginx and aiohttp relay and do nothing else.",
         cpu_table,
     ),
 }

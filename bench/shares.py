@@ -91,7 +91,7 @@ async def run_case(case: Case, target: Engine, clients: int, window_s: float) ->
     """Service of both tenants over one window."""
     await target.wait_idle()
     weights = dict(zip(TENANTS, map(float, case.weights), strict=True))
-    async with fairgate(target.url, weights) as route:
+    async with fairgate(target.url, weights, policy="vtc") as route:
         tenants = [Tenant(route, name, users, clients) for name, users in zip(TENANTS, case.users, strict=True)]
         try:
             await asyncio.sleep(RAMP_S)
