@@ -153,7 +153,8 @@ PARTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
     "flood": (
         "A light tenant under flood",
         "N streams of a heavy tenant (200 words in, 200 tokens out); a light one sends 30 words for 20 tokens every "
-        "0.4 s. fairgate runs `vtc`, which throttles nobody. Times count from when a request was due. Medians over {rounds} rounds of {window_s:g} s, the routes "
+        "0.4 s. fairgate runs `vtc`, which throttles nobody. Times count from when a request was due. Medians over "
+        "{rounds} rounds of {window_s:g} s, the routes "
         "taking turns.",
         flood_table,
     ),
