@@ -374,6 +374,8 @@ async def run(options: argparse.Namespace) -> None:
                 f"{leg.cut} cut, {leg.tokens_per_s:,.0f} tokens/s",
                 flush=True,
             )
+            for reason, times in leg.benign_refusals.items():
+                print(f"    a benign call failed {times} times: {reason}", flush=True)
     direct = next((leg for leg in legs if leg.name == "direct" and leg.abused), None)
     result: dict[str, Any] = {
         "window_s": load.window_s,

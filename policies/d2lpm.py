@@ -10,8 +10,9 @@ backend: an infinite one is unfair (theorem A.5).
 Local order: each backend has a `Dlpm` of its own, see `policies.placement`. One rule is not in the paper: an idle
 engine takes what waits elsewhere.
 
-Bound (theorems 5.1 and 5.2): two tenants that are both backlogged everywhere receive extend service, per weight, that
-differs by at most 2 W (U + Q) over W backends, with U and Q as in `policies.dlpm`; `backend_quantum` is not in it.
+Bound (theorems 5.1 and 5.2): two tenants that both have requests waiting at every backend receive extend service, per
+weight, that differs by at most 2 W (U + Q) over W backends, with U and Q as in `policies.dlpm`; `backend_quantum` is
+not in it. The paper takes whoever is backlogged to wait everywhere; few requests may all be placed at one backend.
 """
 
 from __future__ import annotations

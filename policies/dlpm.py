@@ -20,8 +20,13 @@ longer: those that wait with the same beginning, found by a few of their block h
 
 Bound, at a gateway (theorem 4.1 with the dispatched tokens in the place of the running batch): two tenants that are
 both backlogged over an interval receive extend service, per weight, that differs by at most 2 (U + Q), with
-U = (w_e * L_in + w_q * M) / (least weight); where requests that did not fit were overtaken, 2 (U + 2 Q). Proof as for
-`policies.rr`: matching only picks among the flows of one round.
+
+    U = (w_e * (L_in + E) + w_q * O) / (least weight)
+
+where L_in is the longest prompt, O the output of what may be dispatched at once, and E the input of it that was taken
+to be cached and was not: the paper's scheduler sees the cache (E = 0), a gateway learns of a miss with the answer.
+Where requests that did not fit were overtaken, 2 (U + 2 Q). Proof as for `policies.rr`: matching only picks among the
+flows of one round.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ unmodified engine lets it see; in the paper the schedulers sit in the engines.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from backends.simulated.engine import EngineModel
@@ -55,6 +55,8 @@ A10G = EngineProfile(
     per_context_token_s=1.9e-7,
 )
 """24 GB: 6.4 GB of weights per step, 112 KiB of KV per token, of which 120,000 fit."""
+WORKER = replace(A10G, max_num_seqs=32)
+"""Where several are compared: so many calls at a time, so that the others wait and their order matters."""
 
 QUANTA = (2000.0, 5000.0, 20_000.0, 80_000.0)
 BACKEND_QUANTA = (2000.0, 40_000.0, 200_000.0, 1_000_000.0, inf)
@@ -173,14 +175,16 @@ def clients(inputs: Inputs) -> Outcome:
 Workload = Callable[[int], Programs]
 WORKLOADS: Mapping[str, Workload] = {
     "tree of thoughts, S2": lambda workers: tree_of_thoughts(
-        4, 5 * workers, 10.0 * workers, misbehaviour="longer", output_tokens=32
+        4, 3 * workers, 10.0 * workers, misbehaviour="longer", output_tokens=32
     ),
-    "judge, S1": lambda workers: judge(4, 12 * workers, 20.0 * workers, misbehaviour="more", output_tokens=32),
+    "judge, S1": lambda workers: judge(4, 8 * workers, 20.0 * workers, misbehaviour="more", output_tokens=32),
 }
-"""Load grows with the workers, as in the paper, and comes faster than it is served: where nothing waits, no order
-matters. Answers are an eighth of the paper's, so that prefixes decide, and fewer steps need to be simulated."""
+"""Load grows with the workers, as in the paper, and comes faster than it is served. Answers are an eighth of the
+paper's, so that fewer steps need to be simulated."""
+LOCAL_QUANTUM = 5000.0
+"""About what the longest prompts of these workloads cost; a run serves each client only a few times as much."""
 SCHEDULERS: Mapping[str, Callable[[], Policy]] = {
-    "D2LPM": D2lpm,
+    "D2LPM": lambda: D2lpm(quantum=LOCAL_QUANTUM),
     "RR+LPM": round_robin_lpm,
     "VTC+RR": vtc_round_robin,
     "Preble-like": Preble,
@@ -193,7 +197,7 @@ def workers(inputs: Inputs) -> Outcome:
     figures: list[Figure] = []
     for workload, programs in WORKLOADS.items():
         studies = {
-            name: {count: run(make(), programs(count), A10G, count) for count in WORKERS}
+            name: {count: run(make(), programs(count), WORKER, count) for count in WORKERS}
             for name, make in SCHEDULERS.items()
         }
         for count in WORKERS:
@@ -236,7 +240,10 @@ def _cells(values: Mapping[str, float]) -> str:
 def backend_quantum(inputs: Inputs) -> Outcome:
     """Figure 10: how long a client may stick to one worker (four workers)."""
     programs = WORKLOADS["judge, S1"]
-    swept = [(quantum, run(D2lpm(backend_quantum=quantum), programs(4), A10G, 4)) for quantum in BACKEND_QUANTA]
+    swept = [
+        (quantum, run(D2lpm(quantum=LOCAL_QUANTUM, backend_quantum=quantum), programs(4), WORKER, 4))
+        for quantum in BACKEND_QUANTA
+    ]
     rows: list[Row] = []
     for quantum, study in swept:
         rows.append(shown(f"Q^w {quantum:,.0f}: throughput", "rises, levels off", study.throughput))

@@ -6,6 +6,7 @@ from simulation.experiments import vtc_figures as figures
 from simulation.experiments import vtc_tables as tables
 from simulation.experiments.base import Experiment
 from simulation.experiments.dlpm import DLPM_EXPERIMENTS
+from simulation.experiments.fairserve import FAIRSERVE
 from simulation.experiments.gateway_window import GATEWAY_WINDOW
 
 __all__ = ["EXPERIMENTS"]
@@ -29,6 +30,7 @@ _ALL: tuple[Experiment, ...] = (
     figures.WEIGHTED,
     GATEWAY_WINDOW,
     *DLPM_EXPERIMENTS,
+    *FAIRSERVE,
 )
 
 EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in _ALL}

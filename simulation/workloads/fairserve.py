@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
 from typing import NamedTuple
@@ -56,6 +56,8 @@ TABLE_4 = {14: (6370.0, 102.0, 269), 7: (14854.0, 74.0, 139), 12: (999.0, 32.0, 
 """Application: mean prompt and output tokens of a request, requests."""
 ABUSED_APPS = (14, 7, 12)
 ABUSER = "abuser"
+Weighted = Sequence[tuple[float, float]]
+"""Weights and values."""
 TOKENS_MAX = 32_000
 
 
@@ -74,11 +76,11 @@ class _App:
 class Population:
     """Who sends how much? Rates in requests (calls) per second over all, `duration_s` in seconds."""
 
-    users: int = 1050
+    users: int = 1010
     abusers: int = 3
     benign_rate: float = 2.6
     abusive_rate: float = 6.0
-    duration_s: float = 600.0
+    duration_s: float = 900.0
     swing: float = 0.5
     """How far the benign rate swings around its mean, as a share of it."""
     swing_s: float = 300.0
@@ -104,35 +106,33 @@ def workload(population: Population) -> list[Interaction]:
 def _apps(rng: Random) -> list[_App]:
     """The three of table 4 as printed, the others spread around the mean that table 2 leaves for them."""
     single = GRAPHS[0]
-    requests = sum(row[2] for row in TABLE_4.values()) / len(TABLE_4)
-    apps = []
-    for number in range(1, APPS + 1):
-        if number in TABLE_4:
-            prompt, output, seen = TABLE_4[number]
-            factors = prompt / single.prompt_tokens, output / single.output_tokens
-            popularity = seen / requests
-        else:
-            factors = rng.lognormvariate(0.0, 0.8), rng.lognormvariate(0.0, 0.4)
-            popularity = rng.lognormvariate(0.0, 1.0)
-        apps.append(_App(f"app{number}", popularity, *factors, system_share=rng.uniform(0.1, 0.7)))
-    return _with_mean_one(apps)
+    mean_requests = sum(requests for _, _, requests in TABLE_4.values()) / len(TABLE_4)
+    apps = {
+        number: _App(
+            f"app{number}", rng.lognormvariate(0.0, 1.0), rng.lognormvariate(0.0, 0.8), rng.lognormvariate(0.0, 0.4),
+            system_share=rng.uniform(0.1, 0.7),
+        )
+        for number in range(1, APPS + 1)
+    }  # fmt: skip
+    for number, (prompt, output, requests) in TABLE_4.items():
+        apps[number] = replace(
+            apps[number], popularity=requests / mean_requests,
+            prompt_factor=prompt / single.prompt_tokens, output_factor=output / single.output_tokens,
+        )  # fmt: skip
+    given = [apps[number] for number in TABLE_4]
+    free = [app for number, app in apps.items() if number not in TABLE_4]
+    prompts = _left(*([(one.popularity, one.prompt_factor) for one in some] for some in (given, free)))
+    outputs = _left(*([(one.popularity, one.output_factor) for one in some] for some in (given, free)))
+    return given + [
+        replace(app, prompt_factor=app.prompt_factor * prompts, output_factor=app.output_factor * outputs)
+        for app in free
+    ]
 
 
-def _with_mean_one(apps: list[_App]) -> list[_App]:
-    """Scale the free factors so that the mean over all requests is that of table 2."""
-    fixed = {f"app{number}" for number in TABLE_4}
-    total = sum(app.popularity for app in apps)
-    scaled = []
-    for app in apps:
-        if app.name in fixed:
-            scaled.append(app)
-            continue
-        scaled.append(replace(
-            app,
-            prompt_factor=app.prompt_factor * _left([(one.popularity, one.prompt_factor) for one in apps]),
-            output_factor=app.output_factor * _left([(one.popularity, one.output_factor) for one in apps]),
-        ))  # fmt: skip
-    return scaled
+def _left(given: Weighted, free: Weighted) -> float:
+    """By how much must the free values be multiplied so that the weighted mean of all is 1?"""
+    total = sum(weight for weight, _ in [*given, *free])
+    return (total - sum(weight * value for weight, value in given)) / sum(weight * value for weight, value in free)
 
 
 def _benign(population: Population, apps: Sequence[_App], rate: float, rng: Random) -> list[Interaction]:

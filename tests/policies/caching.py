@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -94,14 +95,16 @@ class CachingServers:
                 else:
                     self.running[backend][request.id] = (request, service, output_tokens)
 
-    def spread(self, steps: int, one: str, other: str) -> float:
-        """The largest difference of service per weight between two tenants over any interval."""
+    def spread(self, steps: int, one: str, other: str, *, both_wait: Callable[[], bool] = lambda: True) -> float:
+        """The largest difference of service per weight between two tenants over any interval in which both wait."""
         weights = self.questions.weights
-        gaps = [0.0]
+        spread, gaps = 0.0, [0.0]
         for now in range(steps):
             self.step(now)
-            gaps.append(self.received[one] / weights[one] - self.received[other] / weights[other])
-        return max(gaps) - min(gaps)
+            gap = self.received[one] / weights[one] - self.received[other] / weights[other]
+            gaps = [*gaps, gap] if both_wait() else [gap]
+            spread = max(spread, max(gaps) - min(gaps))
+        return spread
 
     def _ask(self, now: int) -> None:
         questions = self.questions
@@ -109,7 +112,7 @@ class CachingServers:
             if tenant == questions.sometimes_idle and now < self.idle_until:
                 continue
             # A step cannot empty it, wherever its requests are placed: backlogged throughout.
-            for _ in range(2 * questions.engines * questions.slots - self.queued[tenant]):
+            for _ in range(4 * questions.engines * questions.slots - self.queued[tenant]):
                 text = self.random.choice(self.texts[tenant])
                 prefix = (*text, hash((self.random.random(), "question")))
                 request = make_request(tenant, weight=weight, prompt=BLOCK * len(prefix))

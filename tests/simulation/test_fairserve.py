@@ -6,14 +6,14 @@ from collections import defaultdict
 
 import pytest
 
-from policies.registry import POLICIES, PolicyParams
 from simulation.experiments.fairserve import Study, compare
 from simulation.interactions import Interaction
+from simulation.metrics import percentile
 from simulation.workloads.fairserve import APPS, GRAPHS, Population, is_abuser, workload
 
 LARGE = Population(users=2000, benign_rate=100.0, abusive_rate=10.0)
 """Long enough for its means to be those of the table."""
-SMALL = Population(users=150, duration_s=120.0, swing_s=60.0)
+SMALL = Population(users=150, duration_s=90.0, swing_s=60.0)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_graph_sizes_and_tokens_are_those_of_table_2(large: list[Interaction]) -
         assert any(graphs.calls_min <= len(one.calls) <= graphs.calls_max for one in large)
 
 
-@pytest.mark.parametrize("app, prompt, output", [("app14", 6370, 102), ("app7", 14854, 74), ("app12", 999, 32)])
+@pytest.mark.parametrize(("app", "prompt", "output"), [("app14", 6370, 102), ("app7", 14854, 74), ("app12", 999, 32)])
 def test_single_calls_of_three_apps_are_those_of_table_4(
     large: list[Interaction], app: str, prompt: int, output: int
 ) -> None:
@@ -66,4 +66,33 @@ def test_users_differ_by_orders_of_magnitude_and_abusers_from_them() -> None:
     benign = sorted(number for user, number in starts.items() if not user.startswith("abuser"))
     abusive = [number for user, number in starts.items() if user.startswith("abuser")]
     assert benign[-1] >= 10 * benign[0]
-    assert min(abusive) >= 10 * benign[-1]
+    assert min(abusive) >= 50 * percentile(benign, 0.99)
+
+
+@pytest.fixture(scope="module")
+def studies() -> dict[str, Study]:
+    return compare(SMALL, ("RPM(10)", "VTC", "FairServe"))
+
+
+def test_fairserve_cuts_nothing_and_refuses_abusers_only(studies: dict[str, Study]) -> None:
+    fair = studies["FairServe"]
+    abusers, refused = fair.refusals()
+    assert (fair.cut(), fair.wasted_tokens(), fair.benign_users_refused()) == (0, 0, 0)
+    assert fair.served() == 1.0
+    assert refused == abusers > 20
+    assert fair.calm_refusals == 0
+
+
+def test_a_flat_limit_cuts_interactions_and_leaves_the_engine_idle(studies: dict[str, Study]) -> None:
+    flat, fair = studies["RPM(10)"], studies["FairServe"]
+    assert flat.cut() > 0
+    assert flat.wasted_tokens() > 0
+    assert sum(fair.throughput()) >= 1.03 * sum(flat.throughput())
+
+
+def test_throttling_costs_no_throughput(studies: dict[str, Study]) -> None:
+    assert sum(studies["FairServe"].throughput()) >= 0.99 * sum(studies["VTC"].throughput())
+
+
+def test_calls_inside_interactions_wait_less_than_under_vtc(studies: dict[str, Study]) -> None:
+    assert studies["FairServe"].mean_wait_s(inside=True) < studies["VTC"].mean_wait_s(inside=True)

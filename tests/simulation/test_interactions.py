@@ -51,7 +51,7 @@ def test_each_call_follows_the_answer_before_and_its_tools() -> None:
     assert [arrival.arrived_s for arrival in arrivals] == [1.0, ends_s[0] + 0.5, ends_s[1] + 0.25]
 
 
-@pytest.mark.parametrize("stage, wasted", [(1, 0), (2, 110), (3, 110 + 170)])
+@pytest.mark.parametrize(("stage", "wasted"), [(1, 0), (2, 110), (3, 110 + 170)])
 def test_a_refused_call_cuts_its_interaction_and_wastes_what_was_spent(stage: int, wasted: int) -> None:
     interactions, arrivals = run_one(RefusesStage(stage))
     course = interactions.courses["i"]
