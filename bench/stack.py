@@ -239,3 +239,5 @@ async def fairgate(
         with process([sys.executable, "-m", "gateway.cli", "serve", "-c", str(config)], log, cpu) as child:
             await wait_ready(f"http://127.0.0.1:{admin_port}", "/ready", child, log, PROXY_START_S)
             yield Route("fairgate", f"http://127.0.0.1:{port}", child.pid, tuple(keys.items()))
+        if "Traceback" in (said := log.read_text()):
+            print(f"fairgate had a fault:\n{said[-3000:]}", flush=True)

@@ -84,7 +84,8 @@ class KvForecast:
         work = candidate.work()
         level = sum(request.work() / max(request.whole, 1.0) for request in self._latest_first) / capacity_tokens
         missing = max(0.0, 1.0 - TOLERATED - level)
-        ahead = work / capacity_tokens * (1.0 + AHEAD) + candidate.whole * CATCHING_UP * missing + max(spread, self._unlike)
+        ahead = work / capacity_tokens * (1.0 + AHEAD) + candidate.whole * CATCHING_UP * missing
+        ahead += max(spread, self._unlike)
         for request in sorted(self._latest_first, key=attrgetter("age")):
             if work > capacity_tokens * (request.age + ahead):
                 return False
