@@ -45,10 +45,6 @@ class KvForecast:
 
     def __init__(self, requests: Iterable[Growing]) -> None:
         self._latest_first = sorted(requests, reverse=True)
-        works = [(request.whole, request.work()) for request in self._latest_first]
-        all_work = sum([work for _, work in works]) or 1.0
-        mean = sum([whole * work for whole, work in works]) / all_work
-        self._unlike = sum([abs(whole - mean) * work for whole, work in works]) / all_work
 
     def peak_with(self, candidate: Growing, delay: float = 0.0) -> float:
         """Largest occupancy ahead, in tokens, if the candidate starts in `delay` steps and nothing after it.
@@ -78,14 +74,12 @@ class KvForecast:
         end, and the next wave starts as one. Evenly spread, the same cache holds more at any time. A full cache gets
         through `capacity_tokens` token-steps a step, so within the last so many steps no more work may have been
         started than that, but for the candidate itself and, in a cache that has become empty, for part of what is
-        missing. Answers that differ in length by `spread` steps end so far apart even if they start together; so do
-        those that run if they are unlike each other.
+        missing. Answers that differ in length by `spread` steps end so far apart even if they start together.
         """
         work = candidate.work()
         level = sum(request.work() / max(request.whole, 1.0) for request in self._latest_first) / capacity_tokens
         missing = max(0.0, 1.0 - TOLERATED - level)
-        ahead = work / capacity_tokens * (1.0 + AHEAD) + candidate.whole * CATCHING_UP * missing
-        ahead += max(spread, self._unlike)
+        ahead = work / capacity_tokens * (1.0 + AHEAD) + candidate.whole * CATCHING_UP * missing + spread
         for request in sorted(self._latest_first, key=attrgetter("age")):
             if work > capacity_tokens * (request.age + ahead):
                 return False

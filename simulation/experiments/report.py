@@ -69,6 +69,8 @@ def summary(rows: Sequence[Row]) -> str:
     """How many requirements are met?"""
     met = sum(row.verdict is Verdict.MET for row in rows)
     missed = [row.measure for row in rows if row.verdict is Verdict.MISSED]
+    if not met and not missed:
+        return "nothing is required, for comparison only"
     return f"{met} of {met + len(missed)} requirements met" + (f"; missed: {', '.join(missed)}" if missed else "")
 
 

@@ -7,7 +7,6 @@ from math import sqrt
 from statistics import mean, median, stdev
 
 from policies.cost import ProfiledCost
-from simulation.driver import Arrival
 from simulation.experiments.base import Experiment, Figure, Inputs, Outcome, Row, holds, shown, within
 from simulation.experiments.vtc_runs import (
     TWO_U,
@@ -88,59 +87,65 @@ def rate_limits(inputs: Inputs) -> Outcome:
     return Outcome(rows, notes=notes)
 
 
+NEIGHBOURS = "avg difference: oracle, predict, VTC"
+
 SCHEDULERS: Sequence[tuple[str, Scheduler]] = (
     ("FCFS", fcfs), ("LCF", lcf), ("VTC", vtc), ("VTC(predict)", predict), ("VTC(oracle)", oracle),
 )  # fmt: skip
 
 
-def table2(inputs: Inputs, points: int = 11) -> Outcome:
-    return real_trace(arena(inputs), points)
-
-
-def real_trace(arrivals: Sequence[Arrival], points: int) -> Outcome:
+def table2(inputs: Inputs, points: int = 11, points_vtc: int = 41) -> Outcome:
     printed = {
         "FCFS": (759.97, 433.53, 32112.00, 777), "LCF": (750.49, 323.82, 29088.90, 778),
         "VTC": (368.40, 251.66, 6549.16, 779), "VTC(predict)": (365.47, 240.33, 5321.62, 773),
         "VTC(oracle)": (329.46, 227.51, 4475.76, 781),
     }  # fmt: skip
+    arrivals = arena(inputs)
     runs = {
-        name: [measure(serve(scheduler, arrivals, loop=loop)) for loop in step_times(points)]
+        name: [
+            measure(serve(scheduler, arrivals, loop=loop))
+            for loop in step_times(points_vtc if name.startswith("VTC") else points)
+        ]
         for name, scheduler in SCHEDULERS
     }
     rows = [shown(f"{name}: max / avg / var / tokens/s", cells(*printed[name]), medians(runs[name])) for name in runs]
     avg = {name: mean(run.difference.avg for run in each) for name, each in runs.items()}
     rates = [median(run.tokens_per_s for run in each) for each in runs.values()]
-    order = ("VTC(oracle)", "VTC(predict)", "VTC", "LCF", "FCFS")
-    slack = max(_error(runs["VTC"], runs["VTC(predict)"]), _error(runs["VTC(predict)"], runs["VTC(oracle)"]))
-    is_ordered = avg["VTC(oracle)"] <= avg["VTC(predict)"] + slack and avg["VTC(predict)"] <= avg["VTC"] + slack
-    is_ordered = is_ordered and avg["VTC"] <= avg["LCF"] / 1.25 and avg["LCF"] < avg["FCFS"]
+    fcfs_avg, lcf_avg, vtc_avg, predict_avg, oracle_avg = avg.values()
     rows += [
         holds(
-            "avg difference: oracle, predict, VTC, LCF, FCFS",
-            ", ".join(f"{printed[name][1]:.0f}" for name in order),
-            ", ".join(f"{avg[name]:.0f}" for name in order),
-            f"oracle <= predict <= VTC (± {slack:.0f}) << LCF < FCFS",
-            is_ordered,
+            NEIGHBOURS, "228, 240, 252", f"{oracle_avg:.1f}, {predict_avg:.1f}, {vtc_avg:.1f}",
+            "oracle <= predict <= VTC", oracle_avg <= predict_avg <= vtc_avg,
         ),
-        holds("avg difference, VTC / FCFS", 0.58, avg["VTC"] / avg["FCFS"], "0.58 ± 0.08",
-              abs(avg["VTC"] / avg["FCFS"] - 0.58) <= 0.08),
-        holds("tokens/s, most / least of the five", 781 / 773, max(rates) / min(rates), "<= 1.03",
-              max(rates) / min(rates) <= 1.03),
+        holds(
+            "avg difference: VTC, LCF, FCFS", "252, 324, 434", f"{vtc_avg:.0f}, {lcf_avg:.0f}, {fcfs_avg:.0f}",
+            "VTC << LCF < FCFS", vtc_avg <= lcf_avg / 1.25 and lcf_avg < fcfs_avg,
+        ),
+        holds(
+            "avg difference, VTC / FCFS", 0.58, vtc_avg / fcfs_avg, "0.58 ± 0.08",
+            abs(vtc_avg / fcfs_avg - 0.58) <= 0.08,
+        ),
+        holds(
+            "tokens/s, most / least of the five", 781 / 773, max(rates) / min(rates), "<= 1.03",
+            max(rates) / min(rates) <= 1.03,
+        ),
         within("tokens/s, VTC", 779, rates[2], 0.03),
     ]  # fmt: skip
     notes = [
-        f"Cells are medians, the order is that of means, over {points} step times within 3.5 % of the fitted one. The "
-        "differences between VTC, VTC(predict) and VTC(oracle) are as small as what a step time moves them by, in the "
-        f"paper's single runs too: the order of neighbours is met within two standard errors ({slack:.0f}). "
-        "What the lift and the counters do (LCF, FCFS) is far outside of it."
+        f"Cells are medians, the orders those of means, over {points} step times within 3.5 % of the fitted one, and "
+        f"over {points_vtc} for the three forms of VTC. These lie so close that a single run does not tell them apart, "
+        f"nor does the paper's: VTC is above VTC(predict) by {_difference(runs['VTC'], runs['VTC(predict)'])}, that "
+        f"above VTC(oracle) by {_difference(runs['VTC(predict)'], runs['VTC(oracle)'])} (mean ± standard error). With "
+        "11 step times for each, VTC and VTC(predict) came out equal. What the lift and the counters do (LCF, FCFS) is "
+        "far outside of such errors."
     ]
     return Outcome(rows, notes=notes)
 
 
-def _error(one: Sequence[Measured], other: Sequence[Measured]) -> float:
-    """Two standard errors of the mean difference between two schedulers, run by run."""
+def _difference(one: Sequence[Measured], other: Sequence[Measured]) -> str:
+    """Mean difference of two schedulers, run by run, with its standard error."""
     differences = [a.difference.avg - b.difference.avg for a, b in zip(one, other, strict=True)]
-    return 2 * stdev(differences) / sqrt(len(differences)) if len(differences) > 1 else 0.1 * one[0].difference.avg
+    return f"{mean(differences):.1f} ± {stdev(differences) / sqrt(len(differences)):.1f}"
 
 
 def table3(inputs: Inputs, points: int = 5) -> Outcome:
@@ -156,7 +161,8 @@ def table3(inputs: Inputs, points: int = 5) -> Outcome:
         rows.append(shown(f"{name}: max / avg / var / tokens/s", cells(*printed[name]), medians(runs)))
     notes = [
         "Counters and measures with the profiled cost. The formula that the paper prints is ten times the one behind "
-        "its tables, which is used here."
+        "its tables, which is used here. VTC comes out fairer here than there, LCF less fair; the records of those "
+        "runs are not published, and the cause is not known."
     ]
     return Outcome(rows, notes=notes)
 
