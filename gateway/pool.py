@@ -121,7 +121,7 @@ class Pool:
         self.dispatcher = Dispatcher(_engine(gateway, config.capacity, shared))
         self.prefixes: PromptPrefixes | None = None
         """None: the policy does not ask how prompts begin."""
-        if getattr(self.dispatcher.engine.policy, "reads_prefixes", False):
+        if self.dispatcher.engine.policy.reads_prefixes:
             knows_salts = all(isinstance(backend.adapter, VllmAdapter) for backend in backends)
             self.prefixes = PromptPrefixes(per_tenant=knows_salts and not config.shared_cache)
         for backend, backend_config in zip(backends, config.backends, strict=True):

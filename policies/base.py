@@ -19,9 +19,10 @@ P9  The service bound that the policy's docstring states holds on every trace.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from policies.interactions import Interaction
@@ -32,7 +33,6 @@ __all__ = [
     "Claim",
     "ClusterView",
     "Flow",
-    "Learning",
     "Limit",
     "Policy",
     "Pressure",
@@ -200,46 +200,55 @@ CALM = Pressure(False, "", 1.0)
 """Nothing waits."""
 
 
-class Policy(Protocol):
-    """Which request is served next, and where?"""
+class Policy(ABC):
+    """Which request is served next, and where? A policy that learns what is normal overrides the last three."""
 
+    reads_prefixes: ClassVar[bool] = False
+    """Requests are to come with the hashes of their prompt's blocks."""
+
+    @abstractmethod
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
         """May an arriving request not be queued? None: it may. Changes nothing: what is queued is counted by `push`."""
 
+    @abstractmethod
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         """Queue it; `front` puts a request that a backend refused back at the head of its flow.
 
         A request that comes back was charged nothing, finally, before it is pushed.
         """
 
+    @abstractmethod
     def pop(self, now: float, view: ClusterView) -> Selection | None:
         """Take out the next request that the view places, or None if the next one in order has no room."""
 
+    @abstractmethod
     def remove(self, request: Request, now: float) -> None:
         """Take out a queued request that was cancelled or has expired."""
 
+    @abstractmethod
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         """The service that a dispatched request has received is now this much in all (not: more)."""
 
+    @abstractmethod
     def next_eligible(self, now: float) -> float | None:
         """When will time alone make a queued request eligible? None: nothing waits for time."""
 
+    @abstractmethod
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
         """The numbers that decide this flow's place, by name."""
 
+    @abstractmethod
     def __len__(self) -> int:
         """Requests queued."""
 
-
-@runtime_checkable
-class Learning(Protocol):
-    """A policy that learns what is normal. What it has learned can be kept across restarts."""
-
     def learn(self, request: Request, service: ServiceTokens, now: float) -> None:
         """An answer came whole, and took this much."""
+        return
 
-    def snapshot(self) -> dict[str, object]:
-        """What was learned, as plain data that JSON can hold."""
+    def snapshot(self) -> dict[str, Any]:
+        """What was learned, as plain data that JSON can hold; empty if nothing ever is."""
+        return {}
 
-    def restore(self, learned: object) -> None:
+    def restore(self, learned: Any) -> None:
         """Go on from a snapshot. ValueError if it is none; then nothing has changed."""
+        return

@@ -83,6 +83,11 @@ class Lease:
     def output_each(self) -> float:
         return self.output_tokens / self.request.sequences
 
+    def expected_growth(self) -> float:
+        done = self.output_each()
+        cap = self.request.output_tokens_max / self.request.sequences
+        return max(0.0, min(max(self.request.output_tokens_expected / self.request.sequences, done * 1.25), cap) - done)
+
     def growth_tokens(self, caution: float = 1.0) -> float:
         """Output that each of its sequences is still expected to add, with so much of the reserve believed."""
         done = self.output_each()
@@ -266,10 +271,11 @@ class BackendLedger:
         if self._forecast is None or not 0 <= now - self._forecast_s < FORECAST_S_PER_LEASE * len(self.leases):
             self._forecast = KvForecast([self._growing(lease, now) for lease in self.leases.values()])
             self._forecast_s = now
-        grows = believed_output(request, self._caution)
+        grows = request.output_tokens_expected / request.sequences
         held = request.prompt_tokens + request.sequences * self._block_size / 2
-        candidate = Growing(grows, held, request.sequences, grows, 0.0)
-        spread = max(0.0, request.output_tokens_reserved - request.output_tokens_expected) / request.sequences
+        margin = max(0.0, request.output_tokens_reserved - request.output_tokens_expected)
+        candidate = Growing(grows, held, request.sequences, grows, 0.0, margin)
+        spread = margin / request.sequences
         if paced and not self._forecast.is_level_with(candidate, limit, spread):
             return "spread"
         if fits_whole or self._forecast.peak_with(candidate, self._first_token_s / self._token_s) <= limit:
@@ -280,9 +286,10 @@ class BackendLedger:
         request, done = lease.request, lease.output_each()
         prompt = request.prompt_tokens * (self._prompt_share if lease.started_s is not None else 1.0)
         held = prompt + lease.output_tokens + request.sequences * self._block_size / 2
-        grows = lease.growth_tokens(self._caution)
+        grows = lease.expected_growth()
         starting_s = (now if lease.started_s is None else lease.started_s) - lease.dispatched_s
-        return Growing(grows, held, request.sequences, grows + done, done + starting_s / self._token_s)
+        margin = max(0.0, request.output_tokens_reserved - lease.output_tokens - grows * request.sequences)
+        return Growing(grows, held, request.sequences, grows + done, done + starting_s / self._token_s, margin)
 
     # --- what happens ---
 

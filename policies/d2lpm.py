@@ -74,7 +74,6 @@ class D2lpm(PerBackend[Dlpm]):
     """Where does a request find its prefix, without its tenant sticking there, and who is next at that backend?"""
 
     reads_prefixes = True
-    """Requests are to come with the hashes of their prompt's blocks."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from policies.backlog import Backlog
-from policies.base import ClusterView, Flow, Pressure, Refused, Request, Selection, ServiceTokens
+from policies.base import ClusterView, Flow, Policy, Pressure, Refused, Request, Selection, ServiceTokens
 from policies.cost import Cost, ExtendCost
 from policies.prefixes import Prefix, PrefixIndex, blocks_of_tokens, tokens_of_blocks
 
@@ -235,14 +235,13 @@ class _Placed(NamedTuple):
     blocks: int
 
 
-class Dlpm:
+class Dlpm(Policy):
     """Who finds most of its prompt in the cache, among those that have deficit left?
 
     With `backend`, matches are those at this backend only: one engine's local order, as `policies.d2lpm` uses it.
     """
 
     reads_prefixes = True
-    """Requests are to come with the hashes of their prompt's blocks."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from policies.base import CALM, Learning, Limit, Policy, Pressure, Refusal, Request, ServiceTokens
+from policies.base import CALM, Limit, Policy, Pressure, Refusal, Request, ServiceTokens
 from policies.capacity import BackendLedger, CapacitySettings, Gauges, Lease, Obstacle
 from policies.decisions import Decision, Dispatch, Failure, Recent, Reject
 from policies.explanation import Explanation, explain_decided, explain_queued
@@ -66,7 +66,6 @@ class AdmissionEngine:
         """What the head of the queue waits for; None when nothing waits."""
         self.interactions = interactions if interactions is not None else Interactions()
         self._quotas = quotas
-        self._learning = policy if isinstance(policy, Learning) else None
         self._overload = Overload(overload or OverloadSettings())
         self._recent = Recent()
         self._blocked: Request | None = None
@@ -133,8 +132,8 @@ class AdmissionEngine:
 
     def snapshot(self) -> dict[str, object]:
         """What was learned that a restart should not lose, as plain data that JSON can hold."""
-        learned = self._learning.snapshot() if self._learning is not None else {}
-        return {"version": LEARNED_VERSION, "interactions": self.interactions.snapshot(), "policy": learned}
+        learned = {"interactions": self.interactions.snapshot(), "policy": self.policy.snapshot()}
+        return {"version": LEARNED_VERSION, **learned}
 
     def restore(self, learned: object) -> None:
         """Go on from a snapshot. ValueError, saying why, if it is none; then nothing has changed."""
@@ -144,8 +143,8 @@ class AdmissionEngine:
         before = self.interactions.snapshot()
         self.interactions.restore(interactions)
         try:
-            if self._learning is not None and policy:
-                self._learning.restore(policy)
+            if policy:
+                self.policy.restore(policy)
         except ValueError:
             self.interactions.restore(before)
             raise
@@ -265,8 +264,7 @@ class AdmissionEngine:
         request = lease.request
         lease.output_tokens = service.output
         self.lengths.learn(request, service.output)
-        if self._learning is not None:
-            self._learning.learn(request, service, now)
+        self.policy.learn(request, service, now)
         if not request.streamed:
             self.backends[lease.backend].answered(lease, now)
         self._end(lease, service, now)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from policies.base import ClusterView, Flow, Pressure, Refused, Request, Selection, ServiceTokens
+from policies.base import ClusterView, Flow, Policy, Pressure, Refused, Request, Selection, ServiceTokens
 
 __all__ = ["Fcfs"]
 
 
-class Fcfs:
+class Fcfs(Policy):
     """Who came first? No fairness: one flow with a long queue delays everybody behind it. Stops at the first misfit."""
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ its peak is at one of the ends (the form of LightLLM's admission check).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import sqrt
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ class Growing(NamedTuple):
     """What each sequence adds from its start to its end."""
     age: float
     """Since it was dispatched, in steps of the engine."""
+    margin: float = 0.0
+    """What it may add beyond that, over all its sequences: to a high quantile of its like."""
 
     def work(self) -> float:
         """Token-steps it takes from its start to its end."""
@@ -51,7 +54,7 @@ class KvForecast:
 
         What ends until then makes room for it.
         """
-        peak = held = 0.0
+        peak = held = variance = 0.0
         sequences = 0
         is_counted = False
         for request in self._latest_first:
@@ -60,11 +63,14 @@ class KvForecast:
             if not is_counted and candidate.grows >= request.grows:
                 is_counted = True
                 held, sequences = held + candidate.held, sequences + candidate.sequences
-                peak = max(peak, held + candidate.grows * sequences)
+                variance += candidate.margin**2
+                peak = max(peak, held + candidate.grows * sequences + sqrt(variance))
             held, sequences = held + request.held, sequences + request.sequences
-            peak = max(peak, held + request.grows * sequences)
+            variance += request.margin**2
+            peak = max(peak, held + request.grows * sequences + sqrt(variance))
         if not is_counted:
-            peak = max(peak, held + candidate.held + candidate.grows * (sequences + candidate.sequences))
+            held, sequences = held + candidate.held, sequences + candidate.sequences
+            peak = max(peak, held + candidate.grows * sequences + sqrt(variance + candidate.margin**2))
         return peak
 
     def is_level_with(self, candidate: Growing, capacity_tokens: float, spread: float = 0.0) -> bool:

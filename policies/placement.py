@@ -7,7 +7,7 @@ for it is placed again.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import OrderedDict
 from typing import Generic, NamedTuple, TypeVar
 
@@ -41,7 +41,7 @@ class _Only:
         return {self._backend: self._view.loads()[self._backend]}
 
 
-class PerBackend(ABC, Generic[P]):
+class PerBackend(Policy, Generic[P]):
     """Which backend is this request for, and who goes next there?
 
     With `idle_takes`, no engine stands idle while anything waits: one that runs nothing and has nothing waiting takes

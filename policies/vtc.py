@@ -25,13 +25,13 @@ yet adds what the engine generates within one charging interval.
 from __future__ import annotations
 
 from policies.backlog import Backlog
-from policies.base import ClusterView, Flow, Pressure, Refused, Request, Selection, ServiceTokens
+from policies.base import ClusterView, Flow, Policy, Pressure, Refused, Request, Selection, ServiceTokens
 from policies.cost import Cost, LinearCost
 
 __all__ = ["Vtc"]
 
 
-class Vtc:
+class Vtc(Policy):
     """Who has received least service for its weight?"""
 
     def __init__(
