@@ -9,7 +9,8 @@ from enum import Enum
 import msgspec
 
 from backends.base import Usage
-from backends.usage import TOOL_ITEMS, UsageFields, all_told, asks_for_more, usage_in_tail
+from backends.events import Envelope, ErrorFields, Event, MessageDelta, decode_event
+from backends.usage import TOOL_ITEMS, all_told, asks_for_more, usage_in_tail
 
 __all__ = ["Dialect", "StreamError", "StreamMeter"]
 
@@ -52,77 +53,6 @@ class StreamError:
     type: str
     status: int | None
     """The HTTP status it stands for, as far as the engine said."""
-
-
-class _Delta(msgspec.Struct):
-    role: object = None
-    content: object = None
-    reasoning: object = None
-    reasoning_content: object = None
-    tool_calls: object = None
-    function_call: object = None
-    refusal: object = None
-    audio: object = None
-
-    def has_tokens(self) -> bool:
-        return bool(
-            self.content or self.reasoning or self.reasoning_content
-            or self.tool_calls or self.function_call or self.refusal or self.audio
-        )  # fmt: skip
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta | None = None
-    text: object = None
-    finish_reason: str | None = None
-
-    def is_role_only(self) -> bool:
-        delta = self.delta
-        if delta is None or delta.role is None or self.finish_reason is not None:
-            return False
-        return not delta.has_tokens()
-
-    def is_empty_abort(self) -> bool:
-        made_any = self.delta.has_tokens() if self.delta is not None else bool(self.text)
-        return self.finish_reason == "abort" and not made_any
-
-
-class _ErrorFields(msgspec.Struct):
-    message: object = None
-    type: object = None
-    code: object = None
-
-
-class _Envelope(msgspec.Struct):
-    """`response` of a Responses event, `message` of Anthropic's message_start."""
-
-    id: str | None = None
-    usage: UsageFields | None = None
-    error: _ErrorFields | None = None
-    status: str | None = None
-
-
-class _Item(msgspec.Struct):
-    type: str = ""
-
-
-class _MessageDelta(msgspec.Struct):
-    stop_reason: object = None
-
-
-class _Event(msgspec.Struct):
-    type: str = ""
-    delta: _MessageDelta | str | None = None
-    choices: list[_Choice] | None = None
-    usage: UsageFields | None = None
-    error: _ErrorFields | str | None = None
-    response: _Envelope | None = None
-    message: _Envelope | str | None = None
-    item: _Item | None = None
-    code: object = None
-
-
-_decode_event = msgspec.json.Decoder(_Event).decode
 
 
 class StreamMeter:
@@ -269,7 +199,7 @@ class StreamMeter:
             self.aborted = self.aborted or not (self.started or self.usage or self.error)
             return True
         try:
-            event = _decode_event(payload)
+            event = decode_event(payload)
         except (msgspec.DecodeError, UnicodeDecodeError):
             self._note_token()  # unreadable: charged rather than free
             return True
@@ -279,7 +209,7 @@ class StreamMeter:
         self._read_named(name or event.type, event)
         return True
 
-    def _read_chunk(self, event: _Event) -> bool:
+    def _read_chunk(self, event: Event) -> bool:
         if event.usage is not None:
             self.usage = event.usage.merged(self.usage)
         choices = event.choices
@@ -299,9 +229,9 @@ class StreamMeter:
             self._note_token()
         return True
 
-    def _read_named(self, name: str, event: _Event) -> None:
+    def _read_named(self, name: str, event: Event) -> None:
         message = event.message
-        for part in (event, event.response, message if isinstance(message, _Envelope) else None):
+        for part in (event, event.response, message if isinstance(message, Envelope) else None):
             if part is not None and part.usage is not None:
                 self.usage = part.usage.merged(self.usage)
         if name == "content_block_delta" or (name.startswith("response.") and name.endswith(".delta")):
@@ -314,26 +244,26 @@ class StreamMeter:
             self.answer_id = event.response.id
         if name in _RESPONSE_ENDS and event.response is not None:
             self._stops.add(asks_for_more(event.response.status))
-        if isinstance(event.delta, _MessageDelta) and isinstance(event.delta.stop_reason, str):
+        if isinstance(event.delta, MessageDelta) and isinstance(event.delta.stop_reason, str):
             self._stops.add(asks_for_more(event.delta.stop_reason))
         cancelled = event.response is not None and event.response.status == "cancelled"
-        stopped = isinstance(event.delta, _MessageDelta) and event.delta.stop_reason == "abort"
+        stopped = isinstance(event.delta, MessageDelta) and event.delta.stop_reason == "abort"
         self.aborted = self.aborted or ((cancelled or stopped) and not self.token_events)
 
     def _note_token(self) -> None:
         self.started = True
         self.token_events += 1
 
-    def _note_error(self, event: _Event) -> None:
+    def _note_error(self, event: Event) -> None:
         error = event.error
         if error is None and event.response is not None:
             error = event.response.error
         if error is None and event.type == "error":  # Responses: the error is the event itself
-            error = _ErrorFields(event.message if isinstance(event.message, str) else None, None, event.code)
+            error = ErrorFields(event.message if isinstance(event.message, str) else None, None, event.code)
         if error is None:
             return
         if isinstance(error, str):
-            error = _ErrorFields(message=error)
+            error = ErrorFields(message=error)
         kind = error.type if isinstance(error.type, str) else ""
         code = str(error.code)
         status = int(code) if re.fullmatch("[1-5][0-9]{2}", code) else _ERROR_STATUS.get(kind)

@@ -20,6 +20,7 @@ from zlib import crc32
 import msgspec
 from msgspec import Raw
 
+from gateway.body import decode_claimed
 from gateway.config.interactions import InteractionRules
 from gateway.http.errors import ApiError, Reason
 from gateway.payload import Payload
@@ -55,15 +56,6 @@ class Reading(NamedTuple):
 
     claim: Claim
     instruction_bytes: int
-
-
-class _Metadata(msgspec.Struct):
-    fairgate_interaction: str | None = None
-    fairgate_stage: str | int | None = None
-    fairgate_end: str | bool | None = None
-
-
-_decode_metadata = msgspec.json.Decoder(_Metadata).decode
 
 
 class ClaimReader:
@@ -207,7 +199,7 @@ def _said(fields: Mapping[bytes, bytes], metadata: Raw, shown: Claim) -> Claim:
 
 def _in_metadata(metadata: Raw) -> list[Said | None]:
     try:
-        inside = _decode_metadata(metadata)
+        inside = decode_claimed(metadata)
     except msgspec.ValidationError as error:
         raise _bad("metadata", str(error)) from None
     return [

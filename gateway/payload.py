@@ -10,8 +10,9 @@ import re
 from dataclasses import dataclass, field
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw
 
+from gateway.body import Fields, StreamOptions, decode_fields, decode_list, decode_object, decode_user, encode
 from gateway.http.errors import ApiError, Reason
 
 __all__ = ["Payload", "read_json", "read_multipart"]
@@ -19,53 +20,6 @@ __all__ = ["Payload", "read_json", "read_multipart"]
 SEQUENCES_MAX = 128
 USER_LENGTH_MAX = 128
 _ASK_FOR_USAGE = b'"stream_options":{"include_usage":true},'
-
-
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-class _Metadata(msgspec.Struct):
-    user_id: str | None = None
-
-
-class _Fields(msgspec.Struct):
-    model: str = ""
-    stream: bool | None = None
-    stream_options: _StreamOptions | UnsetType | None = UNSET
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    n: int | None = None
-    best_of: int | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    previous_response_id: str | None = None
-    tool_choice: Raw = Raw()
-    metadata: Raw = Raw()
-    # What makes up the prompt, in any of the APIs.
-    messages: Raw = Raw()
-    prompt: Raw = Raw()
-    input: Raw = Raw()
-    system: Raw = Raw()
-    instructions: Raw = Raw()
-    tools: Raw = Raw()
-    documents: Raw = Raw()
-    query: Raw = Raw()
-    text_1: Raw = Raw()
-    text_2: Raw = Raw()
-    # What steers an engine.
-    priority: Raw = Raw()
-    cache_salt: Raw = Raw()
-    kv_transfer_params: Raw = Raw()
-    ec_transfer_params: Raw = Raw()
-    vllm_xargs: Raw = Raw()
-    request_id: Raw = Raw()
-    extra_key: Raw = Raw()
-    bootstrap_host: Raw = Raw()
-    bootstrap_port: Raw = Raw()
-    bootstrap_room: Raw = Raw()
-    data_parallel_rank: Raw = Raw()
 
 
 _PROMPT = (  # as chat templates put it: what requests of one app have in common first
@@ -93,12 +47,6 @@ _STEERING = (
     "bootstrap_room",
     "data_parallel_rank",
 )
-
-_decode_fields = msgspec.json.Decoder(_Fields).decode
-_decode_metadata = msgspec.json.Decoder(_Metadata).decode
-_decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
-_decode_list = msgspec.json.Decoder(list[Raw]).decode
-_encode = msgspec.json.encode
 
 
 @dataclass(slots=True)
@@ -143,12 +91,12 @@ class Payload:
         if not self.has_stream_options:
             self._put_first(_ASK_FOR_USAGE)
             return
-        fields = _decode_object(self.body)
+        fields = decode_object(self.body)
         options = bytes(fields["stream_options"])
-        kept = {} if options == b"null" else _decode_object(options)
+        kept = {} if options == b"null" else decode_object(options)
         kept["include_usage"] = Raw(b"true")
-        fields["stream_options"] = Raw(_encode(kept))
-        self.body = _encode(fields)
+        fields["stream_options"] = Raw(encode(kept))
+        self.body = encode(fields)
 
     def salt_cache(self, salt: str) -> None:
         """Have the engine keep its cached blocks apart from those of other salts. The salt needs no JSON escapes."""
@@ -173,7 +121,7 @@ def read_json(body: bytes) -> Payload:
         sequences=_sequences(fields),
         prompt=_prompt(fields, prompts),
         user=(fields.safety_identifier or fields.user or _metadata_user(fields.metadata))[:USER_LENGTH_MAX],
-        asks_usage=isinstance(options, _StreamOptions) and bool(options.include_usage),
+        asks_usage=isinstance(options, StreamOptions) and bool(options.include_usage),
         has_stream_options=options is not UNSET,
         body=_without_steering(body, fields),
         output_param=output_param,
@@ -187,9 +135,9 @@ def read_json(body: bytes) -> Payload:
     )
 
 
-def _fields(body: bytes) -> _Fields:
+def _fields(body: bytes) -> Fields:
     try:
-        return _decode_fields(body)
+        return decode_fields(body)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$")
         param = where.strip("`").lstrip(".") or None
@@ -200,7 +148,7 @@ def _fields(body: bytes) -> _Fields:
         raise ApiError(Reason.INVALID_JSON, f"the body is not valid JSON: {error}") from None
 
 
-def _output_tokens_max(fields: _Fields) -> tuple[int | None, str | None]:
+def _output_tokens_max(fields: Fields) -> tuple[int | None, str | None]:
     limit = param = None
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         value: int | None = getattr(fields, name)
@@ -212,7 +160,7 @@ def _output_tokens_max(fields: _Fields) -> tuple[int | None, str | None]:
     return limit, param
 
 
-def _sequences(fields: _Fields) -> int:
+def _sequences(fields: Fields) -> int:
     sequences = 1
     for name, value in (("n", fields.n), ("best_of", fields.best_of)):
         if value is None:
@@ -223,7 +171,7 @@ def _sequences(fields: _Fields) -> int:
             )
         sequences = max(sequences, value)
     if bytes(memoryview(fields.prompt)[:1]) == b"[":
-        prompts = _decode_list(fields.prompt)
+        prompts = decode_list(fields.prompt)
         # A list of numbers is one prompt, already in tokens; anything else is several prompts.
         if prompts and bytes(prompts[0])[:1] in b'"[':
             sequences *= len(prompts)
@@ -236,7 +184,7 @@ def _sequences(fields: _Fields) -> int:
     return sequences
 
 
-def _prompt(fields: _Fields, names: list[str]) -> bytes:
+def _prompt(fields: Fields, names: list[str]) -> bytes:
     return b"".join([getattr(fields, name) for name in names])
 
 
@@ -244,19 +192,19 @@ def _metadata_user(metadata: Raw) -> str:
     if b'"user_id"' not in bytes(metadata):
         return ""
     try:
-        return _decode_metadata(metadata).user_id or ""
+        return decode_user(metadata).user_id or ""
     except msgspec.DecodeError:
         return ""
 
 
-def _without_steering(body: bytes, fields: _Fields) -> bytes:
+def _without_steering(body: bytes, fields: Fields) -> bytes:
     steering = [name for name in _STEERING if getattr(fields, name)]
     if not steering:
         return body
-    kept = _decode_object(body)
+    kept = decode_object(body)
     for name in steering:
         del kept[name]
-    return _encode(kept)
+    return encode(kept)
 
 
 _FORM_FIELD = re.compile(

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Raw
 
+from gateway.body import decode_turns
+
 __all__ = ["NO_TURNS", "QUOTE", "Turns", "read_turns", "same_text"]
 
 QUOTE = ord('"')
@@ -42,15 +44,6 @@ class Turns(NamedTuple):
 NO_TURNS = Turns([], 1, None, 0)
 
 
-class _Turn(msgspec.Struct):
-    role: str | None = None
-    type: str | None = None
-    content: Raw = Raw()
-
-
-_decode_turns = msgspec.json.Decoder(list[_Turn]).decode
-
-
 def read_turns(conversation: Raw) -> Turns:
     """Read `messages` or `input` as they stand in the body. What is no conversation has no turns: the engine judges."""
     view = memoryview(conversation)
@@ -59,7 +52,7 @@ def read_turns(conversation: Raw) -> Turns:
     if view[0] == QUOTE:
         return Turns([bytes(view)], 1, True, 0)
     try:
-        turns = _decode_turns(conversation)
+        turns = decode_turns(conversation)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return NO_TURNS
     questions: list[bytes] = []

@@ -1,16 +1,20 @@
 """What do operators see over time? Prometheus metrics whose labels are bounded.
 
 Tenants are labels of counters only, and only so many of them; histograms are by pool and outcome. Truth about a single
-request is in the access log.
+request is in the access log. What is counted for every request is kept in plain numbers, which become metrics when the
+page is read: a counter of the client library costs a lock each time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
 
 from gateway.telemetry.record import Record
 from policies.interactions import Interactions
@@ -26,16 +30,37 @@ _WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 _TOTAL_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
-class _TenantCounters:
-    """Children held for one (pool, tenant): looking labels up costs more than counting."""
+class _Tally:
+    """What one (pool, tenant) was given."""
 
     __slots__ = ("cached", "input", "output", "requests")
 
-    def __init__(self, metrics: Metrics, pool: str, tenant: str) -> None:
-        self.input = metrics.tokens.labels(pool, tenant, "input")
-        self.output = metrics.tokens.labels(pool, tenant, "output")
-        self.cached = metrics.tokens.labels(pool, tenant, "cached")
-        self.requests = {}  # type: dict[str, Counter]
+    def __init__(self) -> None:
+        self.input = 0
+        self.output = 0
+        self.cached = 0
+        self.requests: dict[str, int] = {}
+        """By outcome."""
+
+
+class _Distribution:
+    """How often was a time within each of these bounds?"""
+
+    __slots__ = ("_bounds", "_counts", "_sum_s")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._sum_s += seconds
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        at_most = accumulate(self._counts)
+        buckets = [(bound, float(next(at_most))) for bound in (*map(str, self._bounds), "+Inf")]
+        family.add_metric(labels, buckets, self._sum_s)
 
 
 class Metrics:
@@ -43,42 +68,6 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.tokens = Counter(
-            "fairgate_tokens",
-            "Tokens settled, by kind (cached is part of input).",
-            ["pool", "tenant", "kind"],
-            registry=registry,
-        )
-        self.requests = Counter(
-            "fairgate_requests", "Requests ended.", ["pool", "tenant", "outcome"], registry=registry
-        )
-        self.reasons = Counter(
-            "fairgate_not_completed",
-            "Requests that did not complete, by reason.",
-            ["pool", "reason"],
-            registry=registry,
-        )
-        self.queue_s = Histogram(
-            "fairgate_queue_seconds",
-            "Wait before dispatch.",
-            ["pool", "outcome"],
-            buckets=_WAIT_BUCKETS,
-            registry=registry,
-        )
-        self.first_token_s = Histogram(
-            "fairgate_first_token_seconds",
-            "Arrival to first token.",
-            ["pool"],
-            buckets=_WAIT_BUCKETS,
-            registry=registry,
-        )
-        self.total_s = Histogram(
-            "fairgate_request_seconds",
-            "Arrival to end.",
-            ["pool", "outcome"],
-            buckets=_TOTAL_BUCKETS,
-            registry=registry,
-        )
         self.queued = Gauge("fairgate_queued_requests", "Requests waiting.", ["pool"], registry=registry)
         self.queued_bytes = Gauge("fairgate_queued_bytes", "Bytes of bodies waiting.", ["pool"], registry=registry)
         self.dispatched = Gauge(
@@ -101,34 +90,67 @@ class Metrics:
             "fairgate_wasted_tokens", "Tokens spent in interactions that were then cut.", ["tenant"], registry=registry
         )
         self.up = Gauge("fairgate_backend_up", "1 if in service.", ["pool", "backend"], registry=registry)
-        self._tenants: dict[tuple[str, str], _TenantCounters] = {}
+        self._tallies: dict[tuple[str, str], _Tally] = {}
+        self._reasons: dict[tuple[str, str], int] = {}
         self._waste: dict[str, int] = {}
-        self._observers: dict[tuple[str, str], tuple[Histogram, Histogram]] = {}
+        self._times: dict[tuple[str, str], tuple[_Distribution, _Distribution]] = {}
+        """By (pool, outcome): waits before dispatch, and times in all."""
+        self._first_tokens: dict[str, _Distribution] = {}
+        registry.register(self)
 
     def ended(self, record: Record) -> None:
-        pool, outcome = record.pool, record.outcome.value
-        tenant = self._tenant(pool, record.tenant)
-        requests = tenant.requests.get(outcome)
-        if requests is None:
-            requests = tenant.requests[outcome] = self.requests.labels(pool, self._name(record.tenant, pool), outcome)
-        requests.inc()
-        service = record.service
-        if service.prompt or service.output:
-            tenant.input.inc(service.prompt)
-            tenant.output.inc(service.output)
-            if service.cached:
-                tenant.cached.inc(service.cached)
-        if record.reason:
-            self.reasons.labels(pool, record.reason).inc()
-        observers = self._observers.get((pool, outcome))
-        if observers is None:
-            observers = (self.queue_s.labels(pool, outcome), self.total_s.labels(pool, outcome))
-            self._observers[(pool, outcome)] = observers
-        observers[0].observe(record.queue_s)
-        observers[1].observe(record.total_s)
+        pool, outcome, reason, service = record.pool, record.outcome.value, record.reason, record.service
+        tally = self._tallies.get((pool, record.tenant)) or self._new_tally(pool, record.tenant)
+        tally.requests[outcome] = tally.requests.get(outcome, 0) + 1
+        tally.input += service.prompt
+        tally.output += service.output
+        tally.cached += service.cached or 0
+        if reason:
+            self._reasons[(pool, reason)] = self._reasons.get((pool, reason), 0) + 1
+        times = self._times.get((pool, outcome))
+        if times is None:
+            times = self._times[(pool, outcome)] = (_Distribution(_WAIT_BUCKETS), _Distribution(_TOTAL_BUCKETS))
+        times[0].observe(record.queue_s)
+        times[1].observe(record.total_s)
         first_token_s = record.first_token_s
         if first_token_s is not None:
-            self.first_token_s.labels(pool).observe(first_token_s)
+            first_tokens = self._first_tokens.get(pool)
+            if first_tokens is None:
+                first_tokens = self._first_tokens[pool] = _Distribution(_WAIT_BUCKETS)
+            first_tokens.observe(first_token_s)
+
+    def _new_tally(self, pool: str, tenant: str) -> _Tally:
+        if len(self._tallies) >= TENANTS_MAX:
+            tenant = OTHERS
+        return self._tallies.setdefault((pool, tenant), _Tally())
+
+    def collect(self) -> Iterator[Metric]:
+        """What was counted, as the registry asks for it. Runs beside the loop, so tables are copied in one step."""
+        tokens = CounterMetricFamily(
+            "fairgate_tokens",
+            "Tokens settled, by kind (cached is part of input).",
+            labels=["pool", "tenant", "kind"],
+        )
+        requests = CounterMetricFamily("fairgate_requests", "Requests ended.", labels=["pool", "tenant", "outcome"])
+        for (pool, tenant), tally in list(self._tallies.items()):
+            for kind, count in (("input", tally.input), ("output", tally.output), ("cached", tally.cached)):
+                tokens.add_metric([pool, tenant, kind], count)
+            for outcome, count in list(tally.requests.items()):
+                requests.add_metric([pool, tenant, outcome], count)
+        reasons = CounterMetricFamily(
+            "fairgate_not_completed", "Requests that did not complete, by reason.", labels=["pool", "reason"]
+        )
+        for (pool, reason), count in list(self._reasons.items()):
+            reasons.add_metric([pool, reason], count)
+        waits = HistogramMetricFamily("fairgate_queue_seconds", "Wait before dispatch.", labels=["pool", "outcome"])
+        totals = HistogramMetricFamily("fairgate_request_seconds", "Arrival to end.", labels=["pool", "outcome"])
+        for labels, (wait, total) in list(self._times.items()):
+            wait.add_to(waits, labels)
+            total.add_to(totals, labels)
+        first = HistogramMetricFamily("fairgate_first_token_seconds", "Arrival to first token.", labels=["pool"])
+        for pool, distribution in list(self._first_tokens.items()):
+            distribution.add_to(first, [pool])
+        yield from (tokens, requests, reasons, waits, totals, first)
 
     def read_gauges(self, pools: Iterable[Pool], interactions: Interactions | None) -> None:
         """Take the engines' state; on the loop, since rendering happens beside it."""
@@ -150,7 +172,7 @@ class Metrics:
 
     def _read_waste(self, interactions: Interactions) -> None:
         """Also of tenants that wasted nothing: a zero that is shown is what one looks for."""
-        known = {tenant for _, tenant in self._tenants}
+        known = {tenant for _, tenant in self._tallies}
         for tenant in known:
             self.wasted.labels(tenant)
         for tenant, waste in interactions.wasted.items():
@@ -160,16 +182,3 @@ class Metrics:
     def render(self) -> bytes:
         """The page. Takes tens of milliseconds with many tenants: not on the loop."""
         return generate_latest(self.registry)
-
-    def _name(self, tenant: str, pool: str) -> str:
-        return tenant if (pool, tenant) in self._tenants else OTHERS
-
-    def _tenant(self, pool: str, tenant: str) -> _TenantCounters:
-        counters = self._tenants.get((pool, tenant))
-        if counters is None:
-            if len(self._tenants) >= TENANTS_MAX:
-                tenant = OTHERS
-            counters = self._tenants.get((pool, tenant))
-            if counters is None:
-                counters = self._tenants[(pool, tenant)] = _TenantCounters(self, pool, tenant)
-        return counters
