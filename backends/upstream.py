@@ -37,7 +37,9 @@ class Receiver(Protocol):
 class Call:
     """One request in flight."""
 
-    __slots__ = ("_body", "_connecting", "_connection", "_head", "_is_over", "_is_paused", "_pool", "_receiver")
+    __slots__ = (
+        "_body", "_connecting", "_connection", "_head", "_is_over", "_is_paused", "_limit", "_pool", "_receiver",
+    )  # fmt: skip
 
     def __init__(self, pool: UpstreamPool, head: bytes, body: bytes, receiver: Receiver) -> None:
         self._pool = pool
@@ -46,6 +48,7 @@ class Call:
         self._receiver = receiver
         self._connection: _Connection | None = None
         self._connecting: asyncio.Task[str] | None = None
+        self._limit: asyncio.Timeout | None = None
         self._is_over = False
         self._is_paused = False
 
@@ -70,6 +73,16 @@ class Call:
         self._is_paused = False
         if self._connection is not None:
             self._connection.resume()
+
+    def _has_timed_out(self) -> bool:
+        """Is it too late for this connection? If not, it no longer can be: a connecting task that is ended after its
+        connection was made takes the connection with it, and uvloop forgets to say that it is lost."""
+        limit, self._limit = self._limit, None
+        task = self._connecting
+        if limit is None or task is None or task.cancelling():
+            return True
+        limit.reschedule(None)
+        return False
 
     def _fail(self, error: UpstreamError) -> None:
         if not self._is_over:
@@ -164,7 +177,7 @@ class UpstreamPool:
     async def _connect(self, call: Call) -> str:
         """Make a connection, which then starts the call itself; says what went wrong, or nothing."""
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with asyncio.timeout(self._connect_timeout_s) as call._limit:
                 await asyncio.get_running_loop().create_connection(
                     lambda: _Connection(self, call), self._host, self._port, ssl=self._tls
                 )
@@ -303,7 +316,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         call = self._call
-        if call is None or call._is_over or self._pool._closed is not None:
+        if call is None or call._is_over or self._pool._closed is not None or call._has_timed_out():
             self._transport.abort()
             return
         self._pool.opened += 1

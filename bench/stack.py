@@ -78,18 +78,36 @@ async def wait_ready(url: str, path: str, child: subprocess.Popen[bytes], log: P
     client.close()
 
 
+def tree(pid: int) -> list[int]:
+    """A process and its living descendants."""
+    found, todo = [], [pid]
+    while todo:
+        current = todo.pop()
+        found.append(current)
+        for task in Path(f"/proc/{current}/task").iterdir():
+            todo += map(int, (task / "children").read_text().split())
+    return found
+
+
 def cpu_s(pid: int) -> float:
     """CPU seconds, user and system, that a process and its living descendants have used."""
     total = 0
-    todo = [pid]
-    while todo:
-        current = todo.pop()
+    for member in tree(pid):
         # The command name in the second field may hold spaces: count fields behind its closing bracket.
-        fields = Path(f"/proc/{current}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{member}/stat").read_text().rpartition(")")[2].split()
         total += int(fields[11]) + int(fields[12])
-        for task in Path(f"/proc/{current}/task").iterdir():
-            todo += map(int, (task / "children").read_text().split())
     return total / TICKS_PER_S
+
+
+def memory_bytes(pid: int) -> int:
+    """Memory of a process and its living descendants; what they share is counted once (PSS)."""
+    pages = [Path(f"/proc/{member}/smaps_rollup").read_text() for member in tree(pid)]
+    return sum(int(line.split()[1]) * 1024 for page in pages for line in page.splitlines() if line.startswith("Pss:"))
+
+
+def open_files(pid: int) -> int:
+    """Files, sockets among them, that a process and its living descendants have open."""
+    return sum(len(os.listdir(f"/proc/{member}/fd")) for member in tree(pid))
 
 
 class Engine:
@@ -123,12 +141,16 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One way to the engine. `keys` names the key each tenant uses on it; `pid` is the proxy's, 0 for none."""
+    """One way to the engine. `keys` names the key each tenant uses on it; `pid` is the proxy's, 0 for none.
+
+    `headers`: fields that every request on it needs besides.
+    """
 
     name: str
     url: str
     pid: int = 0
     keys: tuple[tuple[str, str], ...] = ()
+    headers: tuple[tuple[str, str], ...] = ()
 
     def key(self, tenant: str) -> str:
         return dict(self.keys).get(tenant, "")
@@ -155,9 +177,10 @@ daemon off;
 pid {folder}/nginx.pid;
 error_log {folder}/nginx.log;
 {modules}
-events {{ worker_connections 16384; }}
+events {{ worker_connections 24000; }}
 http {{
     access_log off;
+    client_body_buffer_size 256k;
     client_body_temp_path {folder}/body;
     proxy_temp_path {folder}/proxy;
     fastcgi_temp_path {folder}/fastcgi;
@@ -171,7 +194,7 @@ http {{
 PLAIN_PROXY = """
     upstream engine {{ server {upstream}; keepalive 512; keepalive_requests 10000000; keepalive_timeout 4s; }}
     server {{
-        listen 127.0.0.1:{port};
+        listen 127.0.0.1:{port} backlog=4096;
         location / {{
             proxy_pass http://engine;
             proxy_http_version 1.1;
@@ -213,20 +236,27 @@ async def fairgate(
     model: str = "tiny",
     cpu: int | None = None,
     policy: str | dict[str, object] | None = None,
+    concurrency: int | None = None,
 ) -> AsyncIterator[Route]:
     """fairgate as it comes, in front of one engine: keyed tenants with weights, access log to a file.
 
-    `policy` as the configuration writes it; None leaves the default.
+    `policy` as the configuration writes it; None leaves the default. `concurrency`: requests the engine takes at once;
+    None lets it be found out.
     """
     port, admin_port = free_port(), free_port()
     keys = {name: f"bench-key-of-{name}" for name in tenants}
+    pool: dict[str, object] = {"name": "bench", "models": [model]}
+    backend: dict[str, object] = {"url": upstream_url, "engine": engine_type}
+    if concurrency is not None:
+        backend["max_num_seqs"] = concurrency
+        pool["capacity"] = {"max_concurrency": concurrency}
     with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder:
         settings: dict[str, object] = {
             "listen": f"127.0.0.1:{port}",
             "admin": f"127.0.0.1:{admin_port}",
             "access_log": f"{folder}/access.log",
             "drain_s": 1,
-            "pools": [{"name": "bench", "models": [model], "backends": [{"url": upstream_url, "engine": engine_type}]}],
+            "pools": [pool | {"backends": [backend]}],
             "tenants": [
                 {"name": name, "weight": weight, "keys": [hash_key(keys[name])]} for name, weight in tenants.items()
             ],

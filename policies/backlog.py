@@ -124,6 +124,11 @@ class Backlog:
         self._line.ended(flow.tenant)
         self._forget_beyond(self._flows_max, flow.tenant.flows)
 
+    def waiting_of(self, tenant: str) -> int:
+        """How many requests of this tenant wait?"""
+        member = self._tenants.get(tenant)
+        return member.queued if member is not None else 0
+
     def explain(self, flow: Flow) -> dict[str, float]:
         """Counters of a flow, relative to the next one of those waiting: 0 is next, more is further away."""
         tenant, member = self._tenants.get(flow.tenant), self._flows.get(flow)

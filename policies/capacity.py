@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from policies.base import Request
-from policies.forecast import Growing, KvForecast
+from policies.forecast import Growing, KvForecast, still_to_come
 from policies.slots import Slots
 
 __all__ = ["BackendLedger", "CapacitySettings", "Gauges", "Lease", "Obstacle"]
@@ -28,9 +28,6 @@ PREFILL_TOKENS_MAX = 262_144
 KV_IS_SHORT = 0.7
 """Above this occupancy a waiting request may wait for KV, and says nothing of the number of slots."""
 LOOK_AGAIN_S = 0.01
-KV_IS_LOW = 0.9
-"""A cache that never gets fuller than this while requests wait for it is reserved too cautiously."""
-CAUTION_MIN = 0.2
 ENDED_MAX = 1024
 SUSTAINED_S = 0.25
 """Requests keep coming if the last one came within this time."""
@@ -83,22 +80,12 @@ class Lease:
     def output_each(self) -> float:
         return self.output_tokens / self.request.sequences
 
-    def expected_growth(self) -> float:
-        done = self.output_each()
-        cap = self.request.output_tokens_max / self.request.sequences
-        return max(0.0, min(max(self.request.output_tokens_expected / self.request.sequences, done * 1.25), cap) - done)
-
-    def growth_tokens(self, caution: float = 1.0) -> float:
-        """Output that each of its sequences is still expected to add, with so much of the reserve believed."""
+    def reserve_left(self) -> float:
+        """Output that each of its sequences may still add, as cautiously as for one alone."""
         done = self.output_each()
         cap = self.request.output_tokens_max / self.request.sequences
         # An answer longer than its reserve is expected to go on for a quarter of what it has taken.
-        return max(0.0, min(max(believed_output(self.request, caution), done * 1.25), cap) - done)
-
-
-def believed_output(request: Request, caution: float) -> float:
-    """Output of each of its sequences, among many: it may be less than the cautious length, but not than the mean."""
-    return max(request.output_tokens_expected, caution * request.output_tokens_reserved) / request.sequences
+        return max(0.0, min(max(self.request.output_tokens_reserved / self.request.sequences, done * 1.25), cap) - done)
 
 
 class BackendLedger:
@@ -133,11 +120,8 @@ class BackendLedger:
         self._ended: deque[tuple[float, float]] = deque(maxlen=ENDED_MAX)
         """When requests ended since the last scrape, and the tokens they held: an older page still counts them."""
         self._prompt_share = 1.0
-        self._caution = 1.0
         self._kv_limited = False
-        self._kv_usage_max = 0.0
         self._lifetime_s = 1.0
-        self._lifetime_ends_s = 0.0
         self._spare_tokens = 0.0
         self._forecast: KvForecast | None = None
         self._forecast_s = 0.0
@@ -175,7 +159,9 @@ class BackendLedger:
         if not self._slots.has_room(self._sequences + request.sequences, keep_headroom=keep):
             return "slots"
         prefill_limit = self._prefill_tokens * (1.5 if spare and absent else 1.0)
-        if self._starting and self._starting_tokens + request.prompt_tokens > prefill_limit:
+        # What an engine takes at once is known only where it says nothing of its queue and the configuration does.
+        is_paced = self._gauges is not None or self._settings.concurrency_max is None
+        if is_paced and self._starting and self._starting_tokens + request.prompt_tokens > prefill_limit:
             self._prefill_limited = True
             return "prefill"
         obstacle = self._kv_obstacle(request, now, keep_headroom=keep, paced=paced)
@@ -271,25 +257,25 @@ class BackendLedger:
         if self._forecast is None or not 0 <= now - self._forecast_s < FORECAST_S_PER_LEASE * len(self.leases):
             self._forecast = KvForecast([self._growing(lease, now) for lease in self.leases.values()])
             self._forecast_s = now
-        grows = request.output_tokens_expected / request.sequences
-        held = request.prompt_tokens + request.sequences * self._block_size / 2
-        margin = max(0.0, request.output_tokens_reserved - request.output_tokens_expected)
-        candidate = Growing(grows, held, request.sequences, grows, 0.0, margin)
-        spread = margin / request.sequences
-        if paced and not self._forecast.is_level_with(candidate, limit, spread):
+        candidate = self._growing(Lease(request, self.name, now), now)
+        if paced and not self._forecast.is_level_with(candidate, limit):
             return "spread"
         if fits_whole or self._forecast.peak_with(candidate, self._first_token_s / self._token_s) <= limit:
             return None
         return "kv"
 
     def _growing(self, lease: Lease, now: float) -> Growing:
-        request, done = lease.request, lease.output_each()
+        request, done, each = lease.request, lease.output_each(), lease.request.sequences
         prompt = request.prompt_tokens * (self._prompt_share if lease.started_s is not None else 1.0)
-        held = prompt + lease.output_tokens + request.sequences * self._block_size / 2
-        grows = lease.expected_growth()
+        held = prompt + lease.output_tokens + each * self._block_size / 2
+        grows, spread = still_to_come(
+            request.output_tokens_expected / each,
+            request.output_tokens_reserved / each,
+            request.output_tokens_max / each,
+            done,
+        )
         starting_s = (now if lease.started_s is None else lease.started_s) - lease.dispatched_s
-        margin = max(0.0, request.output_tokens_reserved - lease.output_tokens - grows * request.sequences)
-        return Growing(grows, held, request.sequences, grows + done, done + starting_s / self._token_s, margin)
+        return Growing(grows, held, each, done + grows + spread / 2, done + starting_s / self._token_s, spread)
 
     # --- what happens ---
 
@@ -327,7 +313,7 @@ class BackendLedger:
     def regrown(self, lease: Lease) -> None:
         """Its output has gone beyond what it was counted with."""
         request = lease.request
-        held = request.prompt_tokens + lease.output_tokens + lease.growth_tokens() * request.sequences
+        held = request.prompt_tokens + lease.output_tokens + lease.reserve_left() * request.sequences
         held += request.sequences * self._block_size / 2
         if held > lease.held_tokens:
             self._held_tokens += round(held) - lease.held_tokens
@@ -375,7 +361,7 @@ class BackendLedger:
         before, self._gauges = self._gauges, gauges
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
-        self._adapt_caution(gauges, before)
+        self._kv_limited = False
         if gauges.block_size:
             self._block_size = gauges.block_size
         if gauges.kv_capacity_tokens:
@@ -426,25 +412,6 @@ class BackendLedger:
                 self._prefill_tokens = min(PREFILL_TOKENS_MAX, self._prefill_tokens * 5 // 4)
         self._slots.seen(running, waiting, now, lifetime_s=self._lifetime_s, is_sustained=is_sustained)
         self._prefill_limited = False
-
-    def _adapt_caution(self, gauges: Gauges, before: Gauges | None) -> None:
-        """How much of the reserved growth really comes? Reserves are cautious one by one, so their sum is too much.
-
-        Less is believed when the cache stayed too empty for as long as a request lives, although requests waited for
-        KV; more again when the engine had to preempt.
-        """
-        preempted, preempted_before = gauges.preemptions_total, before.preemptions_total if before else None
-        if preempted is not None and preempted_before is not None and preempted > preempted_before:
-            self._caution = min(1.0, self._caution * 1.25)
-        if gauges.kv_usage is not None:
-            self._kv_usage_max = max(self._kv_usage_max, gauges.kv_usage)
-        if gauges.taken_s < self._lifetime_ends_s:
-            return
-        if self._kv_limited and 0 < self._kv_usage_max < KV_IS_LOW:
-            self._caution = max(CAUTION_MIN, self._caution * 0.9)
-        self._lifetime_ends_s = gauges.taken_s + self._lifetime_s
-        self._kv_usage_max = 0.0
-        self._kv_limited = False
 
     def _correct_kv(self, used_tokens: float) -> None:
         """Compare the gauge with the books: what is more belongs to others, what is less is shared prefixes."""

@@ -45,7 +45,9 @@ class FairServe(Wsc):
         self.throttle = Throttle(throttle, members_max=flows_max)
 
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
-        return self.throttle.refusal(request, now, pressure)
+        if not pressure.overloaded:
+            return None
+        return self.throttle.refusal(request, now, pressure, self._backlog.waiting_of(request.flow.tenant))
 
     def push(self, request: Request, now: float, *, front: bool = False, leads: bool = True) -> None:
         if not front:

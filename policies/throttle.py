@@ -6,6 +6,10 @@ or app are refused. What is counted are admitted requests: a client that keeps t
 Of an app beyond its limit, only those users are refused that have more than their equal part of it: one of them cannot
 use up what the others may have. Users are what the tenant says they are; a tenant that names a new one for each request
 leaves each of them no part at all.
+
+A learned limit is a guess, and keeps the queue short; it is not to cost anyone the share that the order gives them, or
+whoever evades it would have what those lose who do not. So it refuses nobody whose tenant has less than `KEPT` waiting.
+A limit that is a number holds in any case.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from policies.base import Flow, Pressure, Refusal, Refused, Request, ServiceToke
 from policies.learned import fields, rows
 from policies.limits import NO_COUNT, Auto, Ceiling, Ceilings, Count, Percentile, SlidingCounts, ThrottleSettings
 
-__all__ = ["Throttle"]
+__all__ = ["KEPT", "Throttle"]
 
 MEASURES = ("starts", "requests", "tokens")
 TOKENS = 2
@@ -26,6 +30,8 @@ POPULATIONS_MAX = 4096
 HEARD_ALL, HEARD_OF = 256, 8
 """Members whose past is heard one by one; after so many of a population one in so many is enough."""
 RETRY_S_MAX = 60.0
+KEPT = 4
+"""Requests of a tenant that may wait whatever limits were learned: enough that it is there when it is next."""
 
 Population = tuple[str, str]
 
@@ -45,10 +51,12 @@ def _itself(app: tuple[str, str]) -> Population:
 class _History:
     """What do the members of one population usually do in a window, per weight, and what are their limits by that?"""
 
-    __slots__ = ("_ceilings", "_limits", "completed", "usual")
+    __slots__ = ("_ceilings", "_limits", "completed", "numbers", "usual")
 
     def __init__(self, ceilings: tuple[Ceiling, ...]) -> None:
         self._ceilings = ceilings
+        self.numbers = [float(one) if isinstance(one, int) else float("inf") for one in ceilings]
+        """The limits that are not learned."""
         self.usual = [Percentile(one.percentile if isinstance(one, Auto) else 0.5) for one in ceilings]
         self.completed = 0
         self._limits: list[float] | None = None
@@ -67,8 +75,8 @@ class _History:
         """Of starts, requests and tokens; infinite where there is none. What is learned counts per weight."""
         if self._limits is None:
             self._limits = [
-                one.of(learned) if isinstance(one, Auto) else float("inf") if one is None else float(one)
-                for one, learned in zip(self._ceilings, self.usual, strict=True)
+                one.of(learned) if isinstance(one, Auto) else number
+                for one, learned, number in zip(self._ceilings, self.usual, self.numbers, strict=True)
             ]
         if weight == 1.0:
             return self._limits
@@ -189,25 +197,26 @@ class Throttle:
         """Members in memory."""
         return sum(len(level.counts) for level in self._levels.values())
 
-    def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
-        """May it not be queued? None: it may. Counts nothing."""
+    def refusal(self, request: Request, now: float, pressure: Pressure, waiting: int) -> Refused | None:
+        """May it not be queued, of whose tenant so many requests wait? None: it may. Counts nothing."""
         if not pressure.overloaded or request.inside:
             return None
         member = self._member(request, now)
         left, weight, tokens = (self._ends_s - now) / self._window_s, request.weight, request.prompt_tokens
-        limits = member.usual_user.limits(weight)
+        kept = waiting < KEPT
+        limits = member.usual_user.numbers if kept else member.usual_user.limits(weight)
         measure = _exceeded(member.user, limits, tokens, left)
         flow = request.flow
         if measure is not None:
             user = flow.tenant, flow.user
             return self._user.refused(Refusal.OVER_USER_LIMIT, measure, limits[measure], user, request, now, pressure)
-        limits = member.usual_app_user.limits(weight)
+        limits = member.usual_app_user.numbers if kept else member.usual_app_user.limits(weight)
         measure = _exceeded(member.app_user, limits, tokens, left)
         if measure is not None:
             return self._app_user.refused(
                 Refusal.OVER_USER_LIMIT, measure, limits[measure], flow, request, now, pressure
             )
-        limits = member.usual_app.limits(weight)
+        limits = member.usual_app.numbers if kept else member.usual_app.limits(weight)
         measure = _exceeded(member.app, limits, tokens, left)
         if measure is None:
             return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 import httptools
@@ -35,7 +35,7 @@ class HttpRequest:
     peer: str
     id: str = field(default="", compare=False)
     """Minted by the server; every answer carries it as `x-request-id`."""
-    holder: object = field(default=None, compare=False)
+    holder: Any = field(default=None, compare=False)
     """Who asks, as the head hook found out."""
 
     def header(self, name: bytes) -> bytes | None:

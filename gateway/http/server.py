@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import Final
+from collections.abc import Sequence
+from socket import socket
+from typing import Any, Final, cast
 
 from gateway.http.connection import Connection, Handler, HeadHook
 from gateway.http.request import HttpRequest, ServerLimits
@@ -56,7 +58,8 @@ class HttpServer:
             lambda: Connection(self), host, port, backlog=_BACKLOG, reuse_port=reuse_port
         )
         self._listeners.append(listener)
-        return int(listener.sockets[0].getsockname()[1])
+        sockets: Sequence[socket] = cast(Any, listener).sockets  # a tuple for asyncio, a list for uvloop
+        return int(sockets[0].getsockname()[1])
 
     def next_request_id(self) -> str:
         """An id that no other request has: this process by its prefix, the request by its number."""

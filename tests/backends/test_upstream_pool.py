@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from backends import upstream
 from backends.errors import ConnectFailed, ConnectionLost, ProtocolViolation, ReadTimedOut, UpstreamError
 from backends.upstream import Call, UpstreamPool
 from tests.backends.raw_server import BODY, REQUEST, Peer, RawServer, Recorder, answer, until
@@ -339,6 +341,23 @@ async def test_a_connect_that_takes_too_long_fails(open_pool: Open) -> None:
             _, error = await ask(open_pool(f"http://127.0.0.1:{port}", connect_timeout_s=0.2))
     assert isinstance(error, ConnectFailed)
     assert "0.2 s" in str(error)
+
+
+async def test_a_loop_that_is_late_does_not_drop_what_is_connected(
+    open_pool: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_s = 0.05
+    start = upstream._Connection.start
+
+    def start_late(connection: upstream._Connection, call: Call) -> None:
+        start(connection, call)
+        time.sleep(2 * limit_s)  # a busy loop: the time to connect is over before the connecting task goes on
+
+    monkeypatch.setattr(upstream._Connection, "start", start_late)
+    async with RawServer(say(answer(b"hello"))) as server:
+        recorder, error = await ask(open_pool(server.url, connect_timeout_s=limit_s))
+        assert error is None
+        assert recorder.body == b"hello"
 
 
 async def test_a_silent_backend_times_out_before_and_within_its_answer(open_pool: Open) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import sqrt
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ from policies.capacity import (
     Lease,
     Obstacle,
 )
-from policies.forecast import Growing, KvForecast
+from policies.forecast import Growing, KvForecast, still_to_come
 from policies.slots import FIRST_SLOTS
 from tests.policies.making import make_request
 
@@ -166,35 +168,41 @@ def test_kv_is_kept_below_the_ceiling_with_room_for_a_request_of_those_below_the
         ledger = BackendLedger("b", SETTINGS, max_num_seqs=1000)
         ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
         for _ in range(30):
-            ledger.remove(start(ledger, make_request(prompt=42, reserved=50), spare=True), 0.0)
+            ledger.remove(start(ledger, make_request(prompt=42, expected=50, reserved=50), spare=True), 0.0)
         number = 0
-        while obstacle(ledger, make_request(prompt=42, reserved=50), spare=spare, absent=True) is None:
-            start(ledger, make_request(prompt=42, reserved=50))
+        while obstacle(ledger, make_request(prompt=42, expected=50, reserved=50), spare=spare, absent=True) is None:
+            start(ledger, make_request(prompt=42, expected=50, reserved=50))
             number += 1
         return number
 
     assert (fitting(spare=True), fitting(spare=False)) == (98, 97)  # 92 and half a block are 100 tokens
 
 
-def test_room_to_grow_is_believed_less_while_the_cache_stays_empty_and_more_after_preemptions() -> None:
+def test_what_is_kept_for_long_answers_grows_with_the_root_of_their_number() -> None:
+    def kept(sequences: int) -> float:
+        """Share of the cache that is not in use when no more fit, each of them holding a hundredth to begin with."""
+        capacity = 100 * sequences
+        ledger = BackendLedger("b", SETTINGS, max_num_seqs=10_000)
+        ledger.observe(Gauges(0.0, kv_capacity_tokens=capacity, block_size=16), 0.0)
+        number = 0
+        while obstacle(ledger, make_request(prompt=92, output_max=4000, expected=20, reserved=46)) is None:
+            start(ledger, make_request(prompt=92, output_max=4000, expected=20, reserved=46))
+            number += 1
+        return 1 - number * 100 / capacity
+
+    few, many = kept(20), kept(2000)
+    assert 0.02 < many < few < 0.3
+    # Two hundredths are beyond the ceiling in both.
+    assert (few - 0.02) / (many - 0.02) > 3
+
+
+def test_answers_of_known_length_are_kept_room_for_in_full() -> None:
     ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
-    long = make_request(prompt=100, output_max=600, reserved=600)
-
-    def scrape(second: int, preemptions: int) -> None:
-        gauges = Gauges(float(second), 1, 0, 0.3, 1000, 16, preemptions_total=preemptions)
-        ledger.observe(gauges, float(second))
-
-    scrape(0, 0)
-    start(ledger, make_request(prompt=100, output_max=600, reserved=600))
-    seconds = 0
-    while obstacle(ledger, long) == "kv":
-        seconds += 1
-        scrape(seconds, 0)
-        assert seconds < 200, "never believed to fit"
-    scrape(seconds + 1, 0)
-    for preemptions in range(1, 10):
-        scrape(seconds + 1 + preemptions, preemptions)
-    assert obstacle(ledger, long) == "kv"
+    ledger.observe(Gauges(0.0, kv_capacity_tokens=1000, block_size=16), 0.0)
+    start(ledger, make_request(prompt=92, output_max=400, expected=300, reserved=300))
+    assert obstacle(ledger, make_request(prompt=92, output_max=400, expected=300, reserved=300)) is None
+    start(ledger, make_request(prompt=92, output_max=400, expected=300, reserved=300))
+    assert obstacle(ledger, make_request(prompt=92, output_max=400, expected=300, reserved=300)) == "kv"
 
 
 def test_kv_that_others_use_is_not_ours() -> None:
@@ -244,6 +252,48 @@ def test_the_peak_is_that_of_growing_everything_token_by_token(
     assert KvForecast(others).peak_with(candidate, delay) == pytest.approx(expected)
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(st.integers(0, 200), st.integers(1, 500), st.integers(1, 3), st.integers(0, 100)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_a_spread_of_ends_is_their_mean_and_a_standard_deviation(requests: list[tuple[int, int, int, int]]) -> None:
+    growing = [Growing(float(g), float(h), n, g + w / 2, 0.0, float(w if w > 1 else 0)) for g, h, n, w in requests]
+
+    def level(step: float) -> float:
+        shares = [each.share_at(step) for each in growing]
+        mean = sum(share * (each.held + each.sequences * step) for share, each in zip(shares, growing, strict=True))
+        return (
+            mean + sum(share * (1 - share) * each.held**2 for share, each in zip(shares, growing, strict=True)) ** 0.5
+        )
+
+    found = KvForecast(growing[1:]).peak_with(growing[0])
+    ends = [step for each in growing for step in (each.grows, each.grows + each.spread)]
+    assert found <= max(map(level, [step / 4 for step in range(1300)] + ends)) + 1e-6
+    assert found >= max(map(level, [each.grows for each in growing] + [max(ends[2:], default=0.0) / 4])) - 1e-6
+
+
+@pytest.mark.parametrize(
+    ("expected", "reserved", "done", "least", "width"),
+    [
+        (100, 100, 0, 100, 0),  # all alike
+        (100, 100, 40, 60, 0),
+        (100, 230, 0, 0, 200),  # they end at random
+        (100, 230, 150, 0, 200),  # and whoever has come so far has as much to go
+        (100, 165, 20, 30, 100),
+        (100, 100, 400, 0, 200),  # longer than its like: a quarter more in the mean
+        (100, 230, 900, 0, 100),  # but not beyond the most that it may take
+        (100, 230, 1000, 0, 0),
+        (100, 100, 1001, 0, 0),
+    ],
+)
+def test_what_is_still_to_come(expected: float, reserved: float, done: float, least: float, width: float) -> None:
+    assert still_to_come(expected, reserved, 1000, done) == pytest.approx((least, width))
+
+
 def test_starts_are_level_when_spread_and_not_when_together() -> None:
     capacity = 20 * 390.0
     fresh = Growing(200.0, 290.0, 1, 200.0, 0.0)
@@ -252,7 +302,7 @@ def test_starts_are_level_when_spread_and_not_when_together() -> None:
     assert KvForecast(spread).is_level_with(fresh, capacity)
     assert not KvForecast(together).is_level_with(fresh, capacity)
     assert KvForecast([]).is_level_with(fresh, capacity)
-    assert KvForecast(together).is_level_with(fresh, capacity, spread=200.0), "they will not end together"
+    assert KvForecast(together).is_level_with(fresh._replace(grows=100.0, spread=200.0), capacity), "nor end together"
 
 
 def test_an_answer_that_outgrows_its_reserve_takes_more_of_the_ledger() -> None:

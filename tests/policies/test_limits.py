@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from policies.base import CALM, Pressure, Refusal, Refused, Request, ServiceTokens
 from policies.limits import Auto, Ceilings, Percentile, SlidingCounts, ThrottleSettings
 from policies.quotas import Quota, Quotas
-from policies.throttle import Throttle
+from policies.throttle import KEPT, Throttle
 from tests.policies.making import make_request
 
 OVERLOADED = Pressure(True, "full", 3.0)
@@ -122,11 +122,17 @@ def throttle(user: Ceilings = NO_LIMITS, app_user: Ceilings = NO_LIMITS, app: Ce
 
 
 def start(
-    one: Throttle, now: float, pressure: Pressure = OVERLOADED, *, inside: bool = False, request: Request | None = None
+    one: Throttle,
+    now: float,
+    pressure: Pressure = OVERLOADED,
+    *,
+    inside: bool = False,
+    request: Request | None = None,
+    waiting: int = KEPT,
 ) -> Refused | None:
     request = request or make_request("a")
     request.inside = inside
-    refused = one.refusal(request, now, pressure)
+    refused = one.refusal(request, now, pressure, waiting)
     if refused is None:
         one.count(request, now)
     return refused
@@ -212,6 +218,16 @@ def test_an_auto_limit_is_learned_from_the_others_and_never_below_its_floor() ->
     assert start(one, 600.0, request=make_request("abuser")) is not None
     fresh = throttle(user=Ceilings(starts=Auto(floor=4)))
     assert [start(fresh, 0.0) is None for _ in range(5)] == [True] * 4 + [False]
+
+
+def test_a_learned_limit_leaves_a_tenant_some_that_wait_and_a_number_does_not() -> None:
+    learned = Auto(floor=4)
+    one = throttle(user=Ceilings(starts=learned), app=Ceilings(starts=learned))
+    assert all(start(one, 0.0, waiting=KEPT - 1) is None for _ in range(50))
+    assert start(one, 0.0, waiting=KEPT) is not None
+    for level in ("user", "app_user", "app"):
+        one = throttle(**{level: Ceilings(starts=4, tokens=learned)})
+        assert [start(one, 0.0, waiting=0) is None for _ in range(5)] == [True] * 4 + [False]
 
 
 def test_what_is_learned_counts_per_weight() -> None:
