@@ -7,7 +7,8 @@ dispatch and as the engine reports at the end.
 
 Rounds of refilling are not played (see `policies.rr`, which this is but for the order inside a round): a flow that has
 received c has deficit left in round floor(c / quantum). So a refill of any depth is one division; who leaves keeps its
-debt, since the counter stays; who returns has no more credit than the next one in order, since it is lifted there.
+debt, since the counter stays; who returns has no more credit than one round gives, since it is raised to the
+beginning of the one that is being served.
 
 A request that does not fit holds up nobody but its own flow, up to a limit: others may overtake it until they have used
 the round that follows, then they wait until it fits. Nothing is overtaken for ever.
@@ -33,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from policies.backlog import Backlog
 from policies.base import ClusterView, Flow, Policy, Pressure, Refused, Request, Selection, ServiceTokens
@@ -66,14 +67,14 @@ class _Waiting:
         self.request = request
         self.came = came
         """Serial of its arrival; negative if it was dispatched and came back, so that it goes first."""
-        self.entry: _Entry | None = None
+        self.entry: _Entry = None
         """Its valid heap entry; None when it has left."""
         self.version = -1
         """Of the index when it was matched."""
 
 
-_Entry = tuple[int, int, _Waiting]
-"""(place, serial, request): serials differ, so requests are never compared."""
+_Entry = Any
+"""(place, serial, request): serials differ, so requests are never compared. Told apart by identity, as in `Line`."""
 
 
 class _Siblings:
@@ -202,7 +203,8 @@ class _MatchedBacklog(Backlog):
     def _best(self, heap: list[_Entry]) -> _Waiting:
         while heap[0][2].entry is not heap[0]:
             heappop(heap)
-        return heap[0][2]
+        best: _Waiting = heap[0][2]
+        return best
 
     def _leave(self, request: Request) -> None:
         waiting = self._waiting.pop(request.id)

@@ -15,7 +15,8 @@ what it receives counts: it can be ahead by its lead once, not again and again.
 
 Turns: among equal counters, who was served longest ago goes first. With a `quantum`, counters are read in whole quanta,
 so that a member is served until its counter has passed a multiple of it, and members of one round go in the order in
-which they began to wait (deficit round robin, see `policies.rr`).
+which they began to wait (deficit round robin, see `policies.rr`). Whoever comes is raised to the beginning of that
+round: all of its members may use it up, those that were there first and those that were not.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from typing import Any, Generic, TypeVar
 
 __all__ = ["Line", "Member"]
 
-Entry = tuple[float, int, tuple[str, ...], Any]
-"""(counter or round, turn, name, member): ordered by the first three."""
+Entry = Any
+"""(counter or round, turn, name, member): ordered by the first three, and told apart by identity. Typed as a tuple it
+would have none once compiled."""
 
 
 class Member:
@@ -44,7 +46,7 @@ class Member:
         self.running = 0
         self.turn = 0
         """Place among equal counters."""
-        self.entry: Entry | None = None
+        self.entry: Entry = None
         """Its valid heap entry; None when it does not wait."""
 
     def __lt__(self, other: Member) -> bool:
@@ -68,7 +70,7 @@ class Line(Generic[M]):
         self._waiting = 0
 
     def floor(self) -> float:
-        """Counter of the next one, or of the member that left last if nobody waits: where a newcomer is lifted to."""
+        """Counter of the next one, or of the member that left last if nobody waits."""
         least = self.least()
         if least is not None:
             return least.counter
@@ -92,11 +94,15 @@ class Line(Generic[M]):
             heapreplace(heap, member.entry)
         return None
 
+    def _raised_to(self) -> float:
+        floor = self.floor()
+        return floor - floor % self._quantum if self._quantum else floor
+
     def queued(self, member: M) -> None:
         """One more request of this member waits."""
         if not member.queued:
             if self._lift:
-                member.counter = max(member.counter, self.floor())
+                member.counter = max(member.counter, self._raised_to())
             if self._quantum:
                 self._turn += 1
                 member.turn = self._turn
