@@ -9,8 +9,8 @@ from enum import Enum
 import msgspec
 
 from backends.base import Usage
-from backends.events import Envelope, ErrorFields, Event, MessageDelta, decode_event
-from backends.usage import TOOL_ITEMS, all_told, asks_for_more, usage_in_tail
+from backends.body import Delta, Envelope, ErrorFields, Event, EventChoice, MessageDelta, decode_event
+from backends.usage import TOOL_ITEMS, all_told, asks_for_more, merged, usage_in_tail
 
 __all__ = ["Dialect", "StreamError", "StreamMeter"]
 
@@ -211,7 +211,7 @@ class StreamMeter:
 
     def _read_chunk(self, event: Event) -> bool:
         if event.usage is not None:
-            self.usage = event.usage.merged(self.usage)
+            self.usage = merged(event.usage, self.usage)
         choices = event.choices
         if choices is None and event.usage is None and event.error is None:
             self._note_token()  # of a format not known here: charged rather than free
@@ -221,9 +221,9 @@ class StreamMeter:
         for choice in choices:
             if choice.finish_reason is not None:
                 self._stops.add(asks_for_more(choice.finish_reason))
-        if all(choice.is_empty_abort() for choice in choices):
+        if all(_is_empty_abort(choice) for choice in choices):
             self.aborted = self.aborted or self.token_events == 0
-        elif all(choice.is_role_only() for choice in choices):
+        elif all(_is_role_only(choice) for choice in choices):
             self.started = True
         else:
             self._note_token()
@@ -233,7 +233,7 @@ class StreamMeter:
         message = event.message
         for part in (event, event.response, message if isinstance(message, Envelope) else None):
             if part is not None and part.usage is not None:
-                self.usage = part.usage.merged(self.usage)
+                self.usage = merged(part.usage, self.usage)
         if name == "content_block_delta" or (name.startswith("response.") and name.endswith(".delta")):
             self._note_token()
         elif name == "message_stop" or name in _RESPONSE_ENDS:
@@ -285,3 +285,22 @@ def _fields(raw: bytes) -> tuple[str, bytes]:
         elif field == b"event":
             name = value.removeprefix(b" ").decode("utf-8", "replace")
     return name, b"\n".join(data)
+
+
+def _has_tokens(delta: Delta) -> bool:
+    return bool(
+        delta.content or delta.reasoning or delta.reasoning_content
+        or delta.tool_calls or delta.function_call or delta.refusal or delta.audio
+    )  # fmt: skip
+
+
+def _is_role_only(choice: EventChoice) -> bool:
+    delta = choice.delta
+    if delta is None or delta.role is None or choice.finish_reason is not None:
+        return False
+    return not _has_tokens(delta)
+
+
+def _is_empty_abort(choice: EventChoice) -> bool:
+    made_any = _has_tokens(choice.delta) if choice.delta is not None else bool(choice.text)
+    return choice.finish_reason == "abort" and not made_any

@@ -9,14 +9,15 @@ from typing import NamedTuple
 import msgspec
 
 from backends.base import Usage
+from backends.body import Body, Choice, UsageFields, decode_body, decode_items, decode_usage
 
 __all__ = [
     "TOOL_ITEMS",
     "Answer",
-    "UsageFields",
     "all_told",
     "asks_for_more",
     "is_drained",
+    "merged",
     "read_answer",
     "usage_in_tail",
 ]
@@ -37,11 +38,7 @@ TOOL_ITEMS = frozenset(
 """Items of a Responses answer that ask the client for something; other calls (web search, say) the server makes."""
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-def asks_for_more(reason: object) -> bool | None:
+def asks_for_more(reason: str | None) -> bool | None:
     """Does an answer that stops for this reason ask the client to call again? None: it was cut short, or who knows.
 
     `reason`: of a chat's choice or an Anthropic message, or the status of a Responses answer.
@@ -57,56 +54,30 @@ def all_told(asks: Iterable[bool | None]) -> bool | None:
     return True if True in seen else None if None in seen or not seen else False
 
 
-class UsageFields(msgspec.Struct):
-    """A `usage` object in any of the three spellings: OpenAI chat, OpenAI Responses, Anthropic Messages."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    total_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-
-    def merged(self, before: Usage | None = None) -> Usage | None:
-        """As tokens; what this object does not say is taken from `before`. None when neither says anything."""
-        prompt, output = self.prompt_tokens, self.completion_tokens
-        details = self.prompt_tokens_details or self.input_tokens_details
-        cached = details.cached_tokens if details is not None else None
-        if prompt is None:
-            prompt, output = self.input_tokens, self.output_tokens
-            if prompt is None and output is None:
-                prompt = self.total_tokens  # rerank and score say only the total, and generate nothing
-            elif prompt is not None and details is None:
-                # Anthropic counts what was read from or written to the cache beside input_tokens, not in it.
-                cached = self.cache_read_input_tokens
-                prompt += (cached or 0) + (self.cache_creation_input_tokens or 0)
+def merged(fields: UsageFields, before: Usage | None = None) -> Usage | None:
+    """A `usage` object as tokens; what it does not say is taken from `before`. None when neither says anything."""
+    prompt, output = fields.prompt_tokens, fields.completion_tokens
+    details = fields.prompt_tokens_details or fields.input_tokens_details
+    cached = details.cached_tokens if details is not None else None
+    if prompt is None:
+        prompt, output = fields.input_tokens, fields.output_tokens
         if prompt is None and output is None:
-            return before
-        return Usage(
-            prompt_tokens=_known(prompt, before.prompt_tokens if before else 0),
-            output_tokens=_known(output, before.output_tokens if before else 0),
-            cached_tokens=_known(cached, before.cached_tokens if before else 0),
-        )
+            prompt = fields.total_tokens  # rerank and score say only the total, and generate nothing
+        elif prompt is not None and details is None:
+            # Anthropic counts what was read from or written to the cache beside input_tokens, not in it.
+            cached = fields.cache_read_input_tokens
+            prompt += (cached or 0) + (fields.cache_creation_input_tokens or 0)
+    if prompt is None and output is None:
+        return before
+    return Usage(
+        prompt_tokens=_known(prompt, before.prompt_tokens if before else 0),
+        output_tokens=_known(output, before.output_tokens if before else 0),
+        cached_tokens=_known(cached, before.cached_tokens if before else 0),
+    )
 
 
 def _known(value: int | None, otherwise: int) -> int:
     return otherwise if value is None else max(value, 0)
-
-
-class _Choice(msgspec.Struct):
-    finish_reason: str | None = None
-    message: msgspec.Raw = msgspec.Raw()
-
-    def asks_for_more(self) -> bool | None:
-        # A tool that the request itself demanded is called with the reason "stop".
-        return True if _TOOL_CALLS.search(self.message) else asks_for_more(self.finish_reason)
-
-
-class _Item(msgspec.Struct):
-    type: str = ""
 
 
 class Answer(NamedTuple):
@@ -125,55 +96,51 @@ class Answer(NamedTuple):
     is_drained: bool
 
 
-class _Body(msgspec.Struct):
-    id: object = None
-    usage: UsageFields | None = None
-    choices: list[_Choice] = []
-    status: object = None
-    stop_reason: object = None
-    output: msgspec.Raw = msgspec.Raw()
-
-    def awaits_more(self) -> bool | None:
-        if self.choices:
-            return all_told([choice.asks_for_more() for choice in self.choices])
-        if isinstance(self.stop_reason, str):
-            return asks_for_more(self.stop_reason)
-        if self.output and isinstance(self.status, str):
-            try:
-                items = _output_decoder.decode(self.output)
-            except msgspec.DecodeError:
-                return None  # another API's
-            return True if any([item.type in TOOL_ITEMS for item in items]) else asks_for_more(self.status)
-        return None
-
-    def is_drained(self) -> bool:
-        usage = self.usage
-        made = usage is not None and (usage.completion_tokens or usage.output_tokens)
-        return self.is_given_up() and not made
-
-    def is_given_up(self) -> bool:
-        """Does it end by an abort, as each of the three APIs says it?"""
-        if self.choices:
-            return all([choice.finish_reason == "abort" for choice in self.choices])
-        return self.status == "cancelled" or self.stop_reason == "abort"
-
-
-_body_decoder = msgspec.json.Decoder(_Body)
-_output_decoder = msgspec.json.Decoder(list[_Item])
 _TOOL_CALLS = re.compile(rb'"tool_calls"\s*:\s*\[\s*[^\]\s]')
-_usage_decoder = msgspec.json.Decoder(UsageFields)
 _USAGE_OBJECT = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}"]|"[^"\\]*"|\{[^{}]*\})*\})')
 
 
 def read_answer(body: bytes) -> Answer:
     """Read a whole JSON answer once; what is no such JSON says nothing."""
     try:
-        answer = _body_decoder.decode(body)
+        answer = decode_body(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Answer("", None, None, False)
-    usage = None if answer.usage is None else answer.usage.merged()
+    usage = None if answer.usage is None else merged(answer.usage)
     id_ = answer.id if isinstance(answer.id, str) else ""
-    return Answer(id_, usage, answer.awaits_more(), answer.is_drained())
+    return Answer(id_, usage, _awaits_more(answer), _is_drained(answer))
+
+
+def _awaits_more(answer: Body) -> bool | None:
+    if answer.choices:
+        return all_told([_choice_asks(choice) for choice in answer.choices])
+    if isinstance(answer.stop_reason, str):
+        return asks_for_more(answer.stop_reason)
+    if answer.output and isinstance(answer.status, str):
+        try:
+            items = decode_items(answer.output)
+        except msgspec.DecodeError:
+            return None  # another API's
+        return True if any([item.type in TOOL_ITEMS for item in items]) else asks_for_more(answer.status)
+    return None
+
+
+def _choice_asks(choice: Choice) -> bool | None:
+    # A tool that the request itself demanded is called with the reason "stop".
+    return True if _TOOL_CALLS.search(choice.message) else asks_for_more(choice.finish_reason)
+
+
+def _is_drained(answer: Body) -> bool:
+    usage = answer.usage
+    made = usage is not None and (usage.completion_tokens or usage.output_tokens)
+    return _is_given_up(answer) and not made
+
+
+def _is_given_up(answer: Body) -> bool:
+    """Does it end by an abort, as each of the three APIs says it?"""
+    if answer.choices:
+        return all([choice.finish_reason == "abort" for choice in answer.choices])
+    return bool(answer.status == "cancelled" or answer.stop_reason == "abort")
 
 
 def usage_in_tail(tail: bytes) -> Usage | None:
@@ -183,7 +150,7 @@ def usage_in_tail(tail: bytes) -> Usage | None:
     """
     for found in reversed(list(_USAGE_OBJECT.finditer(tail))):
         try:
-            usage = _usage_decoder.decode(found[1]).merged()
+            usage = merged(decode_usage(found[1]))
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
         if usage is not None:

@@ -76,8 +76,8 @@ class ClaimReader:
         turns = read_turns(payload.conversation) if generates else NO_TURNS
         fields = {name: value for name, value in headers if name in _OF_INTEREST}
         claim = self._shown(rules, fields, payload, turns, flow)
-        if rules.headers and (fields or payload.metadata):
-            claim = _said(fields, payload.metadata, claim)
+        if rules.headers and (fields or payload.fields.metadata):
+            claim = _said(fields, payload.fields.metadata, claim)
         return Reading(claim, payload.instruction_bytes + turns.instruction_bytes)
 
     def answered(self, flow: Flow, claim: Claim, stage: int, response_id: str) -> None:
@@ -101,9 +101,9 @@ class ClaimReader:
             return Claim(_hashed(b"trace", trace), explicit=True)
         if rules.content and turns is not NO_TURNS:
             session = _session(fields) if rules.sessions else b""
-            return self._of_turns(turns, session, payload.previous_response_id, flow)
-        if rules.prefixes and payload.text:
-            return Claim(extends=self._prefixes(payload.text, flow))
+            return self._of_turns(turns, session, payload.fields.previous_response_id or "", flow)
+        if rules.prefixes and payload.fields.prompt:
+            return Claim(extends=self._prefixes(payload.fields.prompt, flow))
         return NO_CLAIM
 
     def _of_turns(self, turns: Turns, session: bytes, previous: str, flow: Flow) -> Claim:

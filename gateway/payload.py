@@ -7,7 +7,7 @@ taken out (`design`: a client can refine who it is, never raise its claim), and 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -20,7 +20,7 @@ __all__ = ["Payload", "read_json", "read_multipart"]
 SEQUENCES_MAX = 128
 USER_LENGTH_MAX = 128
 _ASK_FOR_USAGE = b'"stream_options":{"include_usage":true},'
-
+NO_FIELDS = Fields()
 
 _PROMPT = (  # as chat templates put it: what requests of one app have in common first
     "tools",
@@ -59,13 +59,8 @@ class Payload:
         prompt: JSON of everything that becomes prompt.
         asks_usage: the client itself wants usage in its stream.
         body: what goes to the engine; `ask_usage` changes it.
-        output_param, prompt_param: the fields that said how long the answer may be, and what the prompt is.
-        conversation: JSON of the messages, or of what a Responses call calls its input.
-        text: JSON of a raw completion's prompt.
-        instruction_bytes: JSON of instructions that stand beside the conversation (`system`, `instructions`).
-        metadata: JSON of what the client adds about its request.
-        previous_response_id: the Responses answer that this call goes on from.
-        demands_tool: the answer must call a tool.
+        output_param: the field that said how long the answer may be.
+        fields: all that was decoded of a JSON body.
     """
 
     model: str
@@ -78,13 +73,28 @@ class Payload:
     has_stream_options: bool
     body: bytes
     output_param: str | None = None
-    prompt_param: str | None = None
-    conversation: Raw = field(default_factory=Raw)
-    text: Raw = field(default_factory=Raw)
-    instruction_bytes: int = 0
-    metadata: Raw = field(default_factory=Raw)
-    previous_response_id: str = ""
-    demands_tool: bool = False
+    fields: Fields = NO_FIELDS
+
+    @property
+    def prompt_param(self) -> str | None:
+        """The field that says what the prompt is; None if there is none."""
+        return next((name for name in reversed(_PROMPT) if getattr(self.fields, name)), None)
+
+    @property
+    def conversation(self) -> Raw:
+        """JSON of the messages, or of what a Responses call calls its input."""
+        return self.fields.messages or self.fields.input
+
+    @property
+    def instruction_bytes(self) -> int:
+        """JSON of instructions that stand beside the conversation."""
+        return memoryview(self.fields.system).nbytes + memoryview(self.fields.instructions).nbytes
+
+    @property
+    def demands_tool(self) -> bool:
+        """The answer must call a tool."""
+        choice = bytes(self.fields.tool_choice)
+        return bool(choice) and choice not in (b'"auto"', b'"none"', b"null")
 
     def ask_usage(self) -> None:
         """Have the engine report usage at the end of the stream."""
@@ -113,25 +123,18 @@ def read_json(body: bytes) -> Payload:
     fields = _fields(body)
     options = fields.stream_options
     output_tokens_max, output_param = _output_tokens_max(fields)
-    prompts = [name for name in _PROMPT if getattr(fields, name)]
     return Payload(
         model=fields.model,
         stream=bool(fields.stream),
         output_tokens_max=output_tokens_max,
         sequences=_sequences(fields),
-        prompt=_prompt(fields, prompts),
+        prompt=_prompt(fields),
         user=(fields.safety_identifier or fields.user or _metadata_user(fields.metadata))[:USER_LENGTH_MAX],
         asks_usage=isinstance(options, StreamOptions) and bool(options.include_usage),
         has_stream_options=options is not UNSET,
         body=_without_steering(body, fields),
         output_param=output_param,
-        prompt_param=prompts[-1] if prompts else None,
-        conversation=fields.messages or fields.input,
-        text=fields.prompt,
-        instruction_bytes=memoryview(fields.system).nbytes + memoryview(fields.instructions).nbytes,
-        metadata=fields.metadata,
-        previous_response_id=fields.previous_response_id or "",
-        demands_tool=bool(fields.tool_choice) and bytes(fields.tool_choice) not in (b'"auto"', b'"none"', b"null"),
+        fields=fields,
     )
 
 
@@ -149,18 +152,22 @@ def _fields(body: bytes) -> Fields:
 
 
 def _output_tokens_max(fields: Fields) -> tuple[int | None, str | None]:
-    limit = param = None
-    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
-        value: int | None = getattr(fields, name)
-        if value is None:
-            continue
-        if value < 1:
-            raise ApiError(Reason.INVALID_REQUEST, f"'{name}' must be at least 1, got {value}", param=name)
-        limit, param = value, name
+    if fields.max_output_tokens is not None:
+        limit, param = fields.max_output_tokens, "max_output_tokens"
+    elif fields.max_completion_tokens is not None:
+        limit, param = fields.max_completion_tokens, "max_completion_tokens"
+    elif fields.max_tokens is not None:
+        limit, param = fields.max_tokens, "max_tokens"
+    else:
+        return None, None
+    if limit < 1:
+        raise ApiError(Reason.INVALID_REQUEST, f"'{param}' must be at least 1, got {limit}", param=param)
     return limit, param
 
 
 def _sequences(fields: Fields) -> int:
+    if fields.n is None and fields.best_of is None and not fields.prompt:
+        return 1
     sequences = 1
     for name, value in (("n", fields.n), ("best_of", fields.best_of)):
         if value is None:
@@ -184,8 +191,12 @@ def _sequences(fields: Fields) -> int:
     return sequences
 
 
-def _prompt(fields: Fields, names: list[str]) -> bytes:
-    return b"".join([getattr(fields, name) for name in names])
+def _prompt(fields: Fields) -> bytes:
+    parts = (
+        fields.tools, fields.system, fields.instructions, fields.query, fields.documents, fields.text_2, fields.text_1,
+        fields.messages, fields.prompt, fields.input,
+    )  # fmt: skip
+    return b"".join(parts)
 
 
 def _metadata_user(metadata: Raw) -> str:
@@ -198,12 +209,15 @@ def _metadata_user(metadata: Raw) -> str:
 
 
 def _without_steering(body: bytes, fields: Fields) -> bytes:
-    steering = [name for name in _STEERING if getattr(fields, name)]
-    if not steering:
+    if not (
+        fields.priority or fields.cache_salt or fields.kv_transfer_params or fields.ec_transfer_params
+        or fields.vllm_xargs or fields.request_id or fields.extra_key or fields.bootstrap_host
+        or fields.bootstrap_port or fields.bootstrap_room or fields.data_parallel_rank
+    ):  # fmt: skip
         return body
     kept = decode_object(body)
-    for name in steering:
-        del kept[name]
+    for name in _STEERING:
+        kept.pop(name, None)
     return encode(kept)
 
 

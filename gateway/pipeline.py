@@ -131,7 +131,7 @@ class Pipeline:
             admitted.claim = claim
             if instruction_bytes:
                 admitted.system_tokens = admitted.prompt_tokens * instruction_bytes // len(payload.prompt)
-        if pool.prefixes is not None and way.generates and payload.prompt_param is not None:
+        if pool.prefixes is not None and way.generates and payload.prompt:
             admitted.prefix = pool.prefixes.read(payload, principal.tenant)
         if payload.stream and not payload.asks_usage and way.dialect is Dialect.OPENAI and not _is_form(request):
             payload.ask_usage()

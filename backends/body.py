@@ -1,0 +1,119 @@
+"""Which parts of an answer's JSON are decoded: of a whole one, and of the events of a stream?
+
+The chat, Responses and Messages APIs in one structure each. msgspec fills them in C; they stand apart from the code
+that reads them, which is compiled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+__all__ = [
+    "Body",
+    "Choice",
+    "Delta",
+    "Envelope",
+    "ErrorFields",
+    "Event",
+    "EventChoice",
+    "Item",
+    "MessageDelta",
+    "UsageFields",
+    "decode_body",
+    "decode_event",
+    "decode_items",
+    "decode_usage",
+]
+
+
+class Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class UsageFields(msgspec.Struct):
+    """A `usage` object in any of the three spellings: OpenAI chat, OpenAI Responses, Anthropic Messages."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: Details | None = None
+    total_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: Details | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
+class Choice(msgspec.Struct):
+    finish_reason: str | None = None
+    message: Raw = Raw()
+
+
+class Item(msgspec.Struct):
+    type: str = ""
+
+
+class Body(msgspec.Struct):
+    id: Any = None
+    usage: UsageFields | None = None
+    choices: list[Choice] = []
+    status: Any = None
+    stop_reason: Any = None
+    output: Raw = Raw()
+
+
+class Delta(msgspec.Struct):
+    role: Any = None
+    content: Any = None
+    reasoning: Any = None
+    reasoning_content: Any = None
+    tool_calls: Any = None
+    function_call: Any = None
+    refusal: Any = None
+    audio: Any = None
+
+
+class EventChoice(msgspec.Struct):
+    delta: Delta | None = None
+    text: Any = None
+    finish_reason: str | None = None
+
+
+class ErrorFields(msgspec.Struct):
+    message: Any = None
+    type: Any = None
+    code: Any = None
+
+
+class Envelope(msgspec.Struct):
+    """`response` of a Responses event, `message` of Anthropic's message_start."""
+
+    id: str | None = None
+    usage: UsageFields | None = None
+    error: ErrorFields | None = None
+    status: str | None = None
+
+
+class MessageDelta(msgspec.Struct):
+    stop_reason: Any = None
+
+
+class Event(msgspec.Struct):
+    type: str = ""
+    delta: MessageDelta | str | None = None
+    choices: list[EventChoice] | None = None
+    usage: UsageFields | None = None
+    error: ErrorFields | str | None = None
+    response: Envelope | None = None
+    message: Envelope | str | None = None
+    item: Item | None = None
+    code: Any = None
+
+
+decode_body = msgspec.json.Decoder(Body).decode
+decode_items = msgspec.json.Decoder(list[Item]).decode
+decode_usage = msgspec.json.Decoder(UsageFields).decode
+decode_event = msgspec.json.Decoder(Event).decode

@@ -1,0 +1,37 @@
+"""What is in one line of the access log? msgspec writes the structure in C; it stands apart from what is compiled."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Line", "encode_line"]
+
+
+class Line(msgspec.Struct):
+    ts: float
+    request_id: str
+    tenant: str
+    app: str
+    user: str
+    weight: float
+    interaction: str
+    stage: int
+    model: str
+    policy: str
+    path: str
+    stream: bool
+    outcome: str
+    reason: str
+    queue_ms: float
+    ttft_ms: float | None
+    total_ms: float
+    tokens_in: int
+    tokens_out: int
+    tokens_cached: int
+    tokens_in_estimated: int
+    tokens_out_max: int
+    backend: str
+    tries: int
+
+
+encode_line = msgspec.json.Encoder().encode
