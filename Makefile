@@ -3,8 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+COMPILED := build/compiled
+# Finds the compiled modules before the sources, in every process that is started.
+WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(COMPILED):$(CURDIR)
 
-.PHONY: run test check format test-vllm bench lock clean
+.PHONY: run test check format test-vllm bench compiled test-compiled lock clean
 
 run: $(INSTALLED)  ## the gateway with config.example.yaml: simulated engines, all state in memory
 	@$(BIN)/fairgate serve -c config.example.yaml
@@ -26,9 +29,20 @@ test-vllm: $(INSTALLED)  ## installs a pinned CPU build of vLLM (3.5 GB) and run
 	bash deploy/real-vllm/setup.sh
 	FAIRGATE_TEST_VLLM=1 $(BIN)/pytest -q -m vllm tests/vllm --timeout 600
 
-bench: $(INSTALLED)  ## the tables of docs/benchmarks.md; needs nginx with its echo module, and wrk
+compiled: $(COMPILED)/.built  ## the gateway as machine code, in build/compiled; needs a C compiler, takes some minutes
+
+test-compiled: compiled  ## the tests on the compiled gateway
+	$(WITH_COMPILED) $(BIN)/pytest -q -o pythonpath=
+
+bench: compiled  ## the tables of docs/benchmarks.md; needs nginx with its echo module, and wrk
 	bash deploy/real-vllm/setup.sh
-	$(BIN)/python -m bench.all
+	$(WITH_COMPILED) $(BIN)/python -m bench.all
+
+$(COMPILED)/.built: $(INSTALLED) pyproject.toml $(shell find policies gateway backends simulation -name '*.py')
+	rm -rf build
+	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/hatchling build -t wheel -d build
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(COMPILED) build/fairgate-*.whl
+	@touch $@
 
 lock: $(INSTALLED)  ## pin the newest versions that pyproject.toml allows
 	$(BIN)/pip install -q uv
@@ -36,7 +50,7 @@ lock: $(INSTALLED)  ## pin the newest versions that pyproject.toml allows
 	    --no-emit-index-url --no-annotate --no-header pyproject.toml -o requirements.lock
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(INSTALLED): requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fairgate needs Python 3.11 or later; try: make PYTHON=python3.12")'

@@ -112,8 +112,8 @@ class ClaimReader:
             if not questions:
                 return Claim(begins=turns.begins)
             # A session may have lost its first turns since; without one, all questions so far tell talks apart.
-            asked = questions[-1:] if session else questions
-            return Claim(_hashed(b"asked", session, *map(same_text, asked)), turns.stage, turns.begins)
+            asked = [same_text(question) for question in (questions[-1:] if session else questions)]
+            return Claim(_hashed(b"asked", session, *asked), turns.stage, turns.begins)
         if questions:
             return Claim(_hashed(b"after", previous.encode(), questions[-1]), turns.stage, turns.begins)
         before = self._answers.get((flow, previous))
@@ -235,4 +235,4 @@ def _is_id(value: bytes) -> bool:
 
 def _hashed(*parts: bytes) -> str:
     """A short name for these parts. None of them holds a NUL: they are JSON, or printable."""
-    return hashlib.blake2b(b"\0".join(parts), digest_size=8).hexdigest()
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]

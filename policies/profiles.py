@@ -30,7 +30,7 @@ CLAMP = 16.0
 STAGES_MAX = 32
 """Later stages are one."""
 ANY_STAGE = 0
-WHOLE_SCOPE = ("", STAGES_MAX + 1)
+ANY_APP, WHOLE_SCOPE = "", STAGES_MAX + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Profiles:
         own = worths.get((scope, app, stage if stage < STAGES_MAX else STAGES_MAX))
         if own is not None and own.seen >= ENOUGH:
             return own.norm
-        for wider in (worths.get((scope, app, ANY_STAGE)), worths.get((scope, *WHOLE_SCOPE)), self._pool):
+        for wider in (worths.get((scope, app, ANY_STAGE)), worths.get((scope, ANY_APP, WHOLE_SCOPE)), self._pool):
             if wider is not None and wider.seen >= ENOUGH:
                 return wider.norm
         return NEUTRAL
@@ -127,7 +127,7 @@ class Profiles:
         self._pool.norm = max(1.0, self._pool.mean)
         usual = 0.0
         worths = self._worths
-        for key in ((scope, *WHOLE_SCOPE), (scope, app, ANY_STAGE), (scope, app, min(stage, STAGES_MAX))):
+        for key in ((scope, ANY_APP, WHOLE_SCOPE), (scope, app, ANY_STAGE), (scope, app, min(stage, STAGES_MAX))):
             own = worths.get(key)
             if own is None:
                 own = worths[key] = _Worth()
