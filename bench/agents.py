@@ -14,17 +14,22 @@ could be inferred of its answers.
 
 The first leg runs without the abuser; it sets the abuser's rate and is what sessions' times are compared with. A leg is
 measured for `--window` seconds; sessions that have begun then have `--grace` seconds to end, under the same load.
+
+Where a session's time goes is told from both ends: what waits in fairgate's queue by its access log, and what its log
+does not have of a call is the way there and back, with reading and writing on busy cores. Up to the first token the
+rest is the engine's (its queue and the prompt), after it the answer's, token by token in a batch of so many.
 """
 
 import argparse
 import asyncio
 import contextlib
 import gzip
+import hashlib
 import json
 import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -111,6 +116,24 @@ def chat(route: Route, tenant: str, messages: list[dict[str, Any]], tokens: int,
 
 
 @dataclass(slots=True)
+class Parts:
+    """Where the time of one session went, in seconds; of the prompts of its calls, what was found in the cache."""
+
+    tools_s: float = 0.0
+    way_s: float = 0.0
+    queue_s: float = 0.0
+    first_token_s: float = 0.0
+    answer_s: float = 0.0
+    answer_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+    def add(self, other: "Parts") -> None:
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
+@dataclass(slots=True)
 class Leg:
     """What one policy did. Times are of sessions that ran to their end, by session and turn of its replay."""
 
@@ -118,6 +141,7 @@ class Leg:
     abused: bool
     window_s: float = 0.0
     session_s: dict[str, float] = field(default_factory=dict)
+    parts: dict[str, Parts] = field(default_factory=dict)
     begun: int = 0
     unfinished: int = 0
     refused_at_start: int = 0
@@ -170,6 +194,7 @@ class Agents:
         conversation = Conversation(f"{leg.name}/{leg.abused}/{name}")
         leg.begun += 1
         leg.unfinished += 1
+        parts = Parts()
         begin_s = loop.time()
         for number, (words, tokens) in enumerate(session.calls, 1):
             headers = f"x-fairgate-interaction: {name}\r\nx-fairgate-stage: {number}\r\n"
@@ -181,9 +206,15 @@ class Agents:
             if not reply.ok:
                 self._failed(reply, number)
                 return
+            answered_s = loop.time()
+            parts.first_token_s += reply.ttft_s
+            parts.answer_s += answered_s - reply.first_s
+            parts.answer_tokens += tokens
             await asyncio.sleep(TOOLS_S)
+            parts.tools_s += loop.time() - answered_s
         leg.unfinished -= 1
         leg.session_s[name] = loop.time() - begin_s
+        leg.parts[name] = parts
 
     def _failed(self, reply: Reply, number: int) -> None:
         if reply.broken and self._ending:
@@ -247,6 +278,30 @@ class Abuser:
         self._client.close()
 
 
+def read_parts(leg: Leg, access_log: Path) -> None:
+    """Tell apart, in what clients saw of each session, what the gateway's log knows of its calls."""
+    logged = {_logged(name): name for name in leg.parts}
+    with access_log.open() as lines:
+        for line in lines:
+            row = json.loads(line)
+            name = logged.get(row["interaction"])
+            if name is None or row["ttft_ms"] is None:
+                continue
+            parts = leg.parts[name]
+            parts.queue_s += row["queue_ms"] / 1000
+            parts.way_s -= row["total_ms"] / 1000
+            parts.prompt_tokens += row["tokens_in"]
+            parts.cached_tokens += row["tokens_cached"]
+    for parts in leg.parts.values():
+        parts.way_s += parts.first_token_s + parts.answer_s
+        parts.first_token_s -= parts.way_s + parts.queue_s
+
+
+def _logged(interaction: str) -> str:
+    """What the access log calls an interaction that its client named so."""
+    return hashlib.blake2b(b"said\0" + interaction.encode(), digest_size=8).hexdigest()
+
+
 def _count(refusals: dict[str, int], reply: Reply) -> None:
     reason = _reason(reply)
     refusals[reason] = refusals.get(reason, 0) + 1
@@ -295,6 +350,8 @@ async def run_leg(name: str, route: Route, target: Engine, load: Load, abusive_r
         if abuser is not None:
             await abuser.end()
     await target.wait_idle()
+    if route.access_log is not None:
+        read_parts(leg, route.access_log)
     leg.prompt_tokens = after[PROMPT] - before[PROMPT]
     leg.output_tokens = after[OUTPUT] - before[OUTPUT]
     leg.preemptions = after[PREEMPTIONS] - before[PREEMPTIONS]
@@ -318,12 +375,41 @@ def summary(leg: Leg, alone: Leg, direct: Leg | None) -> dict[str, Any]:
         if common
         else float("nan"),
         "sessions_compared": len(common),
+        "parts": asdict(_mean(leg, common)),
+        "parts_alone": asdict(_mean(alone, common)),
         "abuser_answered": leg.abuser_answered,
         "abuser_retry_after_usable": refusals - leg.unusable_retry_after,
         "tokens_per_s": leg.tokens_per_s,
         "times_direct": throughput,
         "leg": asdict(leg),
     }
+
+
+def _mean(leg: Leg, names: list[str]) -> Parts:
+    """Of the sessions of these names."""
+    total = Parts()
+    for name in names:
+        total.add(leg.parts[name])
+    return Parts(*(getattr(total, each.name) / max(1, len(names)) for each in fields(total)))
+
+
+def parts_table(result: dict[str, Any]) -> str:
+    """Each leg's sessions that ran to their end, beside the same ones alone."""
+    heads = [
+        "policy", "sessions compared", "tools", "way", "queue of fairgate", "engine to the first token", "answer",
+        "ms per token", "prompt cached",
+    ]  # fmt: skip
+    rows = []
+    for row in result["legs"]:
+        name = row["leg"]["name"]
+        both = [(f"{name}, abused", row["parts"]), ("the same, alone", row["parts_alone"])]
+        for label, parts in both if row["leg"]["abused"] else [(f"{name}, alone", row["parts"])]:
+            times = [parts[key] for key in ("tools_s", "way_s", "queue_s", "first_token_s", "answer_s")]
+            each_ms = 1000 * parts["answer_s"] / max(1, parts["answer_tokens"])
+            cached = f"{parts['cached_tokens'] / parts['prompt_tokens']:.0%}" if parts["prompt_tokens"] else "?"
+            seconds = [f"{time:.2f} s" for time in times]
+            rows.append([label, str(row["sessions_compared"]), *seconds, f"{each_ms:.1f}", cached])
+    return report.table(heads, rows)
 
 
 def agents_table(result: dict[str, Any]) -> str:
@@ -386,7 +472,8 @@ async def run(options: argparse.Namespace) -> None:
         "legs": [summary(leg, legs[0], direct) for leg in legs],
     }
     report.save("agents", result)
-    print(f"\n{agents_table(result)}\n\nThe abuser sends {rate:.1f} calls/s; rpm allows {rpm} a minute and tenant.")
+    print(f"\n{agents_table(result)}\n\nWhere the time of a session went, mean:\n\n{parts_table(result)}\n")
+    print(f"The abuser sends {rate:.1f} calls/s; rpm allows {rpm} a minute and tenant.")
     print(f"{report.SHARED_CORES}\n")
 
 

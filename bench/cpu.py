@@ -10,9 +10,9 @@ itself, everything else runs on core 1. Counted is the user and system time of t
 - `chunk, burst`: 100 events as fast as they go, 16 connections;
 - `chunk, 50/s x 200` and `x 1000`: so many streams of 100 events, 50 events a second each, starts spread over 2 s.
 
-LiteLLM and Portkey take part in one round with 8 connections, which keep them busy. fairgate runs with everything on:
-keys, policy, ledger, metrics, access log to a file. Within a case all proxies run at
-once and take turns under load, so that what is compared is measured within seconds.
+LiteLLM and Portkey take part in one round of 5 s, with 8 connections, which keep them busy. fairgate runs with
+everything on: keys, policy, ledger, metrics, access log to a file. Within a case all proxies run at once and take turns
+under load, so that what is compared is measured within seconds.
 """
 
 import argparse
@@ -21,11 +21,9 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
-import uvloop
-
 from bench import report
 from bench.proxies import PROXIES, SLOW, chosen, open_routes
-from bench.stack import BenchError, Route, cpu_s
+from bench.stack import BenchError, Route, cpu_s, run_bench
 from bench.upstream import Case, echo_upstream
 from bench.wrk import reply_bytes, wrk
 
@@ -40,6 +38,7 @@ CASES = (
 WARM_UP_S = 1.0
 # Enough to keep a slow one busy, few enough that it answers within a short round.
 SLOW_CONNECTIONS = 8
+SLOW_SECONDS = 5.0
 # With more than these, a slow one does what it does with fewer.
 CONNECTIONS_TELLING = 200
 # Every proxy of a case must be able to start, answer and end; a peer that hangs must not hold up the rest.
@@ -49,7 +48,7 @@ TURN_LIMIT_S = 90.0
 async def measure(route: Route, case: Case, seconds: float, warm_up_s: float) -> dict[str, float]:
     """CPU microseconds per request, or per event, of one proxy under one load. Raises BenchError."""
     if route.name in SLOW:
-        case = replace(case, connections=SLOW_CONNECTIONS)
+        case, seconds = replace(case, connections=SLOW_CONNECTIONS), max(seconds, SLOW_SECONDS)
     size = await reply_bytes(route, case)
     if warm_up_s:
         await wrk(route, case, warm_up_s)
@@ -123,11 +122,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="measured per proxy, case and round")
     parser.add_argument("--proxies", default=",".join(PROXIES))
     parser.add_argument("--cases", action="append", choices=[case.name for case in CASES], help="default: all")
-    options = parser.parse_args()
-    try:
-        uvloop.run(run(options))
-    except BenchError as error:
-        raise SystemExit(f"bench.cpu: {error}") from None
+    run_bench("bench.cpu", run(parser.parse_args()))
 
 
 if __name__ == "__main__":

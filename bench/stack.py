@@ -14,14 +14,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
+import uvloop
 import yaml
 
 from bench.load import Client
 from gateway.config.model import hash_key
+
+Result = TypeVar("Result")
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVE = ROOT / "deploy" / "real-vllm" / "serve.sh"
@@ -40,6 +44,23 @@ SAMPLE = re.compile(r"^(vllm:\w+)\{[^}]*\} (\S+)$", re.M)
 
 class BenchError(Exception):
     """A process of the benchmark did not start or did not come to rest; the message says which and where to look."""
+
+
+def run_bench(name: str, main: Coroutine[Any, Any, Result]) -> Result:
+    """Runs a benchmark on uvloop. SIGTERM ends it as an error would, so that none of its processes is left behind."""
+
+    async def until_terminated() -> Result:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await main
+
+    try:
+        return uvloop.run(until_terminated())
+    except BenchError as error:
+        raise SystemExit(f"{name}: {error}") from None
+    except asyncio.CancelledError:
+        raise SystemExit(f"{name}: terminated") from None
 
 
 def free_port() -> int:
@@ -143,7 +164,7 @@ class Engine:
 class Route:
     """One way to the engine. `keys` names the key each tenant uses on it; `pid` is the proxy's, 0 for none.
 
-    `headers`: fields that every request on it needs besides.
+    `headers`: fields that every request on it needs besides. `access_log`: where fairgate writes it; None without one.
     """
 
     name: str
@@ -151,6 +172,7 @@ class Route:
     pid: int = 0
     keys: tuple[tuple[str, str], ...] = ()
     headers: tuple[tuple[str, str], ...] = ()
+    access_log: Path | None = None
 
     def key(self, tenant: str) -> str:
         return dict(self.keys).get(tenant, "")
@@ -251,10 +273,11 @@ async def fairgate(
         backend["max_num_seqs"] = concurrency
         pool["capacity"] = {"max_concurrency": concurrency}
     with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder:
+        access_log = Path(folder, "access.log")
         settings: dict[str, object] = {
             "listen": f"127.0.0.1:{port}",
             "admin": f"127.0.0.1:{admin_port}",
-            "access_log": f"{folder}/access.log",
+            "access_log": str(access_log),
             "drain_s": 1,
             "pools": [pool | {"backends": [backend]}],
             "tenants": [
@@ -268,6 +291,6 @@ async def fairgate(
         log = Path(folder, "fairgate.log")
         with process([sys.executable, "-m", "gateway.cli", "serve", "-c", str(config)], log, cpu) as child:
             await wait_ready(f"http://127.0.0.1:{admin_port}", "/ready", child, log, PROXY_START_S)
-            yield Route("fairgate", f"http://127.0.0.1:{port}", child.pid, tuple(keys.items()))
+            yield Route("fairgate", f"http://127.0.0.1:{port}", child.pid, tuple(keys.items()), access_log=access_log)
         if "Traceback" in (said := log.read_text()):
             print(f"fairgate had a fault:\n{said[-3000:]}", flush=True)

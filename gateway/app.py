@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,8 +38,10 @@ EMBEDDED_PROFILE = "demo"
 class Gateway:
     """Listeners, pools and telemetry of one process. `start`, then `stop`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, listener: socket.socket | None = None) -> None:
+        """`listener`: a socket that listens already, instead of the configured address."""
         self.config = config
+        self._listener = listener
         self.metrics = Metrics()
         self.shared = Shared.of(config)
         self.pools: list[Pool] = []
@@ -92,7 +95,7 @@ class Gateway:
         self._server = HttpServer(
             self._pipeline.handle, limits=_server_limits(config), on_head=self._pipeline.authorize
         )
-        self.port = await self._server.listen(*config.listen_address)
+        self.port = await self._server.listen(*config.listen_address, sock=self._listener)
         self._admin = web.AppRunner(admin_app(self), access_log=None)
         await self._admin.setup()
         host, port = config.admin_address
@@ -160,6 +163,7 @@ def _server_limits(config: Config) -> ServerLimits:
         body_bytes_max=limits.body_bytes_max,
         connections_max=limits.connections_max,
         idle_s=limits.client_idle_s,
+        write_stall_s=limits.client_stall_s,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +14,21 @@ import click
 if TYPE_CHECKING:
     from gateway.app import Gateway
     from gateway.config.model import Config
+    from gateway.workers import Worker
 
 __all__ = ["main"]
 
 BAD_INPUT = 2
 
 
+def _build() -> str:
+    """Does the source run as it is, or compiled?"""
+    spec = find_spec("policies.engine")
+    return "interpreted" if spec is None or (spec.origin or "").endswith(".py") else "compiled"
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="fairgate")
+@click.version_option(package_name="fairgate", message=f"%(prog)s %(version)s, {_build()}")
 def main() -> None:
     """Fair serving of large language models: a gateway in front of vLLM and other OpenAI-compatible engines.
 
@@ -38,26 +46,35 @@ def main() -> None:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on (with --backend).")
 @click.option("--port", default=8080, show_default=True, help="Port to listen on (with --backend).")
 @click.option("--admin-port", default=9090, show_default=True, help="Port of the admin listener (with --backend).")
-def serve(config_path: Path | None, backends: tuple[str, ...], host: str, port: int, admin_port: int) -> None:
+@click.option(
+    "--workers", type=click.IntRange(1, 256), help="Processes that share the port. Default: the file's, or 1."
+)
+def serve(
+    config_path: Path | None, backends: tuple[str, ...], host: str, port: int, admin_port: int, workers: int | None
+) -> None:
     """Run the gateway.
 
     \b
     fairgate serve --backend http://localhost:8000 --port 8080
     fairgate serve -c config.yaml
     """
-    from gateway.config.load import ConfigError, config_for_backends
+    from gateway.config.load import ConfigError, config_for_backends, load_config
 
     if (config_path is None) == (not backends):
         raise click.UsageError("give either -c FILE or at least one --backend URL (try: fairgate serve --help)")
     try:
         if config_path is not None:
-            config = _load(config_path)
+            config = load_config(config_path, workers)
         else:
-            config = config_for_backends(list(backends), host, port, admin_port)
+            config = config_for_backends(list(backends), host, port, admin_port, workers or 1)
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(BAD_INPUT)
-    _run(lambda: _serve(config))
+    _allow_files()
+    if config.workers > 1:
+        _supervise(config)
+    else:
+        _run(lambda: _serve(config))
 
 
 @main.command()
@@ -335,28 +352,79 @@ def _run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
         sys.exit(1)
 
 
-async def _serve(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once."""
+def _allow_files() -> None:
+    """As many open files as the system grants: every stream needs two sockets."""
+    if sys.platform != "win32":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _supervise(config: Config) -> None:
+    """Serve with several processes; exits with their status."""
+    from gateway.workers import supervise, with_keys
+
+    config, minted = with_keys(config)
+
+    def announce(port: int) -> None:
+        host, _ = config.listen_address
+        url = f"http://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{port}"
+        lines = [
+            f"fairgate: serving on {url} with {config.workers} workers, each with an admin listener of its own",
+            f"  each worker owns 1/{config.workers} of every engine and every limit, and is fair within that part",
+        ]
+        if minted:
+            lines.append("  keys for this run only, for tenants that have none in the config:")
+            lines += [f"    {each.tenant:<12} {each.key}" for each in minted]
+        click.echo("\n".join(lines), err=True)
+
+    try:
+        status = supervise(
+            config,
+            lambda share, worker: _run(lambda: _serve(share, worker)),
+            announce,
+            lambda text: click.echo(f"fairgate: {text}", err=True),
+        )
+    except OSError as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(1)
+    sys.exit(status)
+
+
+async def _serve(config: Config, worker: Worker | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once. A worker ends with its supervisor."""
     import logging
     import signal
 
     from gateway.app import Gateway
 
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
-    gateway = Gateway(config)
+    gateway = Gateway(config, None if worker is None else worker.listener)
     stop, now = asyncio.Event(), asyncio.Event()
 
     def signalled() -> None:
         (now if stop.is_set() else stop).set()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM,) if worker is not None else (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
+
+    def orphaned() -> None:
+        if worker is not None:
+            loop.remove_reader(worker.lifeline)
+        signalled()
+
     try:
         await gateway.start()
-        _announce(gateway)
+        if worker is None:
+            _announce(gateway)
+        else:
+            loop.add_reader(worker.lifeline, orphaned)
+            _announce_worker(gateway, worker)
         await stop.wait()
-        click.echo(f"fairgate: draining for at most {config.drain_s:g} s; a second signal ends at once", err=True)
+        if worker is None:
+            click.echo(f"fairgate: draining for at most {config.drain_s:g} s; a second signal ends at once", err=True)
     finally:
         draining = asyncio.ensure_future(gateway.stop(config.drain_s))
         hurried = asyncio.ensure_future(now.wait())
@@ -365,6 +433,14 @@ async def _serve(config: Config) -> None:
         if not draining.done():
             draining.cancel()
             await gateway.stop(0.0)
+
+
+def _announce_worker(gateway: Gateway, worker: Worker) -> None:
+    """Say where its numbers are to be had."""
+    host, _ = gateway.config.admin_address
+    lines = [f"fairgate: worker {worker.index}: admin on http://{host}:{gateway.admin_port} (/ready, /metrics)"]
+    lines += [f"  worker {worker.index} not ready: {fault}" for fault in gateway.not_ready()]
+    click.echo("\n".join(lines), err=True)
 
 
 def _announce(gateway: Gateway) -> None:

@@ -235,6 +235,7 @@ def _engine(gateway: Config, capacity: CapacityConfig, shared: Shared) -> Admiss
             kv_ceiling=capacity.kv_ceiling,
             headroom=capacity.headroom,
             concurrency_max=capacity.max_concurrency,
+            share=1 / gateway.workers,
         ),
         overload=gateway.overload.settings(),
         interactions=shared.interactions,

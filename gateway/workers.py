@@ -132,25 +132,27 @@ def supervise(config: Config, serve: Serve, announce: Callable[[int], None], say
             return status
         if now >= kill_s:
             _signal(workers, signal.SIGKILL)
+            kill_s = float("inf")
         due_s = [worker.due_s for worker in workers if not worker.pid and not ending]
         received = signal.sigtimedwait(_SIGNALS, max(0.0, min([*due_s, kill_s, now + 3600.0]) - now))
-        if received is not None and received.si_signo != signal.SIGCHLD:
-            if not ending:
-                say(f"draining for at most {config.drain_s:g} s; a second signal ends at once")
+        stopped = received is not None and received.si_signo != signal.SIGCHLD
+        failed = _reap(workers, say, expected=ending) and not ending
+        if stopped and not ending:
+            say(f"draining for at most {config.drain_s:g} s; a second signal ends at once")
+        if failed:
+            status = CANNOT_SERVE
+        if stopped or failed:
             ending = True
-        failed = _reap(workers, say, expected=ending)
-        if failed and not ending:
-            status, ending = CANNOT_SERVE, True
-        if ending and (failed or received is None or received.si_signo != signal.SIGCHLD):
             for worker in workers:
                 worker.listener.close()  # the last copy refuses connections; until then they would wait for nobody
             _signal(workers, signal.SIGTERM)
-            kill_s = min(kill_s, time.monotonic() + config.drain_s + KILL_AFTER_S)
+            kill_s = time.monotonic() + config.drain_s + KILL_AFTER_S
 
 
 def _listeners(host: str, port: int, count: int) -> list[socket.socket]:
     """So many sockets on one port. OSError if another process listens there."""
-    family, _, _, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    found_addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = found_addresses[0]
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # Sockets that share a port join any that share it already: only one that does not finds out.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -10,7 +10,8 @@ which nothing of ours runs may always be probed.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from typing import Literal
 
 from policies.base import Request
@@ -28,6 +29,8 @@ PREFILL_TOKENS_MAX = 262_144
 KV_IS_SHORT = 0.7
 """Above this occupancy a waiting request may wait for KV, and says nothing of the number of slots."""
 LOOK_AGAIN_S = 0.01
+OUTGROWN = 1.25
+"""An answer longer than its reserve may go on for a quarter of what it has taken."""
 ENDED_MAX = 1024
 SUSTAINED_S = 0.25
 """Requests keep coming if the last one came within this time."""
@@ -46,6 +49,8 @@ class CapacitySettings:
     gauge_trust_s: float = 1.0
     retry_backoff_s: float = 0.1
     retry_backoff_s_max: float = 5.0
+    share: float = 1.0
+    """So much of each backend is ours, and so much of what it says of itself; other gateways own the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,18 @@ class Gauges:
     kv_capacity_tokens: int | None = None
     block_size: int | None = None
     preemptions_total: int | None = None
+
+    def share(self, share: float) -> Gauges:
+        """As a backend of this share of the size would say it."""
+        if share == 1.0:
+            return self
+        running, waiting, tokens = self.running, self.waiting, self.kv_capacity_tokens
+        return replace(
+            self,
+            running=None if running is None else ceil(running * share),
+            waiting=None if waiting is None else ceil(waiting * share),
+            kv_capacity_tokens=None if tokens is None else int(tokens * share),
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -84,8 +101,8 @@ class Lease:
         """Output that each of its sequences may still add, as cautiously as for one alone."""
         done = self.output_each()
         cap = self.request.output_tokens_max / self.request.sequences
-        # An answer longer than its reserve is expected to go on for a quarter of what it has taken.
-        return max(0.0, min(max(self.request.output_tokens_reserved / self.request.sequences, done * 1.25), cap) - done)
+        reserved = self.request.output_tokens_reserved / self.request.sequences
+        return max(0.0, min(max(reserved, done * OUTGROWN), cap) - done)
 
 
 class BackendLedger:
@@ -260,7 +277,8 @@ class BackendLedger:
         candidate = self._growing(Lease(request, self.name, now), now)
         if paced and not self._forecast.is_level_with(candidate, limit):
             return "spread"
-        if fits_whole or self._forecast.peak_with(candidate, self._first_token_s / self._token_s) <= limit:
+        delay = self._first_token_s / self._token_s
+        if fits_whole or self._forecast.peak_with(candidate, delay, limit) <= limit:
             return None
         return "kv"
 
@@ -313,6 +331,8 @@ class BackendLedger:
     def regrown(self, lease: Lease) -> None:
         """Its output has gone beyond what it was counted with."""
         request = lease.request
+        if lease.output_tokens * OUTGROWN <= request.output_tokens_reserved:
+            return
         held = request.prompt_tokens + lease.output_tokens + lease.reserve_left() * request.sequences
         held += request.sequences * self._block_size / 2
         if held > lease.held_tokens:
@@ -358,6 +378,7 @@ class BackendLedger:
 
     def observe(self, gauges: Gauges, now: float, *, arrived_s: float = float("-inf")) -> None:
         """It was scraped: correct the model. `arrived_s`: when the last request arrived."""
+        gauges = gauges.share(self._settings.share)
         before, self._gauges = self._gauges, gauges
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0

@@ -42,13 +42,15 @@ class _Deficits:
     def entitled(self, tenant: str, weight: float, backends: list[str]) -> list[str]:
         """The backends at which it has some left, after as many refills as that takes. Never empty."""
         deficits = self._of(tenant)
-        best = max(deficits.get(name, 0.0) for name in backends)
-        if best <= 0:
-            quantum = self._quantum * weight
-            refill = quantum * (-best // quantum + 1)
-            for name in backends:
-                deficits[name] = deficits.get(name, 0.0) + refill
         left = [name for name in backends if deficits.get(name, 0.0) > 0]
+        if left:
+            return left
+        best = max([deficits.get(name, 0.0) for name in backends])
+        quantum = self._quantum * weight
+        refill = quantum * (-best // quantum + 1)
+        for name in backends:
+            deficits[name] = deficits.get(name, 0.0) + refill
+        left = [name for name in backends if deficits[name] > 0]
         # Of a debt far larger than the quantum, rounding may leave nothing to be positive.
         return left or [max(backends, key=lambda name: deficits[name])]
 
@@ -96,7 +98,7 @@ class D2lpm(PerBackend[Dlpm]):
         backend, _ = self._running[request.id]
         super().charge(request, service, now, final=final)
         if final:
-            received = self._cost(service._replace(cached=0))
+            received = self._cost(ServiceTokens(service.prompt, service.output, 0))
             self._deficits.charge(request.flow.tenant, backend, received - self._input(request))
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
@@ -123,7 +125,11 @@ class D2lpm(PerBackend[Dlpm]):
             depths = {name: max(cached.get(name, 0), self._local[name].shared_depth(request)) for name in loads}
             longest = max(depths.values())
             candidates = [name for name in candidates if depths[name] == longest] or candidates
-        return min(candidates, key=lambda name: loads[name])
+        chosen = candidates[0]
+        for name in candidates:
+            if loads[name] < loads[chosen]:
+                chosen = name
+        return chosen
 
     def _moved(self, request: Request, before: str | None, after: str | None) -> None:
         tenant, service = request.flow.tenant, self._input(request)

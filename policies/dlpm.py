@@ -139,7 +139,8 @@ class _MatchedBacklog(Backlog):
         super().push(request, front=front, leads=leads)
         self._serial += 1
         waiting = self._waiting[request.id] = _Waiting(request, self._serial - (_FRONT if front else 0))
-        self.siblings.add(waiting)
+        if request.prefix:
+            self.siblings.add(waiting)
         self._match(waiting)
 
     def dispatch(self, request: Request) -> None:
@@ -209,7 +210,8 @@ class _MatchedBacklog(Backlog):
     def _leave(self, request: Request) -> None:
         waiting = self._waiting.pop(request.id)
         waiting.entry = None
-        self.siblings.remove(waiting)
+        if request.prefix:
+            self.siblings.remove(waiting)
         self._moved(request.flow)
 
     def _moved(self, flow: Flow) -> None:
@@ -287,18 +289,21 @@ class Dlpm(Policy):
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         placed, reported = self._placed[request.id], service.cached
-        if reported is None:
-            service = service._replace(cached=tokens_of_blocks(placed.blocks, request.prefix, service.prompt))
+        if reported is None and placed.blocks:
+            cached = tokens_of_blocks(placed.blocks, request.prefix, service.prompt)
+            service = ServiceTokens(service.prompt, service.output, cached)
         self._backlog.charge(request, self._cost(service))
         if not final:
             return
         del self._placed[request.id]
+        self._backlog.end(request)
+        if not request.prefix:
+            return
         if not service.prompt:
             self.prefixes.forget(request.prefix, placed.backend, placed.blocks)  # refused: it never got there
-        elif reported is not None and request.prefix:
+        elif reported is not None:
             found = blocks_of_tokens(reported, request.prefix, service.prompt)
             self.prefixes.reported(placed.backend, placed.blocks, found)
-        self._backlog.end(request)
 
     def next_eligible(self, now: float) -> float | None:
         return None
@@ -332,7 +337,9 @@ class Dlpm(Policy):
 
     def _dispatch(self, request: Request, backend: str) -> None:
         self._backlog.dispatch(request)
-        self._placed[request.id] = _Placed(backend, self.prefixes.depth(request.prefix, backend))
-        if request.prefix:
+        if not request.prefix:
+            self._placed[request.id] = _Placed(backend, 0)
+        else:
+            self._placed[request.id] = _Placed(backend, self.prefixes.depth(request.prefix, backend))
             self.prefixes.insert(request.prefix, backend)
             self._backlog.rematch_siblings(request.prefix)

@@ -50,11 +50,9 @@ class FairServe(Wsc):
         return self.throttle.refusal(request, now, pressure, self._backlog.waiting_of(request.flow.tenant))
 
     def push(self, request: Request, now: float, *, front: bool = False, leads: bool = True) -> None:
-        if not front:
-            self.throttle.count(request, now)
+        beyond = self.throttle.is_beyond(request, now) if front else self.throttle.count(request, now)
         # Those beyond their limits are not cut inside an interaction, but they go before nobody either.
-        leads = leads and request.inside and not self.throttle.is_beyond(request, now)
-        super().push(request, now, front=front, leads=leads)
+        super().push(request, now, front=front, leads=leads and request.inside and not beyond)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         super().charge(request, service, now, final=final)

@@ -9,7 +9,7 @@ one standard deviation. So what is held back against long answers grows with the
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import sqrt
+from math import inf, sqrt
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
@@ -32,12 +32,12 @@ def still_to_come(expected: float, reserved: float, most: float, done: float) ->
     """How many tokens will an answer still add? At least the first number; anywhere up to the second more.
 
     Its like take `expected` in the mean and nine of ten stay within `reserved`. That is as if they ended at random from
-    some length on: whoever has come so far has as much to go, whatever is behind it. One that has outgrown its reserve
-    goes on for a quarter of what it has taken, in the mean. It ends at `most` at the latest.
+    some length on: whoever has come so far has as much to go, whatever is behind it. One that nears its reserve may
+    well outgrow it, and adds a quarter of what it has taken, in the mean. It ends at `most` at the latest.
     """
     mean = max(0.0, reserved - expected) / LATE
     least = max(0.0, expected - mean - done)
-    width = 2 * mean if done <= reserved else max(2 * mean, done / 2)
+    width = max(2 * mean, done / 2 - 2 * least)
     left = max(0.0, most - done)
     return min(least, left), min(width, max(0.0, left - least))
 
@@ -84,10 +84,10 @@ class KvForecast:
         self._youngest_first = sorted(requests, key=attrgetter("age"))
         self._stretches = _stretches(self._youngest_first)
 
-    def peak_with(self, candidate: Growing, delay: float = 0.0) -> float:
+    def peak_with(self, candidate: Growing, delay: float = 0.0, limit: float = inf) -> float:
         """Largest occupancy ahead, in tokens, if the candidate starts in `delay` steps and nothing after it.
 
-        What ends until then makes room for it.
+        What ends until then makes room for it. Beyond the `limit`, the first occupancy that is found.
         """
         own_end = candidate.grows
         peak = 0.0
@@ -99,6 +99,8 @@ class KvForecast:
                 is_counted = True
                 peak = max(peak, _level(stretch, candidate, own_end))
             peak = max(peak, _level(stretch, candidate, stretch.ends))
+            if peak > limit:
+                return peak
         return peak if is_counted else max(peak, candidate.held + candidate.sequences * own_end)
 
     def is_level_with(self, candidate: Growing, capacity_tokens: float) -> bool:

@@ -225,7 +225,7 @@ class Interactions:
                 interaction = own.get((flow.app, flow.user, extended))
                 if interaction is not None:
                     break
-        if interaction is not None and not interaction.under_way and self._is_idle(interaction, now):
+        if interaction is not None and not interaction.under_way and now - interaction.seen_s > self.settings.idle_s:
             self._close(interaction)
             return None
         return interaction

@@ -78,18 +78,25 @@ class PerBackend(Policy, Generic[P]):
         running = view.loads()
         if not running:
             return None
-        self._place_arrived(running, now)
-        queues = {name: self._local[name] for name in sorted(running, key=lambda name: (running[name], name))}
-        for name, local in queues.items():
-            if len(local):
+        if running.keys() != self._local.keys():
+            self._follow(running, now)
+        if self._arrived:
+            self._place_arrived(running, now)
+        least_busy_first = sorted([(count, name) for name, count in running.items()])
+        longest: P | None = None
+        for _, name in least_busy_first:
+            local = self._local[name]
+            queued = len(local)
+            if queued:
                 selection = local.pop(now, _Only(view, name))
                 if selection is not None:
                     return self._dispatched(selection, local)
-        if not self._idle_takes:
+                if longest is None or queued > len(longest):
+                    longest = local
+        if longest is None or not self._idle_takes:
             return None
-        longest = max(queues.values(), key=len)
-        for name, local in queues.items():
-            if not len(local) and not running[name] and len(longest):
+        for count, name in least_busy_first:
+            if not count and not len(self._local[name]):
                 selection = longest.pop(now, _Only(view, name))
                 if selection is not None:
                     return self._dispatched(selection, longest)
@@ -123,7 +130,8 @@ class PerBackend(Policy, Generic[P]):
     def __len__(self) -> int:
         return len(self._arrived) + len(self._queued)
 
-    def _place_arrived(self, running: dict[str, int], now: float) -> None:
+    def _follow(self, running: dict[str, int], now: float) -> None:
+        """Some backend is new, or out of service."""
         for name in running:
             if name not in self._local:
                 self._local[name] = self._local_policy(name)
@@ -131,8 +139,8 @@ class PerBackend(Policy, Generic[P]):
             for queued in [queued for queued in self._queued.values() if queued.backend not in running]:
                 self._withdraw(queued, now)
                 self._arrived[queued.request.id] = (queued.request, queued.front)
-        if not self._arrived:
-            return
+
+    def _place_arrived(self, running: dict[str, int], now: float) -> None:
         loads = {name: count + len(self._local[name]) for name, count in running.items()}
         for request, front in self._arrived.values():
             backend = self._choose(request, loads)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any
 
 from policies.base import Flow, Pressure, Refusal, Refused, Request, ServiceTokens
 from policies.learned import fields, rows
@@ -51,7 +51,7 @@ def _itself(app: tuple[str, str]) -> Population:
 class _History:
     """What do the members of one population usually do in a window, per weight, and what are their limits by that?"""
 
-    __slots__ = ("_ceilings", "_limits", "completed", "numbers", "usual")
+    __slots__ = ("_ceilings", "completed", "limits", "numbers", "usual")
 
     def __init__(self, ceilings: tuple[Ceiling, ...]) -> None:
         self._ceilings = ceilings
@@ -59,7 +59,8 @@ class _History:
         """The limits that are not learned."""
         self.usual = [Percentile(one.percentile if isinstance(one, Auto) else 0.5) for one in ceilings]
         self.completed = 0
-        self._limits: list[float] | None = None
+        self.limits = self._learned()
+        """Of starts, requests and tokens, at weight 1; infinite where there is none."""
 
     def learn(self, count: Count) -> None:
         self.completed += 1
@@ -69,19 +70,26 @@ class _History:
         starts.learn(count.starts / count.weight)
         requests.learn(count.requests / count.weight)
         tokens.learn(count.tokens / count.weight)
-        self._limits = None
+        self.limits = self._learned()
 
-    def limits(self, weight: float) -> list[float]:
-        """Of starts, requests and tokens; infinite where there is none. What is learned counts per weight."""
-        if self._limits is None:
-            self._limits = [
-                one.of(learned) if isinstance(one, Auto) else number
-                for one, learned, number in zip(self._ceilings, self.usual, self.numbers, strict=True)
-            ]
+    def restore(self, values: list[Any]) -> None:
+        """Of each measure its percentile and how many were seen, as in a snapshot."""
+        for one, value, seen in zip(self.usual, values[::2], values[1::2], strict=True):
+            one.value, one.seen = value, seen
+        self.limits = self._learned()
+
+    def at_weight(self, weight: float) -> list[float]:
+        """The limits of one of this weight: what is learned counts per weight."""
         if weight == 1.0:
-            return self._limits
-        pairs = zip(self._limits, self._ceilings, strict=True)
+            return self.limits
+        pairs = zip(self.limits, self._ceilings, strict=True)
         return [limit * weight if isinstance(ceiling, Auto) else limit for limit, ceiling in pairs]
+
+    def _learned(self) -> list[float]:
+        return [
+            one.of(learned) if isinstance(one, Auto) else number
+            for one, learned, number in zip(self._ceilings, self.usual, self.numbers, strict=True)
+        ]
 
 
 class _Level:
@@ -135,7 +143,7 @@ class _Level:
     def explain(self, member: Hashable, weight: float) -> dict[str, float]:
         """Counts and limits by name."""
         numbers = {}
-        counts, limits = self.counts.sliding(member), self.history(member).limits(weight)
+        counts, limits = self.counts.sliding(member), self.history(member).at_weight(weight)
         for measure, done, limit in zip(MEASURES, counts, limits, strict=True):
             if limit != float("inf"):
                 numbers[f"{self.name}_{measure}"] = done
@@ -152,28 +160,38 @@ class _Level:
         histories: OrderedDict[Population, _History] = OrderedDict()
         for first, second, *values in rows(learned, (str, str, float, int, float, int, float, int)):
             history = histories[(first, second)] = _History(self._ceilings)
-            for one, value, seen in zip(history.usual, values[::2], values[1::2], strict=True):
-                one.value, one.seen = value, seen
+            history.restore(values)
         return histories
 
 
-class _Member(NamedTuple):
+class _Member:
     """Where one flow stands: what its user, its user in this app, and its app did, and what is usual for such."""
 
-    user: Count
-    app_user: Count
-    app: Count
-    usual_user: _History
-    usual_app_user: _History
-    usual_app: _History
+    __slots__ = ("app", "app_user", "user", "usual_app", "usual_app_user", "usual_user")
+
+    def __init__(
+        self,
+        user: Count,
+        app_user: Count,
+        app: Count,
+        usual_user: _History,
+        usual_app_user: _History,
+        usual_app: _History,
+    ) -> None:
+        self.user = user
+        self.app_user = app_user
+        self.app = app
+        self.usual_user = usual_user
+        self.usual_app_user = usual_app_user
+        self.usual_app = usual_app
 
 
-def _exceeded(count: Count, limits: list[float], tokens: int, left: float) -> int | None:
-    """Which measure would be beyond its limit with one more start of so many tokens? Of the past, `left` counts."""
+def _exceeded(count: Count, limits: list[float], starts: int, tokens: int, left: float) -> int | None:
+    """Which measure would be beyond its limit with so many more starts and tokens? Of the past, `left` counts."""
     before = count.before or NO_COUNT
-    if count.starts + left * before.starts + 1 > limits[0]:
+    if count.starts + left * before.starts + starts > limits[0]:
         return 0
-    if count.requests + left * before.requests + 1 > limits[1]:
+    if count.requests + left * before.requests + starts > limits[1]:
         return 1
     return TOKENS if count.tokens + left * before.tokens + tokens > limits[2] else None
 
@@ -204,55 +222,65 @@ class Throttle:
         member = self._member(request, now)
         left, weight, tokens = (self._ends_s - now) / self._window_s, request.weight, request.prompt_tokens
         kept = waiting < KEPT
-        limits = member.usual_user.numbers if kept else member.usual_user.limits(weight)
-        measure = _exceeded(member.user, limits, tokens, left)
+        limits = member.usual_user.numbers if kept else member.usual_user.at_weight(weight)
+        measure = _exceeded(member.user, limits, 1, tokens, left)
         flow = request.flow
         if measure is not None:
             user = flow.tenant, flow.user
             return self._user.refused(Refusal.OVER_USER_LIMIT, measure, limits[measure], user, request, now, pressure)
-        limits = member.usual_app_user.numbers if kept else member.usual_app_user.limits(weight)
-        measure = _exceeded(member.app_user, limits, tokens, left)
+        limits = member.usual_app_user.numbers if kept else member.usual_app_user.at_weight(weight)
+        measure = _exceeded(member.app_user, limits, 1, tokens, left)
         if measure is not None:
             return self._app_user.refused(
                 Refusal.OVER_USER_LIMIT, measure, limits[measure], flow, request, now, pressure
             )
-        limits = member.usual_app.numbers if kept else member.usual_app.limits(weight)
-        measure = _exceeded(member.app, limits, tokens, left)
+        limits = member.usual_app.numbers if kept else member.usual_app.at_weight(weight)
+        measure = _exceeded(member.app, limits, 1, tokens, left)
         if measure is None:
             return None
         part = [limit / max(1, self._app.counts.members(flow[:2])) for limit in limits]
-        if _exceeded(member.app_user, part, tokens, left) is None:
+        if _exceeded(member.app_user, part, 1, tokens, left) is None:
             return None
         return self._app.refused(Refusal.OVER_APP_LIMIT, measure, limits[measure], flow[:2], request, now, pressure)
 
+    def count(self, request: Request, now: float) -> bool:
+        """It is queued. Is its user now beyond a limit (`is_beyond`)? Looked at inside an interaction only."""
+        member = self._member(request, now)
+        user, app_user, app = member.user, member.app_user, member.app
+        tokens = request.prompt_tokens
+        if not app_user.requests:
+            app.members += 1
+        user.requests += 1
+        app_user.requests += 1
+        app.requests += 1
+        user.tokens += tokens
+        app_user.tokens += tokens
+        app.tokens += tokens
+        if request.inside:
+            return self._is_beyond(member, request.weight, now)
+        user.starts += 1
+        app_user.starts += 1
+        app.starts += 1
+        return False
+
     def is_beyond(self, request: Request, now: float) -> bool:
         """Is its user beyond a limit, all in all or in this app, whether or not that refuses anything now?"""
-        member = self._member(request, now)
-        left, weight = (self._ends_s - now) / self._window_s, request.weight
-        over_all = _exceeded(member.user, member.usual_user.limits(weight), 0, left)
-        return (
-            over_all is not None
-            or _exceeded(member.app_user, member.usual_app_user.limits(weight), 0, left) is not None
-        )
+        return self._is_beyond(self._member(request, now), request.weight, now)
 
-    def count(self, request: Request, now: float) -> None:
-        """It is queued."""
-        user, app_user, app, *_ = self._member(request, now)
-        starts, tokens = not request.inside, request.prompt_tokens
-        app.members += not app_user.requests
-        for count in (user, app_user, app):
-            count.starts += starts
-            count.requests += 1
-            count.tokens += tokens
+    def _is_beyond(self, member: _Member, weight: float, now: float) -> bool:
+        left = (self._ends_s - now) / self._window_s
+        if _exceeded(member.user, member.usual_user.at_weight(weight), 0, 0, left) is not None:
+            return True
+        return _exceeded(member.app_user, member.usual_app_user.at_weight(weight), 0, 0, left) is not None
 
     def settle(self, request: Request, service: ServiceTokens, now: float) -> None:
         """It is over, and took this much in all; at least what was expected of its prompt stays counted."""
         tokens = service.prompt + service.output - request.prompt_tokens
         if tokens > 0:
-            user, app_user, app, *_ = self._member(request, now)
-            user.tokens += tokens
-            app_user.tokens += tokens
-            app.tokens += tokens
+            member = self._member(request, now)
+            member.user.tokens += tokens
+            member.app_user.tokens += tokens
+            member.app.tokens += tokens
 
     def _member(self, request: Request, now: float) -> _Member:
         if not self._began_s <= now < self._ends_s:

@@ -331,7 +331,10 @@ class _Driver:
             if record.outcome:
                 continue  # on its way when the client hung up
             arrival = record.arrival
-            record.token_s.extend([now] * tokens)
+            if tokens == 1:
+                record.token_s.append(now)
+            else:
+                record.token_s.extend([now] * tokens)
             if arrival.streamed:
                 if self._keeps:
                     self._result.events.append(Event(now, "progressed", (request_id, tokens)))

@@ -74,12 +74,13 @@ class _Sequence:
     """One request inside the engine. All counts in tokens but `blocks`."""
 
     __slots__ = (
-        "blocks", "cached", "computed", "emitted", "hashes", "id", "joined", "keys", "named", "output_tokens",
-        "planned", "priority", "prompt_tokens", "serial", "tokens", "uncounted_preemptions",
+        "blocks", "cached", "computed", "emitted", "hashes", "id", "joined", "keys", "named", "one_token",
+        "output_tokens", "planned", "priority", "prompt_tokens", "serial", "tokens", "uncounted_preemptions",
     )  # fmt: skip
 
     def __init__(self, request: EngineRequest, serial: int) -> None:
         self.id = request.id
+        self.one_token = (request.id, 1)  # what it adds to a step, made once
         self.prompt_tokens = request.prompt_tokens
         self.output_tokens = request.output_tokens
         self.hashes = request.block_hashes
@@ -162,23 +163,23 @@ class EngineModel:
         tokens = result.tokens
         prefill_tokens = decoding = context_tokens = 0
         done: list[_Sequence] = []
-        for sequence in batch:
-            planned = sequence.planned
+        for sequence in batch:  # once for every token: attributes are read once
+            planned, known = sequence.planned, sequence.tokens
             sequence.planned = 0
-            sequence.computed += planned
+            sequence.computed = computed = sequence.computed + planned
             if planned == 1:
                 decoding += 1
-                context_tokens += sequence.tokens
+                context_tokens += known
             else:
                 prefill_tokens += planned
-            if sequence.computed < sequence.tokens:
+            if computed < known:
                 continue  # a part of a long prompt
             if sequence.joined:
                 self._note_first_output(sequence, result)
             if sequence.emitted < sequence.output_tokens:
                 sequence.emitted += 1
-                sequence.tokens += 1
-                tokens.append((sequence.id, 1))
+                sequence.tokens = known + 1
+                tokens.append(sequence.one_token)
             if sequence.emitted >= sequence.output_tokens:
                 done.append(sequence)
         self._generation_tokens += len(tokens)
@@ -200,8 +201,11 @@ class EngineModel:
         index = 0
         while index < len(running) and budget > 0:
             sequence = running[index]
-            count = min(sequence.tokens - sequence.computed, budget)
-            end = sequence.computed + count
+            computed = sequence.computed
+            count = sequence.tokens - computed
+            if count > budget:
+                count = budget
+            end = computed + count
             if end > sequence.blocks * block_size:
                 need = -(-end // block_size) - sequence.blocks
                 while need > self._pool.free and sequence.blocks:

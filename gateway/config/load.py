@@ -66,17 +66,22 @@ class ConfigError(Exception):
         self.faults = faults
 
 
-def load_config(path: str | os.PathLike[str]) -> Config:
-    """Read a configuration file. Raises ConfigError with every fault; its text never holds a substituted value."""
+def load_config(path: str | os.PathLike[str], workers: int | None = None) -> Config:
+    """Read a configuration file. Raises ConfigError with every fault; its text never holds a substituted value.
+
+    `workers` is taken instead of the file's.
+    """
     source = _Source(os.fspath(path))
     try:
         data = source.read()
     except _RefusedError as error:
         raise ConfigError([error.fault]) from None
+    if workers is not None:
+        data["workers"] = workers
     return _validated(data, source)
 
 
-def config_for_backends(urls: list[str], host: str, port: int, admin_port: int = 9090) -> Config:
+def config_for_backends(urls: list[str], host: str, port: int, admin_port: int = 9090, workers: int = 1) -> Config:
     """The configuration of a gateway without a file: one pool, and every key its own tenant.
 
     Raises ConfigError, for instance when a url is none or the port is the one of the admin listener.
@@ -86,6 +91,7 @@ def config_for_backends(urls: list[str], host: str, port: int, admin_port: int =
     data = {
         "listen": address,
         "admin": f"127.0.0.1:{admin_port}",
+        "workers": workers,
         "open_access": True,
         "pools": [{"name": "default", "backends": [{"url": url} for url in urls]}],
     }

@@ -222,6 +222,8 @@ class Limits(Section):
     """Client connections open at once."""
     client_idle_s: Seconds = 75
     """An idle client connection is closed after this time."""
+    client_stall_s: Seconds = 60
+    """A client that takes nothing of its waiting answer for this time is cut; it pays for what the engine has sent."""
     upstream_connect_s: Seconds = 5
     """Longest time to connect to a backend."""
     upstream_silence_s: Seconds = 600
@@ -259,6 +261,9 @@ class Config(Section):
     """Who is throttled then."""
     quota: QuotaConfig = QuotaConfig()
     """Limits of every tenant at any time; none by default."""
+    workers: int = Field(default=1, ge=1, le=256)
+    """Processes that serve the address. Each owns an equal part of every engine and every limit; the admin listener of
+    the n-th is on the n-th port from `admin`."""
     state_file: str | None = Field(default=None, min_length=1)
     """A file that keeps what was learned of the apps over restarts. Default: it is learned anew each time."""
     limits: Limits = Limits()
@@ -361,9 +366,20 @@ def _address_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
     (host, port), (admin_host, admin_port) = (
         split_address(text) if isinstance(text, str) else ("", -1) for text in addresses
     )
-    everywhere = {"0.0.0.0", "::"}
-    if port == admin_port > 0 and (host == admin_host or {host, admin_host} & everywhere):
-        yield ("admin",), f"takes the port of listen ({addresses[0]}); give it another one"
+    workers = _get(config, "workers")
+    workers = workers if isinstance(workers, int) else 1
+    is_same_host = host == admin_host or bool({host, admin_host} & {"0.0.0.0", "::"})
+    if admin_port > 0 and admin_port <= port < admin_port + workers and is_same_host:
+        takes = "takes the port" if workers == 1 else f"takes {workers} ports, one for each worker, among them that"
+        yield ("admin",), f"{takes} of listen ({addresses[0]}); give it another one"
+    if admin_port <= 65535 < admin_port + workers - 1:
+        yield ("admin",), f"takes {workers} ports, one for each worker: begin lower"
+    backends = [backend for _, pool in _items(config, "pools") for _, backend in _items(pool, "backends")]
+    if workers > 1 and any(str(_get(backend, "url")).startswith("sim:") for backend in backends):
+        yield (
+            ("workers",),
+            "several cannot share an engine inside a process (sim:); run `fairgate sim` and give its url",
+        )
 
 
 def _pool_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import select
 import struct
+import termios
 from collections.abc import Callable
 from socket import SO_LINGER, SOL_SOCKET
 from typing import TYPE_CHECKING, Final, cast
@@ -29,6 +31,7 @@ _NEVER: Final = float("inf")
 _EVERY_SWEEP: Final = 0.0
 _BUSY_RETRY_S: Final = 2.0
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+_INT: Final = struct.Struct("i")
 
 # What a connection is doing. The first two read a request, all others do not.
 _HEAD: Final = 0
@@ -102,7 +105,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._writing_paused = True
-        self._undrained_bytes = self._transport.get_write_buffer_size()
+        self._undrained_bytes = self._waiting_bytes()
         self._drained_at = self._server.now
         if self._state < _LINGER:
             self.deadline = _EVERY_SWEEP
@@ -261,7 +264,7 @@ class Connection(asyncio.Protocol):
         self._state = _LINGER
         self._pending = b""
         self._release_body()
-        self._undrained_bytes = self._transport.get_write_buffer_size()
+        self._undrained_bytes = self._waiting_bytes()
         self._drained_at = self._server.now
         self._set_deadline(self._limits.linger_s)
         if self._transport.is_closing():
@@ -333,11 +336,19 @@ class Connection(asyncio.Protocol):
 
     def _is_stalled(self) -> bool:
         """Has the client taken nothing for `write_stall_s`?"""
-        waiting_bytes = self._transport.get_write_buffer_size()
+        waiting_bytes = self._waiting_bytes()
         if waiting_bytes < self._undrained_bytes:
             self._drained_at = self._server.now
         self._undrained_bytes = waiting_bytes
         return self._server.now - self._drained_at >= self._limits.write_stall_s
+
+    def _waiting_bytes(self) -> int:
+        """What the client has not taken, here and in the kernel, which holds megabytes for a slow one."""
+        held_bytes = self._transport.get_write_buffer_size()
+        if self._transport.is_closing():
+            return held_bytes
+        unsent = fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, _INT.pack(0))
+        return held_bytes + int(_INT.unpack(unsent)[0])
 
     def _is_hung_up(self) -> bool:
         """While reading is paused the loop reports no EOF; the kernel knows of it behind unread bytes."""

@@ -49,14 +49,16 @@ class HttpServer:
         """How many connections are open."""
         return len(self._connections)
 
-    async def listen(self, host: str, port: int, *, reuse_port: bool = False) -> int:
-        """Listen on an address and return its port (chosen by the system if `port` is 0). OSError if it is taken."""
+    async def listen(self, host: str, port: int, *, sock: socket | None = None) -> int:
+        """Listen on an address and return its port (chosen by the system if `port` is 0). OSError if it is taken.
+
+        `sock`: one that listens already, instead.
+        """
         self.loop = asyncio.get_running_loop()
         if self._timer is None:
             self._sweep()
-        listener = await self.loop.create_server(
-            lambda: Connection(self), host, port, backlog=_BACKLOG, reuse_port=reuse_port
-        )
+        where: dict[str, Any] = {"host": host, "port": port} if sock is None else {"sock": sock}
+        listener = await self.loop.create_server(lambda: Connection(self), backlog=_BACKLOG, **where)
         self._listeners.append(listener)
         sockets: Sequence[socket] = cast(Any, listener).sockets  # a tuple for asyncio, a list for uvloop
         return int(sockets[0].getsockname()[1])

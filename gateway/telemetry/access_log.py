@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import select
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from gateway.telemetry.line import Line, encode_line
@@ -15,6 +17,7 @@ __all__ = ["AccessLog", "hidden"]
 
 FLUSH_S = 0.2
 BUFFER_LINES_MAX = 512
+PIPE_BYTES = getattr(select, "PIPE_BUF", 512)
 
 
 def hidden(user: str) -> str:
@@ -24,6 +27,17 @@ def hidden(user: str) -> str:
 
 def _ms(seconds: float) -> float:
     return int(seconds * 100_000 + 0.5) / 100  # `round` to digits costs ten times as much
+
+
+def _atomic(lines: bytes) -> Iterator[bytes]:
+    """Whole lines, as many as a pipe takes in one piece: several processes may write to the same one."""
+    at = 0
+    while at < len(lines):
+        end = len(lines)
+        if end - at > PIPE_BYTES:
+            end = (lines.rfind(b"\n", at, at + PIPE_BYTES) + 1) or (lines.find(b"\n", at) + 1)
+        yield lines[at:end]
+        at = end
 
 
 class AccessLog:
@@ -86,8 +100,9 @@ class AccessLog:
         if self._file is not None:
             self._file.write(lines)
         else:
-            sys.stdout.buffer.write(lines)
-            sys.stdout.buffer.flush()
+            for piece in _atomic(bytes(lines)):
+                sys.stdout.buffer.write(piece)
+                sys.stdout.buffer.flush()
 
     def close(self) -> None:
         self.flush()

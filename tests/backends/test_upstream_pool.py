@@ -12,6 +12,7 @@ import pytest
 from backends import upstream
 from backends.errors import ConnectFailed, ConnectionLost, ProtocolViolation, ReadTimedOut, UpstreamError
 from backends.upstream import Call, UpstreamPool
+from tests.backends.corpus import CHUNKED, ILL_FRAMED, TRUNCATED
 from tests.backends.raw_server import BODY, REQUEST, Peer, RawServer, Recorder, answer, until
 
 Open = Callable[..., UpstreamPool]
@@ -63,7 +64,6 @@ async def hang(peer: Peer) -> None:
     await peer.gone()
 
 
-CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 WELL_FRAMED = {
     "length": (answer(b"hello"), b"hello", True),
     "empty length": (answer(b""), b"", True),
@@ -160,37 +160,6 @@ async def test_head_has_no_body_and_its_connection_is_not_used_again(open_pool: 
             assert error is None
             assert recorder.pieces == []
         assert server.connections == 2
-
-
-ILL_FRAMED = {
-    "length and chunks": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "chunks and length": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
-    "two lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
-    "list of lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 5, 6\r\n\r\nhello",
-    "negative length": b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\nhello",
-    "huge length": b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\nhello",
-    "other coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nhello",
-    "two codings": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
-    "chunked twice": CHUNKED[:-2] + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "misspelt coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "chunks in HTTP/1.0": b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "bad chunk size": CHUNKED + b"zz\r\n",
-    "huge chunk size": CHUNKED + b"fffffffffffffffff\r\n",
-    "chunk longer than it says": CHUNKED + b"2\r\nhello\r\n0\r\n\r\n",
-    "bare LF": b"HTTP/1.1 200 OK\nContent-Length: 5\n\nhello",
-    "bare LF in chunks": CHUNKED + b"5\nhello\n0\n\n",
-    "space before colon": b"HTTP/1.1 200 OK\r\nContent-Length : 5\r\n\r\nhello",
-    "folded line": b"HTTP/1.1 200 OK\r\nX: a\r\n b\r\nContent-Length: 5\r\n\r\nhello",
-    "NUL in a value": b"HTTP/1.1 200 OK\r\nX: a\x00b\r\nContent-Length: 5\r\n\r\nhello",
-    "not HTTP": b"SSH-2.0-OpenSSH_9.6\r\n",
-    "HTTP/2": b"HTTP/2.0 200 OK\r\nContent-Length: 5\r\n\r\nhello",
-    "unasked upgrade": b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nabc",
-    "long head": b"HTTP/1.1 200 OK\r\nX: " + b"a" * 70000 + b"\r\nContent-Length: 0\r\n\r\n",
-    "head without end": b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200000,
-    "1xx without end": b"HTTP/1.1 100 Continue\r\n\r\n" * 8000,
-    "trailers without end": CHUNKED + b"0\r\n" + b"X: y\r\n" * 60000,
-    "chunk extension without end": CHUNKED + b"1;" + b"a" * 300000,
-}
 
 
 @pytest.mark.parametrize("name", ILL_FRAMED)
@@ -292,16 +261,6 @@ async def test_a_fresh_connection_that_ends_before_any_byte_may_be_tried_elsewhe
         assert isinstance(error, ConnectionLost)
         assert error.before_first_byte
         assert server.connections == 1
-
-
-TRUNCATED = {
-    "in the head": b"HTTP/1.1 200 OK\r\nContent-Le",
-    "in the body": b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello",
-    "in a chunk": CHUNKED + b"a\r\nhello",
-    "before the last chunk": CHUNKED + b"5\r\nhello\r\n",
-    "in the last chunk": CHUNKED + b"5\r\nhello\r\n0\r\n",
-    "after 100": b"HTTP/1.1 100 Continue\r\n\r\n",
-}
 
 
 @pytest.mark.parametrize("name", TRUNCATED)

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import policies.base
 from backends.simulated.faults import Faults
 from backends.simulated.profiles import EngineProfile
 from backends.simulated.server import SimulatedServer
@@ -91,12 +93,20 @@ class Answer:
 
 @dataclass
 class Live:
-    """A running gateway. `charged` holds, by request, the service its flow was last charged with."""
+    """A running gateway."""
 
     gateway: Gateway
     http: aiohttp.ClientSession
     log: Path
-    charged: dict[str, ServiceTokens] = field(default_factory=dict)
+    watched: dict[str, ServiceTokens] = field(default_factory=dict)
+    """By request, the service its flow was last charged with, as far as that can be watched."""
+
+    @property
+    def charged(self) -> dict[str, ServiceTokens]:
+        """The same, for a test that is about it."""
+        if not policies.base.__file__.endswith(".py"):
+            pytest.skip("what compiled code charges cannot be watched from outside")
+        return self.watched
 
     @property
     def url(self) -> str:
@@ -159,7 +169,7 @@ class Live:
             def noted(
                 request: Request, service: ServiceTokens, now: float, *, final: bool, charge: Any = charge
             ) -> None:
-                self.charged[request.id] = service
+                self.watched[request.id] = service
                 charge(request, service, now, final=final)
 
             policy.charge = noted  # type: ignore[method-assign]

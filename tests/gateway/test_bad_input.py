@@ -85,7 +85,7 @@ CASES: dict[str, tuple[str, Any, int, str, str | None]] = {
 
 
 def _untouched(live: Live, upstream: Upstream) -> bool:
-    return live.holds_nothing() and not live.charged and not upstream.requests
+    return live.holds_nothing() and not live.watched and not upstream.requests
 
 
 @pytest.mark.parametrize(("path", "body", "status", "code", "param"), CASES.values(), ids=CASES)

@@ -52,6 +52,16 @@ def test_the_longest_cached_prefix_goes_first_then_who_came_first() -> None:
     assert [pop(policy) for _ in range(4)] == [first, second, third, fourth]
 
 
+def test_who_comes_has_a_whole_round_to_use_what_it_has_loaded() -> None:
+    policy = Dlpm(quantum=10 * BLOCK)
+    known = document(1, 5)
+    ask(policy, "a", known)
+    pop(policy)  # six blocks: a has four left of this round
+    other = ask(policy, "a", document(3, 5))
+    first, second = (ask(policy, "b", known + document(2, 6)) for _ in range(2))
+    assert [pop(policy) for _ in range(3)] == [first, second, other], "and not after a, when it may be gone"
+
+
 def test_a_burst_about_several_documents_is_served_document_by_document() -> None:
     policy = Dlpm(quantum=inf)
     texts = [document(number, 30) for number in range(3)]

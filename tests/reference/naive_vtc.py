@@ -39,6 +39,8 @@ class NaiveLevel:
                 lift = self.counter[self.next()]
             elif self.last_left is not None:
                 lift = self.counter[self.last_left]
+            if self.quantum:
+                lift -= lift % self.quantum  # it has this round's credit, as everybody in it had
             if self.lift:
                 self.counter[name] = max(self.counter[name], lift)
             self.queued.pop(name, None)

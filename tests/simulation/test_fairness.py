@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from random import Random
 
 import pytest
 
@@ -141,6 +142,21 @@ def test_a_flood_of_long_answers_fills_the_cache_however_long_its_way(network_s:
     )
     tokens = sum(5.0 <= time < 20.0 for record in run.records.values() for time in record.token_s)
     assert tokens / 15.0 >= 0.97 * direct_throughput(long)
+
+
+def test_a_flood_of_answers_of_any_length_fills_the_cache() -> None:
+    random = Random(1)
+    lengths = [min(1500, 1 + int(random.expovariate(1 / 200))) for _ in range(1000)]
+    unlike = [Arrival(f"heavy{i}", Flow("heavy"), 0.0, 200, length) for i, length in enumerate(lengths)]
+    coming = iter(unlike[64:])
+
+    def follow(record: Record, now: float) -> Arrival | None:
+        return replace(next(coming), arrived_s=now) if now < 20.0 else None
+
+    run = simulate(unlike[:64], engine=make_engine(), backends=tiny(), next_arrival=follow, network_s=0.01)
+    tokens = sum(5.0 <= time < 20.0 for record in run.records.values() for time in record.token_s)
+    assert tokens / 15.0 >= 0.97 * direct_throughput(unlike)
+    assert sum(record.preemptions for record in run.records.values()) < len(run.records) / 20
 
 
 def test_nothing_is_preempted_once_lengths_are_learned() -> None:

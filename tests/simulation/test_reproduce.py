@@ -213,4 +213,4 @@ def test_the_gateway_is_nearly_as_fair_as_a_scheduler_in_the_engine() -> None:
 
     point = production(arena(Inputs(TRACES)), profile("a10g-llama2-7b"))
     assert point.gap < 1.1 * 252, "arrival order has 440"
-    assert point.tokens_per_s > 0.95 * 764
+    assert point.tokens_per_s > 0.98 * 764

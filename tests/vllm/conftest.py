@@ -15,6 +15,8 @@ import pytest
 
 _SERVE = Path(__file__).parents[2] / "deploy" / "real-vllm" / "serve.sh"
 _READY_S = 180.0
+_ENVIRONMENT = {**os.environ, "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
+"""Only with it does vLLM know `previous_response_id`."""
 _ENABLED = os.environ.get("FAIRGATE_TEST_VLLM") == "1"
 
 
@@ -39,7 +41,7 @@ def real_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("vllm") / "vllm.log"
     with log.open("wb") as sink:
-        process = subprocess.Popen([_SERVE, str(port)], stdout=sink, stderr=subprocess.STDOUT)
+        process = subprocess.Popen([_SERVE, str(port)], stdout=sink, stderr=subprocess.STDOUT, env=_ENVIRONMENT)
     base = f"http://127.0.0.1:{port}"
     try:
         _wait_until_ready(process, base, log)

@@ -1,0 +1,62 @@
+"""Answers of a backend that cannot be trusted, and answers that break off. None may look complete."""
+
+from __future__ import annotations
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+ILL_FRAMED = {
+    "length and chunks": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunks and length": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
+    "two lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello",
+    "list of lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 5, 6\r\n\r\nhello",
+    "negative length": b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\nhello",
+    "huge length": b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\nhello",
+    "other coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nhello",
+    "two codings": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "chunked twice": CHUNKED[:-2] + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "misspelt coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    "chunks in HTTP/1.0": b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "bad chunk size": CHUNKED + b"zz\r\n",
+    "huge chunk size": CHUNKED + b"fffffffffffffffff\r\n",
+    "chunk longer than it says": CHUNKED + b"2\r\nhello\r\n0\r\n\r\n",
+    "bare LF": b"HTTP/1.1 200 OK\nContent-Length: 5\n\nhello",
+    "bare LF in chunks": CHUNKED + b"5\nhello\n0\n\n",
+    "space before colon": b"HTTP/1.1 200 OK\r\nContent-Length : 5\r\n\r\nhello",
+    "folded line": b"HTTP/1.1 200 OK\r\nX: a\r\n b\r\nContent-Length: 5\r\n\r\nhello",
+    "NUL in a value": b"HTTP/1.1 200 OK\r\nX: a\x00b\r\nContent-Length: 5\r\n\r\nhello",
+    "not HTTP": b"SSH-2.0-OpenSSH_9.6\r\n",
+    "HTTP/2": b"HTTP/2.0 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+    "unasked upgrade": b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nabc",
+    "long head": b"HTTP/1.1 200 OK\r\nX: " + b"a" * 70000 + b"\r\nContent-Length: 0\r\n\r\n",
+    "head without end": b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200000,
+    "1xx without end": b"HTTP/1.1 100 Continue\r\n\r\n" * 8000,
+    "trailers without end": CHUNKED + b"0\r\n" + b"X: y\r\n" * 60000,
+    "chunk extension without end": CHUNKED + b"1;" + b"a" * 300000,
+    "two lengths that agree": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
+    "list of equal lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 5, 5\r\n\r\nhello",
+    "length with plus": b"HTTP/1.1 200 OK\r\nContent-Length: +5\r\n\r\nhello",
+    "length hexadecimal": b"HTTP/1.1 200 OK\r\nContent-Length: 0x5\r\n\r\nhello",
+    "length empty": b"HTTP/1.1 200 OK\r\nContent-Length:\r\n\r\nhello",
+    "coding empty": b"HTTP/1.1 200 OK\r\nTransfer-Encoding:\r\n\r\nhello",
+    "coding not last": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
+    "negative chunk size": CHUNKED + b"-2\r\nhe\r\n0\r\n\r\n",
+    "chunk size 0x": CHUNKED + b"0x2\r\nhe\r\n0\r\n\r\n",
+    "space after the chunk size": CHUNKED + b"2 \r\nhe\r\n0\r\n\r\n",
+    "bare LF after chunk data": CHUNKED + b"2\r\nhe\n0\r\n\r\n",
+    "bare LF in a chunk extension": CHUNKED + b"2;a\nb\r\nhe\r\n0\r\n\r\n",
+    "bare LF after the last chunk": CHUNKED + b"2\r\nhe\r\n0\n\r\n",
+    "bare LF in a trailer": CHUNKED + b"2\r\nhe\r\n0\r\nA: b\n\r\n",
+    "bare CR in a value": b"HTTP/1.1 200 OK\r\nX: a\rY: b\r\nContent-Length: 5\r\n\r\nhello",
+    "status of four digits": b"HTTP/1.1 2000 OK\r\nContent-Length: 5\r\n\r\nhello",
+    "status of two digits": b"HTTP/1.1 20 OK\r\nContent-Length: 5\r\n\r\nhello",
+    "head of another version": b"HTTP/0.9 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+}
+
+TRUNCATED = {
+    "in the head": b"HTTP/1.1 200 OK\r\nContent-Le",
+    "in the body": b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhello",
+    "in a chunk": CHUNKED + b"a\r\nhello",
+    "before the last chunk": CHUNKED + b"5\r\nhello\r\n",
+    "in the last chunk": CHUNKED + b"5\r\nhello\r\n0\r\n",
+    "after 100": b"HTTP/1.1 100 Continue\r\n\r\n",
+}

@@ -1,0 +1,182 @@
+"""A client that reads slowly stops its own answer and nobody else's, and one that reads nothing is cut."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+import gateway.http.server
+from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, chunk, token
+from tests.gateway.live import Live, Starter, chat, events, until
+
+TEXT = "x" * 1000
+PIECE = b"".join(token(TEXT) for _ in range(16))
+KERNEL_BYTES = 65536
+HELD_BYTES_MAX = 65536 + 262144
+"""Per stream: the high-water mark, and the one read of the backend that crosses it."""
+ENDLESS = 1 << 60
+
+
+class Floods:
+    """An engine that sends as fast as it is read, and counts what it has sent of each answer."""
+
+    def __init__(self, pieces: int, *, framed: bool) -> None:
+        self.pieces = pieces
+        self.framed = framed
+        self.sent: list[int] = []
+        self.gone = 0
+
+    async def __call__(self, seen: Seen, peer: Peer) -> None:
+        brief = seen.json.get("user") == "brief"
+        me = len(self.sent)
+        self.sent.append(0)
+        peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BYTES)
+        peer.writer.transport.set_write_buffer_limits(high=KERNEL_BYTES)
+        try:
+            if brief or self.framed:
+                await peer.send(STREAM_HEAD)
+            else:
+                length = b"Content-Length: %d\r\n\r\n" % (self.pieces * len(PIECE))
+                await peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + length)
+            for _ in range(1 if brief else self.pieces):
+                await peer.send(chunk(PIECE) if brief or self.framed else PIECE)
+                self.sent[me] += len(PIECE)
+            if brief or self.framed:
+                await peer.send(chunk(DONE) + STREAM_END)
+        except ConnectionError:
+            self.gone += 1
+            raise
+
+
+class Reader:
+    """A client with a small receive buffer that reads when it is told to."""
+
+    def __init__(self, live: Live, **fields: object) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.sock = socket.socket()
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BYTES)
+        self.sock.connect(("127.0.0.1", live.gateway.port))
+        body = json.dumps(chat(**fields)).encode()
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\n"
+        head += b"Content-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+        self.sock.sendall(head + body)
+        self.sock.setblocking(False)
+
+    async def rest(self) -> bytes:
+        """All that comes until the gateway ends the connection."""
+        pieces = []
+        while piece := await self.loop.sock_recv(self.sock, 1 << 20):
+            pieces.append(piece)
+        return b"".join(pieces)
+
+
+def whole(answer: bytes, engine: Floods) -> bool:
+    """Has all of the text come? The gateway's own chunks may part it anywhere."""
+    return answer.partition(b"\r\n\r\n")[2].count(b"x") == engine.pieces * PIECE.count(b"x")
+
+
+def held_bytes(live: Live) -> list[int]:
+    """What waits in the gateway for each client."""
+    server = live.gateway._server
+    assert server is not None
+    return [connection._transport.get_write_buffer_size() for connection in server._connections]
+
+
+async def stuck(engine: Floods, answers: int) -> list[int]:
+    """What was sent of each answer, once nothing more of any is taken."""
+    await until(lambda: len(engine.sent) == answers and all(engine.sent))
+    before: list[int] = []
+    while before != engine.sent:
+        before = list(engine.sent)
+        for _ in range(2000):
+            await asyncio.sleep(0)
+    return before
+
+
+@asynccontextmanager
+async def flooded(start: Starter, engine: Floods, **limits: float) -> AsyncIterator[tuple[Live, Upstream]]:
+    async with Upstream(engine) as upstream:
+        async with start(upstream.url, limits={"response_buffer_bytes_max": 65536, **limits}) as live:
+            yield live, upstream
+
+
+@pytest.fixture
+def quick_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway.http.server, "_SWEEP_S", 0.01)
+
+
+@pytest.mark.parametrize("framed", [True, False], ids=["stream", "whole"])
+async def test_a_slow_reader_stops_its_own_engine_and_loses_nothing(start: Starter, framed: bool) -> None:
+    engine = Floods(pieces=2000, framed=framed)
+    async with flooded(start, engine) as (live, _):
+        slow = Reader(live, stream=framed)
+        [sent] = await stuck(engine, 1)
+        assert sent < engine.pieces * len(PIECE)
+        assert 0 < max(held_bytes(live)) <= HELD_BYTES_MAX
+        answer = await slow.rest()
+        assert whole(answer, engine)
+        assert not framed or DONE in answer
+        slow.sock.close()
+        await until(live.holds_nothing)
+
+
+async def test_many_slow_readers_hold_no_more_than_their_number(start: Starter) -> None:
+    engine = Floods(pieces=ENDLESS, framed=True)
+    async with flooded(start, engine) as (live, _):
+        live.engine.backends[next(iter(live.engine.backends))]._slots.count = 64
+        slow = [Reader(live, stream=True) for _ in range(8)]
+        await stuck(engine, len(slow))
+        held = held_bytes(live)
+        assert max(held) <= HELD_BYTES_MAX
+        for reader in slow:
+            reader.sock.close()
+        await until(live.holds_nothing)
+
+
+async def test_others_go_on_beside_a_slow_reader(start: Starter) -> None:
+    engine = Floods(pieces=ENDLESS, framed=True)
+    async with flooded(start, engine) as (live, _):
+        slow = Reader(live, stream=True)
+        before = await stuck(engine, 1)
+        for _ in range(5):
+            answer = await live.ask("/v1/chat/completions", chat(stream=True, user="brief"))
+            assert (answer.status, len(events(answer.body))) == (200, 17)
+        assert engine.sent[0] < before[0] + (1 << 20)  # what the kernel's buffers still took
+        slow.sock.close()
+        await until(live.holds_nothing)
+
+
+@pytest.mark.parametrize("framed", [True, False], ids=["stream", "whole"])
+async def test_a_client_that_reads_nothing_is_cut_and_pays_for_what_was_sent(
+    start: Starter, quick_sweep: None, framed: bool
+) -> None:
+    engine = Floods(pieces=1 << 30, framed=framed)
+    async with flooded(start, engine, client_stall_s=0.2) as (live, upstream):
+        slow = Reader(live, stream=framed)
+        [line] = await live.lines(1)
+        assert (line["outcome"], line["reason"]) == ("abandoned", "client_disconnected")
+        assert not framed or line["tokens_out"] > 0
+        assert live.holds_nothing()
+        await until(lambda: engine.gone == 1)  # the engine is told by a closed connection
+        assert len(upstream.requests) == 1
+        slow.sock.close()
+
+
+async def test_a_client_that_reads_a_little_now_and_then_is_not_cut(start: Starter, quick_sweep: None) -> None:
+    engine = Floods(pieces=1000, framed=True)
+    async with flooded(start, engine, client_stall_s=0.5) as (live, _):
+        slow = Reader(live, stream=True)
+        await stuck(engine, 1)
+        taken = b""
+        until_s = slow.loop.time() + 1.0
+        while slow.loop.time() < until_s:
+            taken += await slow.loop.sock_recv(slow.sock, 1 << 18)
+            await asyncio.sleep(0.05)
+        taken += await slow.rest()
+        assert whole(taken, engine)
+        slow.sock.close()
