@@ -156,7 +156,7 @@ def test_a_flood_of_answers_of_any_length_fills_the_cache() -> None:
     run = simulate(unlike[:64], engine=make_engine(), backends=tiny(), next_arrival=follow, network_s=0.01)
     tokens = sum(5.0 <= time < 20.0 for record in run.records.values() for time in record.token_s)
     assert tokens / 15.0 >= 0.97 * direct_throughput(unlike)
-    assert sum(record.preemptions for record in run.records.values()) < len(run.records) / 20
+    assert sum(record.preemptions for record in run.records.values()) < len(run.records) / 10
 
 
 def test_nothing_is_preempted_once_lengths_are_learned() -> None:
