@@ -39,8 +39,9 @@ bench: compiled  ## the tables of docs/benchmarks.md; needs nginx with its echo 
 	$(WITH_COMPILED) $(BIN)/python -m bench.all
 
 $(COMPILED)/.built: $(INSTALLED) pyproject.toml $(shell find policies gateway backends simulation -name '*.py')
-	rm -rf build
-	HATCH_BUILD_HOOKS_ENABLE=1 $(BIN)/hatchling build -t wheel -d build
+	rm -rf build && mkdir -p build/source
+	cp -r pyproject.toml README.md policies gateway backends simulation build/source
+	cd build/source && HATCH_BUILD_HOOKS_ENABLE=1 $(CURDIR)/$(BIN)/hatchling build -t wheel -d ..
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(COMPILED) build/fairgate-*.whl
 	@touch $@
 
