@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from policies.learned import fields, rows
 
@@ -144,10 +145,11 @@ class Profiles:
     def snapshot(self) -> dict[str, object]:
         """What was learned, as plain data: by scope, app and stage, calls seen and their mean worth."""
         settings = self.settings
+        pool: list[Any] = [self._pool.seen, self._pool.mean]
         return {
             "units": [settings.alpha, settings.beta, settings.gamma],
             "worths": [[*key, own.seen, own.mean] for key, own in self._worths.items()],
-            "pool": [[self._pool.seen, self._pool.mean]],
+            "pool": [pool],
         }
 
     def restore(self, learned: object) -> None:

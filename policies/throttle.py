@@ -72,6 +72,14 @@ class _History:
         tokens.learn(count.tokens / count.weight)
         self.limits = self._learned()
 
+    def learned(self) -> list[Any]:
+        """Of each measure its percentile and how many were seen."""
+        values: list[Any] = []  # a list of floats, compiled, would make floats of the counts
+        for one in self.usual:
+            values += [one.value]
+            values += [one.seen]
+        return values
+
     def restore(self, values: list[Any]) -> None:
         """Of each measure its percentile and how many were seen, as in a snapshot."""
         for one, value, seen in zip(self.usual, values[::2], values[1::2], strict=True):
@@ -151,10 +159,7 @@ class _Level:
         return numbers
 
     def snapshot(self) -> list[list[object]]:
-        return [
-            [*population, *(value for one in history.usual for value in (one.value, one.seen))]
-            for population, history in self.histories.items()
-        ]
+        return [[*population, *history.learned()] for population, history in self.histories.items()]
 
     def restored(self, learned: object) -> OrderedDict[Population, _History]:
         histories: OrderedDict[Population, _History] = OrderedDict()
