@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from operator import attrgetter
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -47,6 +48,8 @@ _STEERING = (
     "bootstrap_room",
     "data_parallel_rank",
 )
+_prompt_of = attrgetter(*_PROMPT)
+_steering_of = attrgetter(*_STEERING)
 
 
 @dataclass(slots=True)
@@ -128,7 +131,7 @@ def read_json(body: bytes) -> Payload:
         stream=bool(fields.stream),
         output_tokens_max=output_tokens_max,
         sequences=_sequences(fields),
-        prompt=_prompt(fields),
+        prompt=b"".join(_prompt_of(fields)),
         user=(fields.safety_identifier or fields.user or _metadata_user(fields.metadata))[:USER_LENGTH_MAX],
         asks_usage=isinstance(options, StreamOptions) and bool(options.include_usage),
         has_stream_options=options is not UNSET,
@@ -191,14 +194,6 @@ def _sequences(fields: Fields) -> int:
     return sequences
 
 
-def _prompt(fields: Fields) -> bytes:
-    parts = (
-        fields.tools, fields.system, fields.instructions, fields.query, fields.documents, fields.text_2, fields.text_1,
-        fields.messages, fields.prompt, fields.input,
-    )  # fmt: skip
-    return b"".join(parts)
-
-
 def _metadata_user(metadata: Raw) -> str:
     if b'"user_id"' not in bytes(metadata):
         return ""
@@ -209,11 +204,7 @@ def _metadata_user(metadata: Raw) -> str:
 
 
 def _without_steering(body: bytes, fields: Fields) -> bytes:
-    if not (
-        fields.priority or fields.cache_salt or fields.kv_transfer_params or fields.ec_transfer_params
-        or fields.vllm_xargs or fields.request_id or fields.extra_key or fields.bootstrap_host
-        or fields.bootstrap_port or fields.bootstrap_room or fields.data_parallel_rank
-    ):  # fmt: skip
+    if not any(_steering_of(fields)):
         return body
     kept = decode_object(body)
     for name in _STEERING:
