@@ -8,11 +8,26 @@ interaction go before others, as long as their tenant and flow are not further a
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import islice
+from math import inf
 
 from policies.base import Flow, Request
 from policies.line import Line, Member
+from policies.replication import Charge, Standing
 
 __all__ = ["Backlog"]
+
+TOLD_MAX = 256
+"""Tenants and flows that other gateways hear of at a time; those beyond have their turn next time."""
+TENANTS_TOLD = 8
+TENANTS_ASKED = 16
+FLOWS_ASKED = 8
+"""Of so many tenants that are next, and of so many flows of the first of them, it is asked what they got elsewhere."""
+USUAL_RATE = 0.05
+AHEAD = 2.0
+"""By so many usual requests somebody may go before one who waits elsewhere: enough that a place that becomes free
+is seldom handed back and forth."""
 
 
 class _FlowMember(Member):
@@ -59,6 +74,12 @@ class Backlog:
         self._tenants: dict[str, _TenantMember] = {}
         self._flows: dict[Flow, _FlowMember] = {}
         self._requests = 0
+        self._untold: dict[Member, None] | None = None
+        """Whose counters changed since other gateways heard of them, those that wait longest first; None: no others."""
+        self._elsewhere: list[_TenantMember] = []
+        """Tenants that wait at other gateways too."""
+        self._usual = self._usual_of_flow = 0.0
+        """What a request is charged in the end, to its tenant and to its flow."""
 
     def __len__(self) -> int:
         return self._requests
@@ -83,6 +104,8 @@ class Backlog:
         if front:
             requests.move_to_end(request.id, last=False)
         self._requests += 1
+        if self._untold is not None:
+            self._untold[tenant] = self._untold[flow] = None
 
     def head(self) -> Request | None:
         """The oldest request of the least-served flow of the least-served tenant; one inside an interaction first."""
@@ -116,12 +139,17 @@ class Backlog:
         flow = self._flows[request.flow]
         flow.tenant.flows.charged(flow, of_flow)
         self._line.charged(flow.tenant, new / request.weight)
+        if self._untold is not None:
+            self._untold[flow.tenant] = self._untold[flow] = None
 
     def end(self, request: Request) -> None:
         """A dispatched request is over (or comes back to the queue by `push` with `front`)."""
         flow = self._flows[request.flow]
         flow.tenant.flows.ended(flow)
         self._line.ended(flow.tenant)
+        if self._untold is not None:
+            self._usual += USUAL_RATE * (request.charged / request.weight - self._usual)
+            self._usual_of_flow += USUAL_RATE * ((request.normalised or request.charged) - self._usual_of_flow)
         self._forget_beyond(self._flows_max, flow.tenant.flows)
 
     def waiting_of(self, tenant: str) -> int:
@@ -149,6 +177,69 @@ class Backlog:
     def remembered(self) -> int:
         """Tenants and flows in memory, waiting or not."""
         return len(self._tenants) + len(self._flows)
+
+    # --- with other gateways ---
+
+    def share(self) -> None:
+        """From now on there may be others, who are told what is charged here."""
+        self._untold = {}
+
+    def standings(self) -> list[Standing]:
+        """How much have those received that are next, one of each tenant?"""
+        found = []
+        for tenant in self._line.first(TENANTS_TOLD, within=inf):
+            flow = tenant.flows.least()
+            if flow is not None:
+                served, flow_served = tenant.counter - tenant.lead, flow.counter - flow.lead
+                found.append(Standing(tenant.name[0], _shared_name(flow), served, flow_served))
+        return found
+
+    def waits_elsewhere(self, standings: Sequence[Standing]) -> None:
+        """Those that are next at other gateways: who comes here is not raised above one that waits there."""
+        for tenant in self._elsewhere:
+            tenant.flows.least_elsewhere = None
+        self._elsewhere = []
+        self._line.least_elsewhere = min([standing.served for standing in standings], default=None)
+        for name, _, _, served in standings:
+            tenant_here = self._tenants.get(name)
+            if tenant_here is not None:
+                flows = tenant_here.flows
+                flows.least_elsewhere = served if flows.least_elsewhere is None else min(served, flows.least_elsewhere)
+                self._elsewhere.append(tenant_here)
+
+    def is_ahead(self, flow: Flow, elsewhere: Standing) -> bool:
+        """Has this flow received more than one that waits elsewhere, by more than some usual requests?"""
+        tenant, member = self._tenants[flow.tenant], self._flows[flow]
+        if flow.tenant == elsewhere.tenant:
+            ahead = member.counter - member.lead - elsewhere.flow_served
+            return ahead > max(AHEAD * self._usual_of_flow, self._quantum)
+        return tenant.counter - tenant.lead - elsewhere.served > max(AHEAD * self._usual, self._quantum)
+
+    def tell(self) -> tuple[list[Member], list[Charge]]:
+        """What was charged since the last time, and who else it is asked of: those that are next."""
+        untold = self._untold if self._untold is not None else {}
+        asked = dict.fromkeys(islice(untold, TOLD_MAX))
+        for member in asked:
+            del untold[member]
+        for place, tenant in enumerate(self._line.first(TENANTS_ASKED, within=inf)):
+            asked[tenant] = None
+            if place < FLOWS_ASKED:
+                asked.update(dict.fromkeys(tenant.flows.first(FLOWS_ASKED, within=inf)))
+        charges = []
+        for member in asked:
+            service = member.counter - member.base
+            charges.append(Charge(_shared_name(member), member.base, service, member.is_raised))
+            member.base, member.is_raised = member.counter, False
+        return list(asked), charges
+
+    def hear(self, members: Sequence[Member], charges: Sequence[Charge], totals: Sequence[float]) -> None:
+        """What all gateways together charged them, as of what was told."""
+        for member, charge, total in zip(members, charges, totals, strict=True):
+            told = charge.base + charge.service
+            if isinstance(member, _FlowMember):
+                member.tenant.flows.heard(member, total, told)
+            elif isinstance(member, _TenantMember):
+                self._line.heard(member, total, told)
 
     def _take(self, request: Request) -> _FlowMember:
         """Out of the queue; its flow."""
@@ -190,3 +281,10 @@ class Backlog:
             del self._tenants[tenant.name[0]]
             while (flow := tenant.flows.forget_longest_idle()) is not None:
                 del self._flows[flow.flow]
+
+
+def _shared_name(member: Member) -> str:
+    """Tenants come first in a name, so that whatever a client calls its app and user stays within its tenant."""
+    if isinstance(member, _FlowMember):
+        return "\x1f".join((member.tenant.name[0], *member.name))
+    return member.name[0]

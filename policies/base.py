@@ -25,6 +25,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from policies.backlog import Backlog
     from policies.interactions import Interaction
 
 __all__ = [
@@ -240,6 +241,10 @@ class Policy(ABC):
     @abstractmethod
     def __len__(self) -> int:
         """Requests queued."""
+
+    def backlog(self) -> Backlog | None:
+        """The counters that gateways share; None: it has none, or some for each backend."""
+        return None
 
     def learn(self, request: Request, service: ServiceTokens, now: float) -> None:
         """An answer came whole, and took this much."""

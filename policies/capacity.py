@@ -16,13 +16,14 @@ from typing import Literal
 
 from policies.base import Request
 from policies.forecast import Growing, KvForecast, still_to_come
+from policies.replication import Grant, Holding
 from policies.slots import Slots
 
 __all__ = ["BackendLedger", "CapacitySettings", "Gauges", "Lease", "Obstacle"]
 
-Obstacle = Literal["closed", "waiting", "slots", "prefill", "kv", "spread"]
+Obstacle = Literal["closed", "waiting", "slots", "prefill", "kv", "spread", "turn"]
 """Why a backend cannot start a request now: not in service; its own queue is above target; no sequence slot;
-prefill of others first; no KV; starts are spread to keep the KV evenly full."""
+prefill of others first; no KV; starts are spread to keep the KV evenly full; who waits at another gateway is next."""
 
 PREFILL_TOKENS_MIN = 2048
 PREFILL_TOKENS_MAX = 262_144
@@ -36,6 +37,11 @@ SUSTAINED_S = 0.25
 """Requests keep coming if the last one came within this time."""
 FORECAST_S_PER_LEASE = 0.0004
 """A forecast is used for so long for each request in it: a fuller engine changes less with each."""
+NOTHING_MORE = Growing(0.0, 0.0, 0, 0.0, 0.0)
+TRUST_S = 2.0
+"""What was granted so long ago may be somebody else's by now."""
+GRANT_MEMORY_S = 5.0
+"""Over which the grants of a backend are averaged: what is gone on with when other gateways cannot be heard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +122,11 @@ class BackendLedger:
         self.healthy = True
         self.leases: dict[str, Lease] = {}
         self._settings = settings
+        self.grant: Grant | None = None
+        """What of it is ours until the next exchange with other gateways; None: there are none."""
+        self._usual_grant = (0.0, 0.0)
+        self._granted_s = float("-inf")
+        self._owned_until_s = float("inf")
         self._slots = Slots(
             max_num_seqs,
             waiting_target=settings.waiting_target,
@@ -166,16 +177,23 @@ class BackendLedger:
             absent: some tenant that comes and goes is not in the queue, so the headroom is kept for it.
             paced: more of its tenant waits than can start soon, so starts are spread to keep the KV evenly full.
         """
-        if not self.healthy or now < self._closed_until_s:
+        grant = self.grant
+        if not self.healthy or now < self._closed_until_s or (grant is not None and now > self._owned_until_s):
             return "closed"
-        if not self.leases:
+        if not self.leases and grant is None:
             return None
         if self._held_back(now):
             return "waiting"
         keep = absent and not spare
-        if not self._slots.has_room(self._sequences + request.sequences, keep_headroom=keep):
-            return "slots"
         prefill_limit = self._prefill_tokens * (1.5 if spare and absent else 1.0)
+        if grant is None:
+            if not self._slots.has_room(self._sequences + request.sequences, keep_headroom=keep):
+                return "slots"
+        elif self._sequences + request.sequences > grant.sequences:
+            self._slots.is_short()
+            return "slots"
+        else:
+            prefill_limit /= grant.sharers
         # What an engine takes at once is known only where it says nothing of its queue and the configuration does.
         is_paced = self._gauges is not None or self._settings.concurrency_max is None
         if is_paced and self._starting and self._starting_tokens + request.prompt_tokens > prefill_limit:
@@ -191,9 +209,10 @@ class BackendLedger:
 
         Without a known capacity, sequences over slots: enough to compare backends of one pool.
         """
+        sequences, tokens = self._elsewhere()
         if self._kv_capacity_tokens is None:
-            return self._sequences / self._slots.count
-        return (self._held_tokens + self._foreign_tokens) / self._kv_capacity_tokens
+            return (self._sequences + sequences) / self._slots.count
+        return (self._held_tokens + self._foreign_tokens + tokens) / self._kv_capacity_tokens
 
     def occupancy(self, head: Request | None, obstacle: Obstacle | None, now: float) -> tuple[float, str]:
         """How full is the KV cache, of its capacity, and how is that known? Measured, or else projected.
@@ -202,7 +221,7 @@ class BackendLedger:
         starts are spread it counts as full as it would be with it. A cache of which nothing is known is not called
         full: that an engine is busy does not say that its KV is short.
         """
-        if not self.leases:
+        if not self.leases and not self._elsewhere()[0]:
             return 0.0, "KV cache, idle,"
         gauges = self._gauges
         if gauges is not None and gauges.kv_usage is not None and now < gauges.taken_s + self._settings.gauge_trust_s:
@@ -248,6 +267,69 @@ class BackendLedger:
         left = max(self._starts_since_gauges, self._ends_since_gauges)
         return gauges.waiting - left > self._settings.waiting_target
 
+    # --- with other gateways ---
+
+    def holding(self, head: Request | None, waiting: int, now: float, *, spare: bool, absent: bool) -> Holding:
+        """What is held of it, and what does the next one of those that wait here (`waiting` in all) want of it?"""
+        capacity = self._kv_capacity_tokens
+        peak, limit = float(self._held_tokens), 0.0
+        if capacity is not None:
+            limit = max(0.0, capacity * self._settings.kv_ceiling - self._foreign_tokens)
+            if self.leases:
+                peak = min(peak, self._looked_ahead(now).peak_with(NOTHING_MORE))
+        prompts, outputs = self._held_now()
+        most = self._slots.most(unkept=True)
+        told = Holding(
+            self.name,
+            self._sequences,
+            round(peak),
+            round(self._prompt_share * prompts + outputs) + self._starting_tokens,
+            most,
+            round(limit),
+        )
+        if head is None or self.obstacle(head, spare=spare, absent=absent, now=now) not in (None, "slots", "kv"):
+            return told
+        needed = min(self._footprint_tokens(head), limit)
+        if self.leases and capacity is not None:
+            candidate = self._growing(Lease(head, self.name, now), now)
+            delay = self._first_token_s / self._token_s
+            needed = min(needed, max(0.0, self._looked_ahead(now).peak_with(candidate, delay) - peak))
+        told = told._replace(waiting=waiting, next_sequences=head.sequences, next_kv_tokens=ceil(needed))
+        if spare or not absent:
+            return told
+        return told._replace(
+            left_sequences=most - self._slots.most(unkept=False), left_kv_tokens=round(self._kept_tokens(limit))
+        )
+
+    def granted(self, grant: Grant, now: float) -> None:
+        """This is ours until the next exchange, or until it is too long ago."""
+        self.grant = grant
+        weight = min(1.0, max(0.0, (now - self._granted_s) / GRANT_MEMORY_S))
+        sequences, tokens = self._usual_grant
+        self._usual_grant = (
+            sequences + weight * (grant.sequences - sequences),
+            tokens + weight * (grant.kv_tokens - tokens),
+        )
+        self._granted_s = now
+        self._owned_until_s = now + TRUST_S
+
+    def cut_off(self) -> None:
+        """Other gateways cannot be heard: go on with what was ours of late, as they do.
+
+        Where nothing ever was, all of it is, and what others do shows in its gauges only.
+        """
+        self._owned_until_s = float("inf")
+        if self.grant is None or self._granted_s == float("-inf"):
+            self.grant = None
+            return
+        sequences, tokens = self._usual_grant
+        self.grant = Grant(max(1, round(sequences)), round(tokens), sharers=self.grant.sharers)
+
+    def _elsewhere(self) -> tuple[int, int]:
+        """Sequences and KV tokens that other gateways hold of it."""
+        grant = self.grant
+        return (0, 0) if grant is None else (grant.sequences_elsewhere, grant.kv_tokens_elsewhere)
+
     def _has_gauges(self) -> bool:
         return self._gauges is not None and self._gauges.waiting is not None
 
@@ -262,25 +344,38 @@ class BackendLedger:
         if capacity is None:
             return None
         limit = capacity * self._settings.kv_ceiling - self._foreign_tokens
-        if keep_headroom:
+        if self.grant is not None:
+            if not self.leases and self.grant.kv_tokens >= int(limit):
+                return None
+            limit = min(limit, self.grant.kv_tokens)
+            if limit <= 0:
+                return "kv"
+        elif keep_headroom:
             # Room for the next request of those below their share: as large as theirs have been.
-            limit -= min(self._spare_tokens, capacity * self._settings.headroom)
+            limit -= self._kept_tokens(capacity)
         held_tokens = self._held_tokens + self._footprint_tokens(request)
         fits_whole = held_tokens <= limit
         # Where every slot can be filled with such requests, slots are what is short, and there is nothing to spread.
         paced = paced and held_tokens * self._slots.count > limit * (self._sequences + request.sequences)
         if fits_whole and not paced:
             return None
+        forecast = self._looked_ahead(now)
+        candidate = self._growing(Lease(request, self.name, now), now)
+        if paced and not forecast.is_level_with(candidate, limit):
+            return "spread"
+        delay = self._first_token_s / self._token_s
+        if fits_whole or forecast.peak_with(candidate, delay, limit) <= limit:
+            return None
+        return "kv"
+
+    def _kept_tokens(self, capacity_tokens: float) -> float:
+        return min(self._spare_tokens, capacity_tokens * self._settings.headroom)
+
+    def _looked_ahead(self, now: float) -> KvForecast:
         if self._forecast is None or not 0 <= now - self._forecast_s < FORECAST_S_PER_LEASE * len(self.leases):
             self._forecast = KvForecast([self._growing(lease, now) for lease in self.leases.values()])
             self._forecast_s = now
-        candidate = self._growing(Lease(request, self.name, now), now)
-        if paced and not self._forecast.is_level_with(candidate, limit):
-            return "spread"
-        delay = self._first_token_s / self._token_s
-        if fits_whole or self._forecast.peak_with(candidate, delay, limit) <= limit:
-            return None
-        return "kv"
+        return self._forecast
 
     def _growing(self, lease: Lease, now: float) -> Growing:
         request, done, each = lease.request, lease.output_each(), lease.request.sequences
@@ -362,7 +457,8 @@ class BackendLedger:
     def answered(self, lease: Lease, now: float) -> None:
         """An answer came whole, with no sign of its start."""
         if lease.started_s is None and not self._has_gauges():
-            self._slots.answered((now - lease.dispatched_s) / max(1.0, lease.output_each()), self._sequences)
+            sequences = self._sequences + self._elsewhere()[0]
+            self._slots.answered((now - lease.dispatched_s) / max(1.0, lease.output_each()), sequences)
 
     def refused(self, now: float) -> None:
         """It refused or could not be reached: leave it alone for a moment that doubles each time in a row."""
@@ -421,7 +517,7 @@ class BackendLedger:
 
     def _adapt(self, gauges: Gauges, before: Gauges | None, now: float, *, is_sustained: bool) -> None:
         """Learn the number of slots and the size of the prefill window from whether the engine holds a queue."""
-        running, waiting = min(gauges.running or 0, self._sequences), gauges.waiting or 0
+        running, waiting = min(gauges.running or 0, self._sequences + self._elsewhere()[0]), gauges.waiting or 0
         if waiting > self._settings.waiting_target:
             self._prefill_tokens = max(PREFILL_TOKENS_MIN, self._prefill_tokens * 3 // 4)
             has_kv = gauges.kv_usage is None or gauges.kv_usage < KV_IS_SHORT
@@ -436,13 +532,11 @@ class BackendLedger:
 
     def _correct_kv(self, used_tokens: float) -> None:
         """Compare the gauge with the books: what is more belongs to others, what is less is shared prefixes."""
-        prompts = outputs = 0.0
-        for lease in self.leases.values():
-            outputs += lease.output_tokens + lease.request.sequences * self._block_size / 2
-            if lease.started_s is not None:
-                prompts += lease.request.prompt_tokens
+        prompts, outputs = self._held_now()
         starting = float(self._starting_tokens)
-        if not self.leases:
+        sequences, tokens = self._elsewhere()
+        used_tokens -= tokens
+        if not self.leases and not sequences:
             # An idle engine's gauge may be frozen at an old value: it is no reason to stay away.
             self._foreign_tokens = 0.0
             return
@@ -450,3 +544,12 @@ class BackendLedger:
         if prompts > 0:
             share = min(1.0, max(0.05, (used_tokens - outputs) / prompts))
             self._prompt_share += 0.05 * (share - self._prompt_share)
+
+    def _held_now(self) -> tuple[float, float]:
+        """Tokens of the prompts and of the outputs of what runs."""
+        prompts = outputs = 0.0
+        for lease in self.leases.values():
+            outputs += lease.output_tokens + lease.request.sequences * self._block_size / 2
+            if lease.started_s is not None:
+                prompts += lease.request.prompt_tokens
+        return prompts, outputs

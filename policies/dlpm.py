@@ -305,6 +305,9 @@ class Dlpm(Policy):
             found = blocks_of_tokens(reported, request.prefix, service.prompt)
             self.prefixes.reported(placed.backend, placed.blocks, found)
 
+    def backlog(self) -> Backlog:
+        return self._backlog
+
     def next_eligible(self, now: float) -> float | None:
         return None
 

@@ -25,6 +25,8 @@ from policies.learned import fields
 from policies.lengths import OutputLengths, OutputPredictor
 from policies.overload import Overload, OverloadSettings
 from policies.quotas import Quotas
+from policies.replica import Replica
+from policies.replication import Heard, Told
 from policies.shares import Shares
 from policies.waiting import QueueLimits, WaitingRoom
 
@@ -69,6 +71,7 @@ class AdmissionEngine:
         self._overload = Overload(overload or OverloadSettings())
         self._recent = Recent()
         self._blocked: Request | None = None
+        self._replica: Replica | None = None
         self._shares = Shares()
         self._waiting = WaitingRoom(self.limits)
         self._leases: dict[str, Lease] = {}
@@ -166,6 +169,7 @@ class AdmissionEngine:
     def place(self, request: Request) -> str | None:
         """The backend that can start it now and is least full (ClusterView)."""
         if request.blocked_at == self._room:
+            self._blocked = request
             return None
         best: BackendLedger | None = None
         best_load = 0.0
@@ -184,6 +188,9 @@ class AdmissionEngine:
     def fits(self, request: Request, backend: str) -> bool:
         """Can this backend start it now (ClusterView)?"""
         shares = self._shares
+        if self._replica is not None and self._replica.is_ahead(request):
+            self.obstacle = "turn"
+            return False
         obstacle = self.backends[backend].obstacle(
             request,
             spare=shares.is_below(request),
@@ -323,6 +330,39 @@ class AdmissionEngine:
 
     def woke(self, now: float) -> Sequence[Decision]:
         """The time that `next_wakeup` named has come."""
+        return self._room_changed(self._time(now))
+
+    # --- with other gateways in front of the same backends ---
+
+    def share(self) -> None:
+        """There may be others: nothing is ours before the first exchange. All backends must have been added."""
+        self._replica = Replica(self.policy, self.backends, self._shares)
+
+    def is_urgent(self) -> bool:
+        """Should the others be asked at once? The next one has come since they were, and lacks room that is ours."""
+        if self._replica is None or not self._waiting.requests or self.obstacle not in ("slots", "kv"):
+            return False
+        return self._blocked is not None and self._replica.is_news(self._blocked)
+
+    def tell(self, now: float) -> Told:
+        """What the others are to know, and what is wanted of them. `hear` or `tell` must follow."""
+        assert self._replica is not None
+        now = self._time(now)
+        self._charge_progress(now)
+        head = self._blocked if self._waiting.requests else None
+        return self._replica.tell(head, len(self._waiting.requests), now)
+
+    def hear(self, heard: Heard, asked_s: float, now: float) -> Sequence[Decision]:
+        """What came of what was told last, asked at this time."""
+        assert self._replica is not None
+        now = self._time(now)
+        self._replica.hear(heard, asked_s + self._set_back_s)
+        return self._room_changed(now)
+
+    def cut_off(self, now: float) -> Sequence[Decision]:
+        """The others cannot be heard: go on with the share that was ours of late."""
+        assert self._replica is not None
+        self._replica.cut_off()
         return self._room_changed(self._time(now))
 
     # --- deciding ---

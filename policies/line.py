@@ -35,11 +35,15 @@ would have none once compiled."""
 class Member:
     """One who waits: a tenant among tenants, or a flow inside its tenant."""
 
-    __slots__ = ("counter", "entry", "lead", "name", "queued", "running", "turn")
+    __slots__ = ("base", "counter", "entry", "is_raised", "lead", "name", "queued", "running", "turn")
 
     def __init__(self, name: tuple[str, ...]) -> None:
         self.name = name
         self.counter = 0.0
+        self.base = 0.0
+        """The counter but for what was charged here and other gateways have not heard of."""
+        self.is_raised = False
+        """Lifted since they heard of it."""
         self.lead = 0.0
         """It goes before others until it has received this much more than they."""
         self.queued = 0
@@ -68,12 +72,16 @@ class Line(Generic[M]):
         self._last_left: M | None = None
         self._turn = 0
         self._waiting = 0
+        self.least_elsewhere: float | None = None
+        """Counter of the next one of those that wait at other gateways; None: nobody, as far as is known."""
 
     def floor(self) -> float:
-        """Counter of the next one, or of the member that left last if nobody waits."""
-        least = self.least()
+        """Counter of the next one, here or elsewhere, or of the member that left last if nobody waits."""
+        least, elsewhere = self.least(), self.least_elsewhere
         if least is not None:
-            return least.counter
+            return least.counter if elsewhere is None else min(least.counter, elsewhere)
+        if elsewhere is not None:
+            return elsewhere
         return self._last_left.counter if self._last_left is not None else 0.0
 
     def least(self) -> M | None:
@@ -94,15 +102,20 @@ class Line(Generic[M]):
             heapreplace(heap, member.entry)
         return None
 
-    def _raised_to(self) -> float:
-        floor = self.floor()
-        return floor - floor % self._quantum if self._quantum else floor
+    def _lift_up(self, member: M) -> None:
+        raised_to = self.floor()
+        if self._quantum:
+            raised_to -= raised_to % self._quantum
+        if raised_to > member.counter:
+            member.base += raised_to - member.counter
+            member.counter = raised_to
+            member.is_raised = True
 
     def queued(self, member: M) -> None:
         """One more request of this member waits."""
         if not member.queued:
             if self._lift:
-                member.counter = max(member.counter, self._raised_to())
+                self._lift_up(member)
             if self._quantum:
                 self._turn += 1
                 member.turn = self._turn
@@ -146,11 +159,21 @@ class Line(Generic[M]):
         if member.entry is not None and member.turn < member.entry[1]:
             self._enter(member)
 
-    def first(self, most: int) -> list[M]:
-        """Those that go next, in order, at most so many: who waits in this round of the quantum or in the following."""
+    def heard(self, member: M, total: float, told: float) -> None:
+        """All gateways together charged it this much, of which its counter was `told` when they were asked."""
+        member.base += total - told
+        self.charged(member, total - told)
+
+    def first(self, most: int, *, within: float = 1.0) -> list[M]:
+        """Those that go next, in order, at most so many, and only those ranked at most so far behind the first.
+
+        Ranks are rounds of the quantum, or counters if there is none.
+        """
         entries: list[Entry] = []
         while (
-            len(entries) < most and self.least() is not None and (not entries or self._heap[0][0] <= entries[0][0] + 1)
+            len(entries) < most
+            and self.least() is not None
+            and (not entries or self._heap[0][0] <= entries[0][0] + within)
         ):
             entries.append(heappop(self._heap))
         for entry in entries:

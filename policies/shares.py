@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from policies.base import Request
+from policies.replication import Presence
 
 __all__ = ["Shares"]
 
@@ -35,6 +36,7 @@ class Shares:
         self._running = 0
         self._present = 0
         """Active tenants with something queued."""
+        self._elsewhere = Presence()
 
     def __len__(self) -> int:
         return len(self._shares)
@@ -82,17 +84,26 @@ class Shares:
 
     def someone_is_absent(self) -> bool:
         """Is some active tenant without a request in the queue? The next one of it may come at any moment."""
-        return self._present < len(self._shares)
+        return self._present < len(self._shares) or self._elsewhere.absent > 0
 
     def is_below(self, request: Request) -> bool:
         """Does its tenant hold less of what is dispatched than its weight entitles it to?"""
-        share = self._shares[request.flow.tenant]
-        return share.held_tokens * self._weights < self._held_tokens * share.weight or not self._held_tokens
+        share, elsewhere = self._shares[request.flow.tenant], self._elsewhere
+        held_tokens = self._held_tokens + elsewhere.held_tokens
+        return share.held_tokens * (self._weights + elsewhere.weights) < held_tokens * share.weight or not held_tokens
 
     def is_flooding(self, request: Request) -> bool:
         """Has its tenant more in the queue than its fair share of the requests that are dispatched?"""
-        share = self._shares[request.flow.tenant]
-        return share.queued * self._weights > self._running * share.weight
+        share, elsewhere = self._shares[request.flow.tenant], self._elsewhere
+        return share.queued * (self._weights + elsewhere.weights) > (self._running + elsewhere.running) * share.weight
+
+    def presence(self) -> Presence:
+        """Who is active here."""
+        return Presence(self._weights, self._held_tokens, self._running, len(self._shares) - self._present)
+
+    def elsewhere(self, presence: Presence) -> None:
+        """Who is active at other gateways. A tenant that is active at several counts several times."""
+        self._elsewhere = presence
 
     def _drop_inactive(self, now: float) -> None:
         while self._shares:

@@ -42,16 +42,24 @@ class Slots:
 
     def has_room(self, sequences: int, *, keep_headroom: bool) -> bool:
         """May so many sequences be dispatched in all?"""
-        if not (self._is_known or self._is_learned):
-            limit = self.count + self._on_the_way + self._waiting_target + (0 if keep_headroom else PROBING)
-        elif keep_headroom:
-            limit = self.count + self._on_the_way - max(1, round(self.count * self._headroom))
-        else:
-            limit = self.count + self._on_the_way + self._waiting_target
-        if sequences <= max(1, limit if self._most is None else min(limit, self._most)):
+        if sequences <= self.most(unkept=not keep_headroom):
             return True
-        self._was_short = True
+        self.is_short()
         return False
+
+    def most(self, *, unkept: bool) -> int:
+        """How many sequences may be dispatched in all? `unkept`: the headroom included."""
+        if not (self._is_known or self._is_learned):
+            limit = self.count + self._on_the_way + self._waiting_target + (PROBING if unkept else 0)
+        elif unkept:
+            limit = self.count + self._on_the_way + self._waiting_target
+        else:
+            limit = self.count + self._on_the_way - max(1, round(self.count * self._headroom))
+        return max(1, limit if self._most is None else min(limit, self._most))
+
+    def is_short(self) -> None:
+        """A request is held back for want of a slot."""
+        self._was_short = True
 
     def seen_running(self, sequences: int) -> None:
         """So many were seen to run at once."""

@@ -75,6 +75,9 @@ class Vtc(Policy):
         if final:
             self._backlog.end(request)
 
+    def backlog(self) -> Backlog:
+        return self._backlog
+
     def next_eligible(self, now: float) -> float | None:
         return None
 

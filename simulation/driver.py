@@ -11,14 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from backends.simulated.engine import EngineGauges, EngineModel, EngineRequest, Step
 from policies.base import NO_CLAIM, Claim, Flow, Request, ServiceTokens
 from policies.capacity import Gauges
+from policies.conversation import DEADLINE_S, Conversation
 from policies.engine import AdmissionEngine, Decision, Dispatch, Failure, Reject
+from policies.replication import Heard, Told
 
-__all__ = ["IMPOSSIBLE", "Arrival", "Event", "Record", "Run", "read_gauges", "replay", "simulate"]
+__all__ = ["IMPOSSIBLE", "Arrival", "Event", "Record", "Run", "Store", "read_gauges", "replay", "simulate"]
 
 IMPOSSIBLE = "context_length_exceeded"
 """The outcome of a request that is longer than the model's context: the gateway refuses it unseen."""
@@ -71,6 +73,8 @@ class Record:
     refusals: int = 0
     cached_tokens: int = 0
     """Of the prompt, found in the engine's cache."""
+    gateway: int = 0
+    """Which of several gateways it came to."""
 
     @property
     def first_token_s(self) -> float | None:
@@ -129,6 +133,9 @@ def simulate(
     scrape_interval_s: float = 0.1,
     network_s: float = 0.001,
     timer_s_max: float | None = None,
+    others: Sequence[AdmissionEngine] = (),
+    arrives_at: Callable[[Arrival, float], int] = lambda arrival, now: 0,
+    store: Store | None = None,
 ) -> Run:
     """Run the traffic until every request has ended.
 
@@ -142,10 +149,14 @@ def simulate(
             long one would not fit in memory.
         network_s: one way between gateway and backend.
         timer_s_max: the gateway's timer: set when none is, at most this far away. None: exactly when the engine asks.
+        others: engines of further gateways in front of the same backends.
+        arrives_at: at which gateway does a request arrive at this time? 0: that of `engine`.
+        store: carries what the gateways tell each other. None: they do not.
     """
     return _Driver(
-        engine, backends, next_arrival, scrape, refuses, ended, scrape_interval_s, network_s, timer_s_max
-    ).run(iter(arrivals))
+        [engine, *others], backends, next_arrival, scrape, refuses, ended, scrape_interval_s, network_s, timer_s_max,
+        arrives_at, store,
+    ).run(iter(arrivals))  # fmt: skip
 
 
 def replay(events: Iterable[Event], engine: AdmissionEngine) -> list[tuple[float, Decision]]:
@@ -163,12 +174,34 @@ def _call(engine: AdmissionEngine, method: str, args: tuple[object, ...], now: f
     return decisions
 
 
+class Store(Protocol):
+    """What the gateways have in common, and the way there and back."""
+
+    way_s: float
+    """One way."""
+
+    def exchange(self, gateway: int, number: int, told: Told, now: float) -> Heard | None:
+        """The answer to this exchange, which is at the store at this time; None: it is lost, there or on its way."""
+
+
+class _Gateway:
+    """One engine, its timer, and its conversation with the others."""
+
+    def __init__(self, index: int, engine: AdmissionEngine, *, talks: bool) -> None:
+        self.index = index
+        self.engine = engine
+        self.conversation = Conversation(engine) if talks else None
+        self.wake_s: float | None = None
+        self.exchange_s = float("inf")
+        """When the next exchange begins; infinite while one is under way."""
+
+
 class _Driver:
     """The heap and what is on it."""
 
     def __init__(
         self,
-        engine: AdmissionEngine,
+        engines: Sequence[AdmissionEngine],
         backends: dict[str, EngineModel],
         next_arrival: Callable[[Record, float], Arrival | Sequence[Arrival] | None] | None,
         scrape: Callable[[str, EngineModel, float], Gauges],
@@ -177,8 +210,12 @@ class _Driver:
         scrape_interval_s: float,
         network_s: float,
         timer_s_max: float | None,
+        arrives_at: Callable[[Arrival, float], int],
+        store: Store | None,
     ) -> None:
-        self._engine = engine
+        self._gateways = [_Gateway(i, engine, talks=store is not None) for i, engine in enumerate(engines)]
+        self._arrives_at = arrives_at
+        self._store = store
         self._backends = backends
         self._next_arrival = next_arrival
         self._scrape = scrape
@@ -192,17 +229,19 @@ class _Driver:
         self._scheduled = 0
         self._stepping: set[str] = set()
         self._open = 0
-        self._wake_s: float | None = None
         self._result = Run()
 
     def run(self, arrivals: Iterator[Arrival]) -> Run:
         self._schedule_next(arrivals)
         for name in self._backends:
             self._at(0.0, partial(self._scraped, name))
+        for gateway in self._gateways:
+            self._set_exchange(gateway, 0.0)
         while self._heap:
             now, _, happen = heappop(self._heap)
             happen(now)
-            self._set_timer(now)
+            for gateway in self._gateways:
+                self._set_timer(gateway, now)
         return self._result
 
     def _at(self, when_s: float, happen: Callable[[float], None]) -> None:
@@ -211,13 +250,16 @@ class _Driver:
 
     # --- the gateway's side ---
 
-    def _tell(self, method: str, now: float, *args: object) -> None:
-        """One event into the engine, and its decisions carried out."""
+    def _tell(self, gateway: _Gateway, method: str, now: float, *args: object) -> None:
+        """One event into an engine, and its decisions carried out."""
         if self._keeps:
             self._result.events.append(Event(now, method, args))
-        decisions = _call(self._engine, method, args, now)
+        decisions = _call(gateway.engine, method, args, now)
         if decisions:
             self._carry_out(decisions, now)
+
+    def _of(self, request_id: str) -> _Gateway:
+        return self._gateways[self._result.records[request_id].gateway]
 
     def _carry_out(self, decisions: Sequence[Decision], now: float) -> None:
         for decision in decisions:
@@ -260,36 +302,74 @@ class _Driver:
         self._at(arrival.arrived_s, happen)
 
     def _arrived(self, arrival: Arrival, now: float) -> None:
-        record = self._result.records[arrival.id] = Record(arrival)
+        gateway = self._gateways[self._arrives_at(arrival, now)]
+        record = self._result.records[arrival.id] = Record(arrival, gateway=gateway.index)
         tokens = arrival.prompt_tokens + min(arrival.output_tokens, arrival.output_tokens_max)
         if any(tokens <= model.profile.max_model_len for model in self._backends.values()):
-            self._tell("arrived", now, arrival)
+            self._tell(gateway, "arrived", now, arrival)
         else:
             self._end(record, IMPOSSIBLE, now)
 
-    def _set_timer(self, now: float) -> None:
-        wakeup_s = self._engine.next_wakeup()
+    def _set_timer(self, gateway: _Gateway, now: float) -> None:
+        if gateway.conversation is not None and gateway.conversation.due_s() < gateway.exchange_s < float("inf"):
+            self._set_exchange(gateway, now)
+        wakeup_s = gateway.engine.next_wakeup()
         if self._timer_s_max is not None:
-            if wakeup_s is None or self._wake_s is not None:
+            if wakeup_s is None or gateway.wake_s is not None:
                 return
             wakeup_s = min(wakeup_s, now + self._timer_s_max)
         elif wakeup_s is None or wakeup_s == float("inf"):
-            self._wake_s = None
+            gateway.wake_s = None
             return
         wakeup_s = max(wakeup_s, now + TIMER_RESOLUTION_S)
-        if self._wake_s is None or wakeup_s < self._wake_s or self._wake_s <= now:
-            self._wake_s = wakeup_s
-            self._at(wakeup_s, self._woke)
+        if gateway.wake_s is None or wakeup_s < gateway.wake_s or gateway.wake_s <= now:
+            gateway.wake_s = wakeup_s
+            self._at(wakeup_s, partial(self._woke, gateway))
 
-    def _woke(self, now: float) -> None:
-        if now == self._wake_s:
-            self._wake_s = None
-            self._tell("woke", now)
+    def _woke(self, gateway: _Gateway, now: float) -> None:
+        if now == gateway.wake_s:
+            gateway.wake_s = None
+            self._tell(gateway, "woke", now)
 
     def _scraped(self, name: str, now: float) -> None:
         if self._open:
-            self._tell("backend_changed", now, name, self._scrape(name, self._backends[name], now))
+            gauges = self._scrape(name, self._backends[name], now)
+            for gateway in self._gateways:
+                self._tell(gateway, "backend_changed", now, name, gauges)
             self._at(now + self._scrape_interval_s, partial(self._scraped, name))
+
+    # --- between gateways ---
+
+    def _set_exchange(self, gateway: _Gateway, now: float) -> None:
+        if gateway.conversation is not None:
+            gateway.exchange_s = max(now, gateway.conversation.due_s())
+            self._at(gateway.exchange_s, partial(self._exchange, gateway))
+
+    def _exchange(self, gateway: _Gateway, now: float) -> None:
+        if now != gateway.exchange_s or not self._open:
+            return  # it was brought forward
+        conversation, store = gateway.conversation, self._store
+        assert conversation is not None
+        assert store is not None
+        gateway.exchange_s = float("inf")
+        number, told = conversation.ask(now)
+
+        def at_store(at: float) -> None:
+            heard = store.exchange(gateway.index, number, told, at)
+            if heard is None:
+                self._at(now + DEADLINE_S, lost)
+            else:
+                self._at(at + store.way_s, partial(answered, heard))
+
+        def answered(heard: Heard, at: float) -> None:
+            self._carry_out(conversation.heard(heard, at), at)
+            self._set_exchange(gateway, at)
+
+        def lost(at: float) -> None:
+            self._carry_out(conversation.lost(at), at)
+            self._set_exchange(gateway, at)
+
+        self._at(now + store.way_s, at_store)
 
     # --- the backend's side ---
 
@@ -299,7 +379,8 @@ class _Driver:
         record = self._result.records[dispatch.id]
         if self._refuses is not None and self._refuses(dispatch.backend, model.gauges(now), now):
             record.refusals += 1
-            self._at(now + self._network_s, lambda at: self._tell("failed", at, dispatch.id, Failure.REFUSED))
+            gateway = self._of(dispatch.id)
+            self._at(now + self._network_s, lambda at: self._tell(gateway, "failed", at, dispatch.id, Failure.REFUSED))
             return
         arrival = record.arrival
         output_tokens = min(arrival.output_tokens, arrival.output_tokens_max)
@@ -325,7 +406,7 @@ class _Driver:
         """What a batch produced is at the gateway."""
         for request_id, tokens in step.cached_tokens.items():
             self._result.records[request_id].cached_tokens = tokens
-        records, progressed = self._result.records, self._engine.progressed
+        records, gateways = self._result.records, self._gateways
         for request_id, tokens in step.tokens:  # the hottest loop of all: once for every token
             record = records[request_id]
             if record.outcome:
@@ -338,7 +419,7 @@ class _Driver:
             if arrival.streamed:
                 if self._keeps:
                     self._result.events.append(Event(now, "progressed", (request_id, tokens)))
-                decisions = progressed(request_id, tokens, now)
+                decisions = gateways[record.gateway].engine.progressed(request_id, tokens, now)
                 if decisions:
                     self._carry_out(decisions, now)
             if arrival.cancel_after_tokens is not None and len(record.token_s) == arrival.cancel_after_tokens:
@@ -349,11 +430,12 @@ class _Driver:
                 continue
             self._end(record, "completed", now)
             service = ServiceTokens(record.arrival.prompt_tokens, len(record.token_s), record.cached_tokens)
-            self._tell("finished", now, request_id, service)
+            self._tell(gateways[record.gateway], "finished", now, request_id, service)
 
     def _hung_up(self, record: Record, backend: str, now: float) -> None:
         """The client is gone; the backend hears of it a network's way later."""
         request_id = record.arrival.id
+        gateway = self._of(request_id)
         self._end(record, "cancelled", now)
-        self._tell("cancelled", now, request_id)
+        self._tell(gateway, "cancelled", now, request_id)
         self._at(now + self._network_s, partial(self._backends[backend].abort, request_id))

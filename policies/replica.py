@@ -1,0 +1,85 @@
+"""What does one gateway among several tell the others, and what does it make of what it hears?
+
+Each owns part of every backend (`Grant`) until the next exchange, and dispatches within it without asking. What comes
+free is used again by whoever freed it, unless one that waits elsewhere has received less, by more than some usual
+requests: then it is handed back with the next exchange, and goes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from policies.base import Policy, Request
+from policies.capacity import BackendLedger
+from policies.line import Member
+from policies.replication import Charge, Grant, Heard, Standing, Told
+from policies.shares import Shares
+
+__all__ = ["Replica"]
+
+AHEAD_S = 0.1
+"""Where the order is that of arrival, somebody may go before one elsewhere who came so much earlier."""
+
+
+class Replica:
+    """One gateway's side of the exchange, for one engine."""
+
+    def __init__(self, policy: Policy, backends: Mapping[str, BackendLedger], shares: Shares) -> None:
+        self._backlog = policy.backlog()
+        if self._backlog is not None:
+            self._backlog.share()
+        self._backends = backends
+        self._shares = shares
+        self._next_elsewhere: Standing | None = None
+        self._told_s = float("-inf")
+        self._members: Sequence[Member] = ()
+        self._charges: Sequence[Charge] = ()
+        for ledger in backends.values():
+            ledger.grant = Grant(0, 0)
+
+    def is_ahead(self, request: Request) -> bool:
+        """Does one that waits elsewhere go before it?"""
+        elsewhere = self._next_elsewhere
+        if elsewhere is None:
+            return False
+        if self._backlog is None:
+            return request.arrived_s > elsewhere.served + AHEAD_S
+        return self._backlog.is_ahead(request.flow, elsewhere)
+
+    def is_news(self, request: Request) -> bool:
+        """Has it come since the others were told?"""
+        return request.arrived_s >= self._told_s
+
+    def tell(self, head: Request | None, waiting: int, now: float) -> Told:
+        """What the others are to know. `head`: the next one of those that wait, `waiting` in all."""
+        self._told_s = now
+        backlog, shares = self._backlog, self._shares
+        if backlog is None:
+            standings = [] if head is None else [Standing("", "", head.arrived_s, 0.0)]
+        else:
+            standings = backlog.standings()
+            self._members, self._charges = backlog.tell()
+        spare, absent = head is not None and shares.is_below(head), shares.someone_is_absent()
+        holdings = [
+            ledger.holding(head, waiting, now, spare=spare, absent=absent) for ledger in self._backends.values()
+        ]
+        return Told(standings, shares.presence(), holdings, list(self._charges), [])
+
+    def hear(self, heard: Heard, asked_s: float) -> None:
+        """What came of what was told last, asked at this time."""
+        self._next_elsewhere = heard.next_elsewhere
+        self._shares.elsewhere(heard.presence)
+        if self._backlog is not None:
+            self._backlog.hear(self._members, self._charges, heard.totals)
+            self._backlog.waits_elsewhere(heard.standings)
+        self._members = self._charges = ()
+        for ledger, grant in zip(self._backends.values(), heard.grants, strict=True):
+            ledger.granted(grant, asked_s)
+
+    def cut_off(self) -> None:
+        """The others cannot be heard: go on alone, with what was ours of late."""
+        self._next_elsewhere = None
+        if self._backlog is not None:
+            self._backlog.waits_elsewhere(())
+        for ledger in self._backends.values():
+            ledger.cut_off()
