@@ -1,4 +1,5 @@
-# Everything below needs Python 3.11 or later, make and the package registries; `make run` and `make test` need nothing else.
+# Everything below needs Python 3.11 or later, make and the package registries; `make run` needs nothing else, `make test`
+# a redis-server and openssl, which it installs where it may (root on Debian).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,13 +8,20 @@ COMPILED := build/compiled
 # Finds the compiled modules before the sources, in every process that is started.
 WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(COMPILED):$(CURDIR)
 
-.PHONY: run test check format test-vllm bench compiled test-compiled lock clean
+.PHONY: run test servers check format test-vllm bench compiled test-compiled lock clean
 
 run: $(INSTALLED)  ## the gateway with config.example.yaml: simulated engines, all state in memory
 	@$(BIN)/fairgate serve -c config.example.yaml
 
-test: $(INSTALLED)  ## the tests that need no vLLM
+test: $(INSTALLED) servers  ## the tests that need no vLLM
 	$(BIN)/pytest -q
+
+# RUNLEVEL=1: the package starts no server of its own. Where it cannot be installed, the tests that need it say so.
+servers:
+	@{ command -v redis-server && command -v openssl; } >/dev/null \
+	    || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
+	        && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server openssl; } \
+	    || echo "redis-server or openssl is missing and could not be installed: the tests that need them will fail" >&2
 
 check: $(INSTALLED)  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
@@ -31,7 +39,7 @@ test-vllm: $(INSTALLED)  ## installs a pinned CPU build of vLLM (3.5 GB) and run
 
 compiled: $(COMPILED)/.built  ## the gateway as machine code, in build/compiled; needs a C compiler, takes some minutes
 
-test-compiled: compiled  ## the tests on the compiled gateway
+test-compiled: compiled servers  ## the tests on the compiled gateway
 	$(WITH_COMPILED) $(BIN)/pytest -q -o pythonpath=
 
 bench: compiled  ## the tables of docs/benchmarks.md; needs nginx with its echo module, and wrk
