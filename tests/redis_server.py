@@ -1,4 +1,4 @@
-"""Real Redis servers on free ports, and a proxy that stands between one and the gateway to break what is between them."""
+"""Real Redis servers on free ports, and a proxy that breaks what stands between one and the gateway."""
 
 from __future__ import annotations
 
@@ -45,11 +45,20 @@ class RedisServer:
     `async with RedisServer(requirepass="secret") as redis`. Nothing is kept on disk unless an option says so.
     """
 
-    def __init__(self, *, tls: bool = False, cluster: bool = False, **options: str | int) -> None:
+    def __init__(
+        self,
+        *,
+        tls: bool = False,
+        cluster: bool = False,
+        slots: tuple[int, int] = (0, SLOTS - 1),
+        **options: str | int,
+    ) -> None:
+        """`slots`: the first and the last that a node of a cluster owns; those of several `meet`."""
         self.port, self.cluster_port = free_port(), free_port()
         self.options = {name.replace("_", "-"): str(value) for name, value in options.items()}
         self.tls = tls
         self.cluster = cluster
+        self.slots = slots
         self.directory = Path(tempfile.mkdtemp(prefix="fairgate-redis-"))
         self._process: asyncio.subprocess.Process | None = None
         self._log: asyncio.Task[bytes] | None = None
@@ -75,8 +84,10 @@ class RedisServer:
             self.port, self.cluster_port = free_port(), free_port()
         else:
             pytest.fail(f"redis-server could not start: {(self.directory / 'log').read_text()[-2000:]}")
-        if self.cluster and "replicaof" not in self.options:
-            await self.own_slots(0, SLOTS - 1)
+        if self.cluster:
+            await self.command("CLUSTER", "ADDSLOTSRANGE", *self.slots)
+            if self.slots == (0, SLOTS - 1):
+                await self._cluster_ok()
         return self
 
     async def __aexit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -90,6 +101,7 @@ class RedisServer:
             "bind": "127.0.0.1",
             "dir": str(self.directory),
             "save": '""',
+            "repl-diskless-sync-delay": "0",
             "unixsocket": str(self.directory / "socket"),
             **(
                 {"port": "0", "tls-port": str(self.port), **self._tls_options()}
@@ -142,12 +154,6 @@ class RedisServer:
     def client(self) -> Redis:
         return Redis.from_url(self.url, protocol=2)
 
-    async def own_slots(self, first: int, last: int) -> None:
-        """A node of a cluster that serves these slots, and says so."""
-        await self.command("CLUSTER", "ADDSLOTSRANGE", first, last)
-        if last - first == SLOTS - 1:
-            await self._cluster_ok()
-
     async def meet(self, other: RedisServer) -> None:
         """Make one cluster of two nodes, which own all slots between them."""
         await self.command("CLUSTER", "MEET", "127.0.0.1", other.port, other.cluster_port)
@@ -185,6 +191,10 @@ class Proxy:
         self.port = 0
         self.delay_s = 0.0
         """What comes from either side is held for so long."""
+        self.accepted = 0
+        """Connections so far."""
+        self.requests = 0
+        """Pieces of what clients sent that have arrived here."""
         self.drops_requests = False
         """What clients send vanishes, and their connection stays open: they hear nothing on it any more."""
         self.drops_answers = False
@@ -211,6 +221,7 @@ class Proxy:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._links.add(writer)
+        self.accepted += 1
         try:
             server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self.to_port)
         except OSError:
@@ -219,20 +230,24 @@ class Proxy:
             return
         self._links.add(server_writer)
         ways = [
-            self._pump(reader, server_writer, lambda: self.drops_requests),
+            self._pump(reader, server_writer, self._takes_request),
             self._pump(server_reader, writer, lambda: self.drops_answers),
         ]
         for pump in map(asyncio.create_task, ways):
             self._pumps.add(pump)
             pump.add_done_callback(self._pumps.discard)
 
+    def _takes_request(self) -> bool:
+        self.requests += 1
+        return self.drops_requests
+
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, drops: Callable[[], bool]) -> None:
         lost = False  # what follows a gap would be garbage
         try:
             while data := await source.read(65536):
+                lost = drops() or lost
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
-                lost = lost or drops()
                 if not lost:
                     sink.write(data)
                     await sink.drain()

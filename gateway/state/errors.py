@@ -1,0 +1,20 @@
+"""What can go wrong with the shared state? Either it passes, or somebody has to do something."""
+
+from __future__ import annotations
+
+__all__ = ["StoreError", "StoreRefused", "StoreUnavailable"]
+
+
+class StoreError(Exception):
+    """The message says what happened, where, and what to do; never a password."""
+
+
+class StoreUnavailable(StoreError):
+    """Redis cannot be asked now: not reached, too slow, or in a state that passes. The gateway goes on without it.
+
+    Whether a command that was under way took effect is not known.
+    """
+
+
+class StoreRefused(StoreError):
+    """Redis answers, and this gateway may not use it: another password, another version, another deployment."""

@@ -1,0 +1,68 @@
+-- May this replica serve this pool from these keys? Notes it as a member if so; again and again, before its time is up.
+--
+-- KEYS: fairgate:{POOL}:layout    the version of the layout of the pool's keys; never expires
+--       fairgate:{POOL}:members   replica -> {expires_ms, policy, backends}
+-- ARGV: layout, replica, ttl_ms (0: leave), policy, backend urls...
+-- Answers {'joined', how many others}, {'layout', theirs}, {'policy', theirs}, or {'backends', theirs with spaces}.
+local layout_key, members_key = KEYS[1], KEYS[2]
+local layout, replica, ttl_ms, policy = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+
+if ttl_ms == 0 then
+  redis.call('HDEL', members_key, replica)
+  return {'joined', 0}
+end
+
+local held = redis.call('GET', layout_key)
+if held and held ~= layout then
+  return {'layout', held}
+end
+
+local mine = {}
+for i = 5, #ARGV do
+  mine[ARGV[i]] = true
+end
+
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local others, shares, theirs = 0, false, ''
+local function is_sound(member)
+  if type(member) ~= 'table' or type(member.expires_ms) ~= 'number' or type(member.policy) ~= 'string'
+    or type(member.backends) ~= 'table' then
+    return false
+  end
+  for _, url in ipairs(member.backends) do
+    if type(url) ~= 'string' then
+      return false
+    end
+  end
+  return true
+end
+local members = redis.call('HGETALL', members_key)
+for i = 1, #members, 2 do
+  local ok, member = pcall(cjson.decode, members[i + 1])
+  if not ok or not is_sound(member) or member.expires_ms <= now_ms then
+    redis.call('HDEL', members_key, members[i])
+  elseif members[i] ~= replica then
+    if member.policy ~= policy then
+      return {'policy', member.policy}
+    end
+    others = others + 1
+    theirs = table.concat(member.backends, ' ')
+    for _, url in ipairs(member.backends) do
+      shares = shares or mine[url] == true
+    end
+  end
+end
+if others > 0 and not shares then
+  return {'backends', theirs}
+end
+
+redis.call('SET', layout_key, layout, 'NX')
+local backends = {}
+for i = 5, #ARGV do
+  backends[#backends + 1] = ARGV[i]
+end
+local member = cjson.encode({expires_ms = now_ms + ttl_ms, policy = policy, backends = backends})
+redis.call('HSET', members_key, replica, member)
+redis.call('PEXPIRE', members_key, ttl_ms)
+return {'joined', others}
