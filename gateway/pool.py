@@ -235,7 +235,7 @@ def _engine(gateway: Config, capacity: CapacityConfig, shared: Shared) -> Admiss
             kv_ceiling=capacity.kv_ceiling,
             headroom=capacity.headroom,
             concurrency_max=capacity.max_concurrency,
-            share=1 / gateway.workers,
+            share=1.0 if gateway.state.redis_url is not None else 1 / gateway.workers,
         ),
         overload=gateway.overload.settings(),
         interactions=shared.interactions,

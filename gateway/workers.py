@@ -27,8 +27,8 @@ RESTART_S_MAX = 10.0
 LONG_LIFE_S = 60.0
 """A worker that lived so long is started again at once, as if it had never failed."""
 KILL_AFTER_S = 10.0
-CANNOT_SERVE = 1
-"""The exit status of a worker that could not listen: no other would, so all end."""
+CANNOT_SERVE = (1, 2)
+"""Exit statuses of a worker that could not listen, or whose Redis may not be used: no other could, so all end."""
 CRASHED = 70
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
@@ -52,9 +52,29 @@ class Worker:
 def share_of(config: Config, index: int) -> Config:
     """The configuration of one worker: its own admin port and state file, and its part of whatever is counted.
 
-    Of the engines, that is the configured slots; what they say of themselves is divided by the ledger.
+    Of the engines, that is the configured slots; what they say of themselves is divided by the ledger. Workers that
+    share their state are replicas: they divide only what one machine has, the bounds of the queue and of connections.
     """
     count = config.workers
+    limits = config.limits
+    own = {
+        name: max(1, getattr(limits, name) // count)
+        for name in ("queue_requests_max", "queue_bytes_max", "connections_max")
+    }
+    own["queue_bytes_max"] = max(own["queue_bytes_max"], limits.body_bytes_max)
+    host, _, port = config.admin.rpartition(":")
+    config = config.model_copy(
+        update={
+            "admin": f"{host}:{int(port) + index if int(port) else 0}",
+            "state_file": None if config.state_file is None else f"{config.state_file}.{index}",
+            "limits": limits.model_copy(update=own),
+        }
+    )
+    return config if config.state.redis_url is not None else _part_of(config, count)
+
+
+def _part_of(config: Config, count: int) -> Config:
+    """One of so many equal parts of every engine and every limit."""
 
     def part(number: int | None) -> int | None:
         return None if number is None else max(1, number // count)
@@ -66,8 +86,6 @@ def share_of(config: Config, index: int) -> Config:
     def quota(section: Any) -> Any:
         return parts(section, "requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per_day")
 
-    limits = parts(config.limits, "queue_requests_max", "queue_bytes_max", "connections_max")
-    queue_bytes_max = max(limits.queue_bytes_max, limits.body_bytes_max)
     pools = [
         pool.model_copy(
             update={
@@ -85,12 +103,8 @@ def share_of(config: Config, index: int) -> Config:
         tenant if tenant.quota is None else tenant.model_copy(update={"quota": quota(tenant.quota)})
         for tenant in config.tenants
     ]
-    host, _, port = config.admin.rpartition(":")
     return config.model_copy(
         update={
-            "admin": f"{host}:{int(port) + index if int(port) else 0}",
-            "state_file": None if config.state_file is None else f"{config.state_file}.{index}",
-            "limits": limits.model_copy(update={"queue_bytes_max": queue_bytes_max}),
             "policy": parts(config.policy, "requests_per_minute"),
             "pools": tuple(pools),
             "quota": quota(config.quota),
@@ -136,11 +150,12 @@ def supervise(config: Config, serve: Serve, announce: Callable[[int], None], say
         due_s = [worker.due_s for worker in workers if not worker.pid and not ending]
         received = signal.sigtimedwait(_SIGNALS, max(0.0, min([*due_s, kill_s, now + 3600.0]) - now))
         stopped = received is not None and received.si_signo != signal.SIGCHLD
-        failed = _reap(workers, say, expected=ending) and not ending
+        cannot_serve = _reap(workers, say, expected=ending)
+        failed = 0 if ending else cannot_serve
         if stopped and not ending:
             say(f"draining for at most {config.drain_s:g} s; a second signal ends at once")
         if failed:
-            status = CANNOT_SERVE
+            status = failed
         if stopped or failed:
             ending = True
             for worker in workers:
@@ -197,9 +212,9 @@ def _start(worker: Worker, workers: list[Worker], config: Config, serve: Serve, 
         os._exit(status)
 
 
-def _reap(workers: list[Worker], say: Callable[[str], None], *, expected: bool) -> bool:
-    """Take note of those that ended, and when to start them again. Did one say that none can serve?"""
-    failed = False
+def _reap(workers: list[Worker], say: Callable[[str], None], *, expected: bool) -> int:
+    """Take note of those that ended, and when to start them again. The status of one that says that none can serve."""
+    failed = 0
     for worker in workers:
         if not worker.pid:
             continue
@@ -209,7 +224,7 @@ def _reap(workers: list[Worker], say: Callable[[str], None], *, expected: bool) 
         worker.pid = 0
         now = time.monotonic()
         status = os.waitstatus_to_exitcode(wait_status)
-        failed = failed or status == CANNOT_SERVE
+        failed = failed or (status if status in CANNOT_SERVE else 0)
         if expected or failed:
             continue
         lived_long = now - worker.started_s >= LONG_LIFE_S

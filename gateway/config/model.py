@@ -42,6 +42,7 @@ from gateway.config.fields import (
 )
 from gateway.config.interactions import InteractionsConfig
 from gateway.config.section import Section
+from gateway.config.state import StateConfig
 from gateway.config.throttle import OverloadConfig, QuotaConfig, ThrottleConfig
 from policies.fairserve import LEAD_CALLS, LEAD_TOKENS
 
@@ -54,6 +55,7 @@ __all__ = [
     "Limits",
     "PolicyConfig",
     "PoolConfig",
+    "StateConfig",
     "TenantConfig",
     "hash_key",
     "json_schema",
@@ -262,8 +264,12 @@ class Config(Section):
     quota: QuotaConfig = QuotaConfig()
     """Limits of every tenant at any time; none by default."""
     workers: int = Field(default=1, ge=1, le=256)
-    """Processes that serve the address. Each owns an equal part of every engine and every limit; the admin listener of
-    the n-th is on the n-th port from `admin`."""
+    """Processes that serve the address. Each owns an equal part of every engine and every limit, unless they share them
+    by `state: redis://...`; the admin listener of the n-th is on the n-th port from `admin`."""
+    state: Annotated[StateConfig, bare_text_is("url", str | StateConfig)] = Field(
+        default=StateConfig(), json_schema_extra={"default": "memory"}
+    )
+    """Where replicas share their state: memory (nowhere), or the url of a Redis."""
     state_file: str | None = Field(default=None, min_length=1)
     """A file that keeps what was learned of the apps over restarts. Default: it is learned anew each time."""
     limits: Limits = Limits()
@@ -375,11 +381,19 @@ def _address_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
     if admin_port <= 65535 < admin_port + workers - 1:
         yield ("admin",), f"takes {workers} ports, one for each worker: begin lower"
     backends = [backend for _, pool in _items(config, "pools") for _, backend in _items(pool, "backends")]
-    if workers > 1 and any(str(_get(backend, "url")).startswith("sim:") for backend in backends):
+    simulated = any(str(_get(backend, "url")).startswith("sim:") for backend in backends)
+    field = "workers" if workers > 1 else "state" if _state_url(config) != "memory" else None
+    if simulated and field is not None:
         yield (
-            ("workers",),
+            (field,),
             "several cannot share an engine inside a process (sim:); run `fairgate sim` and give its url",
         )
+
+
+def _state_url(config: Any) -> Any:
+    state = _get(config, "state")
+    url = state if isinstance(state, str) else _get(state, "url")
+    return url.get_secret_value() if isinstance(url, SecretStr) else url or "memory"
 
 
 def _pool_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:

@@ -275,3 +275,38 @@ def test_limits_that_are_no_limits_or_contradict_each_other(tmp_path: Path) -> N
 def test_each_contradiction_of_limits_has_its_place(tmp_path: Path, text: str, expected: str) -> None:
     (found,) = faults(tmp_path, GOOD + text)
     assert found.startswith(expected)
+
+
+FORM = "should be memory, redis://HOST:PORT/DATABASE, rediss://... (TLS) or unix:///PATH"
+ESCAPES = "; in a password, # is written %23, / is %2F and % is %25"
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("mem0ry", f":1:8: state: {FORM} (did you mean 'memory'?)"),
+        ("reids://hunter2@h", f":1:8: state: {FORM} (did you mean 'redis'?)"),
+        ("http://h:6379", f":1:8: state: {FORM}"),
+        ("redis://:hunter2/x@h:6379/0", f":1:8: state: {FORM}{ESCAPES}"),
+        ("redis://:hunter2#x@h", f":1:8: state: {FORM}{ESCAPES}"),
+        ("redis://:hunter2@h:0", f":1:8: state: {FORM}{ESCAPES}"),
+        ("redis://:hunter2@/0", f":1:8: state: {FORM}{ESCAPES}"),
+        ("redis://h/zero", f":1:8: state: {FORM}{ESCAPES}"),
+        ("unix://var/redis.sock", ":1:8: state: should name the file of the socket: unix:///PATH"),
+        ("rediss://h?ssl_ca_cert=x", ":1:8: state: has an unknown option after the ? (did you mean 'ssl_ca_certs'?)"),
+        ("redis://h?ssl_ca_certs=x", ":1:8: state: has the option ssl_ca_certs, which is for TLS: write rediss://"),
+        ("redis://h?db=1", ":1:8: state: has the option db, a number with unix:// only"),
+        ("{uri: 'redis://h'}", ":1:9: state.uri: unknown field (did you mean 'url'?)"),
+        (
+            "{url: 'redis://h', limits_without_redis: refse}",
+            ":1:49: state.limits_without_redis: should be share or refuse (did you mean 'refuse'?)",
+        ),
+        ("redis://h:6379", ":1:8: state: several cannot share an engine inside a process (sim:)"),
+    ],
+)
+def test_where_state_is_kept_has_its_faults_too(tmp_path: Path, state: str, expected: str) -> None:
+    backend = "sim:" if "sim:" in expected else "http://h"
+    text = f"state: {state}\n" + GOOD.replace("sim:", backend)
+    (found,) = faults(tmp_path, text)
+    assert found.startswith(expected)
+    assert "hunter2" not in found

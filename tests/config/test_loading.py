@@ -89,6 +89,18 @@ pools: [{name: p, backends: [{url: "http://${FG_HOST}:8000", api_key: "${FG_KEY}
     assert "12345" not in config.model_dump_json()
 
 
+def test_state_is_in_memory_or_in_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FG_PASSWORD", "hunter2")
+    pool = "open_access: true\n" + POOL.replace("sim:", "http://gpu")
+    assert load(tmp_path, pool).state.redis_url is None
+    assert load(tmp_path, pool + "state: memory\n").state.redis_url is None
+    short = load(tmp_path, pool + "state: redis://:${FG_PASSWORD}@redis:6379/2\n")
+    assert (short.state.redis_url, short.state.limits_without_redis) == ("redis://:hunter2@redis:6379/2", "share")
+    assert "hunter2" not in repr(short) + short.model_dump_json()
+    long = load(tmp_path, pool + "state: {url: 'unix:///run/redis.sock?db=1', limits_without_redis: refuse}\n")
+    assert (long.state.redis_url, long.state.limits_without_redis) == ("unix:///run/redis.sock?db=1", "refuse")
+
+
 def test_short_forms_and_defaults(tmp_path: Path) -> None:
     hashed = hash_key("fg-x")
     config = load(

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.config.model import Config
+from gateway.config.model import Config, StateConfig
 from gateway.workers import share_of
 from policies.capacity import BackendLedger, CapacitySettings, Gauges
 from tests.gateway.capture import Upstream
@@ -199,6 +199,9 @@ def test_a_worker_owns_its_part_of_whatever_is_counted() -> None:
     assert (share.throttle.user.starts, share.throttle.user.tokens) == (15, "auto")
     assert (share.limits.queue_requests_max, share.limits.connections_max) == (250, 25)
     assert share.limits.queue_bytes_max == config.limits.body_bytes_max  # the largest request must still fit
+    sharing = share_of(config.model_copy(update={"state": StateConfig.model_validate({"url": "redis://h"})}), 3)
+    assert (sharing.admin, sharing.limits, sharing.quota) == (share.admin, share.limits, config.quota)
+    assert (sharing.pools, sharing.policy) == (config.pools, config.policy)
 
 
 def test_a_ledger_counts_its_share_of_what_an_engine_says() -> None:
