@@ -24,7 +24,10 @@ def admin_app(gateway: Gateway) -> web.Application:
 
     async def ready(request: web.Request) -> web.Response:
         faults = gateway.not_ready()
-        return web.json_response({"ready": not faults, "why_not": faults}, status=503 if faults else 200)
+        answer: dict[str, object] = {"ready": not faults, "why_not": faults}
+        if (state := gateway.state()) is not None:
+            answer["state"] = state  # a gateway on its own serves all the same
+        return web.json_response(answer, status=503 if faults else 200)
 
     async def metrics(request: web.Request) -> web.Response:
         gateway.metrics.read_gauges(gateway.pools, gateway.shared.interactions)

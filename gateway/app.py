@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp import web
@@ -22,10 +23,14 @@ from gateway.pipeline import Pipeline
 from gateway.pool import Backend, Pool
 from gateway.relay import Exchange
 from gateway.shared import Shared
+from gateway.state.errors import StoreUnavailable
 from gateway.state.learned import LearnedFile
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Record
+
+if TYPE_CHECKING:
+    from gateway.state.store import Store
 
 __all__ = ["Gateway"]
 
@@ -48,7 +53,9 @@ class Gateway:
         self.port = 0
         self.admin_port = 0
         self._access_log = AccessLog(config.access_log)
-        self._keyring = Keyring(config.tenants, open_access=config.open_access)
+        mints = config.state.redis_url is None  # a key that one replica knows would be refused by the others
+        self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=mints)
+        self.store: Store | None = None
         self._learned: LearnedFile | None = None
         self._embedded: list[SimulatedServer] = []
         self._watchers: list[asyncio.Task[None]] = []
@@ -73,9 +80,18 @@ class Gateway:
                 faults.append(f"pool {pool.name} has no backend in service ({reasons})")
         return faults
 
+    def state(self) -> str | None:
+        """Is state shared with other replicas? None: the config does not ask for it."""
+        if self.store is None:
+            return None
+        return "shared" if self.store.fault is None else f"not shared: {self.store.fault}"
+
     async def start(self) -> None:
-        """Listen. OSError if an address is taken; backends that are down do not matter."""
+        """Listen. OSError if an address is taken, StoreRefused if the Redis is not one to be used; backends that are
+        down, and a Redis that is, do not matter."""
         config = self.config
+        if config.state.redis_url is not None:
+            await self._share(config.state.redis_url)
         for pool_config in config.pools:
             models = tuple(pool_config.models) or EMBEDDED_MODELS
             backends = [Backend(backend, await self._url(backend, models), config) for backend in pool_config.backends]
@@ -125,9 +141,30 @@ class Gateway:
             await self._session.close()
         if self._admin is not None:
             await self._admin.cleanup()
+        if self.store is not None:
+            await self.store.close()
         for server in self._embedded:
             await server.stop()
         self._access_log.close()
+
+    async def _share(self, url: str) -> None:
+        """Join the other replicas, now or as soon as Redis can be asked."""
+        from gateway.state.issued import KeyTable, follow  # redis-py is loaded only where there is a Redis
+        from gateway.state.store import Deployment, Store
+
+        self.store = Store(
+            url,
+            [
+                Deployment(pool.name, self.config.policy.name, tuple(backend.url for backend in pool.backends))
+                for pool in self.config.pools
+            ],
+        )
+        try:
+            await self.store.open()
+        except StoreUnavailable:
+            pass  # the store says so, and goes on trying
+        self._watchers.append(asyncio.create_task(self.store.keep()))
+        self._watchers.append(asyncio.create_task(follow(KeyTable(self.store), self._keyring)))
 
     async def _drained(self, limit_s: float) -> None:
         loop = asyncio.get_running_loop()

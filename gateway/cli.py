@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gateway.keys import keys
+
 if TYPE_CHECKING:
     from gateway.app import Gateway
     from gateway.config.model import Config
@@ -255,29 +257,7 @@ def _measure(files: tuple[str, ...], json_path: Path | None) -> None:
     click.echo(measures_text(runs), nl=False)
 
 
-@main.group()
-def keys() -> None:
-    """Make API keys, and the hashes that go into the config."""
-
-
-@keys.command()
-def create() -> None:
-    """Make a new key. The key is for the tenant, the hash is for the config file."""
-    from gateway.config.model import hash_key, new_key
-
-    key = new_key()
-    click.echo(f"key:  {key}\nhash: {hash_key(key)}")
-
-
-@keys.command(name="hash")
-def hash_() -> None:
-    """Hash a key read from standard input (so that it stays out of the shell's history)."""
-    from gateway.config.model import hash_key
-
-    key = click.prompt("key", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline().strip()
-    if not key:
-        raise click.UsageError("no key on standard input")
-    click.echo(hash_key(key))
+main.add_command(keys)
 
 
 @main.command()
@@ -337,6 +317,8 @@ def _load(path: Path) -> Config:
 
 def _run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run on uvloop where there is one."""
+    from gateway.state.errors import StoreRefused
+
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if sys.platform != "win32":
         import uvloop
@@ -347,6 +329,9 @@ def _run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
             runner.run(coroutine())
     except KeyboardInterrupt:
         sys.exit(130)
+    except StoreRefused as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(BAD_INPUT)
     except OSError as error:
         click.echo(f"fairgate: {error}", err=True)
         sys.exit(1)
@@ -372,7 +357,10 @@ def _supervise(config: Config) -> None:
         url = f"http://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{port}"
         lines = [
             f"fairgate: serving on {url} with {config.workers} workers, each with an admin listener of its own",
-            f"  each worker owns 1/{config.workers} of every engine and every limit, and is fair within that part",
+            "  they share every engine and every limit by Redis"
+            if config.state.redis_url is not None
+            else f"  each worker owns 1/{config.workers} of every engine and every limit, and is fair within that part",
+            *_without_key(config),
         ]
         if minted:
             lines.append("  keys for this run only, for tenants that have none in the config:")
@@ -447,11 +435,25 @@ async def _serve(config: Config, worker: Worker | None = None) -> None:
             await gateway.stop(0.0)
 
 
+def _without_key(config: Config) -> list[str]:
+    """With Redis no key is minted: it would be known to one replica only."""
+    names = [tenant.name for tenant in config.tenants if not tenant.keys]
+    if config.state.redis_url is None or not names:
+        return []
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return [
+        f"  without a key in the config: {', '.join(names[:5])}{more}",
+        f"    fairgate keys create --tenant {names[0]} -c FILE   makes one that all replicas take",
+    ]
+
+
 def _announce_worker(gateway: Gateway, worker: Worker) -> None:
     """Say where its numbers are to be had."""
     host, _ = gateway.config.admin_address
     lines = [f"fairgate: worker {worker.index}: admin on http://{host}:{gateway.admin_port} (/ready, /metrics)"]
     lines += [f"  worker {worker.index} not ready: {fault}" for fault in gateway.not_ready()]
+    if (state := gateway.state()) is not None:
+        lines.append(f"  worker {worker.index} state: {state}")
     click.echo("\n".join(lines), err=True)
 
 
@@ -467,6 +469,8 @@ def _announce(gateway: Gateway) -> None:
     if gateway.config.open_access:
         lines.append("  open access: any key is accepted, each distinct key is its own tenant of equal weight")
     lines += [f"  not ready: {fault}" for fault in gateway.not_ready()]
+    if (state := gateway.state()) is not None:
+        lines += [f"  state: {state}", *_without_key(gateway.config)]
     if gateway.minted_keys:
         lines.append("  keys for this run only, for tenants that have none in the config:")
         lines += [f"    {minted.tenant:<12} {minted.key}" for minted in gateway.minted_keys]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from gateway.config.model import TenantConfig, hash_key, new_key
@@ -46,29 +46,42 @@ class MintedKey:
 class Keyring:
     """Which principal holds this key? Only hashes are kept."""
 
-    def __init__(self, tenants: Iterable[TenantConfig], *, open_access: bool) -> None:
+    def __init__(self, tenants: Sequence[TenantConfig], *, open_access: bool, mints: bool = True) -> None:
+        """`mints`: a tenant without a key gets one, known to this process only."""
         self._open_access = open_access
         self._principals: dict[bytes, Principal] = {}
+        self._issued: Mapping[bytes, Principal] = {}
+        self._revoked: Set[bytes] = frozenset()
+        self._tenants = {tenant.name: Principal(tenant.name, tenant.weight, (DEFAULT_APP,)) for tenant in tenants}
         self.minted: list[MintedKey] = []
         for tenant in tenants:
             for key in tenant.keys:
                 self._add(key.hash, Principal(tenant.name, tenant.weight, tuple(key.apps)))
-            if not tenant.keys:
+            if not tenant.keys and mints:
                 minted = MintedKey(tenant.name, new_key())
                 self.minted.append(minted)
-                self._add(hash_key(minted.key), Principal(tenant.name, tenant.weight, (DEFAULT_APP,)))
+                self._add(hash_key(minted.key), self._tenants[tenant.name])
 
     def _add(self, key_hash: str, principal: Principal) -> None:
         self._principals[bytes.fromhex(key_hash.removeprefix("sha256:"))] = principal
+
+    def tenant(self, name: str) -> Principal | None:
+        """The holder of a key that was issued to this tenant. None: there is no such tenant."""
+        return self._tenants.get(name)
+
+    def learn(self, issued: Mapping[bytes, Principal], revoked: Set[bytes]) -> None:
+        """Also take these keys, by the digests of them, and no longer those, wherever they are from."""
+        self._issued, self._revoked = issued, revoked
 
     def principal(self, key: bytes | None) -> Principal:
         """The holder of the key, or `ApiError` 401."""
         # A lookup by hash tells a guesser nothing by its timing: equal prefixes of keys have unrelated hashes.
         digest = hashlib.sha256(key).digest() if key is not None else b""
-        principal = self._principals.get(digest)
-        if principal is not None:
+        principal = self._principals.get(digest) or self._issued.get(digest)
+        is_revoked = digest in self._revoked
+        if principal is not None and not is_revoked:
             return principal
-        if self._open_access:
+        if self._open_access and not is_revoked:
             name = f"key-{digest.hex()[:12]}" if key is not None else "anonymous"
             return Principal(name, 1.0, (DEFAULT_APP,))
         if key is None:
