@@ -30,6 +30,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Record
 
 if TYPE_CHECKING:
+    from gateway.state.exchange import Exchanges
     from gateway.state.store import Store
 
 __all__ = ["Gateway"]
@@ -56,6 +57,7 @@ class Gateway:
         mints = config.state.redis_url is None  # a key that one replica knows would be refused by the others
         self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=mints)
         self.store: Store | None = None
+        self._exchanges: list[Exchanges] = []
         self._learned: LearnedFile | None = None
         self._embedded: list[SimulatedServer] = []
         self._watchers: list[asyncio.Task[None]] = []
@@ -95,7 +97,10 @@ class Gateway:
         for pool_config in config.pools:
             models = tuple(pool_config.models) or EMBEDDED_MODELS
             backends = [Backend(backend, await self._url(backend, models), config) for backend in pool_config.backends]
-            self.pools.append(Pool(pool_config, config, backends, self.shared, self._settled))
+            pool = Pool(pool_config, config, backends, self.shared, self._settled)
+            self.pools.append(pool)
+            if self.store is not None:
+                self._replicate(self.store, pool)
         if config.state_file is not None:
             engines = {pool.name: pool.dispatcher.engine for pool in self.pools}
             self._learned = LearnedFile(Path(config.state_file), engines)
@@ -142,6 +147,7 @@ class Gateway:
         if self._admin is not None:
             await self._admin.cleanup()
         if self.store is not None:
+            await asyncio.gather(*(exchanges.leave() for exchanges in self._exchanges))
             await self.store.close()
         for server in self._embedded:
             await server.stop()
@@ -165,6 +171,13 @@ class Gateway:
             pass  # the store says so, and goes on trying
         self._watchers.append(asyncio.create_task(self.store.keep()))
         self._watchers.append(asyncio.create_task(follow(KeyTable(self.store), self._keyring)))
+
+    def _replicate(self, store: Store, pool: Pool) -> None:
+        from gateway.state.exchange import Exchanges
+
+        exchanges = Exchanges(store, pool.name, pool.dispatcher)
+        self._exchanges.append(exchanges)
+        self._watchers.append(asyncio.create_task(exchanges.run()))
 
     async def _drained(self, limit_s: float) -> None:
         loop = asyncio.get_running_loop()

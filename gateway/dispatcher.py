@@ -39,6 +39,8 @@ class Dispatcher:
     def __init__(self, engine: AdmissionEngine, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.engine = engine
         self.clock = clock
+        self.on_urgent: Callable[[], None] | None = None
+        """Other gateways are to be asked at once."""
         self._exchanges: dict[str, Admitted] = {}
         self._decisions: deque[Decision] = deque()
         self._executing = False
@@ -81,6 +83,10 @@ class Dispatcher:
     def backend_changed(self, name: str, change: Gauges | bool) -> None:
         self._execute(self.engine.backend_changed(name, change, self.clock()))
 
+    def carry_out(self, decisions: Sequence[Decision]) -> None:
+        """What the engine decided elsewhere than here."""
+        self._execute(decisions)
+
     def close(self) -> None:
         """Stop the timer; exchanges under way are the caller's to end."""
         if self._timer is not None:
@@ -102,6 +108,8 @@ class Dispatcher:
                 self._executing = False
         if self._timer is None and self.engine.queued:
             self._arm()
+        if self.on_urgent is not None and self.engine.is_urgent():
+            self.on_urgent()
 
     def _carry_out(self, decision: Decision) -> None:
         if isinstance(decision, Dispatch):

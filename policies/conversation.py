@@ -17,6 +17,8 @@ from policies.replication import Heard, Told
 __all__ = ["DEADLINE_S", "Conversation"]
 
 INTERVAL_S = 0.02
+IDLE_S = 0.1
+"""While nothing is queued or dispatched here."""
 URGENT_S = 0.005
 """The least time between two exchanges."""
 DEADLINE_S = 0.25
@@ -41,8 +43,12 @@ class Conversation:
 
     def due_s(self) -> float:
         """When is the next exchange to begin? Not while one is under way."""
-        if self._engine.is_urgent() and not self.is_alone:
+        if self.is_alone:
+            return self._due_s
+        if self._engine.is_urgent():
             return min(self._due_s, self._asked_s + URGENT_S)
+        if self._engine.queued:
+            return min(self._due_s, self._asked_s + INTERVAL_S)
         return self._due_s
 
     def ask(self, now: float) -> tuple[int, Told]:
@@ -61,7 +67,8 @@ class Conversation:
         self._pending = None
         self._heard_s = self._asked_s
         # What was said again is old: what has changed since is said at once.
-        self._due_s = now if self._is_repeated else self._asked_s + INTERVAL_S
+        interval_s = INTERVAL_S if self._engine.queued or self._engine.dispatched else IDLE_S
+        self._due_s = now if self._is_repeated else self._asked_s + interval_s
         self.is_alone = False
         return self._engine.hear(heard, self._asked_s, now)
 
