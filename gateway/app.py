@@ -28,6 +28,7 @@ from gateway.state.learned import LearnedFile
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Record
+from policies.tables import Tables
 
 if TYPE_CHECKING:
     from gateway.state.exchange import Exchanges
@@ -97,10 +98,9 @@ class Gateway:
         for pool_config in config.pools:
             models = tuple(pool_config.models) or EMBEDDED_MODELS
             backends = [Backend(backend, await self._url(backend, models), config) for backend in pool_config.backends]
-            pool = Pool(pool_config, config, backends, self.shared, self._settled)
-            self.pools.append(pool)
-            if self.store is not None:
-                self._replicate(self.store, pool)
+            self.pools.append(Pool(pool_config, config, backends, self.shared, self._settled))
+        if self.store is not None:
+            self._replicate(self.store)
         if config.state_file is not None:
             engines = {pool.name: pool.dispatcher.engine for pool in self.pools}
             self._learned = LearnedFile(Path(config.state_file), engines)
@@ -172,12 +172,17 @@ class Gateway:
         self._watchers.append(asyncio.create_task(self.store.keep()))
         self._watchers.append(asyncio.create_task(follow(KeyTable(self.store), self._keyring)))
 
-    def _replicate(self, store: Store, pool: Pool) -> None:
+    def _replicate(self, store: Store) -> None:
+        """Be one of several gateways in front of the same engines."""
         from gateway.state.exchange import Exchanges
 
-        exchanges = Exchanges(store, pool.name, pool.dispatcher)
-        self._exchanges.append(exchanges)
-        self._watchers.append(asyncio.create_task(exchanges.run()))
+        shared, dispatchers = self.shared, [pool.dispatcher for pool in self.pools]
+        self._exchanges = [Exchanges.of_pool(store, pool.name, pool.dispatcher) for pool in self.pools]
+        if shared.quotas is not None or shared.interactions is not None:
+            refuses_alone = self.config.state.limits_without_redis == "refuse"
+            tables = Tables(shared.quotas, shared.interactions, refuses_alone=refuses_alone)
+            self._exchanges.append(Exchanges.of_tables(store, tables, dispatchers))
+        self._watchers += [asyncio.create_task(exchanges.run()) for exchanges in self._exchanges]
 
     async def _drained(self, limit_s: float) -> None:
         loop = asyncio.get_running_loop()

@@ -39,8 +39,8 @@ class Dispatcher:
     def __init__(self, engine: AdmissionEngine, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.engine = engine
         self.clock = clock
-        self.on_urgent: Callable[[], None] | None = None
-        """Other gateways are to be asked at once."""
+        self.listeners: list[Callable[[], None]] = []
+        """Hear that the engine has had an event: it may urgently want to know of other gateways."""
         self._exchanges: dict[str, Admitted] = {}
         self._decisions: deque[Decision] = deque()
         self._executing = False
@@ -108,8 +108,8 @@ class Dispatcher:
                 self._executing = False
         if self._timer is None and self.engine.queued:
             self._arm()
-        if self.on_urgent is not None and self.engine.is_urgent():
-            self.on_urgent()
+        for listener in self.listeners:
+            listener()
 
     def _carry_out(self, decision: Decision) -> None:
         if isinstance(decision, Dispatch):

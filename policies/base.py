@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 if TYPE_CHECKING:
     from policies.backlog import Backlog
     from policies.interactions import Interaction
+    from policies.limits import SlidingCounts
 
 __all__ = [
     "CALM",
@@ -245,6 +246,10 @@ class Policy(ABC):
     def backlog(self) -> Backlog | None:
         """The counters that gateways share; None: it has none, or some for each backend."""
         return None
+
+    def share_counts(self, epoch_s: float) -> list[SlidingCounts]:
+        """From now on there may be other gateways that count the same, by a clock that is so much ahead: what is it?"""
+        return []
 
     def learn(self, request: Request, service: ServiceTokens, now: float) -> None:
         """An answer came whole, and took this much."""

@@ -9,12 +9,12 @@ had. Who was away without noticing, because its process stood still, owns nothin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from policies.decisions import Decision
-from policies.engine import AdmissionEngine
 from policies.replication import Heard, Told
 
-__all__ = ["DEADLINE_S", "Conversation"]
+__all__ = ["DEADLINE_S", "Conversation", "Speaker"]
 
 INTERVAL_S = 0.02
 IDLE_S = 0.1
@@ -28,15 +28,31 @@ AGAIN_S = 0.1
 ALONE_S = 0.5
 
 
-class Conversation:
-    """One gateway's side of the exchanges of one pool."""
+class Speaker(Protocol):
+    """What gateways have in common: an `AdmissionEngine`, or the `Tables` of all pools."""
 
-    def __init__(self, engine: AdmissionEngine, *, first: int = 1) -> None:
-        """`first`: the number of the first exchange, greater than any that was used under the same name."""
-        engine.share()
+    def share(self, epoch_s: float) -> None: ...
+
+    def is_urgent(self) -> bool: ...
+
+    def is_busy(self) -> bool: ...
+
+    def tell(self, now: float) -> Told: ...
+
+    def hear(self, heard: Heard, asked_s: float, now: float) -> Sequence[Decision]: ...
+
+    def cut_off(self, now: float) -> Sequence[Decision]: ...
+
+
+class Conversation:
+    """One gateway's side of the exchanges about one of them."""
+
+    def __init__(self, speaker: Speaker, *, epoch_s: float = 0.0) -> None:
+        """`epoch_s`: by how much a clock that all gateways have in common is ahead of the one here."""
+        speaker.share(epoch_s)
         self.is_alone = False
-        self._engine = engine
-        self._number = first - 1
+        self._speaker = speaker
+        self._number = 0
         self._pending: Told | None = None
         self._is_repeated = False
         self._asked_s = self._heard_s = self._due_s = float("-inf")
@@ -45,9 +61,9 @@ class Conversation:
         """When is the next exchange to begin? Not while one is under way."""
         if self.is_alone:
             return self._due_s
-        if self._engine.is_urgent():
+        if self._speaker.is_urgent():
             return min(self._due_s, self._asked_s + URGENT_S)
-        if self._engine.queued:
+        if self._speaker.is_busy():
             return min(self._due_s, self._asked_s + INTERVAL_S)
         return self._due_s
 
@@ -58,7 +74,7 @@ class Conversation:
         self._is_repeated = self._pending is not None
         if self._pending is None:
             self._number += 1
-            self._pending = self._engine.tell(now)
+            self._pending = self._speaker.tell(now)
         self._asked_s = now
         return self._number, self._pending
 
@@ -67,10 +83,10 @@ class Conversation:
         self._pending = None
         self._heard_s = self._asked_s
         # What was said again is old: what has changed since is said at once.
-        interval_s = INTERVAL_S if self._engine.queued or self._engine.dispatched else IDLE_S
+        interval_s = INTERVAL_S if self._speaker.is_busy() else IDLE_S
         self._due_s = now if self._is_repeated else self._asked_s + interval_s
         self.is_alone = False
-        return self._engine.hear(heard, self._asked_s, now)
+        return self._speaker.hear(heard, self._asked_s, now)
 
     def lost(self, now: float) -> Sequence[Decision]:
         """It was not answered."""
@@ -78,4 +94,4 @@ class Conversation:
         if self.is_alone or now - self._heard_s < ALONE_S:
             return ()
         self.is_alone = True
-        return self._engine.cut_off(now)
+        return self._speaker.cut_off(now)

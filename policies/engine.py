@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from policies.base import CALM, Limit, Policy, Pressure, Refusal, Request, ServiceTokens
+from policies.base import CALM, Limit, Policy, Pressure, Refusal, Refused, Request, ServiceTokens
 from policies.capacity import BackendLedger, CapacitySettings, Gauges, Lease, Obstacle
 from policies.decisions import Decision, Dispatch, Failure, Recent, Reject
 from policies.explanation import Explanation, explain_decided, explain_queued
@@ -28,6 +28,7 @@ from policies.quotas import Quotas
 from policies.replica import Replica
 from policies.replication import Heard, Told
 from policies.shares import Shares
+from policies.tables import Tables
 from policies.waiting import QueueLimits, WaitingRoom
 
 __all__ = ["AdmissionEngine", "Decision", "Dispatch", "Explanation", "Failure", "QueueLimits", "Refusal", "Reject"]
@@ -72,6 +73,9 @@ class AdmissionEngine:
         self._recent = Recent()
         self._blocked: Request | None = None
         self._replica: Replica | None = None
+        self._tables: Tables | None = None
+        self._held: dict[str, Request] = {}
+        """Arrived, and decided when other gateways have been heard."""
         self._shares = Shares()
         self._waiting = WaitingRoom(self.limits)
         self._leases: dict[str, Lease] = {}
@@ -223,13 +227,41 @@ class AdmissionEngine:
                 break
         else:
             return (self._reject(request, Refusal.NO_BACKEND, 5.0, now, pressure),)
+        if self._tables is not None and self._tables.must_ask(request, now, is_calm=pressure is CALM):
+            if len(self._held) >= self.limits.requests_max:
+                return (self._reject(request, Refusal.QUEUE_FULL, pressure.drain_s, now, pressure),)
+            self._held[request.id] = request
+            self._tables.hold(request)
+            return NOTHING
         refused = self._quotas.refusal(request, now) if self._quotas is not None else None
+        if refused is None and self._quotas is not None:
+            self._quotas.admitted(request, now)
+        return self._admit(request, refused, now, pressure)
+
+    def answered(self, now: float) -> Sequence[Decision]:
+        """Others have been heard: what of that which was held for them is decided?"""
+        if self._tables is None or not self._held:
+            return NOTHING
+        now = self._time(now)
+        decisions: list[Decision] = []
+        for request in list(self._held.values()):
+            if self._tables.is_decided(request):
+                del self._held[request.id]
+                self.interactions.arrived(request, now)
+                decisions += self._admit(request, self._tables.decision(request), now, self._pressure(now))
+        return decisions
+
+    def _admit(self, request: Request, refused: Refused | None, now: float, pressure: Pressure) -> Sequence[Decision]:
+        """Queue it, unless it is beyond a limit. It has been counted if `refused` is None."""
+        was_counted = refused is None and self._quotas is not None
         refused = refused or self.policy.refusal(request, now, pressure)
-        if refused is not None:
-            return (self._reject(request, refused.reason, refused.retry_after_s, now, pressure, refused.limit),)
-        victims = self._waiting.giving_way(request)
+        victims = self._waiting.giving_way(request) if refused is None else None
         if victims is None:
-            return (self._reject(request, Refusal.QUEUE_FULL, pressure.drain_s, now, pressure),)
+            if was_counted and self._quotas is not None:
+                self._quotas.withdrawn(request, now)
+            if refused is None:
+                refused = Refused(Refusal.QUEUE_FULL, pressure.drain_s)
+            return (self._reject(request, refused.reason, refused.retry_after_s, now, pressure, refused.limit),)
         decisions: list[Decision] = []
         for victim in victims:
             self._withdraw(victim, now)
@@ -237,8 +269,6 @@ class AdmissionEngine:
         request.deadline_s = now + (self.limits.wait_s_max_inside if request.inside else self.limits.wait_s_max)
         self._shares.seen(request, now)
         self.interactions.admitted(request, now)
-        if self._quotas is not None:
-            self._quotas.admitted(request, now)
         self._enqueue(request, now, front=False)
         self._decide(now, decisions)
         return decisions
@@ -312,6 +342,10 @@ class AdmissionEngine:
         if request is not None:
             self._withdraw(request, now)
             return self._room_changed(now)
+        held = self._held.pop(request_id, None)
+        if held is not None and self._tables is not None:
+            self._tables.let_go(held, now)
+            return NOTHING
         lease = self._leases[request_id]
         self._broke_off(lease, service or self._received(lease, now), now)
         return self._room_changed(now)
@@ -334,9 +368,20 @@ class AdmissionEngine:
 
     # --- with other gateways in front of the same backends ---
 
-    def share(self) -> None:
-        """There may be others: nothing is ours before the first exchange. All backends must have been added."""
-        self._replica = Replica(self.policy, self.backends, self._shares)
+    def share(self, epoch_s: float = 0.0) -> None:
+        """There may be others: nothing is ours before the first exchange. All backends must have been added.
+
+        `epoch_s`: by how much a clock that all have in common is ahead of that of the events here.
+        """
+        self._replica = Replica(self.policy, self.backends, self._shares, epoch_s=epoch_s)
+
+    def share_tables(self, tables: Tables) -> None:
+        """Its limits and interactions are shared with others by these."""
+        self._tables = tables
+
+    def is_busy(self) -> bool:
+        """Is there anything that others should hear of soon?"""
+        return bool(self._leases or self._waiting.requests)
 
     def is_urgent(self) -> bool:
         """Should the others be asked at once? The next one has come since they were, and lacks room that is ours."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from policies.base import Flow, Pressure, Refused, Request, ServiceTokens
 from policies.cost import Cost
 from policies.learned import fields
-from policies.limits import ThrottleSettings
+from policies.limits import SlidingCounts, ThrottleSettings
 from policies.throttle import Throttle
 from policies.wsc import Wsc, WscSettings
 
@@ -58,6 +58,9 @@ class FairServe(Wsc):
         super().charge(request, service, now, final=final)
         if final:
             self.throttle.settle(request, service, now)
+
+    def share_counts(self, epoch_s: float) -> list[SlidingCounts]:
+        return self.throttle.share(epoch_s)
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
         numbers = super().explain(flow, now)

@@ -11,13 +11,15 @@ It ends when its client says so; when a final answer came, unless the client nam
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from policies.base import Request, ServiceTokens
+from policies.base import Flow, Request, ServiceTokens
 from policies.learned import rows
 from policies.limits import Auto, Percentile
+from policies.replication import Call, Opened
 
 __all__ = ["Interaction", "InteractionSettings", "Interactions", "Waste"]
 
@@ -30,6 +32,8 @@ EXTENDED_MAX = 256
 """Hashes of a raw prompt that are looked up, the longest first."""
 LOOKED_AT = 8
 """Interactions looked at for idleness with each admission: several times as many as are opened by it."""
+ASKED_MAX = 8
+"""Of those hashes, so many are looked for at other gateways."""
 TENANTS_MAX = 10_000
 APPS_MAX = 4096
 
@@ -76,6 +80,7 @@ class Interaction:
         "seen_s",
         "tenant",
         "tokens",
+        "told",
         "uncut_tokens",
         "under_way",
     )
@@ -93,6 +98,8 @@ class Interaction:
         self.over = False
         """Its end was seen; it closes when nothing of it is under way."""
         self.began_s = self.seen_s = self.look_s = now
+        self.told: tuple[int, int] = (0, 0)
+        """Calls and tokens that other gateways have heard of."""
 
 
 class _Needs:
@@ -123,6 +130,8 @@ class Interactions:
         self._to_look_at: deque[Interaction] = deque()
         self._needs: OrderedDict[tuple[str, str], _Needs] = OrderedDict()
         self._unknown = _Needs()
+        self._untold: dict[Interaction, None] | None = None
+        """Those that changed since other gateways heard of them; None: there are no others."""
 
     def __len__(self) -> int:
         return self._count
@@ -164,6 +173,8 @@ class Interactions:
         interaction.calls += 1
         interaction.under_way += 1
         interaction.seen_s = now
+        if self._untold is not None:
+            self._untold[interaction] = None
 
     def served(self, request: Request, service: ServiceTokens, now: float, awaits_more: bool | None) -> None:
         """A call was answered whole. `awaits_more`: the answer asks for a tool; None: that is not known."""
@@ -236,6 +247,9 @@ class Interactions:
         replaced = self._open.get(flow.tenant, {}).get(key)
         if replaced is not None:
             self._close(replaced)
+        return self._opened(flow, key, now)
+
+    def _opened(self, flow: Flow, key: Key, now: float) -> Interaction:
         self._collect(now)
         if self._count >= self.settings.open_max:
             self._give_up_oldest()
@@ -256,6 +270,7 @@ class Interactions:
             del own[interaction.key]
             interaction.key = key
             own[key] = interaction
+            interaction.told = (0, 0)  # under its new name
 
     def _left(self, interaction: Interaction, service: ServiceTokens, now: float) -> None:
         tokens = service.prompt + service.output
@@ -263,6 +278,8 @@ class Interactions:
         interaction.uncut_tokens += tokens
         interaction.under_way -= 1
         interaction.seen_s = now
+        if self._untold is not None:
+            self._untold[interaction] = None
         if not interaction.under_way and (interaction.over or not interaction.tokens):
             self._close(interaction)
 
@@ -321,6 +338,68 @@ class Interactions:
         for interaction in list(islice(own.values(), max(1, min(len(own), self.settings.open_max // 100)))):
             self._close(interaction)
 
+    # --- with other gateways ---
+
+    def share(self) -> None:
+        """From now on there may be others, at which an interaction may go on."""
+        self._untold = {}
+
+    def is_unknown(self, request: Request) -> bool:
+        """May it go on with one that was opened at another gateway?"""
+        claim = request.claim
+        if self._untold is None or request.interaction is not None or not (claim.id or claim.extends):
+            return False
+        return claim.explicit or not claim.begins
+
+    def ask(self, request: Request) -> list[Call]:
+        """Is one open elsewhere that it may go on with? The longest known beginning of a raw prompt comes first."""
+        claim = request.claim
+        keys: Iterable[str | int] = (claim.id,) if claim.id else islice(reversed(claim.extends), ASKED_MAX)
+        return [Call(_shared_name(request.flow, key), 0, 0, 0.0, self.settings.idle_s, False) for key in keys]
+
+    def adopt(self, request: Request, place: int, opened: Opened, now: float) -> None:
+        """One is, found in this place of what was asked: from now on it is known here."""
+        claim, flow = request.claim, request.flow
+        key = (flow.app, flow.user, claim.id or claim.extends[-1 - place])
+        if key in self._open.get(flow.tenant, {}):
+            return
+        interaction = self._opened(flow, key, now)
+        interaction.calls, interaction.tokens = interaction.told = (opened.calls, opened.tokens)
+        interaction.began_s = now - opened.age_s
+
+    def tell(self, most: int, now: float) -> tuple[list[Interaction], list[Call]]:
+        """What was added to interactions since the last time, to at most so many."""
+        untold = self._untold or {}
+        told = list(islice(untold, most))
+        calls = []
+        for interaction in told:
+            del untold[interaction]
+            app, user, key = interaction.key
+            name = _shared_name(Flow(interaction.tenant, app, user), key)
+            told_calls, told_tokens = interaction.told
+            is_over = interaction.over and not interaction.under_way
+            calls.append(
+                Call(
+                    name,
+                    interaction.calls - told_calls,
+                    interaction.tokens - told_tokens,
+                    now - interaction.began_s,
+                    self.settings.idle_s,
+                    is_over,
+                )
+            )
+            interaction.told = interaction.calls, interaction.tokens
+        return told, calls
+
+    def hear(self, told: Sequence[Interaction], opened: Sequence[Opened | None]) -> None:
+        """What all gateways together know of what was told."""
+        for interaction, known in zip(told, opened, strict=True):
+            if known is not None:
+                calls, tokens = interaction.told
+                interaction.calls += known.calls - calls
+                interaction.tokens += known.tokens - tokens
+                interaction.told = known.calls, known.tokens
+
     # --- what was learned ---
 
     def snapshot(self) -> list[list[object]]:
@@ -345,3 +424,7 @@ def _cap(setting: float | Literal["auto"], auto: Auto, learned: Percentile) -> f
     if setting != "auto":
         return setting
     return min(auto.of(learned), LEARNED_MAX * auto.floor)
+
+
+def _shared_name(flow: Flow, key: str | int) -> str:
+    return "\x1f".join((*flow, str(key)))

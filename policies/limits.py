@@ -6,12 +6,25 @@ So a count costs O(1) in time and memory, and is exact where the earlier period 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from math import ceil
 
 from policies.base import Limit
+from policies.replication import Counted, Tally
 
-__all__ = ["NO_COUNT", "Auto", "Ceiling", "Ceilings", "Count", "Percentile", "SlidingCounts", "ThrottleSettings"]
+__all__ = [
+    "NO_COUNT",
+    "Auto",
+    "Ceiling",
+    "Ceilings",
+    "Count",
+    "Percentile",
+    "SlidingCounts",
+    "ThrottleSettings",
+    "hear",
+]
 
 
 class Percentile:
@@ -112,10 +125,14 @@ class ThrottleSettings:
 class Count:
     """What was counted of one member in one period, and in the one before it."""
 
-    __slots__ = ("before", "members", "requests", "starts", "tokens", "weight")
+    __slots__ = ("before", "last", "members", "requests", "starts", "tokens", "told", "weight")
 
     def __init__(self, before: Count | None, weight: float) -> None:
         self.starts = self.requests = self.tokens = self.members = 0
+        self.told: tuple[int, int, int] | None = None
+        """Starts, requests and tokens that other gateways have heard of, with what is reserved; None: nothing yet."""
+        self.last: tuple[int, int, int] | None = None
+        """What was counted when they were told."""
         self.weight = weight
         self.before = before
         if before is not None:
@@ -123,6 +140,7 @@ class Count:
 
 
 NO_COUNT = Count(None, 1.0)
+MEASURES = ("starts", "requests", "tokens")
 
 
 class SlidingCounts:
@@ -142,6 +160,10 @@ class SlidingCounts:
         self._before: dict[Hashable, Count] = {}
         self._left = 1.0
         """The part of the counts before that has not faded."""
+        self._name = ""
+        self._epoch_s = 0.0
+        self._untold: dict[Count, tuple[Hashable, int]] | None = None
+        """Counts, of which member and period, that changed since other gateways heard of them; None: no others."""
 
     def __len__(self) -> int:
         return len(self._counts) + len(self._before)
@@ -152,13 +174,13 @@ class SlidingCounts:
         if 0.0 < left <= 1.0:
             self._left = left
             return
-        period, into_s = divmod(now, self.window_s)
+        period, into_s = divmod(now + self._epoch_s, self.window_s)
         self._left = 1.0 - into_s / self.window_s
         if period != self._period:
             self._before = self._counts if period == self._period + 1 else {}
             self._counts = {}
             self._period = period
-            self.ends_s = (period + 1) * self.window_s
+            self.ends_s = (period + 1) * self.window_s - self._epoch_s
 
     def of(self, member: Hashable, weight: float, learn: Callable[[Count], None] | None = None) -> Count:
         """Its count in this period, to add to. `learn` hears what it did in the period before, the first time."""
@@ -199,6 +221,13 @@ class SlidingCounts:
             reset_s = self.window_s * (self._left + 1.0 - max(0.0, room) / count) if count else self.window_s
         return Limit(name, int(limit), max(0, min(int(limit), int(limit - count - fading))), reset_s)
 
+    def own(self, member: Hashable, measure: str) -> tuple[float, float, bool]:
+        """Of a measure: what was counted here beyond what was told; what all told, and whether that is known at all."""
+        count, before = self._of_both(member)
+        told = count.told[MEASURES.index(measure)] if count.told is not None else 0
+        known = told + getattr(before, measure) * self._left
+        return getattr(count, measure) - told, known, count.told is not None
+
     def members(self, member: Hashable) -> int:
         """How many were counted as being part of this member, in this period or the one before?"""
         return max(one.members for one in self._of_both(member))
@@ -209,3 +238,66 @@ class SlidingCounts:
         if count is not None:
             return count, count.before or NO_COUNT
         return NO_COUNT, self._before.get(member, NO_COUNT)
+
+    # --- with other gateways ---
+
+    def share(self, name: str, epoch_s: float) -> None:
+        """From now on there may be others that count the same; `epoch_s`: by how much a common clock is ahead."""
+        self._name, self._epoch_s = name, epoch_s
+        self._untold = {}
+        self.ends_s = float("-inf")
+
+    def changed(self, member: Hashable, count: Count) -> None:
+        """Something was counted: others are to hear of it."""
+        if self._untold is not None:
+            self._untold[count] = (member, int(self._period))
+
+    def tell(
+        self, most: int, reserve: Callable[[Hashable, Count], tuple[int, int, int]] | None = None
+    ) -> tuple[list[Count], list[Tally]]:
+        """What was counted since the last time, of at most so many.
+
+        `reserve`: how much is to be told as if it were counted, so that so much may be without asking? It is taken back
+        when nothing is counted any more.
+        """
+        counts: list[Count] = []
+        tallies: list[Tally] = []
+        untold = self._untold or {}
+        for count in list(islice(untold, most)):
+            member, period = untold.pop(count)
+            told = count.told or (0, 0, 0)
+            now = (count.starts, count.requests, count.tokens)
+            if reserve is not None and period == self._period and count.last != now:
+                extra = reserve(member, count)
+                if any(extra):
+                    untold[count] = (member, period)
+            else:
+                extra = (0, 0, 0)
+            count.last = now
+            telling = (now[0] + extra[0], now[1] + extra[1], now[2] + extra[2])
+            counts.append(count)
+            starts, requests, tokens = telling[0] - told[0], telling[1] - told[1], telling[2] - told[2]
+            name, ttl_s = f"{self._name}:{_joined(member)}", ceil(3 * self.window_s)
+            tallies.append(Tally(name, period, ttl_s, starts, requests, tokens, count.told is None))
+            count.told = telling
+        return counts, tallies
+
+
+def hear(counts: Sequence[Count], counted: Sequence[Counted]) -> None:
+    """What all gateways together counted, as of what was told."""
+    for count, (starts, requests, tokens, *before) in zip(counts, counted, strict=True):
+        told = count.told or (0, 0, 0)
+        more = (starts - told[0], requests - told[1], tokens - told[2])
+        count.starts += more[0]
+        count.requests += more[1]
+        count.tokens += more[2]
+        count.told = (starts, requests, tokens)
+        if count.last is not None:
+            count.last = (count.last[0] + more[0], count.last[1] + more[1], count.last[2] + more[2])
+        if any(before):
+            earlier = count.before = Count(None, count.weight)
+            earlier.starts, earlier.requests, earlier.tokens = before
+
+
+def _joined(member: Hashable) -> str:
+    return "\x1f".join(member) if isinstance(member, tuple) else str(member)

@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 
 from policies.base import Policy, Request
 from policies.capacity import BackendLedger
+from policies.limits import Count, hear
 from policies.line import Member
 from policies.replication import Charge, Grant, Heard, Standing, Told
 from policies.shares import Shares
 
 __all__ = ["Replica"]
 
+TALLIES_MAX = 256
+"""Members of each population that others hear of at a time."""
 AHEAD_S = 0.1
 """Where the order is that of arrival, somebody may go before one elsewhere who came so much earlier."""
 
@@ -24,7 +27,13 @@ AHEAD_S = 0.1
 class Replica:
     """One gateway's side of the exchange, for one engine."""
 
-    def __init__(self, policy: Policy, backends: Mapping[str, BackendLedger], shares: Shares) -> None:
+    def __init__(
+        self, policy: Policy, backends: Mapping[str, BackendLedger], shares: Shares, *, epoch_s: float
+    ) -> None:
+        """`epoch_s`: by how much a clock that all gateways have in common is ahead of this one's."""
+        self._epoch_s = epoch_s
+        self._populations = policy.share_counts(epoch_s)
+        self._counts: list[Count] = []
         self._backlog = policy.backlog()
         if self._backlog is not None:
             self._backlog.share()
@@ -43,7 +52,7 @@ class Replica:
         if elsewhere is None:
             return False
         if self._backlog is None:
-            return request.arrived_s > elsewhere.served + AHEAD_S
+            return request.arrived_s + self._epoch_s > elsewhere.served + AHEAD_S
         return self._backlog.is_ahead(request.flow, elsewhere)
 
     def is_news(self, request: Request) -> bool:
@@ -55,7 +64,7 @@ class Replica:
         self._told_s = now
         backlog, shares = self._backlog, self._shares
         if backlog is None:
-            standings = [] if head is None else [Standing("", "", head.arrived_s, 0.0)]
+            standings = [] if head is None else [Standing("", "", head.arrived_s + self._epoch_s, 0.0)]
         else:
             standings = backlog.standings()
             self._members, self._charges = backlog.tell()
@@ -63,7 +72,12 @@ class Replica:
         holdings = [
             ledger.holding(head, waiting, now, spare=spare, absent=absent) for ledger in self._backends.values()
         ]
-        return Told(standings, shares.presence(), holdings, list(self._charges), [])
+        self._counts, tallies = [], []
+        for population in self._populations:
+            counts, of_population = population.tell(TALLIES_MAX)
+            self._counts += counts
+            tallies += of_population
+        return Told(standings, shares.presence(), holdings, list(self._charges), tallies, [], [])
 
     def hear(self, heard: Heard, asked_s: float) -> None:
         """What came of what was told last, asked at this time."""
@@ -73,6 +87,7 @@ class Replica:
             self._backlog.hear(self._members, self._charges, heard.totals)
             self._backlog.waits_elsewhere(heard.standings)
         self._members = self._charges = ()
+        hear(self._counts, heard.counted)
         for ledger, grant in zip(self._backends.values(), heard.grants, strict=True):
             ledger.granted(grant, asked_s)
 

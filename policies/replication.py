@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Charge", "Counted", "Grant", "Heard", "Holding", "Presence", "Standing", "Tally", "Told"]
+__all__ = ["Call", "Charge", "Counted", "Grant", "Heard", "Holding", "Opened", "Presence", "Standing", "Tally", "Told"]
 
 
 class Standing(NamedTuple):
@@ -106,8 +106,28 @@ class Counted(NamedTuple):
     tokens_before: int = 0
 
 
+class Call(NamedTuple):
+    """What was added to an open interaction since the last time? Nothing: it is asked whether it is open elsewhere."""
+
+    name: str
+    calls: int
+    tokens: int
+    age_s: float
+    idle_s: float
+    """It is forgotten when it was silent for so long."""
+    is_over: bool
+
+
+class Opened(NamedTuple):
+    """An interaction as all gateways know it."""
+
+    calls: int
+    tokens: int
+    age_s: float
+
+
 class Told(NamedTuple):
-    """From one gateway to the others, of one pool."""
+    """From one gateway to the others, of one pool or of what its pools have in common."""
 
     standings: list[Standing]
     """Of the tenants that are next, in order."""
@@ -115,6 +135,9 @@ class Told(NamedTuple):
     holdings: list[Holding]
     charges: list[Charge]
     tallies: list[Tally]
+    calls: list[Call]
+    under_way: list[tuple[str, int]]
+    """Requests of tenants that may have so many at once."""
 
 
 class Heard(NamedTuple):
@@ -130,3 +153,7 @@ class Heard(NamedTuple):
     grants: list[Grant]
     totals: list[float]
     counted: list[Counted]
+    opened: list[Opened | None]
+    """None: it is not open."""
+    under_way: list[tuple[str, int]]
+    """Of all others together."""

@@ -20,11 +20,20 @@ from typing import Any
 
 from policies.base import Flow, Pressure, Refusal, Refused, Request, ServiceTokens
 from policies.learned import fields, rows
-from policies.limits import NO_COUNT, Auto, Ceiling, Ceilings, Count, Percentile, SlidingCounts, ThrottleSettings
+from policies.limits import (
+    MEASURES,
+    NO_COUNT,
+    Auto,
+    Ceiling,
+    Ceilings,
+    Count,
+    Percentile,
+    SlidingCounts,
+    ThrottleSettings,
+)
 
 __all__ = ["KEPT", "Throttle"]
 
-MEASURES = ("starts", "requests", "tokens")
 TOKENS = 2
 POPULATIONS_MAX = 4096
 HEARD_ALL, HEARD_OF = 256, 8
@@ -213,6 +222,7 @@ class Throttle:
         self._window_s = settings.window_s
         self._members_max = members_max
         self._began_s = self._ends_s = float("-inf")
+        self._is_shared = False
         self._members: dict[Flow, _Member] = {}
         """Of every flow that was seen in this period, so that a request looks up one thing and not six."""
 
@@ -261,6 +271,7 @@ class Throttle:
         user.tokens += tokens
         app_user.tokens += tokens
         app.tokens += tokens
+        self._changed(member, request.flow)
         if request.inside:
             return self._is_beyond(member, request.weight, now)
         user.starts += 1
@@ -286,6 +297,22 @@ class Throttle:
             member.user.tokens += tokens
             member.app_user.tokens += tokens
             member.app.tokens += tokens
+            self._changed(member, request.flow)
+
+    def share(self, epoch_s: float) -> list[SlidingCounts]:
+        """From now on there may be other gateways, with a clock that is so much ahead; what they count together."""
+        self._is_shared = True
+        for name, level in self._levels.items():
+            level.counts.share(name, epoch_s)
+        self._members.clear()
+        self._began_s = self._ends_s = float("-inf")
+        return [level.counts for level in self._levels.values()]
+
+    def _changed(self, member: _Member, flow: Flow) -> None:
+        if self._is_shared:
+            self._user.counts.changed((flow.tenant, flow.user), member.user)
+            self._app_user.counts.changed(flow, member.app_user)
+            self._app.counts.changed(flow[:2], member.app)
 
     def _member(self, request: Request, now: float) -> _Member:
         if not self._began_s <= now < self._ends_s:

@@ -14,7 +14,7 @@ local COUNTERS_MS = 900000  -- what a tenant or a flow received is forgotten whe
 
 local me, number = ARGV[1], tonumber(ARGV[2])
 local told = cmsgpack.unpack(ARGV[3])
-local standings, presence, holdings, charges, tallies = told[1], told[2], told[3], told[4], told[5]
+local standings, presence, holdings, charges, tallies, calls, under_way = unpack(told)
 local standing = standings[1]
 local now_ms
 if ARGV[4] == '' then
@@ -108,6 +108,30 @@ for i, tally in ipairs(tallies) do
   end
   local earlier = is_new and counted(KEYS[2] .. 'n:' .. string.format('%.0f', period - 1) .. ':' .. name) or { 0, 0, 0 }
   sums[i] = { sum[1], sum[2], sum[3], earlier[1], earlier[2], earlier[3] }
+end
+
+-- Which interactions are open -----------------------------------------------------------------------------------------
+
+local opened = {}
+for i, call in ipairs(calls) do
+  local name, count, tokens, age_s, idle_s, is_over = unpack(call)
+  local key = KEYS[2] .. 'i:' .. name
+  local known = counted(key)
+  if is_over then
+    redis.call('DEL', key)
+    opened[i] = cjson.null
+  elseif known[3] == 0 and count == 0 and tokens == 0 then
+    opened[i] = cjson.null
+  else
+    if known[3] == 0 then
+      known = { 0, 0, math.floor(now_ms - age_s * 1000) }
+    end
+    if not is_repeated then
+      known = { known[1] + count, known[2] + tokens, known[3] }
+    end
+    redis.call('SET', key, cmsgpack.pack(known), 'PX', math.ceil(idle_s * 1000))
+    opened[i] = { known[1], known[2], (now_ms - known[3]) / 1000 }
+  end
 end
 
 -- How much of each backend is whose ---------------------------------------------------------------------------------
@@ -204,16 +228,26 @@ for i, holding in ipairs(holdings) do
 end
 
 standings[1] = standing
-local all = { 0, 0, 0, 0 }
+local all, elsewhere = { 0, 0, 0, 0 }, {}
 for _, other in ipairs(others) do
   for i = 1, #all do
     all[i] = all[i] + other.presence[i]
   end
+  for _, of_tenant in ipairs(other.under_way or {}) do
+    elsewhere[of_tenant[1]] = (elsewhere[of_tenant[1]] or 0) + of_tenant[2]
+  end
+end
+local under_way_elsewhere = {}
+for tenant, requests in pairs(elsewhere) do
+  under_way_elsewhere[#under_way_elsewhere + 1] = { tenant, requests }
 end
 local record = {
   number = math.max(number, before and before.number or 0), seen_ms = now_ms, standings = standings,
-  counters = counters, presence = presence, holdings = mine,
+  counters = counters, presence = presence, under_way = under_way, holdings = mine,
 }
 redis.call('HSET', KEYS[1], me, cmsgpack.pack(record))
+redis.call('PEXPIRE', KEYS[1], NUMBERS_MS)
 
-return cmsgpack.pack({ live, next_elsewhere or cjson.null, waiting_elsewhere, all, grants, totals, sums })
+return cmsgpack.pack({
+  live, next_elsewhere or cjson.null, waiting_elsewhere, all, grants, totals, sums, opened, under_way_elsewhere,
+})

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import re
 import secrets
+import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,8 @@ class Store:
     def __init__(self, url: str, pools: Sequence[Deployment] = (), *, deadline_s: float = DEADLINE_S) -> None:
         self.replica = secrets.token_hex(8)
         """The name of this process among the replicas; no other ever has it."""
+        self.epoch_s = time.time() - time.monotonic()
+        """By how much the clock of Redis is ahead of the monotonic one of this process, as of when it was opened."""
         self._url = url
         self._where = without_password(url)
         self._pools = pools
@@ -156,6 +159,8 @@ class Store:
             raise StoreRefused(
                 f"{self._where}: is Redis {found[1]}.{found[2]}; {least} or later is needed, or any Valkey"
             )
+        seconds, microseconds = await self._own(lane.ask("TIME"))
+        self.epoch_s = int(seconds) + int(microseconds) / 1e6 - time.monotonic()
 
     async def _join(self, pool: Deployment) -> None:
         args: list[Word] = [LAYOUT, self.replica, int(MEMBER_S * 1000), pool.policy, *pool.backends]

@@ -1,0 +1,224 @@
+"""Limits and interactions over several gateways: the production tables and script, a real Redis, virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from heapq import heappop, heappush
+from itertools import count
+
+import msgspec
+import pytest
+import pytest_asyncio
+import redis
+
+from gateway.state.store import Script, pool_key
+from policies.base import Claim, Flow, Refusal, Request, ServiceTokens
+from policies.capacity import Gauges
+from policies.conversation import DEADLINE_S, Conversation
+from policies.decisions import Decision, Dispatch
+from policies.engine import AdmissionEngine
+from policies.fairserve import FairServe
+from policies.interactions import Interactions
+from policies.limits import Ceilings, ThrottleSettings
+from policies.quotas import Quota, Quotas
+from policies.replication import Heard
+from policies.tables import Tables
+from tests.redis_server import RedisServer
+
+EXCHANGE = Script("exchange.lua")
+ANSWER_S = 0.5
+"""How long an engine takes for any request."""
+WAY_S = 0.0005
+LOOK_S = 0.001
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[redis.Redis]:
+    async with RedisServer() as running:
+        with redis.Redis(port=running.port) as client:
+            yield client
+
+
+class Gateway:
+    def __init__(self, name: str, quota: Quota, *, refuses_alone: bool) -> None:
+        self.name = name
+        quotas, interactions = Quotas(quota), Interactions()
+        throttle = ThrottleSettings(user=Ceilings(starts=5), app_user=Ceilings(), app=Ceilings())
+        self.engine = AdmissionEngine(FairServe(throttle=throttle), quotas=quotas, interactions=interactions)
+        self.engine.add_backend("b", max_num_seqs=32)
+        self.tables = Tables(quotas, interactions, refuses_alone=refuses_alone)
+        self.engine.share_tables(self.tables)
+        self.conversations = {"*": Conversation(self.tables), "pool": Conversation(self.engine)}
+
+
+class Gateways:
+    """Some gateways and their store, in virtual time."""
+
+    def __init__(
+        self,
+        server: redis.Redis,
+        number: int,
+        quota: Quota,
+        *,
+        is_down: Callable[[float], bool] = lambda now: False,
+        refuses_alone: bool = False,
+    ) -> None:
+        self.gateways = [Gateway(f"gateway-{n}", quota, refuses_alone=refuses_alone) for n in range(number)]
+        self.dispatched_s: dict[str, float] = {}
+        self.refused: dict[str, Refusal] = {}
+        self._script = server.register_script(EXCHANGE.source)
+        self._is_down = is_down
+        self._heap: list[tuple[float, int, Callable[[float], None]]] = []
+        self._serial = count()
+        for n, gateway in enumerate(self.gateways):
+            for name, conversation in gateway.conversations.items():
+                self.at(0.001 * n, lambda now, g=gateway, k=name, c=conversation: self._look(g, k, c, now))
+
+    def at(self, when_s: float, happens: Callable[[float], None]) -> None:
+        heappush(self._heap, (when_s, next(self._serial), happens))
+
+    def run(self, until_s: float) -> None:
+        while self._heap[0][0] < until_s:
+            now, _, happens = heappop(self._heap)
+            happens(now)
+
+    def arrive(self, n: int, request: Request, now: float) -> None:
+        gateway = self.gateways[n]
+        self._carry_out(gateway, gateway.engine.arrived(request, now), now)
+
+    def _carry_out(self, gateway: Gateway, decisions: Sequence[Decision], now: float) -> None:
+        for decision in decisions:
+            if isinstance(decision, Dispatch):
+                self.dispatched_s[decision.id] = now
+                self.at(now + ANSWER_S, lambda at, id=decision.id: self._answered(gateway, id, at))
+            else:
+                self.refused[decision.id] = decision.reason
+
+    def _answered(self, gateway: Gateway, request_id: str, now: float) -> None:
+        self._carry_out(gateway, gateway.engine.finished(request_id, ServiceTokens(10, 5), now), now)
+
+    def _look(self, gateway: Gateway, name: str, conversation: Conversation, now: float) -> None:
+        if conversation.due_s() > now:
+            self.at(now + LOOK_S, lambda at: self._look(gateway, name, conversation, at))
+            return
+        number, told = conversation.ask(now)
+        heard: Heard | None = None
+        if not self._is_down(now):
+            args = [gateway.name, number, msgspec.msgpack.encode(told), int(now * 1000) + 10**9]
+            answer = self._script(keys=[pool_key(name, "replicas"), pool_key(name, "")], args=args)
+            heard = msgspec.msgpack.decode(answer, type=Heard)
+
+        def ended(at: float) -> None:
+            decisions = conversation.lost(at) if heard is None else conversation.heard(heard, at)
+            self._carry_out(gateway, decisions, at)
+            self._carry_out(gateway, gateway.engine.answered(at), at)
+            self._look(gateway, name, conversation, at)
+
+        self.at(now + (DEADLINE_S if heard is None else WAY_S), ended)
+
+
+def asks(request_id: str, now: float, claim: Claim | None = None) -> Request:
+    request = Request(request_id, Flow("tenant", "app", "user"), 1.0, 10, 5, now)
+    if claim is not None:
+        request.claim = claim
+    return request
+
+
+def traffic(gateways: Gateways, per_s: float, until_s: float, seed: int = 0) -> None:
+    rng, serial = random.Random(seed), count()
+
+    def happens(now: float) -> None:
+        gateways.arrive(rng.randrange(len(gateways.gateways)), asks(f"r{next(serial)}", now), now)
+        gateways.at(now + rng.expovariate(per_s), happens)
+
+    gateways.at(0.5, happens)
+    gateways.run(until_s)
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+@pytest.mark.asyncio
+async def test_a_limit_per_minute_is_one_of_all_gateways(server: redis.Redis, number: int) -> None:
+    gateways = Gateways(server, number, Quota(requests_per_minute=60))
+    traffic(gateways, 10.0, 120.0)
+    first = sum(at < 60.0 for at in gateways.dispatched_s.values())
+    assert first == 60
+    # What was admitted in the minute before fades as the second one goes on.
+    assert 58 <= len(gateways.dispatched_s) - first <= 60
+    assert set(gateways.refused.values()) == {Refusal.RATE_LIMITED}
+
+
+@pytest.mark.parametrize("number", [2, 4])
+@pytest.mark.asyncio
+async def test_a_burst_at_all_gateways_at_once_finds_the_limit(server: redis.Redis, number: int) -> None:
+    gateways = Gateways(server, number, Quota(requests_per_minute=60))
+    for n in range(240):
+        request = asks(f"r{n}", 5.0)
+        gateways.at(5.0 + n * 1e-5, lambda now, n=n, request=request: gateways.arrive(n % number, request, now))
+    gateways.run(20.0)
+    assert len(gateways.dispatched_s) == 60
+    assert len(gateways.refused) == 180
+
+
+@pytest.mark.asyncio
+async def test_tokens_are_counted_over_gateways(server: redis.Redis) -> None:
+    gateways = Gateways(server, 4, Quota(tokens_per_minute=600))
+    traffic(gateways, 10.0, 60.0)
+    # 15 tokens each; at most what is under way may be beyond, since an answer's length is known at its end.
+    assert 600 / 15 <= len(gateways.dispatched_s) <= 600 / 15 + 10 * ANSWER_S * 2
+
+
+@pytest.mark.asyncio
+async def test_without_the_store_each_keeps_to_its_part(server: redis.Redis) -> None:
+    gateways = Gateways(server, 4, Quota(requests_per_minute=60), is_down=lambda now: now > 2.0)
+    traffic(gateways, 10.0, 60.0)
+    assert 50 <= len(gateways.dispatched_s) <= 60
+
+
+@pytest.mark.asyncio
+async def test_without_the_store_limits_may_be_made_to_refuse(server: redis.Redis) -> None:
+    gateways = Gateways(
+        server, 2, Quota(requests_per_minute=600), is_down=lambda now: 10.0 < now < 20.0, refuses_alone=True
+    )
+    traffic(gateways, 5.0, 30.0)
+    times = gateways.dispatched_s.values()
+    assert not any(12.0 < at < 20.0 for at in times)
+    assert any(at > 21.0 for at in times)
+
+
+@pytest.mark.asyncio
+async def test_a_store_that_was_flushed_learns_the_counts_again(server: redis.Redis) -> None:
+    gateways = Gateways(server, 2, Quota(requests_per_minute=60))
+    gateways.at(3.0, lambda now: server.flushall() and None)
+    traffic(gateways, 10.0, 60.0)
+    assert len(gateways.dispatched_s) <= 60 + 30  # what had been counted until then is lost at most once
+
+
+@pytest.mark.asyncio
+async def test_an_interaction_goes_on_at_another_gateway_under_overload(server: redis.Redis) -> None:
+    """A flood fills all slots; its user is beyond the limit of starts; the agent's calls change gateway each time."""
+    gateways = Gateways(server, 2, Quota())
+    agent = Claim(id="task", explicit=True)
+
+    def flood(now: float) -> None:
+        for gateway in gateways.gateways:
+            gateway.engine.backend_changed("b", Gauges(now, 32, 0, 0.99, 10_000, 16), now)
+        for n in range(40):
+            gateways.arrive(0, asks(f"flood-{now}-{n}", now), now)
+            gateways.arrive(1, asks(f"flood'-{now}-{n}", now), now)
+
+    def call(n: int) -> Callable[[float], None]:
+        return lambda now: gateways.arrive(n % 2, asks(f"call-{n}", now, agent), now)
+
+    gateways.at(0.5, call(0))
+    for n in range(1, 8):
+        gateways.at(n + 0.5, flood)
+        gateways.at(n + 0.9, call(n))
+    gateways.run(60.0)
+    assert Refusal.OVER_USER_LIMIT in gateways.refused.values()
+    assert not [name for name in gateways.refused if name.startswith("call")]
+    assert all(f"call-{n}" in gateways.dispatched_s for n in range(8))
+    known = [gateway.engine.interactions for gateway in gateways.gateways]
+    assert [len(interactions) for interactions in known] == [1, 1]
+    # Each as of its own last call: the eighth was at the second gateway.
+    assert [next(iter(one._open["tenant"].values())).calls for one in known] == [7, 8]
