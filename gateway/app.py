@@ -58,7 +58,7 @@ class Gateway:
         mints = config.state.redis_url is None  # a key that one replica knows would be refused by the others
         self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=mints)
         self.store: Store | None = None
-        self._exchanges: list[Exchanges] = []
+        self.exchanges: list[Exchanges] = []
         self._learned: LearnedFile | None = None
         self._embedded: list[SimulatedServer] = []
         self._watchers: list[asyncio.Task[None]] = []
@@ -147,7 +147,7 @@ class Gateway:
         if self._admin is not None:
             await self._admin.cleanup()
         if self.store is not None:
-            await asyncio.gather(*(exchanges.leave() for exchanges in self._exchanges))
+            await asyncio.gather(*(exchanges.leave() for exchanges in self.exchanges))
             await self.store.close()
         for server in self._embedded:
             await server.stop()
@@ -175,14 +175,17 @@ class Gateway:
     def _replicate(self, store: Store) -> None:
         """Be one of several gateways in front of the same engines."""
         from gateway.state.exchange import Exchanges
+        from gateway.state.lessons import Lessons
 
         shared, dispatchers = self.shared, [pool.dispatcher for pool in self.pools]
-        self._exchanges = [Exchanges.of_pool(store, pool.name, pool.dispatcher) for pool in self.pools]
+        self.exchanges = [Exchanges.of_pool(store, pool.name, pool.dispatcher) for pool in self.pools]
         if shared.quotas is not None or shared.interactions is not None:
             refuses_alone = self.config.state.limits_without_redis == "refuse"
             tables = Tables(shared.quotas, shared.interactions, refuses_alone=refuses_alone)
-            self._exchanges.append(Exchanges.of_tables(store, tables, dispatchers))
-        self._watchers += [asyncio.create_task(exchanges.run()) for exchanges in self._exchanges]
+            self.exchanges.append(Exchanges.of_tables(store, tables, dispatchers))
+        lessons = [Lessons(store, pool.name, pool.dispatcher.engine) for pool in self.pools]
+        self._watchers += [asyncio.create_task(each.run()) for each in self.exchanges]
+        self._watchers += [asyncio.create_task(each.run()) for each in lessons]
 
     async def _drained(self, limit_s: float) -> None:
         loop = asyncio.get_running_loop()

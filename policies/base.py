@@ -262,3 +262,7 @@ class Policy(ABC):
     def restore(self, learned: Any) -> None:
         """Go on from a snapshot. ValueError if it is none; then nothing has changed."""
         return
+
+    def adopt(self, learned: Any) -> None:
+        """Take from a snapshot of another gateway what it has seen more of. ValueError if it is none."""
+        return

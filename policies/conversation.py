@@ -21,11 +21,11 @@ IDLE_S = 0.1
 """While nothing is queued or dispatched here."""
 URGENT_S = 0.005
 """The least time between two exchanges."""
-DEADLINE_S = 0.25
+DEADLINE_S = 0.5
 """An answer that takes longer is lost."""
 AGAIN_S = 0.1
 """After a loss."""
-ALONE_S = 0.5
+ALONE_S = 1.0
 
 
 class Speaker(Protocol):

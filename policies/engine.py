@@ -156,6 +156,15 @@ class AdmissionEngine:
             self.interactions.restore(before)
             raise
 
+    def adopt(self, learned: object) -> None:
+        """Take from a snapshot of another gateway what it has seen more of. ValueError, saying why, if it is none."""
+        version, interactions, policy = fields(learned, "version", "interactions", "policy")
+        if version != LEARNED_VERSION:
+            raise ValueError(f"version {version!r:.20}; this is version {LEARNED_VERSION}")
+        if policy:
+            self.policy.adopt(policy)
+        self.interactions.adopt(interactions)
+
     def next_wakeup(self) -> float | None:
         """When must `woke` be called if nothing else happens? None: not at all."""
         if not self._waiting.requests:

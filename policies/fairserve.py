@@ -78,3 +78,8 @@ class FairServe(Wsc):
         except ValueError:
             super().restore(before)
             raise
+
+    def adopt(self, learned: object) -> None:
+        profiles, throttle = fields(learned, "profiles", "throttle")
+        self.throttle.adopt(throttle)
+        self.profiles.adopt(profiles)

@@ -357,7 +357,7 @@ class Interactions:
         keys: Iterable[str | int] = (claim.id,) if claim.id else islice(reversed(claim.extends), ASKED_MAX)
         return [Call(_shared_name(request.flow, key), 0, 0, 0.0, self.settings.idle_s, False) for key in keys]
 
-    def adopt(self, request: Request, place: int, opened: Opened, now: float) -> None:
+    def take_up(self, request: Request, place: int, opened: Opened, now: float) -> None:
         """One is, found in this place of what was asked: from now on it is known here."""
         claim, flow = request.claim, request.flow
         key = (flow.app, flow.user, claim.id or claim.extends[-1 - place])
@@ -366,6 +366,10 @@ class Interactions:
         interaction = self._opened(flow, key, now)
         interaction.calls, interaction.tokens = interaction.told = (opened.calls, opened.tokens)
         interaction.began_s = now - opened.age_s
+
+    def has_news(self) -> bool:
+        """Was anything added since the last time?"""
+        return bool(self._untold)
 
     def tell(self, most: int, now: float) -> tuple[list[Interaction], list[Call]]:
         """What was added to interactions since the last time, to at most so many."""
@@ -411,13 +415,26 @@ class Interactions:
 
     def restore(self, learned: object) -> None:
         """Go on from a snapshot. ValueError if it is none; then nothing has changed."""
-        needs: OrderedDict[tuple[str, str], _Needs] = OrderedDict()
-        for tenant, app, calls, tokens, lifetime_s, seen in rows(learned, (str, str, float, float, float, int)):
-            own = needs[(tenant, app)] = _Needs()
-            own.calls = Percentile(CALLS.percentile, calls, seen)
-            own.tokens = Percentile(TOKENS.percentile, tokens, seen)
-            own.lifetime_s = Percentile(LIFETIME_S.percentile, lifetime_s, seen)
-        self._needs = needs
+        self._needs = _needs(learned)
+
+    def adopt(self, learned: object) -> None:
+        """Take from a snapshot of another gateway what it has seen more of. ValueError if it is none."""
+        for app, theirs in _needs(learned).items():
+            own = self._needs.get(app)
+            if own is None or own.calls.seen < theirs.calls.seen:
+                self._needs[app] = theirs
+        while len(self._needs) > APPS_MAX:
+            self._needs.popitem(last=False)
+
+
+def _needs(learned: object) -> OrderedDict[tuple[str, str], _Needs]:
+    needs: OrderedDict[tuple[str, str], _Needs] = OrderedDict()
+    for tenant, app, calls, tokens, lifetime_s, seen in rows(learned, (str, str, float, float, float, int)):
+        own = needs[(tenant, app)] = _Needs()
+        own.calls = Percentile(CALLS.percentile, calls, seen)
+        own.tokens = Percentile(TOKENS.percentile, tokens, seen)
+        own.lifetime_s = Percentile(LIFETIME_S.percentile, lifetime_s, seen)
+    return needs
 
 
 def _cap(setting: float | Literal["auto"], auto: Auto, learned: Percentile) -> float:

@@ -252,6 +252,10 @@ class SlidingCounts:
         if self._untold is not None:
             self._untold[count] = (member, int(self._period))
 
+    def has_news(self) -> bool:
+        """Was anything counted since the last time?"""
+        return bool(self._untold)
+
     def tell(
         self, most: int, reserve: Callable[[Hashable, Count], tuple[int, int, int]] | None = None
     ) -> tuple[list[Count], list[Tally]]:

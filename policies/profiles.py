@@ -152,6 +152,19 @@ class Profiles:
             "pool": [pool],
         }
 
+    def adopt(self, learned: object) -> None:
+        """Take from a snapshot of another gateway those of which it has seen more calls. ValueError if it is none."""
+        others = Profiles(self.settings, populations_max=self._populations_max)
+        others.restore(learned)
+        for key, theirs in others._worths.items():
+            own = self._worths.get(key)
+            if own is None or own.seen < theirs.seen:
+                self._worths[key] = theirs
+        if self._pool.seen < others._pool.seen:
+            self._pool = others._pool
+        while len(self._worths) > self._populations_max:
+            self._worths.popitem(last=False)
+
     def restore(self, learned: object) -> None:
         """Go on from a snapshot. ValueError if it is none, or was learned in other units; then nothing has changed."""
         units, worths, pool = fields(learned, "units", "worths", "pool")

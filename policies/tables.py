@@ -89,7 +89,10 @@ class Tables:
         return bool(self._held)
 
     def is_busy(self) -> bool:
-        return True
+        """Is there anything that others should hear of soon?"""
+        return (self.quotas is not None and self.quotas.has_news()) or (
+            self.interactions is not None and self.interactions.has_news()
+        )
 
     def tell(self, now: float) -> Told:
         """What was counted, and what is asked."""
@@ -122,7 +125,7 @@ class Tables:
             for request, begin, end in self._asked.values():
                 known = [(n, one) for n, one in enumerate(heard.opened[begin:end]) if one is not None]
                 if known:
-                    self.interactions.adopt(request, *known[0], now)
+                    self.interactions.take_up(request, *known[0], now)
             self.interactions.hear(self._told, heard.opened[self._keys_asked :])
         if self.quotas is not None:
             self.quotas.heard(heard.replicas, heard.under_way)

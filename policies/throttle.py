@@ -137,9 +137,13 @@ class _Level:
         history = self.histories.get(population)
         if history is None:
             history = self.histories[population] = _History(self._ceilings)
-            if len(self.histories) > self._populations_max:
-                self.histories.popitem(last=False)
+            self.forget_beyond()
         return history
+
+    def forget_beyond(self) -> None:
+        """Forget the populations that were learned first, beyond so many."""
+        while len(self.histories) > self._populations_max:
+            self.histories.popitem(last=False)
 
     def refused(
         self,
@@ -357,6 +361,17 @@ class Throttle:
         restored = [level.restored(table) for level, table in zip(self._levels.values(), tables, strict=True)]
         for level, histories in zip(self._levels.values(), restored, strict=True):
             level.histories = histories
+        self._members.clear()
+
+    def adopt(self, learned: object) -> None:
+        """Take from a snapshot of another gateway what it has seen more of. ValueError if it is none."""
+        tables = fields(learned, *self._levels)
+        for level, table in zip(self._levels.values(), tables, strict=True):
+            for population, theirs in level.restored(table).items():
+                own = level.histories.get(population)
+                if own is None or own.usual[0].seen < theirs.usual[0].seen:
+                    level.histories[population] = theirs
+            level.forget_beyond()
         self._members.clear()
 
     def _at(self, now: float) -> None:

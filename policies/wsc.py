@@ -74,5 +74,9 @@ class Wsc(Vtc):
         (profiles,) = fields(learned, "profiles")
         self.profiles.restore(profiles)
 
+    def adopt(self, learned: object) -> None:
+        (profiles,) = fields(learned, "profiles")
+        self.profiles.adopt(profiles)
+
     def _scope(self, request: Request) -> str:
         return "" if self.settings.across_tenants else request.flow.tenant

@@ -33,6 +33,7 @@ class Exchanges:
         self, store: Store, name: str, speaker: Speaker, carry_out: Callable[[Sequence[Decision]], None]
     ) -> None:
         """`name`: of the pool; `carry_out` hears of everything that may have been decided."""
+        self.about = name
         self.answered = 0
         self.lost = 0
         self._conversation = Conversation(speaker, epoch_s=store.epoch_s)

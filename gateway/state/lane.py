@@ -27,13 +27,12 @@ from redis.exceptions import (
 )
 
 from gateway.state.errors import StoreRefused, StoreUnavailable
+from policies.conversation import DEADLINE_S
 
-__all__ = ["DEADLINE_S", "Lane", "Word"]
+__all__ = ["Lane", "Word"]
 
 Word = str | bytes | int
 
-DEADLINE_S = 0.25
-"""Longest time that one command may take."""
 CONNECT_S = 1.0
 """The same of a new connection, TLS and authentication included."""
 PAUSE_S = 0.05

@@ -15,7 +15,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.state.errors import StoreError, StoreRefused, StoreUnavailable
-from gateway.state.lane import DEADLINE_S, Lane, Word
+from gateway.state.lane import Lane, Word
+from policies.conversation import DEADLINE_S
 
 __all__ = ["LAYOUT", "Deployment", "Script", "Store", "pool_key", "without_password"]
 

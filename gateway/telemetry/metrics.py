@@ -21,6 +21,7 @@ from policies.interactions import Interactions
 
 if TYPE_CHECKING:
     from gateway.pool import Pool
+    from gateway.state.exchange import Exchanges
 
 __all__ = ["Metrics"]
 
@@ -90,6 +91,15 @@ class Metrics:
             "fairgate_wasted_tokens", "Tokens spent in interactions that were then cut.", ["tenant"], registry=registry
         )
         self.up = Gauge("fairgate_backend_up", "1 if in service.", ["pool", "backend"], registry=registry)
+        self.granted = Gauge(
+            "fairgate_granted_sequences", "Of the backend, this replica's own.", ["pool", "backend"], registry=registry
+        )
+        self.alone = Gauge(
+            "fairgate_replica_alone", "1 while other replicas cannot be heard.", ["about"], registry=registry
+        )
+        self.exchanges = Gauge(
+            "fairgate_replica_exchanges", "With other replicas, so far.", ["about", "outcome"], registry=registry
+        )
         self._tallies: dict[tuple[str, str], _Tally] = {}
         self._reasons: dict[tuple[str, str], int] = {}
         self._waste: dict[str, int] = {}
@@ -169,6 +179,15 @@ class Metrics:
                 self.slots.labels(pool.name, name).set(slots)
                 self.kv.labels(pool.name, name).set(ledger.kv_fraction())
                 self.up.labels(pool.name, name).set(ledger.healthy)
+                if ledger.grant is not None:
+                    self.granted.labels(pool.name, name).set(ledger.grant.sequences)
+
+    def read_exchanges(self, exchanges: Iterable[Exchanges]) -> None:
+        """How is it with other replicas?"""
+        for each in exchanges:
+            self.alone.labels(each.about).set(each.is_alone)
+            self.exchanges.labels(each.about, "answered").set(each.answered)
+            self.exchanges.labels(each.about, "lost").set(each.lost)
 
     def _read_waste(self, interactions: Interactions) -> None:
         """Also of tenants that wasted nothing: a zero that is shown is what one looks for."""
