@@ -231,21 +231,27 @@ def test_the_example_is_what_make_run_shows() -> None:
     ]
 
 
-def test_the_compose_file_is_valid_and_mounts_the_configuration_that_ships() -> None:
+def test_the_compose_file_is_valid_and_mounts_the_configuration_that_ships(monkeypatch: pytest.MonkeyPatch) -> None:
     compose = ROOT / "docker-compose.yml"
     check_schema("--builtin-schema", "vendor.compose-spec", compose)
     services = yaml.safe_load(compose.read_text())["services"]
     (mount,) = services["gateway"]["volumes"]
+    assert services["replica"]["volumes"] == [mount]
     source, target, mode = mount.split(":")
     assert (ROOT / source).samefile(ROOT / "deploy/config.compose.yaml")
     assert (target, mode) == ("/etc/fairgate/config.yaml", "ro")
     assert {name: service["profiles"] for name, service in services.items()} == {
         "gateway": ["gpu", "cpu"],
-        "vllm": ["gpu"],
-        "sim": ["cpu"],
-        "redis": ["replicas"],
+        "replica": ["gpu-replicas", "cpu-replicas"],
+        "balancer": ["gpu-replicas", "cpu-replicas"],
+        "vllm": ["gpu", "gpu-replicas"],
+        "sim": ["cpu", "cpu-replicas"],
+        "redis": ["gpu-replicas", "cpu-replicas"],
     }
-    assert [name for name, service in services.items() if "ports" in service] == ["gateway"]
+    assert [name for name, service in services.items() if "ports" in service] == ["gateway", "balancer"]
+    assert load_config(ROOT / source).state.redis_url is None
+    monkeypatch.setenv("FAIRGATE_STATE", services["replica"]["environment"]["FAIRGATE_STATE"])
+    assert load_config(ROOT / source).state.redis_url == "redis://redis:6379/0"
     (backend,) = load_config(ROOT / source).pools[0].backends
     for engine in ("vllm", "sim"):
         assert backend.url == f"http://{services[engine]['networks']['default']['aliases'][0]}:8000"
