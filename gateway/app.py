@@ -165,6 +165,7 @@ class Gateway:
                 for pool in self.config.pools
             ],
         )
+        self.metrics.store = self.store
         try:
             await self.store.open()
         except StoreUnavailable:

@@ -65,6 +65,8 @@ class Lane:
         self.where = where
         self.fault: str | None = None
         """Why the last command failed. None: it did not, or there was none."""
+        self.answered = 0
+        self.failed = 0
         self._deadline_s = deadline_s
         self._options: dict[str, Any] = dict(parse_url(url))
         self._kind: type[AbstractConnection] = self._options.pop("connection_class", Connection)
@@ -94,6 +96,7 @@ class Lane:
         finally:
             self._waiting -= 1
         self.fault, self._pause_s = None, 0.0
+        self.answered += 1
         return answer
 
     async def tls_mismatch(self) -> str | None:
@@ -146,6 +149,7 @@ class Lane:
             raise  # nothing was sent: an argument that is neither text nor bytes nor a number
         except (RedisError, OSError, TimeoutError) as error:
             self.fault = f"{self.where}: {_what_happened(error)}"
+            self.failed += 1
             self._pause_s = min(max(PAUSE_S, 2 * self._pause_s), PAUSE_S_MAX)
             self._again_s = asyncio.get_running_loop().time() + self._pause_s
             if self._connection is not None:

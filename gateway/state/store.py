@@ -87,7 +87,17 @@ class Store:
     @property
     def fault(self) -> str | None:
         """Why is nothing shared at present? None: everything is."""
-        return self._not_open or next((lane.fault for lane in self._lanes.values() if lane.fault), None)
+        return self._not_open or next((lane.fault for lane in list(self._lanes.values()) if lane.fault), None)
+
+    @property
+    def answered(self) -> int:
+        """Commands so far that Redis answered."""
+        return sum(lane.answered for lane in list(self._lanes.values()))
+
+    @property
+    def failed(self) -> int:
+        """Commands so far that it did not."""
+        return sum(lane.failed for lane in list(self._lanes.values()))
 
     async def open(self) -> None:
         """Check that this Redis may be used, and join it. Raises StoreRefused or StoreUnavailable."""

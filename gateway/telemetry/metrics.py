@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.exposition import generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gateway.telemetry.record import Record
 from policies.interactions import Interactions
@@ -22,6 +22,7 @@ from policies.interactions import Interactions
 if TYPE_CHECKING:
     from gateway.pool import Pool
     from gateway.state.exchange import Exchanges
+    from gateway.state.store import Store
 
 __all__ = ["Metrics"]
 
@@ -100,6 +101,8 @@ class Metrics:
         self.exchanges = Gauge(
             "fairgate_replica_exchanges", "With other replicas, so far.", ["about", "outcome"], registry=registry
         )
+        self.store: Store | None = None
+        """What replicas share, if they do."""
         self._tallies: dict[tuple[str, str], _Tally] = {}
         self._reasons: dict[tuple[str, str], int] = {}
         self._waste: dict[str, int] = {}
@@ -161,6 +164,13 @@ class Metrics:
         for pool, distribution in list(self._first_tokens.items()):
             distribution.add_to(first, [pool])
         yield from (tokens, requests, reasons, waits, totals, first)
+        if self.store is not None:
+            shared = GaugeMetricFamily("fairgate_state_shared", "1 while Redis can be asked, 0 while on its own.")
+            shared.add_metric([], self.store.fault is None)
+            commands = CounterMetricFamily("fairgate_redis_commands", "Sent to Redis.", labels=["outcome"])
+            commands.add_metric(["answered"], self.store.answered)
+            commands.add_metric(["failed"], self.store.failed)
+            yield from (shared, commands)
 
     def read_gauges(self, pools: Iterable[Pool], interactions: Interactions | None) -> None:
         """Take the engines' state; on the loop, since rendering happens beside it."""

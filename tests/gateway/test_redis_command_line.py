@@ -59,6 +59,10 @@ class Replica:
             found: dict[str, Any] = await response.json()
             return found
 
+    async def metrics(self) -> str:
+        async with self.http.get(self.admin + "/metrics") as response:
+            return await response.text()
+
     async def state(self, pattern: str) -> None:
         async with asyncio.timeout(WAIT_S):
             while not re.search(pattern, (await self.ready())["state"]):  # noqa: ASYNC110
@@ -126,9 +130,14 @@ async def test_a_gateway_starts_without_redis_says_so_and_joins_when_it_comes(tm
             await gate.command.says("state is not shared, this replica goes on with what it knows: redis://.* refused")
             assert await redis.start()
             await gate.state("^shared$")
+            page = await gate.metrics()
+            assert "fairgate_state_shared 1.0\n" in page
+            assert re.search(r'^fairgate_redis_commands_total\{outcome="answered"\} [1-9]', page, re.M)
+            assert re.search(r'^fairgate_redis_commands_total\{outcome="failed"\} [1-9]', page, re.M)
             await gate.command.says("state is shared: redis://")
             await redis.kill()
             await gate.state("^not shared: ")
+            assert "fairgate_state_shared 0.0\n" in await gate.metrics()
             assert await gate.status(NAMED) == 200
             gate.command.signal(signal.SIGTERM)
             assert await gate.command.ended() == 0
