@@ -103,17 +103,22 @@ class Lane:
         """Does the url's server speak TLS where this connection does not, or the other way round? What to do then."""
         if "path" in self._options:
             return None
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         expects_tls = issubclass(self._kind, SSLConnection)
+        options: dict[str, Any] = {}
+        if not expects_tls:
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            options = {"ssl": context, "ssl_handshake_timeout": CONNECT_S}
         try:
-            async with asyncio.timeout(CONNECT_S):
-                reader, writer = await asyncio.open_connection(*self._home, ssl=None if expects_tls else context)
-                writer.write(b"PING\r\n")
-                answers = await reader.read(1) in (b"+", b"-")
+            async with asyncio.timeout(2 * CONNECT_S):
+                reader, writer = await asyncio.open_connection(*self._home, **options)
+                try:
+                    writer.write(b"PING\r\n")
+                    answers = await reader.read(1) in (b"+", b"-")
+                finally:
+                    writer.close()
         except (OSError, TimeoutError):
             return None
-        writer.close()
         if not answers:
             return None
         if expects_tls:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from redis.exceptions import ResponseError
+
 from gateway.state.errors import StoreError, StoreRefused, StoreUnavailable
 from gateway.state.lane import Lane, Word
 from policies.conversation import DEADLINE_S
@@ -158,7 +160,8 @@ class Store:
         try:
             info = (await self._own(lane.ask("INFO", "server"))).decode("utf-8", "replace")
         except StoreUnavailable as error:
-            mismatch = await lane.tls_mismatch()
+            # A server that answers with an error has understood; one that says nothing may wait for something else.
+            mismatch = None if isinstance(error.__cause__, ResponseError) else await lane.tls_mismatch()
             if mismatch is None:
                 raise
             raise StoreRefused(f"{self._where}: {mismatch}") from error

@@ -166,14 +166,16 @@ async def test_nobody_there_passes() -> None:
 
 async def test_a_redis_that_is_full_or_a_cluster_that_is_not_whole_passes() -> None:
     for server, why in (
-        (RedisServer(maxmemory="1mb", maxmemory_policy="noeviction"), "OOM"),
+        (RedisServer(maxmemory=1, maxmemory_policy="noeviction"), "OOM"),
         (RedisServer(cluster=True, slots=(0, 0)), "CLUSTERDOWN"),
     ):
         async with server as redis:
             store = Store(redis.url, (POOL,))
-            with pytest.raises(StoreUnavailable, match=why):
-                await store.open()
-            await store.close()
+            try:
+                with pytest.raises(StoreUnavailable, match=why):
+                    await store.open()
+            finally:
+                await store.close()
 
 
 # --- deployments ---
