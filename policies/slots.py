@@ -76,10 +76,15 @@ class Slots:
         """The engine runs and queues so many.
 
         Slots that stay empty on average, over as long as requests live, although requests are held back for want of
-        one, are missing on their way: half as many more may be under way. For less time than that it may be a wave of
-        requests that ended together; and a queue that only drains (`is_sustained`: requests keep coming) is soon over.
-        More would then only wait inside the engine.
+        one all the time, are missing on their way: half as many more may be under way. For less time than that it may
+        be a burst that has just begun, or a wave of requests that ended together; and a queue that only drains
+        (`is_sustained`: requests keep coming) is soon over. More would then only wait inside the engine.
         """
+        if not self._was_short and waiting <= self._waiting_target:
+            # Nobody waits for a slot: that some are empty says nothing.
+            self._begin_period(now, lifetime_s)
+            return
+        self._was_short = False
         self._seen += 1
         self._running_seen += running
         self._waiting_seen += waiting
@@ -89,10 +94,12 @@ class Slots:
         queued = self._waiting_seen / self._seen
         if queued > self._waiting_target:
             self._on_the_way = max(0, self._on_the_way - ceil(queued - self._waiting_target))
-        elif self._was_short and is_sustained:
+        elif is_sustained:
             self._on_the_way = min(self.count, self._on_the_way + round(empty / 2))
+        self._begin_period(now, lifetime_s)
+
+    def _begin_period(self, now: float, lifetime_s: float) -> None:
         self._seen = self._running_seen = self._waiting_seen = 0
-        self._was_short = False
         self._period_ends_s = now + max(PERIOD_S_MIN, lifetime_s)
 
     def emptied(self) -> None:

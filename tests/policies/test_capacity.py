@@ -19,7 +19,7 @@ from policies.capacity import (
     Obstacle,
 )
 from policies.forecast import LOOKS, Growing, KvForecast, still_to_come
-from policies.slots import FIRST_SLOTS
+from policies.slots import FIRST_SLOTS, Slots
 from tests.policies.making import make_request
 
 SETTINGS = CapacitySettings()
@@ -66,6 +66,22 @@ def test_known_slots_leave_headroom_for_those_below_their_share() -> None:
 def test_the_configured_concurrency_is_never_exceeded() -> None:
     ledger = BackendLedger("b", CapacitySettings(concurrency_max=5), max_num_seqs=20)
     assert admitted(ledger, spare=True, absent=False) == 5
+
+
+def test_more_are_under_way_only_if_slots_stay_empty_for_as_long_as_requests_are_held_back() -> None:
+    def under_way(*, held_back_s: float) -> int:
+        slots = Slots(32, waiting_target=2, headroom=0.0, most=None)
+        for tick in range(105):
+            if tick >= 105 - 10 * held_back_s:
+                assert not slots.has_room(33 + 32 + 2, keep_headroom=False)
+            slots.seen(22, 0, tick / 10, lifetime_s=0.3, is_sustained=True)
+        room = 32
+        while slots.has_room(room + 1, keep_headroom=False):
+            room += 1
+        return room - 32 - 2
+
+    assert under_way(held_back_s=0.9) == 0
+    assert under_way(held_back_s=1.5) == 5, "half of those that are empty"
 
 
 def test_unknown_slots_grow_as_requests_are_seen_to_start() -> None:

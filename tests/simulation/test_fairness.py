@@ -35,6 +35,12 @@ def tiny() -> dict[str, EngineModel]:
     return {"one": EngineModel(profile("tiny-cpu"))}
 
 
+def slowed(times: float) -> EngineProfile:
+    """The same engine on cores that are so many times slower."""
+    fast = profile("tiny-cpu")
+    return replace(fast, **{name: times * getattr(fast, name) for name in STEP_TIMES})
+
+
 def open_until(end_s: float) -> Next:
     """Clients that keep one request open each, until then."""
     serial = count()
@@ -88,6 +94,21 @@ def burst(requests: int, output: int = 100) -> list[Arrival]:
 
 def test_a_burst_does_not_queue_inside_the_engine() -> None:
     run = simulate(burst(200), engine=make_engine(), backends=tiny())
+    assert run.waiting_max <= 4, "the target is 2"
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_burst_as_a_scrape_comes_does_not_queue_inside_the_engine_either(is_known: bool, streamed: bool) -> None:
+    """The gauges of an engine that has just begun say that most slots are empty."""
+    bursts = [
+        replace(arrival, id=f"{arrival.id}-{start_s}", arrived_s=start_s + 8 * arrival.arrived_s, streamed=streamed)
+        for start_s in (0.5, 3.0, 6.533, 9.566)
+        for arrival in burst(200, 16)
+    ]
+    engine = AdmissionEngine(POLICIES["vtc"](PolicyParams()))
+    engine.add_backend("one", max_num_seqs=32 if is_known else None)
+    run = simulate(bursts, engine=engine, backends={"one": EngineModel(slowed(5))}, network_s=0.005)
     assert run.waiting_max <= 4, "the target is 2"
 
 
@@ -148,8 +169,6 @@ def test_a_flood_of_long_answers_fills_the_cache_however_long_its_way(network_s:
 @pytest.mark.parametrize(("prompt", "output"), [(150, 200), (208, 200), (230, 200), (500, 100)])
 def test_a_flood_of_like_answers_comes_to_fill_the_cache_evenly(prompt: int, output: int) -> None:
     """As slow as a real engine that shares its cores: an answer takes some three seconds."""
-    fast = profile("tiny-cpu")
-    slow = replace(fast, **{name: 5 * getattr(fast, name) for name in STEP_TIMES})
     levels: list[tuple[float, float]] = []
 
     def watched(name: str, model: EngineModel, now: float) -> Gauges:
@@ -158,7 +177,7 @@ def test_a_flood_of_like_answers_comes_to_fill_the_cache_evenly(prompt: int, out
         return gauges
 
     heavy = [Arrival(f"heavy{i}", Flow("heavy"), 0.0, prompt, output, output_tokens_max=output) for i in range(64)]
-    engine, backends = make_engine(), {"one": EngineModel(slow)}
+    engine, backends = make_engine(), {"one": EngineModel(slowed(5))}
     run = simulate(heavy, engine=engine, backends=backends, next_arrival=open_until(20.0), scrape=watched)
     level = [kv for now, kv in levels if 6.0 <= now < 20.0]
     assert sum(level) / len(level) > 0.92
