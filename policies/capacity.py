@@ -218,7 +218,7 @@ class BackendLedger:
         """How full is the KV cache, of its capacity, and how is that known? Measured, or else projected.
 
         `head`: what waits for `obstacle`. If that is KV, the cache is full: it would be at its ceiling with it. While
-        starts are spread it counts as full as it would be with it. A cache of which nothing is known is not called
+        starts are spread, and where only a grant is used up, it counts as full as it would be with it. A cache of which nothing is known is not called
         full: that an engine is busy does not say that its KV is short.
         """
         if not self.leases and not self._elsewhere()[0]:
@@ -232,7 +232,7 @@ class BackendLedger:
             return 0.0, "KV cache, unknown,"
         if head is None or self._kv_capacity_tokens is None or obstacle not in ("kv", "spread"):
             return level
-        if obstacle == "kv":
+        if obstacle == "kv" and self.grant is None:
             return max(level, (1.0, "KV cache, projected with the next request,"))
         with_head = self.kv_fraction() + self._footprint_tokens(head) / self._kv_capacity_tokens
         return max(level, (with_head, "KV cache, projected with the next request,"))
