@@ -218,8 +218,8 @@ class BackendLedger:
         """How full is the KV cache, of its capacity, and how is that known? Measured, or else projected.
 
         `head`: what waits for `obstacle`. If that is KV, the cache is full: it would be at its ceiling with it. While
-        starts are spread, and where only a grant is used up, it counts as full as it would be with it. A cache of which nothing is known is not called
-        full: that an engine is busy does not say that its KV is short.
+        starts are spread, and where only a grant is used up, it counts as full as it would be with it. A cache of which
+        nothing is known is not called full: that an engine is busy does not say that its KV is short.
         """
         if not self.leases and not self._elsewhere()[0]:
             return 0.0, "KV cache, idle,"
