@@ -16,8 +16,12 @@ from typing import NamedTuple
 __all__ = ["Growing", "KvForecast", "still_to_come"]
 
 
-AT_ONCE = 0.5
-"""Up to this share of the capacity starts need not be spread: a cache that is empty is half full at once."""
+AHEAD = 0.2
+"""How far starts may run ahead of an even spread, as a share of the distance between two of them."""
+TOLERATED = 0.1
+"""Share of the capacity that may be missing before starts run further ahead to fill it."""
+CATCHING_UP = 0.5
+"""How much of what is missing beyond that may start at once; the rest is spread, so that a wave halves each time."""
 LATE = 1.3
 """By how many times its mean does one in ten of what ends at random come later than the mean? ln 10 - 1."""
 LOOKS = 6
@@ -55,12 +59,8 @@ class Growing(NamedTuple):
 
     def work(self) -> float:
         """Token-steps it takes from its start to its end."""
-        return self.whole * self.mean_tokens()
-
-    def mean_tokens(self) -> float:
-        """What it holds in the mean over its life."""
         at_start = self.held - self.sequences * (self.whole - self.grows - self.spread / 2)
-        return at_start + self.sequences * self.whole / 2
+        return self.whole * (at_start + self.sequences * self.whole / 2)
 
     def share_at(self, step: float) -> float:
         """How likely is it that it has not ended?"""
@@ -109,16 +109,13 @@ class KvForecast:
         Requests that start together end together: the cache is half empty at the start of such a wave and full at its
         end, and the next wave starts as one. Evenly spread, the same cache holds more at any time. A full cache gets
         through `capacity_tokens` token-steps a step, so within the last so many steps no more work may have been
-        started than they and the step under way get through. A start that came late is not made up for: two at once
-        would end at once, and the gap before them would come again with each wave. It fills by itself, since starts
-        go on at this pace where nobody ends. Answers that differ in length by `spread` steps end so far apart even if
-        they start together.
+        started than that, but for the candidate itself and, in a cache that has become empty, for part of what is
+        missing. Answers that differ in length by `spread` steps end so far apart even if they start together.
         """
         work = candidate.work()
-        level = sum([request.mean_tokens() for request in self._youngest_first]) + candidate.mean_tokens()
-        if level <= AT_ONCE * capacity_tokens:
-            return True
-        ahead = 1.0 + candidate.spread
+        level = sum([request.work() / max(request.whole, 1.0) for request in self._youngest_first]) / capacity_tokens
+        missing = max(0.0, 1.0 - TOLERATED - level)
+        ahead = work / capacity_tokens * (1.0 + AHEAD) + candidate.whole * CATCHING_UP * missing + candidate.spread
         for request in self._youngest_first:
             if work > capacity_tokens * (request.age + ahead):
                 return False

@@ -319,21 +319,6 @@ def test_starts_are_level_when_spread_and_not_when_together() -> None:
     assert KvForecast(together).is_level_with(fresh._replace(grows=100.0, spread=200.0), capacity), "nor end together"
 
 
-def test_half_of_an_empty_cache_is_filled_at_once() -> None:
-    capacity = 20 * 390.0
-    fresh = Growing(200.0, 290.0, 1, 200.0, 0.0)
-    assert KvForecast([fresh] * 9).is_level_with(fresh, capacity)
-    assert not KvForecast([fresh] * 10).is_level_with(fresh, capacity)
-
-
-def test_a_start_that_came_late_is_not_made_up_for_by_two_at_once() -> None:
-    capacity = 20 * 390.0
-    fresh = Growing(200.0, 290.0, 1, 200.0, 0.0)
-    after_a_gap = [Growing(200.0 - age, 290.0 + age, 1, 200.0, float(age)) for age in range(30, 190, 10)]
-    assert KvForecast(after_a_gap).is_level_with(fresh, capacity)
-    assert not KvForecast([fresh, *after_a_gap]).is_level_with(fresh, capacity)
-
-
 def test_an_answer_that_outgrows_its_reserve_takes_more_of_the_ledger() -> None:
     ledger = BackendLedger("b", SETTINGS)
     lease = start(ledger, make_request(prompt=100, output_max=1000, reserved=50))

@@ -19,7 +19,6 @@ from simulation.driver import Arrival, Record, Run, read_gauges, simulate
 from simulation.metrics import service, service_per_weight, throughput, ttft_s
 
 Next = Callable[[Record, float], Arrival | None]
-STEP_TIMES = ("base_s", "per_prefill_token_s", "per_seq_s", "per_context_token_s")
 
 
 def make_engine(policy: str = "vtc", *, output_tokens: int | None = None) -> AdmissionEngine:
@@ -164,24 +163,6 @@ def test_a_flood_of_long_answers_fills_the_cache_however_long_its_way(network_s:
     )
     tokens = sum(5.0 <= time < 20.0 for record in run.records.values() for time in record.token_s)
     assert tokens / 15.0 >= 0.97 * direct_throughput(long)
-
-
-@pytest.mark.parametrize(("prompt", "output"), [(150, 200), (208, 200), (230, 200), (500, 100)])
-def test_a_flood_of_like_answers_comes_to_fill_the_cache_evenly(prompt: int, output: int) -> None:
-    """As slow as a real engine that shares its cores: an answer takes some three seconds."""
-    levels: list[tuple[float, float]] = []
-
-    def watched(name: str, model: EngineModel, now: float) -> Gauges:
-        gauges = read_gauges(name, model, now)
-        levels.append((now, gauges.kv_usage or 0.0))
-        return gauges
-
-    heavy = [Arrival(f"heavy{i}", Flow("heavy"), 0.0, prompt, output, output_tokens_max=output) for i in range(64)]
-    engine, backends = make_engine(), {"one": EngineModel(slowed(5))}
-    run = simulate(heavy, engine=engine, backends=backends, next_arrival=open_until(20.0), scrape=watched)
-    level = [kv for now, kv in levels if 6.0 <= now < 20.0]
-    assert sum(level) / len(level) > 0.92
-    assert sum(record.preemptions for record in run.records.values()) == 0
 
 
 def test_a_flood_of_answers_of_any_length_fills_the_cache() -> None:
