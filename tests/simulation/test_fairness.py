@@ -21,6 +21,9 @@ from simulation.metrics import service, service_per_weight, throughput, ttft_s
 Next = Callable[[Record, float], Arrival | None]
 
 
+STEP_TIMES = ("base_s", "per_prefill_token_s", "per_seq_s", "per_context_token_s")
+
+
 def make_engine(policy: str = "vtc", *, output_tokens: int | None = None) -> AdmissionEngine:
     """`output_tokens`: the length of answers that it has learned."""
     engine = AdmissionEngine(POLICIES[policy](PolicyParams()))
