@@ -36,7 +36,7 @@ class Slots:
         """Dispatched beyond the slots because they are still on their way to the engine when others end."""
         self._was_short = False
         self._seen = self._running_seen = self._waiting_seen = 0
-        self._period_ends_s = float("-inf")
+        self._period_ends_s = 0.0
         self._answer_s = 0.0
         self._answer_s_best = float("inf")
 
@@ -81,10 +81,11 @@ class Slots:
         (`is_sustained`: requests keep coming) is soon over. More would then only wait inside the engine.
         """
         if not self._was_short and waiting <= self._waiting_target:
-            # Nobody waits for a slot: that some are empty says nothing.
-            self._begin_period(now, lifetime_s)
+            self._forget()  # nobody waits for a slot: that some are empty says nothing
             return
         self._was_short = False
+        if not self._seen:
+            self._period_ends_s = now + max(PERIOD_S_MIN, lifetime_s)
         self._seen += 1
         self._running_seen += running
         self._waiting_seen += waiting
@@ -96,15 +97,16 @@ class Slots:
             self._on_the_way = max(0, self._on_the_way - ceil(queued - self._waiting_target))
         elif is_sustained:
             self._on_the_way = min(self.count, self._on_the_way + round(empty / 2))
-        self._begin_period(now, lifetime_s)
-
-    def _begin_period(self, now: float, lifetime_s: float) -> None:
-        self._seen = self._running_seen = self._waiting_seen = 0
-        self._period_ends_s = now + max(PERIOD_S_MIN, lifetime_s)
+        self._forget()
 
     def emptied(self) -> None:
         """Nothing is dispatched any more: the next ones find an idle engine, and none of them is replaced."""
         self._on_the_way = 0
+        self._was_short = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._seen = self._running_seen = self._waiting_seen = 0
 
     def refused(self, running: int) -> None:
         """The engine refused one more than it runs."""

@@ -84,6 +84,15 @@ def test_more_are_under_way_only_if_slots_stay_empty_for_as_long_as_requests_are
     assert under_way(held_back_s=1.5) == 5, "half of those that are empty"
 
 
+def test_a_burst_is_not_judged_by_its_first_page_though_none_was_read_while_idle() -> None:
+    slots = Slots(32, waiting_target=2, headroom=0.0, most=None)
+    for now in (1.0, 9.0):
+        assert not slots.has_room(35, keep_headroom=False)
+        slots.seen(2, 0, now, lifetime_s=0.3, is_sustained=True)
+        assert not slots.has_room(35, keep_headroom=False)
+        slots.emptied()
+
+
 def test_unknown_slots_grow_as_requests_are_seen_to_start() -> None:
     ledger = BackendLedger("b", SETTINGS)
     unseen = 0
