@@ -84,21 +84,25 @@ class Gauges:
         )
 
 
-@dataclass(slots=True, eq=False)
 class Lease:
     """One dispatched request: what it holds of its backend until it ends, in exactly one way."""
 
-    request: Request
-    backend: str
-    dispatched_s: float
-    output_tokens: int = 0
-    """Streamed so far, over all sequences; estimated for an answer that is not streamed."""
-    started_s: float | None = None
-    """When its first token was seen, or is inferred to have come."""
-    held_tokens: int = 0
-    """KV tokens that it is counted with at its largest."""
-    charged_tokens: int = 0
-    """Output tokens of the last charge."""
+    __slots__ = (
+        "backend", "charged_tokens", "dispatched_s", "held_tokens", "output_tokens", "request", "started_s",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, backend: str, dispatched_s: float) -> None:
+        self.request = request
+        self.backend = backend
+        self.dispatched_s = dispatched_s
+        self.output_tokens = 0
+        """Streamed so far, over all sequences; estimated for an answer that is not streamed."""
+        self.started_s: float | None = None
+        """When its first token was seen, or is inferred to have come."""
+        self.held_tokens = 0
+        """KV tokens that it is counted with at its largest."""
+        self.charged_tokens = 0
+        """Output tokens of the last charge."""
 
     def output_each(self) -> float:
         return self.output_tokens / self.request.sequences
