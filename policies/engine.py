@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from policies.base import CALM, Limit, Policy, Pressure, Refusal, Refused, Request, ServiceTokens
 from policies.capacity import BackendLedger, CapacitySettings, Gauges, Lease, Obstacle
@@ -33,13 +34,13 @@ from policies.waiting import QueueLimits, WaitingRoom
 
 __all__ = ["AdmissionEngine", "Decision", "Dispatch", "Explanation", "Failure", "QueueLimits", "Refusal", "Reject"]
 
-LEARNED_VERSION = 1
-CHARGING_INTERVAL_S = 0.01
+LEARNED_VERSION: Final = 1
+CHARGING_INTERVAL_S: Final = 0.01
 """Streamed tokens reach the counters in batches this far apart, so that a token costs almost nothing."""
 
 
-NOTHING: Sequence[Decision] = ()
-NO_SERVICE = ServiceTokens(0, 0)
+NOTHING: Final[Sequence[Decision]] = ()
+NO_SERVICE: Final = ServiceTokens(0, 0)
 
 
 class AdmissionEngine:
