@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 import msgspec
 
@@ -15,10 +16,12 @@ from backends.usage import TOOL_ITEMS, all_told, asks_for_more, merged, usage_in
 __all__ = ["Dialect", "StreamError", "StreamMeter"]
 
 # A blank line: two line ends, each CRLF, LF or CR. A CR at the very end may be half a CRLF, so it ends nothing yet.
-_BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r(?!\Z)){2}")
-_LINE_END = re.compile(rb"\r\n|\n|\r")
-_HEAD_BYTES = 256
-_USAGE_BYTES = 4096
+_BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r(?!\Z)){2}")
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_TEXT: Final = re.compile(rb'"(?:content|text|reasoning|reasoning_content)":"([^"\\\n]*)"')
+_TEXTS_LOOKED_FOR: Final = 4
+_HEAD_BYTES: Final = 256
+_USAGE_BYTES: Final = 4096
 
 
 class Dialect(Enum):
@@ -30,13 +33,13 @@ class Dialect(Enum):
 
 
 # Per dialect: how an event that carries tokens starts when the line ends are LF, and how many lines it has.
-_TOKEN_EVENT: dict[Dialect, tuple[bytes, int]] = {
+_TOKEN_EVENT: Final[dict[Dialect, tuple[bytes, int]]] = {
     Dialect.OPENAI: (b"data: {", 2),
     Dialect.RESPONSES: (b"event: response.output_text.delta\ndata: {", 3),
     Dialect.MESSAGES: (b"event: content_block_delta\ndata: {", 3),
 }
-_RESPONSE_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
-_ERROR_STATUS = {
+_RESPONSE_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_ERROR_STATUS: Final = {
     "Service Unavailable": 503,
     "ServiceUnavailableError": 503,
     "overloaded_error": 503,
@@ -63,9 +66,9 @@ class StreamMeter:
     """
 
     __slots__ = (
-        "_head", "_is_openai", "_is_plain", "_last", "_lines", "_oversized", "_stops", "_strip", "_tail",
-        "_tail_bytes_max", "_token_head", "_token_next", "aborted", "answer_id", "ended", "error", "started",
-        "token_events", "usage",
+        "_after_text", "_before_text", "_head", "_is_openai", "_is_plain", "_last", "_lines", "_oversized", "_stops",
+        "_strip", "_tail", "_tail_bytes_max", "_texts_looked_for", "_token_head", "_token_next", "aborted", "answer_id",
+        "ended", "error", "started", "token_events", "usage",
     )  # fmt: skip
 
     def __init__(self, dialect: Dialect, *, strip_usage: bool, tail_bytes_max: int = 262144) -> None:
@@ -92,6 +95,9 @@ class StreamMeter:
         self._is_plain = True
         self._token_head, self._lines = _TOKEN_EVENT[dialect]
         self._token_next = b"\n\n" + self._token_head
+        self._before_text = self._after_text = b""
+        """What is around the text of an event with a token, the quotes that end it among it."""
+        self._texts_looked_for = _TEXTS_LOOKED_FOR
 
     @property
     def awaits_more(self) -> bool | None:
@@ -102,7 +108,7 @@ class StreamMeter:
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes from the engine; give back those to forward now, whole events only."""
         if self.started and self._is_plain and not self._tail and not self._oversized:
-            events = self._tokens_only(data)
+            events = 1 if self._is_like_last(data) else self._tokens_only(data)
             if events:
                 self.token_events += events
                 return data
@@ -118,6 +124,17 @@ class StreamMeter:
         is_kept = self._read_event(tail)
         return b"" if is_whole and not is_kept else tail
 
+    def _is_like_last(self, data: bytes) -> bool:
+        """Is it one event that differs from an earlier one with a token by its text alone, and is it all in one line?
+
+        Its first bare quote ends the text: there is room for text only. Not so where the text has a quote itself.
+        """
+        before = self._before_text
+        if not (before and data.startswith(before) and data.endswith(self._after_text)):
+            return False
+        after = len(data) - len(self._after_text)
+        return data.find(b'"', len(before)) == after and data.find(b"\n", len(before)) == len(data) - 2
+
     def _tokens_only(self, data: bytes) -> int:
         """How many events, if all of it is whole events with tokens and nothing else; otherwise 0.
 
@@ -128,12 +145,22 @@ class StreamMeter:
         events, rest = divmod(data.count(b"\n"), self._lines)
         if rest or (events > 1 and data.count(self._token_next) != events - 1):
             return 0
-        if self._is_openai and (
+        if self._is_openai:
             # A choice that goes on, in each event: so there is no error, no abort, and no JSON with spaces.
-            data.count(b'"finish_reason":null') != events or b'"usage":{' in data or b'"role":"assistant"' in data
-        ):
-            return 0
+            if data.count(b'"finish_reason":null') != events:
+                return 0
+            if data.find(b'"usage":{') >= 0 or data.find(b'"role":"assistant"') >= 0:
+                return 0
+            if events == 1 and self._texts_looked_for:
+                self._remember(data)
         return events
+
+    def _remember(self, data: bytes) -> None:
+        """Engines write every event of a stream alike. Given up soon where they do not: the look is not for nothing."""
+        self._texts_looked_for -= 1
+        found = _TEXT.search(data)
+        if found is not None:
+            self._before_text, self._after_text = data[: found.start(1)], data[found.end(1) :]
 
     def _feed_slowly(self, data: bytes) -> bytes:
         if self._is_plain and b"\r" in data:
