@@ -22,7 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from policies.backlog import Backlog
@@ -72,10 +72,11 @@ class Claim(NamedTuple):
     """The client named it in so many words: then only `ends` or silence ends it, and what content shows is ignored."""
 
 
-NO_CLAIM = Claim()
+NO_CLAIM: Final = Claim()
+_NEVER: Final = float("inf")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class Request:
     """One request as the engine sees it: who asks, and what it is expected to take.
 
@@ -107,24 +108,74 @@ class Request:
     prompt_tokens: int
     output_tokens_max: int
     arrived_s: float
-    sequences: int = 1
-    body_bytes: int = 0
-    streamed: bool = True
-    deadline_s: float = float("inf")
-    output_tokens_expected: float = 0.0
-    output_tokens_reserved: int = 0
-    charged: float = 0.0
-    normalised: float = 0.0
-    norm: float = 1.0
-    attempts: int = 0
-    system_tokens: int = 0
-    claim: Claim = NO_CLAIM
-    interaction: Interaction | None = None
-    stage: int = 1
-    inside: bool = False
-    prefix: tuple[int, ...] = ()
-    blocked_at: int = -1
+    sequences: int
+    body_bytes: int
+    streamed: bool
+    deadline_s: float
+    output_tokens_expected: float
+    output_tokens_reserved: int
+    charged: float
+    normalised: float
+    norm: float
+    attempts: int
+    system_tokens: int
+    claim: Claim
+    interaction: Interaction | None
+    stage: int
+    inside: bool
+    prefix: tuple[int, ...]
+    blocked_at: int
     """Version of the room at which it was last found not to fit; lets an unchanged answer cost O(1)."""
+
+    def __init__(  # written out, since one that is generated is not compiled
+        self,
+        id: str,
+        flow: Flow,
+        weight: float,
+        prompt_tokens: int,
+        output_tokens_max: int,
+        arrived_s: float,
+        sequences: int = 1,
+        body_bytes: int = 0,
+        streamed: bool = True,
+        deadline_s: float = _NEVER,
+        output_tokens_expected: float = 0.0,
+        output_tokens_reserved: int = 0,
+        charged: float = 0.0,
+        normalised: float = 0.0,
+        norm: float = 1.0,
+        attempts: int = 0,
+        system_tokens: int = 0,
+        claim: Claim = NO_CLAIM,
+        interaction: Interaction | None = None,
+        stage: int = 1,
+        inside: bool = False,
+        prefix: tuple[int, ...] = (),
+        blocked_at: int = -1,
+    ) -> None:
+        self.id = id
+        self.flow = flow
+        self.weight = weight
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens_max = output_tokens_max
+        self.arrived_s = arrived_s
+        self.sequences = sequences
+        self.body_bytes = body_bytes
+        self.streamed = streamed
+        self.deadline_s = deadline_s
+        self.output_tokens_expected = output_tokens_expected
+        self.output_tokens_reserved = output_tokens_reserved
+        self.charged = charged
+        self.normalised = normalised
+        self.norm = norm
+        self.attempts = attempts
+        self.system_tokens = system_tokens
+        self.claim = claim
+        self.interaction = interaction
+        self.stage = stage
+        self.inside = inside
+        self.prefix = prefix
+        self.blocked_at = blocked_at
 
 
 class ServiceTokens(NamedTuple):
@@ -151,9 +202,16 @@ class ClusterView(Protocol):
         """Requests dispatched to each backend in service, by its name."""
 
 
-class Selection(NamedTuple):
+@dataclass(slots=True, init=False)
+class Selection:
+    """What goes next, and where?"""
+
     request: Request
     backend: str
+
+    def __init__(self, request: Request, backend: str) -> None:
+        self.request = request
+        self.backend = backend
 
 
 class Refusal(StrEnum):
@@ -198,7 +256,7 @@ class Pressure(NamedTuple):
     """How long what waits takes at the measured rate of dispatch."""
 
 
-CALM = Pressure(False, "", 1.0)
+CALM: Final = Pressure(False, "", 1.0)
 """Nothing waits."""
 
 

@@ -18,6 +18,7 @@ not in it. The paper takes whoever is backlogged to wait everywhere; few request
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Final
 
 from policies.base import Flow, Request, ServiceTokens
 from policies.cost import Cost, ExtendCost
@@ -27,7 +28,7 @@ from policies.prefixes import PrefixIndex
 
 __all__ = ["BACKEND_QUANTUM", "D2lpm"]
 
-BACKEND_QUANTUM = 1_000_000.0
+BACKEND_QUANTUM: Final = 1_000_000.0
 """Some tens of long prompts. Placement charges input in full, so a smaller one drives a tenant from its cache."""
 
 

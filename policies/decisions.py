@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from policies.base import Flow, Limit, Pressure, Refusal, Request
 
 __all__ = ["Decided", "Decision", "Dispatch", "Failure", "Recent", "Reject"]
 
-RECENT_MAX = 4096
+RECENT_MAX: Final = 4096
 
 
 class Failure(StrEnum):
@@ -24,9 +25,14 @@ class Failure(StrEnum):
     """The answer broke off: what was received stays charged."""
 
 
-class Dispatch(NamedTuple):
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class Dispatch:
     id: str
     backend: str
+
+    def __init__(self, id: str, backend: str) -> None:
+        self.id = id
+        self.backend = backend
 
 
 class Reject(NamedTuple):

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from policies.backlog import Backlog
 from policies.base import ClusterView, Flow, Policy, Pressure, Refused, Request, Selection, ServiceTokens
@@ -43,19 +43,19 @@ from policies.prefixes import Prefix, PrefixIndex, blocks_of_tokens, tokens_of_b
 
 __all__ = ["QUANTUM", "Dlpm"]
 
-QUANTUM = 20_000.0
+QUANTUM: Final = 20_000.0
 """About the cost of loading one long document: a smaller one evicts hot prefixes before they were used."""
-TENANTS_TRIED = 4
-FLOWS_TRIED = 2
+TENANTS_TRIED: Final = 4
+FLOWS_TRIED: Final = 2
 """Where the next request does not fit, the heads of so many tenants, and of so many flows of each, are tried."""
-SIBLINGS_REMATCHED = 4
+SIBLINGS_REMATCHED: Final = 4
 """By each dispatch. They are the next ones of their like, and will look after the others."""
-REMATCHED_MAX = 16
+REMATCHED_MAX: Final = 16
 """Requests looked up again in one `pop` at most."""
 
-_CAME_BITS = 40
+_CAME_BITS: Final = 40
 """A place in order is one number: the longer match first, then the earlier arrival, a serial of so many bits."""
-_FRONT = 1 << 72
+_FRONT: Final = 1 << 72
 
 
 class _Waiting:

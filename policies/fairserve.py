@@ -11,6 +11,8 @@ differs by at most 2 (U + lead). Proof sketch in docs/policies/fairserve.md.
 
 from __future__ import annotations
 
+from typing import Final
+
 from policies.base import Flow, Pressure, Refused, Request, ServiceTokens
 from policies.cost import Cost
 from policies.learned import fields
@@ -20,8 +22,8 @@ from policies.wsc import Wsc, WscSettings
 
 __all__ = ["LEAD_CALLS", "LEAD_TOKENS", "FairServe"]
 
-LEAD_TOKENS = 8192.0
-LEAD_CALLS = 4.0
+LEAD_TOKENS: Final = 8192.0
+LEAD_CALLS: Final = 4.0
 
 
 class FairServe(Wsc):

@@ -11,20 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf, sqrt
 from operator import attrgetter, itemgetter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 __all__ = ["Growing", "KvForecast", "still_to_come"]
 
 
-AHEAD = 0.2
+AHEAD: Final = 0.2
 """How far starts may run ahead of an even spread, as a share of the distance between two of them."""
-TOLERATED = 0.1
+TOLERATED: Final = 0.1
 """Share of the capacity that may be missing before starts run further ahead to fill it."""
-CATCHING_UP = 0.5
+CATCHING_UP: Final = 0.5
 """How much of what is missing beyond that may start at once; the rest is spread, so that a wave halves each time."""
-LATE = 1.3
+LATE: Final = 1.3
 """By how many times its mean does one in ten of what ends at random come later than the mean? ln 10 - 1."""
-LOOKS = 6
+LOOKS: Final = 6
 """Where ends are spread, the way to the last one is also looked at after a half of it, a quarter, and so on."""
 
 

@@ -10,15 +10,15 @@ from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from math import ceil
-from typing import Protocol
+from typing import Final, Protocol
 
 from policies.base import Request
 
 __all__ = ["KnownLengths", "OutputLengths", "OutputPredictor"]
 
-WINDOW = 64
+WINDOW: Final = 64
 """Answers remembered per population: old habits fade after this many."""
-ENOUGH = 8
+ENOUGH: Final = 8
 """Answers before a population speaks for itself rather than through the wider one."""
 
 

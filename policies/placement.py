@@ -156,7 +156,7 @@ class PerBackend(Policy, Generic[P]):
         self._moved(queued.request, queued.backend, None)
 
     def _dispatched(self, selection: Selection, local: P) -> Selection:
-        request, backend = selection
+        request, backend = selection.request, selection.backend
         placed = self._queued.pop(request.id).backend
         if placed != backend:
             self._moved(request, placed, backend)

@@ -14,14 +14,15 @@ just computed them anew.
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Final
 
 __all__ = ["PrefixIndex", "blocks_of_tokens", "tokens_of_blocks"]
 
-BLOCKS_MAX = 65_536
+BLOCKS_MAX: Final = 65_536
 """Per backend. At 512 bytes of text a block this is about eight million tokens, more than most caches hold."""
-BLOCKS_MIN = 256
+BLOCKS_MIN: Final = 256
 """However wrong the estimates were, this much is remembered: about one long prompt."""
-CAUTION = 16
+CAUTION: Final = 16
 """A miss takes at least one part in so many of the belief, a hit gives back one block for so many that were found."""
 
 Prefix = tuple[int, ...]

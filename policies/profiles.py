@@ -12,25 +12,25 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from policies.learned import fields, rows
 
 __all__ = ["NEUTRAL", "Profiles", "WscSettings"]
 
-NEUTRAL = 1000.0
+NEUTRAL: Final = 1000.0
 """Taken for a call of which nothing is known."""
-ENOUGH = 8
+ENOUGH: Final = 8
 """Answers before a population speaks for itself rather than through the wider one."""
-RATE = 0.02
+RATE: Final = 0.02
 """Least part by which an answer moves a mean: what was usual fades after some fifty answers."""
-OUTLIER = 4.0
+OUTLIER: Final = 4.0
 """An answer moves the means as one of at most so many times the usual."""
-CLAMP = 16.0
+CLAMP: Final = 16.0
 """No app or stage weighs more than so many times its scope as a whole, or less than one so-manieth."""
-STAGES_MAX = 32
+STAGES_MAX: Final = 32
 """Later stages are one."""
-ANY_STAGE = 0
+ANY_STAGE: Final = 0
 ANY_APP, WHOLE_SCOPE = "", STAGES_MAX + 1
 
 

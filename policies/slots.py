@@ -7,14 +7,15 @@ where the running gauge levels off while some wait, and, for an engine without g
 from __future__ import annotations
 
 from math import ceil
+from typing import Final
 
 __all__ = ["Slots"]
 
-FIRST_SLOTS = 4
+FIRST_SLOTS: Final = 4
 """Taken for an engine that has shown nothing yet."""
-PROBING = 2
+PROBING: Final = 2
 """Dispatched beyond the target to find more slots."""
-PERIOD_S_MIN = 1.0
+PERIOD_S_MIN: Final = 1.0
 """How long it takes at least to see that slots stay empty."""
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Final
 
 from policies.base import Flow, Pressure, Refusal, Refused, Request, ServiceTokens
 from policies.learned import fields, rows
@@ -34,12 +34,12 @@ from policies.limits import (
 
 __all__ = ["KEPT", "Throttle"]
 
-TOKENS = 2
-POPULATIONS_MAX = 4096
+TOKENS: Final = 2
+POPULATIONS_MAX: Final = 4096
 HEARD_ALL, HEARD_OF = 256, 8
 """Members whose past is heard one by one; after so many of a population one in so many is enough."""
-RETRY_S_MAX = 60.0
-KEPT = 4
+RETRY_S_MAX: Final = 60.0
+KEPT: Final = 4
 """Requests of a tenant that may wait whatever limits were learned: enough that it is there when it is next."""
 
 Population = tuple[str, str]

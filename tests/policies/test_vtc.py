@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.base import Request, ServiceTokens
+from policies.base import Request, Selection, ServiceTokens
 from policies.cost import ProfiledCost
 from policies.lcf import Lcf
 from policies.rr import Rr
@@ -104,7 +104,7 @@ def test_expected_output_is_charged_at_dispatch_and_corrected_by_the_truth() -> 
     for request in (one, other):
         policy.push(request, 0.0)
     for request in (one, other):
-        assert policy.pop(0.0, Room()) == (request, "b")
+        assert policy.pop(0.0, Room()) == Selection(request, "b")
         policy.charge(request, ServiceTokens(request.prompt_tokens, 0), 0.0, final=False)
     assert (one.charged, other.charged) == (110.0, 90.0)
     policy.charge(one, ServiceTokens(10, 49), 0.0, final=False)
@@ -119,7 +119,7 @@ def serve_alone(policy: Vtc, tenant: str, output: int) -> None:
     """One request of this tenant, from its arrival to its end, with nobody else about."""
     request = make_request(tenant, prompt=10)
     policy.push(request, 0.0)
-    assert policy.pop(0.0, Room()) == (request, "b")
+    assert policy.pop(0.0, Room()) == Selection(request, "b")
     policy.charge(request, ServiceTokens(10, output), 0.0, final=True)
 
 
