@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 __all__ = ["Adapter", "BackendSnapshot", "Usage"]
 
 
-class Usage(NamedTuple):
+@dataclass(slots=True, init=False)
+class Usage:
     """What did one request really cost? As the engine reports it, in tokens."""
 
     prompt_tokens: int
     output_tokens: int
-    cached_tokens: int = 0
+    cached_tokens: int
+
+    def __init__(self, prompt_tokens: int, output_tokens: int, cached_tokens: int = 0) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.cached_tokens = cached_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ __all__ = [
     "Event",
     "EventChoice",
     "Item",
+    "Message",
     "MessageDelta",
     "UsageFields",
     "decode_body",
@@ -47,9 +48,13 @@ class UsageFields(msgspec.Struct):
     cache_creation_input_tokens: int | None = None
 
 
+class Message(msgspec.Struct):
+    tool_calls: Raw = Raw()
+
+
 class Choice(msgspec.Struct):
     finish_reason: str | None = None
-    message: Raw = Raw()
+    message: Message | str | None = None
 
 
 class Item(msgspec.Struct):

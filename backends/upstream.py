@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -17,7 +17,7 @@ from backends.errors import ConnectFailed, ConnectionLost, ProtocolViolation, Re
 
 __all__ = ["Call", "Receiver", "UpstreamPool"]
 
-_JOIN_BYTES_MAX = 65536
+_JOIN_BYTES_MAX: Final = 16384
 
 
 class Receiver(Protocol):
@@ -258,6 +258,7 @@ class _Connection(asyncio.Protocol):
         call._connection = self
         self._ticks = 0
         self.has_answered = False
+        self._begins_as_http11 = False
         self._is_head_done = False
         self._is_complete = False
         self._is_framed = False
@@ -331,6 +332,7 @@ class _Connection(asyncio.Protocol):
             return
         if not self.has_answered:
             self.has_answered = True
+            self._begins_as_http11 = data.startswith(b"HTTP/1.1 ")
             call._head = call._body = b""
         was_head_done = self._is_head_done
         try:
@@ -438,9 +440,9 @@ class _Connection(asyncio.Protocol):
                 self._refuse("switched protocols without being asked")
             self._headers = []
             self._reason = b""
-            self._is_framed = False
+            self._is_framed = self._begins_as_http11 = False  # the next one may be of any version
             return
-        if self._parser.get_http_version() not in ("1.1", "1.0"):
+        if not self._begins_as_http11 and self._parser.get_http_version() not in ("1.1", "1.0"):
             self._refuse("does not speak HTTP/1.1")
         self._status = status
         self._is_head_done = True

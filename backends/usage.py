@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final
 
 import msgspec
 
 from backends.base import Usage
-from backends.body import Body, Choice, UsageFields, decode_body, decode_items, decode_usage
+from backends.body import Body, Choice, Message, UsageFields, decode_body, decode_items, decode_usage
 
 __all__ = [
     "TOOL_ITEMS",
@@ -22,9 +22,9 @@ __all__ = [
     "usage_in_tail",
 ]
 
-_ASKS_FOR_TOOL = frozenset({"tool_calls", "function_call", "tool_use", "pause_turn"})
-_IS_FINAL = frozenset({"stop", "content_filter", "end_turn", "stop_sequence", "refusal", "completed"})
-TOOL_ITEMS = frozenset(
+_ASKS_FOR_TOOL: Final = frozenset({"tool_calls", "function_call", "tool_use", "pause_turn"})
+_IS_FINAL: Final = frozenset({"stop", "content_filter", "end_turn", "stop_sequence", "refusal", "completed"})
+TOOL_ITEMS: Final = frozenset(
     {
         "apply_patch_call",
         "computer_call",
@@ -77,10 +77,12 @@ def merged(fields: UsageFields, before: Usage | None = None) -> Usage | None:
 
 
 def _known(value: int | None, otherwise: int) -> int:
-    return otherwise if value is None else max(value, 0)
+    if value is None:
+        return otherwise
+    return value if value > 0 else 0
 
 
-class Answer(NamedTuple):
+class Answer:
     """What a whole answer says of itself.
 
     Attributes:
@@ -90,14 +92,18 @@ class Answer(NamedTuple):
         is_drained: a refusal in the form of an answer, as vLLM gives it while it shuts down: aborted, no token made.
     """
 
-    id: str
-    usage: Usage | None
-    awaits_more: bool | None
-    is_drained: bool
+    __slots__ = ("awaits_more", "id", "is_drained", "usage")
+
+    def __init__(self, id: str, usage: Usage | None, awaits_more: bool | None, is_drained: bool) -> None:
+        self.id = id
+        self.usage = usage
+        self.awaits_more = awaits_more
+        self.is_drained = is_drained
 
 
-_TOOL_CALLS = re.compile(rb'"tool_calls"\s*:\s*\[\s*[^\]\s]')
-_USAGE_OBJECT = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}"]|"[^"\\]*"|\{[^{}]*\})*\})')
+_SOME: Final = re.compile(rb"\[\s*[^\]\s]")
+"""A list with something in it."""
+_USAGE_OBJECT: Final = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}"]|"[^"\\]*"|\{[^{}]*\})*\})')
 
 
 def read_answer(body: bytes) -> Answer:
@@ -112,8 +118,11 @@ def read_answer(body: bytes) -> Answer:
 
 
 def _awaits_more(answer: Body) -> bool | None:
-    if answer.choices:
-        return all_told([_choice_asks(choice) for choice in answer.choices])
+    choices = answer.choices
+    if len(choices) == 1:
+        return _choice_asks(choices[0])
+    if choices:
+        return all_told([_choice_asks(choice) for choice in choices])
     if isinstance(answer.stop_reason, str):
         return asks_for_more(answer.stop_reason)
     if answer.output and isinstance(answer.status, str):
@@ -127,13 +136,17 @@ def _awaits_more(answer: Body) -> bool | None:
 
 def _choice_asks(choice: Choice) -> bool | None:
     # A tool that the request itself demanded is called with the reason "stop".
-    return True if _TOOL_CALLS.search(choice.message) else asks_for_more(choice.finish_reason)
+    message = choice.message
+    if isinstance(message, Message) and len(message.tool_calls) > len("[]") and _SOME.match(message.tool_calls):
+        return True
+    return asks_for_more(choice.finish_reason)
 
 
 def _is_drained(answer: Body) -> bool:
     usage = answer.usage
-    made = usage is not None and (usage.completion_tokens or usage.output_tokens)
-    return _is_given_up(answer) and not made
+    if usage is not None and (usage.completion_tokens or usage.output_tokens):
+        return False  # it made something
+    return _is_given_up(answer)
 
 
 def _is_given_up(answer: Body) -> bool:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from backends.base import BackendSnapshot
 from backends.promtext import Sample, samples
 from backends.usage import is_drained
 
 __all__ = ["VllmAdapter"]
 
-_RUNNING = ("vllm_num_requests_running",)
-_WAITING = ("vllm_num_requests_waiting",)
-_KV_USAGE = ("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc")
-_PREEMPTIONS = ("vllm_num_preemptions_total", "vllm_num_preemptions")
-_CONFIG = ("vllm_cache_config_info",)
-_NAMES = frozenset(_RUNNING + _WAITING + _KV_USAGE + _PREEMPTIONS + _CONFIG)
+_RUNNING: Final = ("vllm_num_requests_running",)
+_WAITING: Final = ("vllm_num_requests_waiting",)
+_KV_USAGE: Final = ("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc")
+_PREEMPTIONS: Final = ("vllm_num_preemptions_total", "vllm_num_preemptions")
+_CONFIG: Final = ("vllm_cache_config_info",)
+_NAMES: Final = frozenset(_RUNNING + _WAITING + _KV_USAGE + _PREEMPTIONS + _CONFIG)
 # The mount at /metrics/ knows name[]; the route /metrics does not. Colons as vLLM registers them.
-_FILTERED = "/metrics/?" + "&".join(
+_FILTERED: Final = "/metrics/?" + "&".join(
     f"name[]=vllm:{name}"
     for name in (
         "num_requests_running",

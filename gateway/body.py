@@ -45,18 +45,19 @@ class Fields(msgspec.Struct):
     previous_response_id: str | None = None
     tool_choice: Raw = Raw()
     metadata: Raw = Raw()
-    # What makes up the prompt, in any of the APIs.
+    # What makes up the prompt, in any of the APIs, as chat templates put it: what requests of one app have in common
+    # comes first.
+    tools: Raw = Raw()
+    system: Raw = Raw()
+    instructions: Raw = Raw()
+    query: Raw = Raw()
+    documents: Raw = Raw()
+    text_2: Raw = Raw()
+    text_1: Raw = Raw()
     messages: Raw = Raw()
     prompt: Raw = Raw()
     input: Raw = Raw()
-    system: Raw = Raw()
-    instructions: Raw = Raw()
-    tools: Raw = Raw()
-    documents: Raw = Raw()
-    query: Raw = Raw()
-    text_1: Raw = Raw()
-    text_2: Raw = Raw()
-    # What steers an engine.
+    # From here to the end: what steers an engine.
     priority: Raw = Raw()
     cache_salt: Raw = Raw()
     kv_transfer_params: Raw = Raw()

@@ -10,11 +10,11 @@ Ids leave here hashed: they are short whatever the client wrote, and a log may h
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Final
 from zlib import crc32
 
 import msgspec
@@ -34,28 +34,31 @@ Value = str | int | bool
 Said = tuple[str, Value]
 """Where the client said it, and what."""
 
-ID_LENGTH_MAX = 256
-STAGE_MAX = 100_000
-ANSWERS_MAX = 50_000
+ID_LENGTH_MAX: Final = 256
+STAGE_MAX: Final = 100_000
+ANSWERS_MAX: Final = 50_000
 """Responses that later calls may name as the one they go on from; the oldest are forgotten."""
-PROMPTED_FLOWS_MAX = 4096
+PROMPTED_FLOWS_MAX: Final = 4096
 """Flows whose latest raw prompts are remembered by their lengths."""
-LENGTHS_MAX = 32
+LENGTHS_MAX: Final = 32
 """Lengths of earlier raw prompts at which a new one of the same flow is compared."""
 
-SESSION_HEADERS = (b"x-claude-code-session-id", b"x-session-affinity", b"session-id", b"session_id")
+SESSION_HEADERS: Final = (b"x-claude-code-session-id", b"x-session-affinity", b"session-id", b"session_id")
 """Of Claude Code, OpenCode and Codex (now and formerly); the first one present counts."""
 _ID, _STAGE, _END = b"x-fairgate-interaction", b"x-fairgate-stage", b"x-fairgate-end"
-_OF_INTEREST = frozenset({_ID, _STAGE, _END, b"traceparent", b"baggage", *SESSION_HEADERS})
-_TRACEPARENT = re.compile(rb"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
-_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+_OF_INTEREST: Final = frozenset({_ID, _STAGE, _END, b"traceparent", b"baggage", *SESSION_HEADERS})
+_TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
+_FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
-class Reading(NamedTuple):
+class Reading:
     """What a request shows of its interaction, and how many bytes of its prompt are the app's instructions."""
 
-    claim: Claim
-    instruction_bytes: int
+    __slots__ = ("claim", "instruction_bytes")
+
+    def __init__(self, claim: Claim, instruction_bytes: int) -> None:
+        self.claim = claim
+        self.instruction_bytes = instruction_bytes
 
 
 class ClaimReader:
@@ -67,7 +70,7 @@ class ClaimReader:
         self._answers: OrderedDict[tuple[Flow, str], Claim] = OrderedDict()
         self._lengths: OrderedDict[Flow, list[int]] = OrderedDict()
 
-    def read(self, headers: Iterable[Header], payload: Payload, flow: Flow, *, generates: bool) -> Reading:
+    def read(self, headers: list[Header], payload: Payload, flow: Flow, *, generates: bool) -> Reading:
         """The claim of a request, or `ApiError` 400 if what it says of its interaction in so many words is no such.
 
         `generates`: whether its input is a conversation at all, rather than a text to embed.
@@ -96,11 +99,11 @@ class ClaimReader:
         turns: Turns,
         flow: Flow,
     ) -> Claim:
-        trace = _trace(rules, fields)
+        trace = _trace(rules.trace, fields) if fields else None
         if trace is not None:
             return Claim(_hashed(b"trace", trace), explicit=True)
         if rules.content and turns is not NO_TURNS:
-            session = _session(fields) if rules.sessions else b""
+            session = _session(fields) if fields and rules.sessions else b""
             return self._of_turns(turns, session, payload.fields.previous_response_id or "", flow)
         if rules.prefixes and payload.fields.prompt:
             return Claim(extends=self._prefixes(payload.fields.prompt, flow))
@@ -147,14 +150,14 @@ class ClaimReader:
         return tuple(hashes)
 
 
-def _trace(rules: InteractionRules, fields: Mapping[bytes, bytes]) -> bytes | None:
+def _trace(rule: str | None, fields: Mapping[bytes, bytes]) -> bytes | None:
     """The name of the trace that is an interaction here; None if there is none, or it is not well formed."""
-    if rules.trace == "traceparent":
+    if rule == "traceparent":
         found = _TRACEPARENT.fullmatch(fields.get(b"traceparent", b""))
         return found[1] if found else None
-    if rules.trace is None:
+    if rule is None:
         return None
-    wanted = rules.trace.removeprefix("baggage:").encode()
+    wanted = rule.removeprefix("baggage:").encode()
     for member in fields.get(b"baggage", b"").split(b","):
         key, _, value = member.partition(b";")[0].partition(b"=")
         if key.strip() == wanted and _is_id(value.strip()):
@@ -235,4 +238,4 @@ def _is_id(value: bytes) -> bool:
 
 def _hashed(*parts: bytes) -> str:
     """A short name for these parts. None of them holds a NUL: they are JSON, or printable."""
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    return sha256(b"\0".join(parts)).hexdigest()[:16]

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from policies.base import Request, ServiceTokens
 from policies.capacity import Gauges
@@ -19,7 +19,7 @@ from policies.engine import AdmissionEngine, Decision, Dispatch, Failure, Reject
 
 __all__ = ["Admitted", "Dispatcher"]
 
-TIMER_S_MAX = 0.01
+TIMER_S_MAX: Final = 0.01
 """While anything waits the timer is at most this far away, so that it need not be set anew with every event."""
 
 

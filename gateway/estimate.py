@@ -5,20 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 __all__ = ["TokenEstimator", "exact_counter"]
 
-BYTES_PER_TOKEN_START = 4.0
-BYTES_PER_TOKEN_MIN = 0.5
-BYTES_PER_TOKEN_MAX = 16.0
-ATTACHMENT_TOKENS = 1000
+BYTES_PER_TOKEN_START: Final = 4.0
+BYTES_PER_TOKEN_MIN: Final = 0.5
+BYTES_PER_TOKEN_MAX: Final = 16.0
+ATTACHMENT_TOKENS: Final = 1000
 """Taken for one inline image or audio clip, whatever the bytes of its base64."""
-START_COUNTS_AS_TOKENS = 50.0
+START_COUNTS_AS_TOKENS: Final = 50.0
 """The starting ratio weighs as much as one observed prompt of so many tokens."""
-MEMORY = 0.98
+MEMORY: Final = 0.98
 """Each observation fades by this much with every later one."""
 
-_ATTACHMENT = re.compile(rb";base64,[A-Za-z0-9+/=\\]+")
+_ATTACHMENT: Final = re.compile(rb";base64,[A-Za-z0-9+/=\\]+")
 
 
 class TokenEstimator:
@@ -33,10 +34,11 @@ class TokenEstimator:
     def bytes_per_token(self) -> float:
         return self._bytes / self._tokens
 
-    def estimate(self, prompt: bytes) -> int:
-        """Tokens of a prompt given as the JSON of its messages, at least 1."""
+    def estimate(self, prompt: bytes, *, is_text: bool = False) -> int:
+        """Tokens of a prompt given as the JSON of its messages, at least 1. `is_text`: it is known that nothing is
+        attached to it as base64."""
         attachments = 0
-        if b";base64," in prompt:
+        if not is_text:
             prompt, attachments = _ATTACHMENT.subn(b"", prompt)
         if self._counter is not None:
             tokens = self._counter(prompt.decode("utf-8", "replace"))
@@ -44,13 +46,14 @@ class TokenEstimator:
             tokens = round(len(prompt) / self.bytes_per_token)
         return max(1, tokens + attachments * ATTACHMENT_TOKENS)
 
-    def learn(self, prompt: bytes, prompt_tokens: int) -> None:
+    def learn(self, prompt: bytes, prompt_tokens: int, *, is_text: bool = False) -> None:
         """The engine counted this many tokens in that prompt."""
-        if prompt_tokens <= 0 or b";base64," in prompt:
+        if prompt_tokens <= 0 or not (is_text or prompt.find(b";base64,") < 0):
             return
-        ratio = len(prompt) / prompt_tokens
+        prompt_bytes = len(prompt)
+        ratio = prompt_bytes / prompt_tokens
         if BYTES_PER_TOKEN_MIN <= ratio <= BYTES_PER_TOKEN_MAX:
-            self._bytes = MEMORY * self._bytes + len(prompt)
+            self._bytes = MEMORY * self._bytes + prompt_bytes
             self._tokens = MEMORY * self._tokens + prompt_tokens
 
 

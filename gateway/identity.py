@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final
 
 from gateway.config.model import TenantConfig, hash_key, new_key
 from gateway.http.errors import ApiError, Reason
 
 __all__ = ["Keyring", "MintedKey", "Principal"]
 
-DEFAULT_APP = "default"
+DEFAULT_APP: Final = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Keyring:
     def principal(self, key: bytes | None) -> Principal:
         """The holder of the key, or `ApiError` 401."""
         # A lookup by hash tells a guesser nothing by its timing: equal prefixes of keys have unrelated hashes.
-        digest = hashlib.sha256(key).digest() if key is not None else b""
+        digest = sha256(key).digest() if key is not None else b""
         principal = self._principals.get(digest) or self._issued.get(digest)
         is_revoked = digest in self._revoked
         if principal is not None and not is_revoked:

@@ -81,7 +81,7 @@ class PassThrough:
         self._call.cancel()
         self._end(Outcome.ABANDONED, "client_disconnected")
 
-    def _end(self, outcome: Outcome, reason: str) -> None:
+    def _end(self, outcome: str, reason: str) -> None:
         responder = self._responder
         responder.on_disconnect = responder.on_pause = responder.on_resume = None
         self._record.ended(outcome, reason, ServiceTokens(0, 0), 0, time.monotonic())

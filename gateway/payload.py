@@ -7,52 +7,31 @@ taken out (`design`: a client can refine who it is, never raise its claim), and 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from operator import attrgetter
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw
+from msgspec.structs import astuple
 
 from gateway.body import Fields, StreamOptions, decode_fields, decode_list, decode_object, decode_user, encode
 from gateway.http.errors import ApiError, Reason
 
 __all__ = ["Payload", "read_json", "read_multipart"]
 
-SEQUENCES_MAX = 128
-USER_LENGTH_MAX = 128
-_ASK_FOR_USAGE = b'"stream_options":{"include_usage":true},'
-NO_FIELDS = Fields()
+SEQUENCES_MAX: Final = 128
+_BRACKET: Final = ord("[")
+USER_LENGTH_MAX: Final = 128
+_ASK_FOR_USAGE: Final = b'"stream_options":{"include_usage":true},'
+NO_FIELDS: Final = Fields()
 
-_PROMPT = (  # as chat templates put it: what requests of one app have in common first
-    "tools",
-    "system",
-    "instructions",
-    "query",
-    "documents",
-    "text_2",
-    "text_1",
-    "messages",
-    "prompt",
-    "input",
-)
-_STEERING = (
-    "priority",
-    "cache_salt",
-    "kv_transfer_params",
-    "ec_transfer_params",
-    "vllm_xargs",
-    "request_id",
-    "extra_key",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "data_parallel_rank",
-)
-_prompt_of = attrgetter(*_PROMPT)
-_steering_of = attrgetter(*_STEERING)
+_NAMES: Final = Fields.__struct_fields__
+_PROMPT_AT: Final = _NAMES.index("tools")
+_STEERING_AT: Final = _NAMES.index("priority")
+_PROMPT: Final = _NAMES[_PROMPT_AT:_STEERING_AT]
+_STEERING: Final = _NAMES[_STEERING_AT:]
+_ATTACHMENT: Final = b";base64,"
 
 
-@dataclass(slots=True)
 class Payload:
     """The request as admission sees it.
 
@@ -60,23 +39,45 @@ class Payload:
         output_tokens_max: per sequence, or None if the request sets no limit.
         sequences: answers generated side by side (`n`, or several prompts).
         prompt: JSON of everything that becomes prompt.
+        is_text: nothing is attached to the prompt as base64.
         asks_usage: the client itself wants usage in its stream.
         body: what goes to the engine; `ask_usage` changes it.
         output_param: the field that said how long the answer may be.
         fields: all that was decoded of a JSON body.
     """
 
-    model: str
-    stream: bool
-    output_tokens_max: int | None
-    sequences: int
-    prompt: bytes
-    user: str
-    asks_usage: bool
-    has_stream_options: bool
-    body: bytes
-    output_param: str | None = None
-    fields: Fields = NO_FIELDS
+    __slots__ = (
+        "asks_usage", "body", "fields", "has_stream_options", "is_text", "model", "output_param", "output_tokens_max",
+        "prompt", "sequences", "stream", "user",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        stream: bool,
+        output_tokens_max: int | None,
+        sequences: int,
+        prompt: bytes,
+        user: str,
+        asks_usage: bool,
+        has_stream_options: bool,
+        body: bytes,
+        output_param: str | None = None,
+        fields: Fields = NO_FIELDS,
+    ) -> None:
+        self.model = model
+        self.stream = stream
+        self.output_tokens_max = output_tokens_max
+        self.sequences = sequences
+        self.prompt = prompt
+        self.is_text = prompt.find(_ATTACHMENT) < 0
+        self.user = user
+        self.asks_usage = asks_usage
+        self.has_stream_options = has_stream_options
+        self.body = body
+        self.output_param = output_param
+        self.fields = fields
 
     @property
     def prompt_param(self) -> str | None:
@@ -91,13 +92,13 @@ class Payload:
     @property
     def instruction_bytes(self) -> int:
         """JSON of instructions that stand beside the conversation."""
-        return memoryview(self.fields.system).nbytes + memoryview(self.fields.instructions).nbytes
+        return len(self.fields.system) + len(self.fields.instructions)
 
     @property
     def demands_tool(self) -> bool:
         """The answer must call a tool."""
-        choice = bytes(self.fields.tool_choice)
-        return bool(choice) and choice not in (b'"auto"', b'"none"', b"null")
+        choice = self.fields.tool_choice
+        return bool(choice) and bytes(choice) not in (b'"auto"', b'"none"', b"null")
 
     def ask_usage(self) -> None:
         """Have the engine report usage at the end of the stream."""
@@ -126,16 +127,18 @@ def read_json(body: bytes) -> Payload:
     fields = _fields(body)
     options = fields.stream_options
     output_tokens_max, output_param = _output_tokens_max(fields)
+    values: tuple[Any, ...] = astuple(fields)  # one call for all of them
+    parts = [part for part in values[_PROMPT_AT:_STEERING_AT] if part]
     return Payload(
         model=fields.model,
         stream=bool(fields.stream),
         output_tokens_max=output_tokens_max,
         sequences=_sequences(fields),
-        prompt=b"".join(_prompt_of(fields)),
+        prompt=bytes(parts[0]) if len(parts) == 1 else b"".join(parts),
         user=(fields.safety_identifier or fields.user or _metadata_user(fields.metadata))[:USER_LENGTH_MAX],
         asks_usage=isinstance(options, StreamOptions) and bool(options.include_usage),
         has_stream_options=options is not UNSET,
-        body=_without_steering(body, fields),
+        body=_without_steering(body) if any(values[_STEERING_AT:]) else body,
         output_param=output_param,
         fields=fields,
     )
@@ -180,7 +183,7 @@ def _sequences(fields: Fields) -> int:
                 Reason.INVALID_REQUEST, f"'{name}' must be between 1 and {SEQUENCES_MAX}, got {value}", param=name
             )
         sequences = max(sequences, value)
-    if bytes(memoryview(fields.prompt)[:1]) == b"[":
+    if fields.prompt and memoryview(fields.prompt)[0] == _BRACKET:
         prompts = decode_list(fields.prompt)
         # A list of numbers is one prompt, already in tokens; anything else is several prompts.
         if prompts and bytes(prompts[0])[:1] in b'"[':
@@ -195,7 +198,7 @@ def _sequences(fields: Fields) -> int:
 
 
 def _metadata_user(metadata: Raw) -> str:
-    if b'"user_id"' not in bytes(metadata):
+    if not metadata or bytes(metadata).find(b'"user_id"') < 0:
         return ""
     try:
         return decode_user(metadata).user_id or ""
@@ -203,20 +206,18 @@ def _metadata_user(metadata: Raw) -> str:
         return ""
 
 
-def _without_steering(body: bytes, fields: Fields) -> bytes:
-    if not any(_steering_of(fields)):
-        return body
+def _without_steering(body: bytes) -> bytes:
     kept = decode_object(body)
     for name in _STEERING:
         kept.pop(name, None)
     return encode(kept)
 
 
-_FORM_FIELD = re.compile(
+_FORM_FIELD: Final = re.compile(
     rb'content-disposition:[^\r\n]*;\s*name="(model|stream|user)"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{0,256})\r\n',
     re.IGNORECASE,
 )
-AUDIO_PROMPT = b" " * 6000
+AUDIO_PROMPT: Final = b" " * 6000
 """Stands for the prompt of an uploaded clip: about 1,500 tokens, what half a minute of speech takes."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from typing import Final
 
 import msgspec
 
@@ -29,10 +30,10 @@ __all__ = ["Pipeline"]
 
 logger = logging.getLogger("fairgate")
 
-OUTPUT_TOKENS_UNLIMITED = 1 << 20
+OUTPUT_TOKENS_UNLIMITED: Final = 1 << 20
 """Stands for no limit where the model's context is not known."""
-RETRY_WHEN_DRAINING_S = 2.0
-CONTEXT_MARGIN = 4
+RETRY_WHEN_DRAINING_S: Final = 2.0
+CONTEXT_MARGIN: Final = 4
 """A prompt estimated at this many times the context is refused unseen; nearer ones are for the engine to judge."""
 
 
@@ -98,7 +99,7 @@ class Pipeline:
     def _refused(self, record: Record, error: ApiError) -> None:
         self._ended(record, Outcome.REFUSED, error.code.value)
 
-    def _ended(self, record: Record, outcome: Outcome, reason: str) -> None:
+    def _ended(self, record: Record, outcome: str, reason: str) -> None:
         record.ended(outcome, reason, ServiceTokens(0, 0), 0, time.monotonic())
         self._settled(record, "")
 
@@ -117,7 +118,7 @@ class Pipeline:
             id=request.id,
             flow=flow,
             weight=principal.weight,
-            prompt_tokens=pool.estimator.estimate(payload.prompt),
+            prompt_tokens=pool.estimator.estimate(payload.prompt, is_text=payload.is_text),
             output_tokens_max=0,
             arrived_s=record.arrived_s,
             sequences=payload.sequences if way.generates else 1,
@@ -127,10 +128,10 @@ class Pipeline:
         record.request = admitted
         _limit_to_context(admitted, payload, pool.context_tokens_max(payload.model), generates=way.generates)
         if pool.claims is not None:
-            claim, instruction_bytes = pool.claims.read(request.headers, payload, flow, generates=way.generates)
-            admitted.claim = claim
-            if instruction_bytes:
-                admitted.system_tokens = admitted.prompt_tokens * instruction_bytes // len(payload.prompt)
+            reading = pool.claims.read(request.headers, payload, flow, generates=way.generates)
+            admitted.claim = reading.claim
+            if reading.instruction_bytes:
+                admitted.system_tokens = admitted.prompt_tokens * reading.instruction_bytes // len(payload.prompt)
         if pool.prefixes is not None and way.generates and payload.prompt:
             admitted.prefix = pool.prefixes.read(payload, principal.tenant)
         if payload.stream and not payload.asks_usage and way.dialect is Dialect.OPENAI and not _is_form(request):
@@ -229,11 +230,14 @@ def _limit_to_context(admitted: Request, payload: Payload, context_tokens: int |
 
 def _upstream_head(request: HttpRequest, body_bytes: int) -> bytes:
     """The head of the request to the engine, without the lines that depend on which engine it is."""
-    parts = [b"%b %b HTTP/1.1\r\n" % (request.method.encode(), request.target)]
-    parts += [b"%b: %b\r\n" % field for field in forward_request_headers(request.headers)]
-    parts.append(b"x-request-id: %b\r\n" % request.id.encode())
-    if body_bytes or request.method in ("POST", "PUT", "PATCH"):
-        parts.append(b"content-length: %d\r\n" % body_bytes)
+    method = request.method
+    parts = [method.encode(), b" ", request.target, b" HTTP/1.1\r\n"]
+    for name, value in forward_request_headers(request.headers):
+        parts += (name, b": ", value, b"\r\n")
+    parts += (b"x-request-id: ", request.id.encode())
+    if body_bytes or method in ("POST", "PUT", "PATCH"):
+        parts += (b"\r\ncontent-length: ", str(body_bytes).encode())
+    parts.append(b"\r\n")
     return b"".join(parts)
 
 

@@ -7,14 +7,15 @@ beginnings of the text are equal beginnings of the tokens, as long as the client
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Final
 
 from gateway.payload import Payload
 
 __all__ = ["BLOCKS_MAX", "BLOCK_BYTES", "PromptPrefixes", "prefix_hashes"]
 
-BLOCK_BYTES = 512
+BLOCK_BYTES: Final = 512
 """About 128 tokens of English: eight blocks of vLLM."""
-BLOCKS_MAX = 256
+BLOCKS_MAX: Final = 256
 
 
 def prefix_hashes(prompt: bytes, seed: bytes) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Final
 from zlib import crc32
 
 from gateway.http.errors import ApiError, Reason
@@ -14,10 +15,10 @@ __all__ = ["rate_limit_headers", "refusal_error"]
 
 Header = tuple[bytes, bytes]
 
-JITTER = 0.1
+JITTER: Final = 0.1
 """Clients refused together are told to come back spread over this part of the wait."""
 
-_PLAIN = {
+_PLAIN: Final = {
     Refusal.QUEUE_FULL: (Reason.QUEUE_FULL, "too many of your requests are waiting for this model; slow down"),
     Refusal.QUEUE_TIMEOUT: (Reason.QUEUE_TIMEOUT, "no engine could take this request in time; try again later"),
     Refusal.NO_BACKEND: (Reason.NO_BACKEND, "no engine that serves this model is in service; try again later"),
@@ -26,9 +27,9 @@ _PLAIN = {
     Refusal.OVER_USER_LIMIT: (Reason.OVER_USER_LIMIT, "the engines are overloaded, and this user asks for too much"),
     Refusal.OVER_APP_LIMIT: (Reason.OVER_APP_LIMIT, "the engines are overloaded, and this app asks for too much"),
 }
-_WHO = {"user": "this user", "app_user": "this user in this app", "app": "this app, over all its users,"}
-_WHAT = {"starts": "interactions begun", "requests": "requests", "tokens": "tokens"}
-_ALWAYS_ON = {
+_WHO: Final = {"user": "this user", "app_user": "this user in this app", "app": "this app, over all its users,"}
+_WHAT: Final = {"starts": "interactions begun", "requests": "requests", "tokens": "tokens"}
+_ALWAYS_ON: Final = {
     "requests": "{limit} requests a minute",
     "tokens": "{limit} tokens a minute",
     "concurrent": "{limit} requests at once",

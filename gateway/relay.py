@@ -14,7 +14,7 @@ as nothing has gone to the client, the request returns to the head of its flow, 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from backends.base import Usage
 from backends.errors import ReadTimedOut, UpstreamError
@@ -27,7 +27,7 @@ from gateway.http.responder import Responder
 from gateway.payload import Payload
 from gateway.refusals import rate_limit_headers, refusal_error
 from gateway.routes import Route
-from gateway.telemetry.record import Outcome, Record
+from gateway.telemetry.record import NO_SERVICE, Outcome, Record
 from policies.base import Request, ServiceTokens
 from policies.engine import Failure, Reject
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Exchange"]
 
-ERROR_BODY_BYTES_MAX = 1 << 20
-USAGE_TAIL_BYTES = 4096
-RETRYABLE_IN_STREAM = frozenset({429, 503})
+ERROR_BODY_BYTES_MAX: Final = 1 << 20
+USAGE_TAIL_BYTES: Final = 4096
+RETRYABLE_IN_STREAM: Final = frozenset({429, 503})
 
 
 class Exchange:
@@ -83,9 +83,10 @@ class Exchange:
     def submit(self) -> None:
         """Ask for admission."""
         responder = self._responder
-        responder.on_disconnect = self._client_gone
-        responder.on_pause = self._pause
-        responder.on_resume = self._resume
+        # Not the bound methods: compiled, those cost five times as much to make.
+        responder.on_disconnect = lambda: self._client_gone()
+        responder.on_pause = lambda: self._pause()
+        responder.on_resume = lambda: self._resume()
         self._pool.dispatcher.submit(self)
 
     # --- what admission decides ---
@@ -290,14 +291,14 @@ class Exchange:
             return self._pool.dispatcher.received(self.request.id)
         # A usage from before the end (Anthropic's message_start) knows the prompt, not yet the output.
         service = self._service(meter.usage)
-        return service._replace(output=max(service.output, meter.token_events))
+        return ServiceTokens(service.prompt, max(service.output, meter.token_events), service.cached)
 
-    def _end(self, outcome: Outcome, reason: str, service: ServiceTokens | None = None) -> None:
+    def _end(self, outcome: str, reason: str, service: ServiceTokens | None = None) -> None:
         self._done = True
         self._call = None
         responder = self._responder
         responder.on_disconnect = responder.on_pause = responder.on_resume = None
-        self.record.ended(outcome, reason, service or ServiceTokens(0, 0), self.request.prompt_tokens, time.monotonic())
+        self.record.ended(outcome, reason, service or NO_SERVICE, self.request.prompt_tokens, time.monotonic())
         self._pool.ended(self.record)
 
     def _visible_error(self, error: ApiError) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Final
 
 from backends.sse import Dialect
 
@@ -29,12 +30,12 @@ class Route:
     """Produces tokens one by one (so that output is expected), rather than an answer in one pass."""
 
 
-_UNKNOWN = Route(Treatment.UNKNOWN)
-_PASS = Route(Treatment.PASS)
-_ONE_PASS = Route(Treatment.ADMIT)
-_GENERATE = Route(Treatment.ADMIT, generates=True)
+_UNKNOWN: Final = Route(Treatment.UNKNOWN)
+_PASS: Final = Route(Treatment.PASS)
+_ONE_PASS: Final = Route(Treatment.ADMIT)
+_GENERATE: Final = Route(Treatment.ADMIT, generates=True)
 
-_POST = {
+_POST: Final = {
     "/v1/chat/completions": _GENERATE,
     "/v1/completions": _GENERATE,
     "/v1/responses": Route(Treatment.ADMIT, Dialect.RESPONSES, generates=True),
@@ -53,7 +54,7 @@ _POST = {
     "/tokenize": _PASS,
     "/detokenize": _PASS,
 }
-_GET = {
+_GET: Final = {
     "/v1/models": Route(Treatment.MODELS),
     "/health": Route(Treatment.HEALTH),
     "/ping": Route(Treatment.HEALTH),

@@ -8,7 +8,7 @@ Only the roles are decoded, contents stay unparsed.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -17,15 +17,15 @@ from gateway.body import decode_turns
 
 __all__ = ["NO_TURNS", "QUOTE", "Turns", "read_turns", "same_text"]
 
-QUOTE = ord('"')
-_TOOL_RESULT = re.compile(rb'"type"\s*:\s*"tool_result"')
-_CACHE_MARK = re.compile(
+QUOTE: Final = ord('"')
+_TOOL_RESULT: Final = re.compile(rb'"type"\s*:\s*"tool_result"')
+_CACHE_MARK: Final = re.compile(
     rb',\s*"cache_control"\s*:\s*(?:null|\{[^{}]*\})|"cache_control"\s*:\s*(?:null|\{[^{}]*\})\s*,'
 )
-_ONE_TEXT = re.compile(rb'\[\s*\{\s*"type"\s*:\s*"text"\s*,\s*"text"\s*:\s*("(?:[^"\\]|\\.)*")\s*\}\s*\]')
+_ONE_TEXT: Final = re.compile(rb'\[\s*\{\s*"type"\s*:\s*"text"\s*,\s*"text"\s*:\s*("(?:[^"\\]|\\.)*")\s*\}\s*\]')
 
 
-class Turns(NamedTuple):
+class Turns:
     """What the shape of a conversation tells of the interaction it is in.
 
     Attributes:
@@ -35,26 +35,27 @@ class Turns(NamedTuple):
         instruction_bytes: of the system and developer turns.
     """
 
-    questions: list[bytes]
-    stage: int
-    begins: bool | None
-    instruction_bytes: int
+    __slots__ = ("begins", "instruction_bytes", "questions", "stage")
+
+    def __init__(self, questions: list[bytes], stage: int, begins: bool | None, instruction_bytes: int) -> None:
+        self.questions = questions
+        self.stage = stage
+        self.begins = begins
+        self.instruction_bytes = instruction_bytes
 
 
-NO_TURNS = Turns([], 1, None, 0)
+NO_TURNS: Final = Turns([], 1, None, 0)
 
 
 def read_turns(conversation: Raw) -> Turns:
     """Read `messages` or `input` as they stand in the body. What is no conversation has no turns: the engine judges."""
-    view = memoryview(conversation)
-    if not view:
+    if not conversation:
         return NO_TURNS
-    if view[0] == QUOTE:
-        return Turns([bytes(view)], 1, True, 0)
     try:
         turns = decode_turns(conversation)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return NO_TURNS
+        text = bytes(conversation)
+        return Turns([text], 1, True, 0) if text[0] == QUOTE else NO_TURNS
     questions: list[bytes] = []
     calls = 0
     begins: bool | None = None
@@ -62,16 +63,15 @@ def read_turns(conversation: Raw) -> Turns:
     instruction_bytes = 0
     for turn in turns:
         role = turn.role
-        if role == "system" or role == "developer":
-            instruction_bytes += memoryview(turn.content).nbytes
-            continue
         if role == "user":
             content = bytes(turn.content)
-            begins = not (content[:1] == b"[" and b'"tool_result"' in content and _TOOL_RESULT.search(content))
+            begins = not (content.startswith(b"[") and _TOOL_RESULT.search(content))
             if begins:
                 questions.append(content)
                 calls = 0
             in_models_turn = False
+        elif role == "system" or role == "developer":
+            instruction_bytes += len(turn.content)
         elif role == "tool" or role == "function" or (role is None and (turn.type or "").endswith("_output")):
             begins = in_models_turn = False
         else:
@@ -85,7 +85,7 @@ def read_turns(conversation: Raw) -> Turns:
 
 def same_text(content: bytes) -> bytes:
     """The content in its plainest form, without marks for the engine's cache: agents move these from turn to turn."""
-    if b'"cache_control"' not in content:
+    if content.startswith(b'"') or content.find(b'"cache_control"') < 0:
         return content
     # JSON strings hold no bare quote, so what matches is structure and never the user's text.
     return _ONE_TEXT.sub(rb"\1", _CACHE_MARK.sub(b"", content))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -56,10 +56,10 @@ class _Form(NamedTuple):
     type: str
 
 
-_CALLER = "invalid_request_error"
-_SERVER = "server_error"
+_CALLER: Final = "invalid_request_error"
+_SERVER: Final = "server_error"
 
-_FORMS: dict[Reason, _Form] = {
+_FORMS: Final[dict[Reason, _Form]] = {
     Reason.INVALID_API_KEY: _Form(401, "authentication_error"),
     Reason.APP_NOT_ALLOWED: _Form(403, "permission_error"),
     Reason.MODEL_NOT_FOUND: _Form(404, _CALLER),
@@ -88,7 +88,7 @@ _FORMS: dict[Reason, _Form] = {
     Reason.INTERNAL_ERROR: _Form(500, _SERVER),
 }
 
-_ANTHROPIC_TYPES = {
+_ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",

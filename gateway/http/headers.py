@@ -5,13 +5,13 @@ Dropped are: what belongs to one connection (RFC 9110, 7.6.1), the tenant's iden
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Final
 
 __all__ = ["bearer_key", "forward_request_headers", "forward_response_headers"]
 
 Header = tuple[bytes, bytes]
 
-_HOP_BY_HOP = frozenset(
+_HOP_BY_HOP: Final = frozenset(
     {
         b"connection",
         b"content-length",
@@ -24,7 +24,7 @@ _HOP_BY_HOP = frozenset(
     }
 )
 
-_REQUEST_DROPPED = _HOP_BY_HOP | {
+_REQUEST_DROPPED: Final = _HOP_BY_HOP | {
     b"accept-encoding",  # the relay reads usage from the answer, so the answer must not be compressed
     b"api-key",
     b"authorization",
@@ -42,7 +42,7 @@ _REQUEST_DROPPED = _HOP_BY_HOP | {
     b"x-vllm-priority",
 }
 
-_RESPONSE_DROPPED = _HOP_BY_HOP | {
+_RESPONSE_DROPPED: Final = _HOP_BY_HOP | {
     b"alt-svc",
     b"date",
     b"endpoint-load-metrics",
@@ -51,21 +51,23 @@ _RESPONSE_DROPPED = _HOP_BY_HOP | {
     b"x-request-id",
 }
 
-_DROPPED_PREFIXES = (b"proxy-", b"x-fairgate-", b"x-forwarded-")
-_PLAIN_CONNECTION = frozenset({b"close", b"keep-alive", b""})
+_DROPPED_PREFIXES: Final = (b"proxy-", b"x-fairgate-", b"x-forwarded-")
+_P: Final = 0x70
+_X: Final = 0x78
+_PLAIN_CONNECTION: Final = frozenset({b"close", b"keep-alive", b""})
 
 
-def forward_request_headers(headers: Sequence[Header]) -> list[Header]:
+def forward_request_headers(headers: list[Header]) -> list[Header]:
     """Which of a client's header fields go to the backend?"""
     return _forwarded(headers, _REQUEST_DROPPED)
 
 
-def forward_response_headers(headers: Sequence[Header]) -> list[Header]:
+def forward_response_headers(headers: list[Header]) -> list[Header]:
     """Which of a backend's header fields go to the client? Framing and connection fields are the server's own."""
     return _forwarded(headers, _RESPONSE_DROPPED)
 
 
-def bearer_key(headers: Sequence[Header]) -> bytes | None:
+def bearer_key(headers: list[Header]) -> bytes | None:
     """Which API key does a client present: `Authorization: Bearer`, else `x-api-key`, else `api-key`, else none?"""
     found: bytes | None = None
     for name, value in headers:
@@ -78,16 +80,17 @@ def bearer_key(headers: Sequence[Header]) -> bytes | None:
     return found
 
 
-def _forwarded(headers: Sequence[Header], dropped: frozenset[bytes]) -> list[Header]:
+def _forwarded(headers: list[Header], dropped: frozenset[bytes]) -> list[Header]:
     kept = []
-    named: set[bytes] = set()
+    named: list[bytes] = []
     for field in headers:
         name = field[0]
         if name not in dropped:
-            if not name.startswith(_DROPPED_PREFIXES):
+            initial = name[0]  # one look first: most names have another one, and this runs for every field
+            if (initial != _P and initial != _X) or not name.startswith(_DROPPED_PREFIXES):
                 kept.append(field)
-        elif name == b"connection":
-            named.update(token.strip() for token in field[1].lower().split(b","))
-    if named <= _PLAIN_CONNECTION:
+        elif name == b"connection" and field[1] not in _PLAIN_CONNECTION:
+            named += [token.strip() for token in field[1].lower().split(b",")]
+    if not named:
         return kept
     return [field for field in kept if field[0] not in named]

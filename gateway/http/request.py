@@ -21,7 +21,7 @@ __all__ = ["HttpRequest", "RequestReader", "ServerLimits"]
 Header = tuple[bytes, bytes]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class HttpRequest:
     """One request. Header names are lower-cased and in order; `target` is as sent, `path` percent-decoded."""
 
@@ -33,10 +33,34 @@ class HttpRequest:
     body: bytes
     version: str
     peer: str
-    id: str = field(default="", compare=False)
+    id: str = field(compare=False)
     """Minted by the server; every answer carries it as `x-request-id`."""
-    holder: Any = field(default=None, compare=False)
+    holder: Any = field(compare=False)
     """Who asks, as the head hook found out."""
+
+    def __init__(  # written out, since one that is generated is not compiled
+        self,
+        method: str,
+        target: bytes,
+        path: str,
+        query: bytes,
+        headers: list[Header],
+        body: bytes,
+        version: str,
+        peer: str,
+        id: str = "",
+        holder: Any = None,
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.path = path
+        self.query = query
+        self.headers = headers
+        self.body = body
+        self.version = version
+        self.peer = peer
+        self.id = id
+        self.holder = holder
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header field; `name` in lower case."""
@@ -70,13 +94,15 @@ class ServerLimits:
     pipelined_bytes_max: int = 65536
 
 
-_END_OF_HEAD = b"\r\n\r\n"
-_REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]*) (/[!\"$-~]*) HTTP/1\.([01])\r\n")
-_OTHER_VERSION = re.compile(rb"[^\r\n]* HTTP/(?!1\.[01]\r\n)[0-9](?:\.[0-9])?\r\n")
-_REQUEST_LINE_EXTRA_BYTES = 40  # method, spaces and version around a target
-_HOPELESS = re.compile(rb"(?<!\r)\n|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_HOST_BYTES = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~%!$&'()*+;=:[]"
-_FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade"})
+_END_OF_HEAD: Final = b"\r\n\r\n"
+_CR: Final = 0x0D
+_SPACE: Final = 0x20
+_REQUEST_LINE: Final = re.compile(rb"([A-Z][A-Z-]*) (/[!\"$-~]*) HTTP/1\.([01])\r\n")
+_OTHER_VERSION: Final = re.compile(rb"[^\r\n]* HTTP/(?!1\.[01]\r\n)[0-9](?:\.[0-9])?\r\n")
+_REQUEST_LINE_EXTRA_BYTES: Final = 40  # method, spaces and version around a target
+_HOPELESS: Final = re.compile(rb"(?<!\r)\n|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_HOST_BYTES: Final = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~%!$&'()*+;=:[]"
+_FRAMING: Final = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade"})
 _CHUNK_OVERHEAD_BYTES: Final = 16384
 _CHUNK_OVERHEAD_RATIO: Final = 8
 """A chunked body may take this many times its size on the wire (one-byte chunks take 6), plus the bytes above."""
@@ -97,6 +123,7 @@ class RequestReader:
         "_body",
         "_chunked",
         "_headers",
+        "_host",
         "_left",
         "_limits",
         "_parser",
@@ -116,6 +143,8 @@ class RequestReader:
         self._limits = limits
         self._peer = peer
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
+        self._host = b""
+        """The last one that was well-formed: a client names the same one every time."""
         self.partial = b""
         """The beginning of a head whose end has not come."""
         self.reset()
@@ -145,7 +174,9 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.request is None:  # else a trailer: it must never pass for a header field
-            self._headers.append((name.lower(), value.rstrip(b" \t")))
+            if value and value[-1] <= _SPACE:
+                value = value.rstrip(b" \t")
+            self._headers.append((name.lower(), value))
 
     def on_body(self, data: bytes) -> None:
         self.body_bytes += len(data)
@@ -168,8 +199,8 @@ class RequestReader:
             data, at, consumed = self.partial + data[at:], 0, at - known
         else:
             known, consumed = 0, 0
-        while data.startswith(b"\r\n", at):  # RFC 9112, 2.2: empty lines before a request are forgiven
-            at += 2
+        while at < len(data) and data[at] == _CR and data.startswith(b"\r\n", at):
+            at += 2  # RFC 9112, 2.2: empty lines before a request are forgiven
         end = data.find(_END_OF_HEAD, at)
         size = (end if end >= 0 else len(data)) - at
         if size > self._limits.header_bytes_max:
@@ -255,8 +286,10 @@ class RequestReader:
         for name, value in fields:
             if name == b"host":
                 hosts += 1
-                if value.translate(None, _HOST_BYTES):
-                    raise _malformed("the Host field is not a host and port.")
+                if value != self._host:
+                    if value.translate(None, _HOST_BYTES):
+                        raise _malformed("the Host field is not a host and port.")
+                    self._host = value
             elif name == b"content-length":
                 self._left = int(value)
             elif name == b"transfer-encoding":

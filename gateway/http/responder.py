@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Protocol
+from typing import Final, Protocol
 
 __all__ = ["Responder"]
 
 Header = tuple[bytes, bytes]
 
-_STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode("ascii") for s in HTTPStatus}
-_NO_LENGTH = -1
+_STATUS_LINES: Final = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode("ascii") for s in HTTPStatus}
+_NO_LENGTH: Final = -1
+_CHUNK_BYTES_KNOWN: Final = 1024
+_CHUNK_HEADS: Final = [b"%x\r\n" % size for size in range(_CHUNK_BYTES_KNOWN)]
+"""Most chunks are one token: their first lines are written once."""
 
 
 class _Owner(Protocol):
@@ -131,8 +134,12 @@ class Responder:
     def _head(self, status: int, headers: Sequence[Header], length: int | None) -> bytes:
         if self.started:
             raise RuntimeError("the answer has already started")
-        fields = b"".join([b"%b: %b\r\n" % field for field in headers])
-        if fields.count(b"\n") != len(headers) or fields.count(b"\r") != len(headers) or b"\0" in fields:
+        parts: list[bytes] = []
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+        fields = b"".join(parts)
+        # One look at all of them: beside the line ends written here there is to be none.
+        if len(fields) - len(fields.translate(None, b"\r\n\0")) != 2 * len(headers):
             raise ValueError("a header field holds CR, LF or NUL")
         status_line = _STATUS_LINES.get(status)
         if status_line is None:
@@ -142,7 +149,7 @@ class Responder:
         elif status < 200:
             raise ValueError(f"{status} is not the status of a final answer")
         self.started = True
-        return b"%b%b%b\r\n" % (status_line, fields, self._framing(status, length))
+        return b"".join((status_line, fields, self._framing(status, length), b"\r\n"))
 
     def _framing(self, status: int, length: int | None) -> bytes:
         """The fields that say where the answer ends and whether the connection goes on."""
@@ -168,7 +175,9 @@ class Responder:
         if self._bodiless:
             return b""
         if self._chunked:
-            return b"%x\r\n%b\r\n" % (len(data), data)
+            size = len(data)
+            head = _CHUNK_HEADS[size] if size < _CHUNK_BYTES_KNOWN else b"%x\r\n" % size
+            return b"".join((head, data, b"\r\n"))
         if self._left != _NO_LENGTH:
             if len(data) > self._left:
                 self.abort()

@@ -66,7 +66,7 @@ class HttpServer:
     def next_request_id(self) -> str:
         """An id that no other request has: this process by its prefix, the request by its number."""
         self._requests += 1
-        return f"{self._id_prefix}{self._requests:x}"
+        return f"{self._id_prefix}{self._requests}"
 
     def stop_accepting(self) -> None:
         """Take no new connections, and tell the clients of open ones, with their next answer, to go elsewhere."""

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from gateway.telemetry.line import Line, encode_line
 from gateway.telemetry.record import Record
@@ -16,8 +17,8 @@ from gateway.telemetry.record import Record
 __all__ = ["AccessLog", "hidden"]
 
 FLUSH_S = 0.2
-BUFFER_LINES_MAX = 512
-PIPE_BYTES = getattr(select, "PIPE_BUF", 512)
+BUFFER_LINES_MAX: Final = 512
+PIPE_BYTES: Final = getattr(select, "PIPE_BUF", 512)
 
 
 def hidden(user: str) -> str:
@@ -69,7 +70,7 @@ class AccessLog:
             policy,
             record.path,
             record.stream,
-            record.outcome.value,
+            record.outcome,
             record.reason,
             _ms(record.queue_s),
             None if first_token_s is None else _ms(first_token_s),

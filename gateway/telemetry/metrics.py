@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.exposition import generate_latest
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Metrics"]
 
-TENANTS_MAX = 1000
-OTHERS = "other"
-_WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-_TOTAL_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+TENANTS_MAX: Final = 1000
+OTHERS: Final = "other"
+_WAIT_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_TOTAL_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class _Tally:
@@ -112,7 +112,7 @@ class Metrics:
         registry.register(self)
 
     def ended(self, record: Record) -> None:
-        pool, outcome, reason, service = record.pool, record.outcome.value, record.reason, record.service
+        pool, outcome, reason, service = record.pool, record.outcome, record.reason, record.service
         tally = self._tallies.get((pool, record.tenant)) or self._new_tally(pool, record.tenant)
         tally.requests[outcome] = tally.requests.get(outcome, 0) + 1
         tally.input += service.prompt

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from typing import Final
 
 from policies.base import Request, ServiceTokens
 
 __all__ = ["Outcome", "Record"]
 
 
-class Outcome(StrEnum):
-    """How did it end?"""
+NO_SERVICE: Final = ServiceTokens(0, 0)
 
-    COMPLETED = "completed"
-    ABANDONED = "abandoned"
+
+class Outcome:
+    """How did it end? In words, as the log and the metrics have it."""
+
+    COMPLETED: Final = "completed"
+    ABANDONED: Final = "abandoned"
     """The client went away."""
-    FAILED = "failed"
+    FAILED: Final = "failed"
     """The engine, or the way to it, failed; or the engine found the request itself wrong."""
-    REFUSED = "refused"
+    REFUSED: Final = "refused"
     """It was queued, or asked to be, and was not served."""
 
 
@@ -41,9 +44,10 @@ class Record:
         """What asked for admission; None: it never came to that."""
         self.backend = ""
         self.tries = 0
-        self.outcome = Outcome.COMPLETED
+        self.outcome = ""
+        """As `Outcome` says it."""
         self.reason = ""
-        self.service = ServiceTokens(0, 0)
+        self.service = NO_SERVICE
         self.estimated_tokens = 0
         self.arrived_s = now
         self._dispatched_s: float | None = None
@@ -62,7 +66,7 @@ class Record:
     def first_token(self, now: float) -> None:
         self._first_token_s = now
 
-    def ended(self, outcome: Outcome, reason: str, service: ServiceTokens, estimated_tokens: int, now: float) -> None:
+    def ended(self, outcome: str, reason: str, service: ServiceTokens, estimated_tokens: int, now: float) -> None:
         self.outcome = outcome
         self.reason = reason
         self.service = service
