@@ -144,12 +144,13 @@ class Pool:
 
     def context_tokens_max(self, model: str) -> int | None:
         """The longest context that any backend has for it, if they say."""
-        lengths = [
-            card.max_model_len
-            for backend in self.backends.values()
-            if (card := backend.models.get(model)) is not None and card.max_model_len is not None
-        ]
-        return max(lengths, default=None)
+        most: int | None = None
+        for backend in self.backends.values():
+            card = backend.models.get(model)
+            length = None if card is None else card.max_model_len
+            if length is not None and (most is None or length > most):
+                most = length
+        return most
 
     def is_healthy(self) -> bool:
         return any(backend.health.healthy for backend in self.backends.values())
@@ -162,7 +163,7 @@ class Pool:
 
     def learn(self, payload: Payload, usage: Usage) -> None:
         """The engine has counted the prompt."""
-        self.estimator.learn(payload.prompt, usage.prompt_tokens)
+        self.estimator.learn(payload.prompt, usage.prompt_tokens, is_text=payload.is_text)
 
     def ended(self, record: Record) -> None:
         record.pool = self.name
