@@ -54,6 +54,7 @@ def _replay(recording: RecordingEngine, policy: str) -> list[list[Decision]]:
     return [list(getattr(engine, name)(*args, **named) or ()) for name, args, named in recording.events]
 
 
+@pytest.mark.interpreted_only("extends the engine")
 @pytest.mark.parametrize("policy", ["vtc", "fcfs"])
 async def test_recorded_traffic_replays_to_the_same_decisions(
     start: Starter, monkeypatch: pytest.MonkeyPatch, policy: str
@@ -91,6 +92,7 @@ async def _visits(live: Live, numbers: range) -> None:
             await live.ask("/v1/chat/completions", chat("x" * size * 20, stream=number % 2 == 0, **fields), key=key)
 
 
+@pytest.mark.interpreted_only("extends the engine")
 async def test_the_recorded_events_tell_two_policies_apart(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison above is not empty: what was decided was not simply the order of arrival."""
     RecordingEngine.made = []

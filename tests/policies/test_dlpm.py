@@ -321,6 +321,7 @@ def test_the_bound_is_one_that_mutants_break(mutant: Any, is_caught: bool) -> No
     assert any(spread > bound(HARD) for spread in spreads) is is_caught
 
 
+@pytest.mark.interpreted_only("extends a policy")
 def test_debt_outlives_an_absence_and_a_mutant_that_forgives_it_is_caught() -> None:
     def served_to_the_spendthrift(policy: Dlpm) -> int:
         """It asks for one long answer at a time, and the other always waits."""
@@ -341,6 +342,7 @@ def test_debt_outlives_an_absence_and_a_mutant_that_forgives_it_is_caught() -> N
     assert served_to_the_spendthrift(Forgiving(quantum=QUANTUM)) > 4
 
 
+@pytest.mark.interpreted_only("extends a policy")
 def test_without_a_charge_at_dispatch_one_tenant_takes_every_slot() -> None:
     def first_eight(policy: Dlpm) -> int:
         for _ in range(20):

@@ -352,6 +352,7 @@ def test_a_lead_without_a_bound_would_be_seen(lead_tokens: float) -> None:
     assert largest_gap(server, 300, of_tenants) > 2 * (IN_FLIGHT + LEAD_TOKENS)
 
 
+@pytest.mark.interpreted_only("extends a policy")
 def test_a_policy_that_does_not_charge_at_dispatch_would_be_seen() -> None:
     class Late(FairServe):
         def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:

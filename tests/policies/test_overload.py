@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from policies.base import Claim, Refusal, Request, ServiceTokens
-from policies.capacity import CapacitySettings, Gauges
+from policies.capacity import BackendLedger, CapacitySettings, Gauges, Lease
 from policies.engine import AdmissionEngine, Decision, Dispatch, Failure, Reject
 from policies.fairserve import FairServe
 from policies.interactions import Interactions, InteractionSettings
@@ -67,21 +67,17 @@ def wait(pool: Pool, seconds: float) -> None:
 # --- the state ---
 
 
-class Ledger:
-    """A backend that says how full it is."""
-
-    healthy = True
-
-    def __init__(self, level: float) -> None:
-        self.level = level
-
-    def occupancy(self, head: object, obstacle: object, now: float) -> tuple[float, str]:
-        return self.level, "KV cache"
+def filled(level: float, now: float) -> BackendLedger:
+    """A backend that says how full it is, and not how large."""
+    ledger = BackendLedger("one", CapacitySettings())
+    ledger.add(Lease(make_request(), "one", now))
+    ledger.observe(Gauges(now, kv_usage=level), now)
+    return ledger
 
 
 def observed(overload: Overload, level: float, now: float, *others: float, waits: bool = True) -> bool:
-    ledgers = [Ledger(level), *map(Ledger, others)]
-    overload.observe(ledgers, make_request() if waits else None, "kv", now)  # type: ignore[arg-type]
+    ledgers = [filled(each, now) for each in (level, *others)]
+    overload.observe(ledgers, make_request() if waits else None, "kv", now)
     return overload.active
 
 
@@ -95,7 +91,7 @@ def test_it_begins_and_ends_at_different_levels_and_lasts() -> None:
 def test_it_shows_its_reason() -> None:
     overload = Overload(OverloadSettings())
     observed(overload, 0.97, 0.0)
-    assert overload.reason == "KV cache 97% full; overload begins at 95%, ends below 85%"
+    assert overload.reason == "KV cache, measured, 97% full; overload begins at 95%, ends below 85%"
 
 
 def test_a_pool_is_as_full_as_its_emptiest_backend() -> None:
