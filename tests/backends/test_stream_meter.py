@@ -237,3 +237,17 @@ def test_a_stream_says_whether_another_call_follows(dialect: Dialect, end: bytes
     assert meter.feed(end) == end
     assert meter.awaits_more is awaits_more
     assert meter.answer_id == ("resp_1" if dialect is Dialect.RESPONSES else "")
+
+
+def test_what_begins_and_ends_like_an_earlier_event_is_read_all_the_same() -> None:
+    plain = stream(chunk("one"))
+    before, after = plain.split(b"one")
+    meter = StreamMeter(Dialect.OPENAI, strip_usage=False)
+    two = before + b"x" + after + before + b"y" + after
+    used = before + b'"}}],"usage":{"prompt_tokens":1,"completion_tokens":2},"choices":[{"delta":{"content":"' + after
+    quoted, broken = before + b'\\"x\\\\' + after, before + b"x\ny" + after
+    for data, tokens in ((stream(ROLE), 0), (plain, 1), (plain, 2), (two, 4), (quoted, 5), (broken, 6), (used, 7)):
+        assert meter.usage is None
+        assert meter.feed(data) == data
+        assert meter.token_events == tokens
+    assert meter.usage == Usage(1, 2)
