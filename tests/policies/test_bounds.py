@@ -313,6 +313,7 @@ MUTANTS: dict[str, type[Vtc]] = {
 }
 
 
+@pytest.mark.interpreted_only("extends a policy")
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_p9_a_broken_policy_is_caught_by_the_same_check(mutant: str) -> None:
     def policy(trace: Trace) -> Policy:
