@@ -105,8 +105,7 @@ class Store:
         """Check that this Redis may be used, and join it. Raises StoreRefused or StoreUnavailable."""
         try:
             await self._check_server()
-            for pool in self._pools:
-                await self._join(pool)
+            await self._join_all()
         except StoreError as error:
             self._not_open = str(error)
             raise
@@ -121,8 +120,7 @@ class Store:
                 if self._not_open is not None:
                     await self.open()
                 else:
-                    for pool in self._pools:
-                        await self._join(pool)
+                    await self._join_all()
             except StoreUnavailable:
                 pass  # the fault says it
             except StoreRefused as error:
@@ -143,11 +141,8 @@ class Store:
     async def close(self) -> None:
         """Leave, so that others need not wait until this replica is forgotten, and disconnect."""
         if self._not_open is None:
-            for pool in self._pools:
-                try:
-                    await self._run(_JOIN, _join_keys(pool), (LAYOUT, self.replica, 0, pool.policy))
-                except StoreError:
-                    pass  # it is forgotten in time
+            leaving = [self._run(_JOIN, _join_keys(pool), (LAYOUT, self.replica, 0)) for pool in self._pools]
+            await asyncio.gather(*leaving, return_exceptions=True)  # else it is forgotten in time
         await asyncio.gather(*self._commands, return_exceptions=True)
         for lane in self._lanes.values():
             await lane.close()
@@ -175,6 +170,9 @@ class Store:
             )
         seconds, microseconds = await self._own(lane.ask("TIME"))
         self.epoch_s = int(seconds) + int(microseconds) / 1e6 - time.monotonic()
+
+    async def _join_all(self) -> None:
+        await asyncio.gather(*map(self._join, self._pools))
 
     async def _join(self, pool: Deployment) -> None:
         args: list[Word] = [LAYOUT, self.replica, int(MEMBER_S * 1000), pool.policy, *pool.backends]

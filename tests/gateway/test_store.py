@@ -316,6 +316,23 @@ async def test_what_redis_answers_instead_is_never_a_crash() -> None:
         assert await answered(store, "x") == b"x"
 
 
+@pytest.mark.parametrize("garbage", ["HTTP/1.1", "-MOVED x y", "-MOVED 1", ":abc", "$9\r\nab", "*-7", "-", "\0"])
+async def test_an_answer_that_is_none_is_never_a_crash(garbage: str) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(65536):
+            writer.write(garbage.encode() + b"\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    store = Store(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", (POOL,), deadline_s=0.05)
+    store._not_open = None  # it went mad later
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await store.run(ECHO, [KEY], ["x"])
+    await store.close()
+    server.close()
+
+
 async def test_keys_are_followed_to_the_node_of_a_cluster_that_has_them() -> None:
     async with (
         RedisServer(cluster=True, slots=(0, 8191)) as low,
