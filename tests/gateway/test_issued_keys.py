@@ -11,8 +11,8 @@ from gateway.config.model import TenantConfig, hash_key
 from gateway.http.errors import ApiError
 from gateway.identity import Keyring
 from gateway.state.issued import CHANGED, TABLE, KeyTable, TableFull, follow
-from gateway.state.store import Store
 from tests.gateway.live import until
+from tests.gateway.test_store import opened
 from tests.redis_server import RedisServer
 
 TENANTS = [TenantConfig.model_validate({"name": "alice", "keys": [hash_key("named")]}), TenantConfig(name="bob")]
@@ -27,9 +27,7 @@ def holder(keyring: Keyring, key: str) -> str | None:
 
 async def test_the_table_takes_so_many_keys_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.state.issued.KEYS_MAX", 3)
-    async with RedisServer() as redis:
-        store = Store(redis.url)
-        await store.open()
+    async with RedisServer() as redis, opened(redis.url) as store:
         table = KeyTable(store)
         for key in "abc":
             await table.issue(hash_key(key), "alice")
@@ -40,7 +38,6 @@ async def test_the_table_takes_so_many_keys_and_no_more(monkeypatch: pytest.Monk
         await table.forget(hash_key("b"))
         await table.issue(hash_key("d"), "bob")
         assert {key async for key, _ in table.entries()} == {hash_key(key).encode() for key in "acd"}
-        await store.close()
 
 
 async def test_a_keyring_follows_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,18 +46,17 @@ async def test_a_keyring_follows_a_large_table(monkeypatch: pytest.MonkeyPatch) 
         entries = {hash_key(str(number)): "bob" for number in range(5000)}
         async with redis.client() as client:
             await client.hset(TABLE, mapping={**entries, CHANGED: "1"})
-        store, keyring = Store(redis.url), Keyring(TENANTS, open_access=False, mints=False)
-        await store.open()
-        following = asyncio.create_task(follow(KeyTable(store), keyring))
-        await until(lambda: holder(keyring, "0") == "bob")
-        assert all(holder(keyring, str(number)) == "bob" for number in range(5000))
-        assert (holder(keyring, "5000"), holder(keyring, "named")) == (None, "alice")
-        await KeyTable(store).issue(hash_key("5000"), "alice")
-        await until(lambda: holder(keyring, "5000") == "alice")
-        await KeyTable(store).forget(hash_key("5000"))
-        await until(lambda: holder(keyring, "5000") is None)
-        following.cancel()
-        await store.close()
+        keyring = Keyring(TENANTS, open_access=False, mints=False)
+        async with opened(redis.url) as store:
+            following = asyncio.create_task(follow(KeyTable(store), keyring))
+            await until(lambda: holder(keyring, "0") == "bob")
+            assert all(holder(keyring, str(number)) == "bob" for number in range(5000))
+            assert (holder(keyring, "5000"), holder(keyring, "named")) == (None, "alice")
+            await KeyTable(store).issue(hash_key("5000"), "alice")
+            await until(lambda: holder(keyring, "5000") == "alice")
+            await KeyTable(store).forget(hash_key("5000"))
+            await until(lambda: holder(keyring, "5000") is None)
+            following.cancel()
 
 
 def test_a_revoked_key_is_nobodys_wherever_it_is_from() -> None:
