@@ -59,7 +59,7 @@ class RedisServer:
         self.tls = tls
         self.cluster = cluster
         self.slots = slots
-        self.directory = Path(tempfile.mkdtemp(prefix="fairgate-redis-"))
+        self.directory = Path()
         self._process: asyncio.subprocess.Process | None = None
         self._log: asyncio.Task[bytes] | None = None
 
@@ -76,6 +76,7 @@ class RedisServer:
         return f"redis{'s' if self.tls else ''}://{password}127.0.0.1:{self.port}/0{ca}"
 
     async def __aenter__(self) -> RedisServer:
+        self.directory = Path(tempfile.mkdtemp(prefix="fairgate-redis-"))
         if self.tls:
             self._make_certificate()
         for _ in range(STARTS_MAX):
