@@ -194,7 +194,8 @@ class BackendLedger:
             if not self._slots.has_room(self._sequences + request.sequences, keep_headroom=keep):
                 return "slots"
         elif self._sequences + request.sequences > grant.sequences:
-            self._slots.is_short()
+            # Where the others hold less than they were granted, slots stay empty for that, not for being on their way.
+            self._slots.has_room(self._sequences + grant.sequences_elsewhere + request.sequences, keep_headroom=False)
             return "slots"
         else:
             prefill_limit /= grant.sharers
@@ -347,7 +348,7 @@ class BackendLedger:
         capacity = self._kv_capacity_tokens
         if capacity is None:
             return None
-        limit = capacity * self._settings.kv_ceiling - self._foreign_tokens
+        limit = whole = capacity * self._settings.kv_ceiling - self._foreign_tokens
         if self.grant is not None:
             if not self.leases and self.grant.kv_tokens >= int(limit):
                 return None
@@ -360,7 +361,7 @@ class BackendLedger:
         held_tokens = self._held_tokens + self._footprint_tokens(request)
         fits_whole = held_tokens <= limit
         # Where every slot can be filled with such requests, slots are what is short, and there is nothing to spread.
-        paced = paced and held_tokens * self._slots.count > limit * (self._sequences + request.sequences)
+        paced = paced and held_tokens * self._slots.count > whole * (self._sequences + request.sequences)
         if fits_whole and not paced:
             return None
         forecast = self._looked_ahead(now)

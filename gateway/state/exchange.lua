@@ -199,7 +199,7 @@ for i, holding in ipairs(holdings) do
     waiting = waiting, next_sequences = next_sequences, next_kv = next_kv,
   }
   local granted, granted_kv, elsewhere, kv_elsewhere, sharers = 0, 0, 0, 0, 1
-  local wanted, wanted_kv, is_wanted = 0, 0, false
+  local wanted, wanted_kv, is_wanted, first = 0, 0, false, {}
   for _, other in ipairs(others) do
     local held = other.by_name[backend]
     if held then
@@ -214,11 +214,16 @@ for i, holding in ipairs(holdings) do
       if waits then
         is_wanted = true
         if not standing or goes_first(other.standing, standing) then
-          wanted = wanted + held.waiting * held.next_sequences
-          wanted_kv = wanted_kv + held.waiting * held.next_kv
+          first[#first + 1] = held
         end
       end
     end
+  end
+  -- More than the free slots take cannot start, and needs no KV yet: else who waits for slots would keep all KV free.
+  for _, held in ipairs(first) do
+    local startable = math.ceil((sequences_max - granted - sequences - wanted) / math.max(1, held.next_sequences))
+    local starts = math.max(1, math.min(held.waiting, startable))
+    wanted, wanted_kv = wanted + starts * held.next_sequences, wanted_kv + starts * held.next_kv
   end
   own.granted = sequences
     + part(sequences_max, granted, sequences, wanted, is_wanted, next_sequences, waiting, left)
