@@ -54,7 +54,7 @@ class Conversation:
         self._speaker = speaker
         self._number = 0
         self._pending: Told | None = None
-        self._is_repeated = False
+        self._is_repeated = self._is_late = False
         self._asked_s = self._heard_s = self._due_s = float("-inf")
 
     def due_s(self) -> float:
@@ -72,6 +72,8 @@ class Conversation:
         if self._heard_s == float("-inf"):
             self._heard_s = now
         self._is_repeated = self._pending is not None
+        # It stood still, and has not read yet what has ended meanwhile: what it says it holds it may hold no more.
+        self._is_late = self._due_s != float("-inf") and now - self._due_s > ALONE_S
         if self._pending is None:
             self._number += 1
             self._pending = self._speaker.tell(now)
@@ -81,12 +83,14 @@ class Conversation:
     def heard(self, heard: Heard, now: float) -> Sequence[Decision]:
         """It was answered."""
         self._pending = None
+        # What is granted for what was held before it stood still is as old as that.
+        as_of_s = self._heard_s if self._is_late else self._asked_s
         self._heard_s = self._asked_s
         # What was said again is old: what has changed since is said at once.
         interval_s = INTERVAL_S if self._speaker.is_busy() else IDLE_S
-        self._due_s = now if self._is_repeated else self._asked_s + interval_s
+        self._due_s = now if self._is_repeated or self._is_late else self._asked_s + interval_s
         self.is_alone = False
-        return self._speaker.hear(heard, self._asked_s, now)
+        return self._speaker.hear(heard, as_of_s, now)
 
     def lost(self, now: float) -> Sequence[Decision]:
         """It was not answered."""
