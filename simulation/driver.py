@@ -8,7 +8,7 @@ input always gives the same run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
@@ -20,10 +20,24 @@ from policies.conversation import DEADLINE_S, Conversation
 from policies.engine import AdmissionEngine, Decision, Dispatch, Failure, Reject
 from policies.replication import Heard, Told
 
-__all__ = ["IMPOSSIBLE", "Arrival", "Event", "Record", "Run", "Store", "read_gauges", "replay", "simulate"]
+__all__ = [
+    "IMPOSSIBLE",
+    "LOST",
+    "Arrival",
+    "Event",
+    "Record",
+    "Run",
+    "Stall",
+    "Store",
+    "read_gauges",
+    "replay",
+    "simulate",
+]
 
 IMPOSSIBLE = "context_length_exceeded"
 """The outcome of a request that is longer than the model's context: the gateway refuses it unseen."""
+LOST = "lost"
+"""The outcome of a request whose gateway died."""
 TIMER_RESOLUTION_S = 1e-6
 """A timer never fires at the very instant that set it."""
 
@@ -68,7 +82,7 @@ class Record:
     """When each output token passed the gateway."""
     finished_s: float | None = None
     outcome: str = ""
-    """"completed", "cancelled" by its client, or why it was rejected."""
+    """"completed", "cancelled" by its client, "lost" with its gateway, or why it was rejected."""
     preemptions: int = 0
     refusals: int = 0
     cached_tokens: int = 0
@@ -136,6 +150,7 @@ def simulate(
     others: Sequence[AdmissionEngine] = (),
     arrives_at: Callable[[Arrival, float], int] = lambda arrival, now: 0,
     store: Store | None = None,
+    stalls: Sequence[Stall] = (),
 ) -> Run:
     """Run the traffic until every request has ended.
 
@@ -152,10 +167,11 @@ def simulate(
         others: engines of further gateways in front of the same backends.
         arrives_at: at which gateway does a request arrive at this time? 0: that of `engine`.
         store: carries what the gateways tell each other. None: they do not.
+        stalls: when gateways stand still or die.
     """
     return _Driver(
         [engine, *others], backends, next_arrival, scrape, refuses, ended, scrape_interval_s, network_s, timer_s_max,
-        arrives_at, store,
+        arrives_at, store, stalls,
     ).run(iter(arrivals))  # fmt: skip
 
 
@@ -184,6 +200,17 @@ class Store(Protocol):
         """The answer to this exchange, which is at the store at this time; None: it is lost, there or on its way."""
 
 
+class Stall(NamedTuple):
+    """The process of a gateway stands still: what comes to it waits in its sockets.
+
+    For ever: it is dead, its backends abort what it had dispatched, and its clients lose what they waited for.
+    """
+
+    gateway: int
+    from_s: float
+    until_s: float = float("inf")
+
+
 class _Gateway:
     """One engine, its timer, and its conversation with the others."""
 
@@ -194,6 +221,7 @@ class _Gateway:
         self.wake_s: float | None = None
         self.exchange_s = float("inf")
         """When the next exchange begins; infinite while one is under way."""
+        self.stalled_until_s = float("-inf")
 
 
 class _Driver:
@@ -212,7 +240,9 @@ class _Driver:
         timer_s_max: float | None,
         arrives_at: Callable[[Arrival, float], int],
         store: Store | None,
+        stalls: Sequence[Stall],
     ) -> None:
+        self._stalls = stalls
         self._gateways = [_Gateway(i, engine, talks=store is not None) for i, engine in enumerate(engines)]
         self._arrives_at = arrives_at
         self._store = store
@@ -237,21 +267,48 @@ class _Driver:
             self._at(0.0, partial(self._scraped, name))
         for gateway in self._gateways:
             self._set_exchange(gateway, 0.0)
+        for stall in self._stalls:
+            self._at(stall.from_s, partial(self._stands_still, stall))
         while self._heap:
             now, _, happen = heappop(self._heap)
             happen(now)
             for gateway in self._gateways:
-                self._set_timer(gateway, now)
+                if gateway.stalled_until_s <= now:
+                    self._set_timer(gateway, now)
         return self._result
 
     def _at(self, when_s: float, happen: Callable[[float], None]) -> None:
         self._scheduled += 1
         heappush(self._heap, (when_s, self._scheduled, happen))
 
+    # --- gateways that stand still ---
+
+    def _is_stalled(self, gateway: _Gateway, now: float, happen: Callable[[float], None]) -> bool:
+        """If so, what was to happen there does when it goes on."""
+        if gateway.stalled_until_s <= now:
+            return False
+        if gateway.stalled_until_s < float("inf"):
+            self._at(gateway.stalled_until_s, happen)
+        return True
+
+    def _stands_still(self, stall: Stall, now: float) -> None:
+        gateway = self._gateways[stall.gateway]
+        gateway.stalled_until_s = stall.until_s
+        if stall.until_s < float("inf"):
+            return
+        for record in list(self._result.records.values()):
+            if record.gateway != gateway.index or record.outcome:
+                continue
+            for model in self._backends.values() if record.dispatched_s is not None else ():
+                self._at(now + self._network_s, partial(model.abort, record.arrival.id))
+            self._end(record, LOST, now)
+
     # --- the gateway's side ---
 
     def _tell(self, gateway: _Gateway, method: str, now: float, *args: object) -> None:
         """One event into an engine, and its decisions carried out."""
+        if self._is_stalled(gateway, now, lambda at: self._tell(gateway, method, at, *args)):
+            return
         if self._keeps:
             self._result.events.append(Event(now, method, args))
         decisions = _call(gateway.engine, method, args, now)
@@ -286,7 +343,7 @@ class _Driver:
             self._at(follower.arrived_s, partial(self._arrived, follower))
         if self._ended is not None:
             self._ended(record)
-            if outcome != "cancelled":  # its backend has yet to hear of it
+            if outcome not in ("cancelled", LOST):  # its backend has yet to hear of it
                 del self._result.records[record.arrival.id]
 
     def _schedule_next(self, arrivals: Iterator[Arrival]) -> None:
@@ -305,7 +362,9 @@ class _Driver:
         gateway = self._gateways[self._arrives_at(arrival, now)]
         record = self._result.records[arrival.id] = Record(arrival, gateway=gateway.index)
         tokens = arrival.prompt_tokens + min(arrival.output_tokens, arrival.output_tokens_max)
-        if any(tokens <= model.profile.max_model_len for model in self._backends.values()):
+        if gateway.stalled_until_s == float("inf"):
+            self._end(record, LOST, now)
+        elif any(tokens <= model.profile.max_model_len for model in self._backends.values()):
             self._tell(gateway, "arrived", now, arrival)
         else:
             self._end(record, IMPOSSIBLE, now)
@@ -335,7 +394,8 @@ class _Driver:
         if self._open:
             gauges = self._scrape(name, self._backends[name], now)
             for gateway in self._gateways:
-                self._tell(gateway, "backend_changed", now, name, gauges)
+                if gateway.stalled_until_s <= now:
+                    self._tell(gateway, "backend_changed", now, name, gauges)
             self._at(now + self._scrape_interval_s, partial(self._scraped, name))
 
     # --- between gateways ---
@@ -348,6 +408,10 @@ class _Driver:
     def _exchange(self, gateway: _Gateway, now: float) -> None:
         if now != gateway.exchange_s or not self._open:
             return  # it was brought forward
+        if gateway.stalled_until_s > now:
+            gateway.exchange_s = gateway.stalled_until_s
+            self._is_stalled(gateway, now, partial(self._exchange, gateway))
+            return
         conversation, store = gateway.conversation, self._store
         assert conversation is not None
         assert store is not None
@@ -362,10 +426,14 @@ class _Driver:
                 self._at(at + store.way_s, partial(answered, heard))
 
         def answered(heard: Heard, at: float) -> None:
+            if self._is_stalled(gateway, at, partial(answered, heard)):
+                return
             self._carry_out(conversation.heard(heard, at), at)
             self._set_exchange(gateway, at)
 
         def lost(at: float) -> None:
+            if self._is_stalled(gateway, at, lost):
+                return
             self._carry_out(conversation.lost(at), at)
             self._set_exchange(gateway, at)
 
@@ -404,6 +472,8 @@ class _Driver:
 
     def _answered(self, backend: str, step: Step, now: float) -> None:
         """What a batch produced is at the gateway."""
+        if any(now < gateway.stalled_until_s < float("inf") for gateway in self._gateways):
+            step = self._without_stalled(backend, step, now)
         for request_id, tokens in step.cached_tokens.items():
             self._result.records[request_id].cached_tokens = tokens
         records, gateways = self._result.records, self._gateways
@@ -431,6 +501,25 @@ class _Driver:
             self._end(record, "completed", now)
             service = ServiceTokens(record.arrival.prompt_tokens, len(record.token_s), record.cached_tokens)
             self._tell(gateways[record.gateway], "finished", now, request_id, service)
+
+    def _without_stalled(self, backend: str, step: Step, now: float) -> Step:
+        """What is for gateways that stand still they read when they go on."""
+        for gateway in self._gateways:
+            if not now < gateway.stalled_until_s < float("inf"):
+                continue
+            records, index = self._result.records, gateway.index
+            theirs = replace(
+                step,
+                tokens=[(one, tokens) for one, tokens in step.tokens if records[one].gateway == index],
+                finished=[one for one in step.finished if records[one].gateway == index],
+            )
+            self._is_stalled(gateway, now, partial(self._answered, backend, theirs))
+            step = replace(
+                step,
+                tokens=[(one, tokens) for one, tokens in step.tokens if records[one].gateway != index],
+                finished=[one for one in step.finished if records[one].gateway != index],
+            )
+        return step
 
     def _hung_up(self, record: Record, backend: str, now: float) -> None:
         """The client is gone; the backend hears of it a network's way later."""
