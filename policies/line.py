@@ -53,6 +53,10 @@ class Member:
         self.entry: Entry = None
         """Its valid heap entry; None when it does not wait."""
 
+    def __hash__(self) -> int:
+        # Compiled, whoever can be compared cannot be a key, unless it says how.
+        return id(self)
+
     def __lt__(self, other: Member) -> bool:
         # Asked by the heap of a namesake only: one of the two was forgotten, and its entry is dropped when it is met.
         return False
