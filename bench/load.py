@@ -44,6 +44,8 @@ class Request:
     user: str = ""
     usage: bool = False
     model: str = "tiny"
+    interaction: str = ""
+    """The id of the interaction that it says it is part of."""
 
     def body(self, rng: random.Random) -> bytes:
         """The JSON body, with a prompt nobody has sent before, so that no prefix cache shortens the work."""
@@ -56,6 +58,8 @@ class Request:
         }
         if self.user:
             fields["user"] = self.user
+        if self.interaction:
+            fields["metadata"] = {"fairgate_interaction": self.interaction}
         if self.usage and self.stream:
             fields["stream_options"] = {"include_usage": True}
         return json.dumps(fields).encode()

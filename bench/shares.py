@@ -10,6 +10,7 @@ body) against one with a single flow at equal weights.
 
 import argparse
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import uvloop
 
 from bench import report
 from bench.flood import HEAVY, RAMP_S
-from bench.load import Client, Request
+from bench.load import Client, Reply, Request
 from bench.stack import Engine, Route, engine, fairgate
 
 # The service function of the gateway's default: an output token costs as much as two prompt tokens.
@@ -47,44 +48,51 @@ TENANTS = ("first", "second")
 
 
 class Tenant:
-    """One tenant's flood, and the service it has had."""
+    """One tenant's flood, and the service it has had. `pick`: which of the routes is the next request's?"""
 
-    def __init__(self, route: Route, name: str, users: int, clients: int) -> None:
-        self.client = Client(route.url)
+    def __init__(
+        self, routes: Sequence[Route], name: str, users: int, clients: int, pick: Callable[[], int] = lambda: 0
+    ) -> None:
+        self.clients = [Client(route.url) for route in routes]
+        self.pick = pick
         self.settled = 0
         self.failed = 0
         self.stopping = False
         # What every prompt of this load measures, as the last usage stated it; the words are one token each.
         self.prompt_tokens = HEAVY.words_in
-        request = asdict(HEAVY) | {"key": route.key(name), "usage": True}
+        request = asdict(HEAVY) | {"key": routes[0].key(name), "usage": True}
         loads = [Request(**request | {"user": f"user-{n % users}"}) for n in range(clients)]
         self.tasks = [asyncio.create_task(self._keep_sending(load)) for load in loads]
 
     async def _keep_sending(self, request: Request) -> None:
         while not self.stopping:
-            reply = await self.client.send(request)
+            reply = await self.clients[self.pick()].send(request)
             if reply.ok and reply.prompt_tokens:
                 self.prompt_tokens = reply.prompt_tokens
                 self.settled += reply.prompt_tokens + OUTPUT_COST * request.tokens_out
             elif not self.stopping:
+                self.settled += self._under_way(reply)
                 self.failed += 1
                 await asyncio.sleep(0.05)
 
     def service(self) -> int:
         """Service up to now, replies under way included."""
-        total = self.settled
-        for connection in self.client.busy:
-            if connection.reply is not None and connection.reply.events:
-                # The first event carries the role, not a token.
-                output = min(connection.reply.events - 1, HEAVY.tokens_out)
-                total += self.prompt_tokens + OUTPUT_COST * output
-        return total
+        replies = [connection.reply for client in self.clients for connection in client.busy]
+        return self.settled + sum(self._under_way(reply) for reply in replies if reply is not None)
+
+    def _under_way(self, reply: Reply) -> int:
+        """What a reply has had that has not ended by its usage. The first event carries the role, not a token."""
+        if not reply.events:
+            return 0
+        return self.prompt_tokens + OUTPUT_COST * min(reply.events - 1, HEAVY.tokens_out)
 
     async def stop(self) -> None:
         self.stopping = True
-        self.client.abandon(started=True)
+        for client in self.clients:
+            client.abandon(started=True)
         await asyncio.wait(self.tasks)
-        self.client.close()
+        for client in self.clients:
+            client.close()
 
 
 async def run_case(case: Case, target: Engine, clients: int, window_s: float) -> dict[str, Any]:
@@ -92,7 +100,7 @@ async def run_case(case: Case, target: Engine, clients: int, window_s: float) ->
     await target.wait_idle()
     weights = dict(zip(TENANTS, map(float, case.weights), strict=True))
     async with fairgate(target.url, weights, policy="vtc") as route:
-        tenants = [Tenant(route, name, users, clients) for name, users in zip(TENANTS, case.users, strict=True)]
+        tenants = [Tenant([route], name, users, clients) for name, users in zip(TENANTS, case.users, strict=True)]
         try:
             await asyncio.sleep(RAMP_S)
             before = [tenant.service() for tenant in tenants]

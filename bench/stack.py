@@ -259,11 +259,12 @@ async def fairgate(
     cpu: int | None = None,
     policy: str | dict[str, object] | None = None,
     concurrency: int | None = None,
+    **fields: object,
 ) -> AsyncIterator[Route]:
     """fairgate as it comes, in front of one engine: keyed tenants with weights, access log to a file.
 
     `policy` as the configuration writes it; None leaves the default. `concurrency`: requests the engine takes at once;
-    None lets it be found out.
+    None lets it be found out. `fields` of the configuration go over the rest.
     """
     port, admin_port = free_port(), free_port()
     keys = {name: f"bench-key-of-{name}" for name in tenants}
@@ -286,6 +287,7 @@ async def fairgate(
         }
         if policy is not None:
             settings["policy"] = policy
+        settings |= fields
         config = Path(folder, "fairgate.yaml")
         config.write_text(yaml.safe_dump(settings))
         log = Path(folder, "fairgate.log")
