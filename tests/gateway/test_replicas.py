@@ -1,0 +1,266 @@
+"""Several gateways with one Redis share an engine by weight, whatever happens to Redis and to the way to it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from redis import Redis
+
+from gateway.state.store import pool_key
+from tests.gateway.live import SMALL, Live, Starter, chat, simulated, until
+from tests.gateway.test_fairness_live import tenants
+from tests.redis_server import Proxy, RedisServer
+
+OUTPUT_TOKENS = 10
+ENGINE = replace(SMALL, base_s=5e-3)
+"""A request takes longer than the gateways need to hear of each other."""
+REPLICAS = pool_key("pool", "replicas")
+LEAST_ANSWERS = 40
+"""Enough that every gateway has dispatched and heard of the others meanwhile."""
+
+
+@asynccontextmanager
+async def looking_into(redis: RedisServer) -> AsyncIterator[Redis]:
+    """For conditions that are asked again and again."""
+    client = Redis(unix_socket_path=str(redis.directory / "socket"))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+class Flood:
+    """A tenant's clients at one gateway, each with one request at a time; what they were told that they used."""
+
+    def __init__(self, live: Live, tenant: str, clients: int) -> None:
+        self.answers = 0
+        self.service = 0
+        self.refused: list[int] = []
+        self.is_over = False
+        self._live = live
+        self.tenant = tenant
+        self._tasks = [asyncio.create_task(self._ask_again_and_again()) for _ in range(clients)]
+
+    async def _ask_again_and_again(self) -> None:
+        body = chat(self.tenant, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
+        while not self.is_over:
+            got = await self._live.ask("/v1/chat/completions", body, key=f"key-of-{self.tenant}")
+            if got.status != 200:
+                self.refused.append(got.status)
+                return
+            usage = got.json["usage"]
+            self.answers += 1
+            self.service += usage["prompt_tokens"] + 2 * usage["completion_tokens"]
+
+    async def end(self) -> None:
+        """Those under way are answered; none was refused or failed."""
+        self.is_over = True
+        await asyncio.gather(*self._tasks)
+        assert self.refused == []
+
+
+async def answered(*floods: Flood, more: int = LEAST_ANSWERS) -> None:
+    """Let so many more be answered in all."""
+    first = sum(flood.answers for flood in floods)
+    await until(lambda: sum(flood.answers for flood in floods) >= first + more or any(one.refused for one in floods))
+
+
+def is_shared(*lives: Live) -> bool:
+    return all(live.gateway.state() == "shared" for live in lives)
+
+
+def grants(redis: Redis) -> list[dict[str, Any]]:
+    """What each gateway was granted last, by what Redis knows."""
+    return [msgspec.msgpack.decode(bytes(record))["holdings"][0] for record in redis.hgetall(REPLICAS).values()]
+
+
+def counter(redis: Redis, tenant: str) -> float:
+    return float(redis.get(pool_key("pool", f"c:{tenant}")) or 0)
+
+
+async def test_floods_at_different_gateways_are_served_by_weight(start: Starter) -> None:
+    fields: dict[str, Any] = {"tenants": tenants(one=1, three=3), "policy": "vtc"}
+    async with (
+        RedisServer() as redis,
+        simulated(ENGINE) as sim,
+        start(sim.url, state=redis.url, **fields) as first,
+        start(sim.url, state=redis.url, **fields) as second,
+    ):
+        one, three = Flood(first, "one", 16), Flood(second, "three", 16)
+        await answered(one, three, more=100)
+        before = one.service, three.service
+        await answered(one, three, more=400)
+        ratio = (three.service - before[1]) / (one.service - before[0])
+        await asyncio.gather(one.end(), three.end())
+        assert ratio == pytest.approx(3, rel=0.15)
+        await until(lambda: first.holds_nothing() and second.holds_nothing() and sim.is_idle())
+
+
+async def test_redis_may_go_and_come_and_the_gateways_say_so(start: Starter) -> None:
+    async with (
+        RedisServer() as redis,
+        simulated(ENGINE) as sim,
+        start(sim.url, state=redis.url) as first,
+        start(sim.url, state=redis.url) as second,
+    ):
+        floods = [Flood(first, "a", 12), Flood(second, "b", 12)]
+        await answered(*floods)
+        assert (await first.get("/ready", admin=True)).json["state"] == "shared"
+        await redis.kill()
+        await until(lambda: not is_shared(first) and not is_shared(second))
+        ready = await first.get("/ready", admin=True)
+        assert ready.status == 200
+        assert ready.json["state"].startswith("not shared: ")
+        await answered(*floods)
+        assert await redis.start()
+        await until(lambda: is_shared(first, second))
+        await answered(*floods)
+        await asyncio.gather(*(flood.end() for flood in floods))
+        await until(lambda: first.holds_nothing() and second.holds_nothing())
+        async with looking_into(redis) as look:
+            await until(lambda: [one["sequences"] for one in grants(look)] == [0, 0])
+
+
+async def test_a_gateway_that_is_stopped_gives_its_room_back_at_once(start: Starter) -> None:
+    async with RedisServer() as redis, looking_into(redis) as look, simulated(ENGINE) as sim:
+        async with start(sim.url, state=redis.url) as stays:
+            flood = Flood(stays, "a", 24)
+            async with start(sim.url, state=redis.url) as goes:
+                other = Flood(goes, "b", 24)
+                await answered(flood, other)
+                await until(lambda: len(grants(look)) == 2)
+                await other.end()
+            assert len(grants(look)) == 1
+            await answered(flood)
+            await until(lambda: sum(one["sequences"] for one in grants(look)) >= ENGINE.max_num_seqs)
+            await flood.end()
+
+
+class Faults:
+    """What may happen to Redis and to the way of each gateway to it."""
+
+    def __init__(self, redis: RedisServer, proxies: list[Proxy], rng: random.Random) -> None:
+        self.redis = redis
+        self.proxies = proxies
+        self.rng = rng
+
+    async def one(self) -> None:
+        proxy = self.rng.choice(self.proxies)
+        kind = self.rng.choice(["request lost", "answer lost", "cut", "late", "too late", "partition", "pause"])
+        if kind == "request lost":
+            proxy.drops_requests = True
+        elif kind == "answer lost":
+            proxy.drops_answers = True
+        elif kind == "cut":
+            proxy.cut()
+        elif kind in ("late", "too late"):
+            proxy.delay_s = 0.02 if kind == "late" else 0.2
+        elif kind == "partition":
+            proxy.to_port = 1
+            proxy.cut()
+        else:
+            self.redis.pause()
+
+    def heal(self) -> None:
+        self.redis.resume()
+        for proxy in self.proxies:
+            proxy.drops_requests = proxy.drops_answers = False
+            proxy.delay_s, proxy.to_port = 0.0, self.redis.port
+            proxy.cut()  # what was dropped before leaves a gap on a connection
+
+
+@asynccontextmanager
+async def behind_proxies(start: Starter, count: int, redis: RedisServer, url: str, **fields: Any) -> AsyncIterator[Any]:
+    """So many gateways, each with a proxy of its own before Redis."""
+    async with AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(Proxy(redis.port)) for _ in range(count)]
+        lives = [
+            await stack.enter_async_context(start(url, state=f"redis://127.0.0.1:{proxy.port}/0", **fields))
+            for proxy in proxies
+        ]
+        yield lives, proxies
+
+
+async def settled(look: Redis, lives: list[Live], told: Callable[[], bool]) -> None:
+    """Nothing is held, by the gateways' own books and by Redis's, and all of them have told what they charged."""
+    await until(lambda: all(live.holds_nothing() for live in lives))
+    await until(lambda: is_shared(*lives))
+    await until(lambda: {(one["sequences"], one["kv_now"]) for one in grants(look)} == {(0, 0)})
+    await until(told)
+    most = max(one["sequences_max"] for one in grants(look))
+    await until(lambda: sum(one["granted"] for one in grants(look)) <= most)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_after_any_faults_nothing_is_leaked_and_every_charge_counts_once(start: Starter, seed: int) -> None:
+    rng = random.Random(seed)
+    names = tenants(a=1, b=1, c=2)
+    async with (
+        RedisServer() as redis,
+        looking_into(redis) as look,
+        simulated(ENGINE) as sim,
+        behind_proxies(start, 3, redis, sim.url, tenants=names, policy="lcf") as (lives, proxies),
+    ):
+        faults = Faults(redis, proxies, rng)
+        floods = [Flood(live, tenant, 6) for live in lives for tenant in "abc"]
+        for _ in range(5):
+            await answered(*floods)
+            await faults.one()
+            await answered(*floods)
+            faults.heal()
+        await asyncio.gather(*(flood.end() for flood in floods))
+        service = {tenant: sum(flood.service for flood in floods if flood.tenant == tenant) for tenant in "abc"}
+        expected = {"a": service["a"], "b": service["b"], "c": service["c"] / 2}
+        await settled(look, lives, lambda: {name: counter(look, name) for name in expected} == expected)
+
+
+async def test_what_a_flush_takes_is_made_good_by_what_the_gateways_know(start: Starter) -> None:
+    async with (
+        RedisServer() as redis,
+        looking_into(redis) as look,
+        simulated(ENGINE) as sim,
+        behind_proxies(start, 2, redis, sim.url, tenants=tenants(a=1, b=1), policy="lcf") as (lives, _),
+    ):
+        floods = [Flood(live, tenant, 8) for live in lives for tenant in "ab"]
+        for _ in range(3):
+            await answered(*floods)
+            look.flushall()
+        await answered(*floods)
+        await asyncio.gather(*(flood.end() for flood in floods))
+        service = {tenant: sum(flood.service for flood in floods if flood.tenant == tenant) for tenant in "ab"}
+        # What one gateway had charged and not yet told may be lost or count twice, for each of the flushes.
+        bound = 3 * 2 * 8 * max(flood.service / flood.answers for flood in floods)
+        await settled(look, lives, lambda: all(abs(counter(look, name) - service[name]) <= bound for name in service))
+
+
+async def test_another_redis_takes_over(start: Starter) -> None:
+    async with (
+        RedisServer() as redis,
+        RedisServer(replicaof=f"127.0.0.1 {redis.port}") as standby,
+        looking_into(standby) as look,
+        simulated(ENGINE) as sim,
+        behind_proxies(start, 2, redis, sim.url, tenants=tenants(a=1, b=1), policy="lcf") as (lives, proxies),
+    ):
+        floods = [Flood(lives[0], "a", 12), Flood(lives[1], "b", 12)]
+        await answered(*floods)
+        await until(lambda: counter(look, "a") > 0 and counter(look, "b") > 0)
+        await redis.kill()
+        await answered(*floods)
+        look.replicaof("NO", "ONE")
+        for proxy in proxies:
+            proxy.to_port = standby.port
+            proxy.cut()
+        await until(lambda: is_shared(*lives))
+        await answered(*floods)
+        await asyncio.gather(*(flood.end() for flood in floods))
+        bound = 24 * max(flood.service / flood.answers for flood in floods)
+        await settled(
+            look, lives, lambda: all(abs(counter(look, flood.tenant) - flood.service) <= bound for flood in floods)
+        )
