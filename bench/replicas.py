@@ -42,6 +42,8 @@ from bench.stack import (
 )  # fmt: skip
 
 WEIGHTS = {"heavy": 4.0, "light": 1.0}
+FLOOD_POLICY = "vtc"
+"""As in `bench.shares`: the default policy would refuse some of a flood that fills the KV cache."""
 FAIR_RATIO = WEIGHTS["heavy"] / WEIGHTS["light"]
 MOVES_S = 10.0
 SAMPLE_EVERY_S = 0.01
@@ -216,7 +218,7 @@ async def run_skewed(target: Engine, options: Options) -> list[Row]:
     rows = []
     for replicas in (2, 4):
         kinds = {"all of it": (1.0, float("inf")), "90/10": (0.9, float("inf")), "moving": (1.0, MOVES_S)}
-        async with fleet(target, replicas) as found:
+        async with fleet(target, replicas, policy=FLOOD_POLICY) as found:
             for kind, (share, moves_s) in kinds.items():
                 where = skewed(replicas, share, moves_s)
                 async with flooded(found.routes, where, options.clients) as floods:
@@ -241,7 +243,7 @@ async def run_kill(target: Engine, options: Options) -> list[Row]:
             return 1
         return 2 if is_back else 0
 
-    async with fleet(target, 2) as found, flooded(found.routes, where, options.clients) as floods:
+    async with fleet(target, 2, policy=FLOOD_POLICY) as found, flooded(found.routes, where, options.clients) as floods:
         before = await floods.shares(options.window_s / 2)
         around = asyncio.create_task(floods.shares(options.window_s))
         await asyncio.sleep(options.window_s / 3)
@@ -346,7 +348,8 @@ async def run_throughput(target: Engine, options: Options) -> list[Row]:
         tokens = []
         for replicas in (1, 2):
             where = random.Random(1)
-            async with fleet(target, replicas, **({"state": "memory"} if replicas == 1 else {})) as found:
+            state = {"state": "memory"} if replicas == 1 else {}
+            async with fleet(target, replicas, policy=FLOOD_POLICY, **state) as found:
                 pick = lambda tenant, rng=where, count=replicas: rng.randrange(count)  # noqa: E731
                 async with flooded(found.routes, pick, options.clients):
                     before = (await target.gauges(OUTPUT))[OUTPUT]
@@ -409,7 +412,10 @@ async def _idle_latency(target: Engine) -> Row:
 
 async def run_outage(target: Engine, options: Options) -> list[Row]:
     """Redis stands still under load, and goes on."""
-    async with fleet(target, 2) as found, flooded(found.routes, skewed(2), options.clients) as floods:
+    async with (
+        fleet(target, 2, policy=FLOOD_POLICY) as found,
+        flooded(found.routes, skewed(2), options.clients) as floods,
+    ):
         before = await floods.shares(options.window_s / 2)
         os.kill(found.redis.pid, signal.SIGSTOP)
         during = await floods.shares(options.outage_s)
