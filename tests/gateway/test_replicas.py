@@ -78,7 +78,8 @@ def is_shared(*lives: Live) -> bool:
 
 def grants(redis: Redis) -> list[dict[str, Any]]:
     """What each gateway was granted last, by what Redis knows."""
-    return [msgspec.msgpack.decode(bytes(record))["holdings"][0] for record in redis.hgetall(REPLICAS).values()]
+    records: dict[bytes, bytes] = redis.hgetall(REPLICAS)  # type: ignore[assignment]
+    return [msgspec.msgpack.decode(record)["holdings"][0] for record in records.values()]
 
 
 def counter(redis: Redis, tenant: str) -> float:
