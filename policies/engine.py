@@ -202,7 +202,7 @@ class AdmissionEngine:
     def fits(self, request: Request, backend: str) -> bool:
         """Can this backend start it now (ClusterView)?"""
         shares = self._shares
-        if self._replica is not None and self._replica.is_ahead(request):
+        if self._replica is not None and self._replica.is_ahead(request, self._now):
             self.obstacle = "turn"
             return False
         obstacle = self.backends[backend].obstacle(

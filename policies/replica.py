@@ -20,6 +20,8 @@ __all__ = ["Replica"]
 
 TALLIES_MAX = 256
 """Members of each population that others hear of at a time."""
+WAITS_S = 0.3
+"""Who waited elsewhere so long ago is no reason to hold back."""
 AHEAD_S = 0.1
 """Where the order is that of arrival, somebody may go before one elsewhere who came so much earlier."""
 
@@ -40,16 +42,16 @@ class Replica:
         self._backends = backends
         self._shares = shares
         self._next_elsewhere: Standing | None = None
-        self._told_s = float("-inf")
+        self._told_s = self._heard_s = float("-inf")
         self._members: Sequence[Member] = ()
         self._charges: Sequence[Charge] = ()
         for ledger in backends.values():
             ledger.grant = Grant(0, 0)
 
-    def is_ahead(self, request: Request) -> bool:
+    def is_ahead(self, request: Request, now: float) -> bool:
         """Does one that waits elsewhere go before it?"""
         elsewhere = self._next_elsewhere
-        if elsewhere is None:
+        if elsewhere is None or now > self._heard_s + WAITS_S:
             return False
         if self._backlog is None:
             return request.arrived_s + self._epoch_s > elsewhere.served + AHEAD_S
@@ -81,8 +83,9 @@ class Replica:
 
     def hear(self, heard: Heard, asked_s: float) -> None:
         """What came of what was told last, asked at this time."""
+        self._heard_s = asked_s
         self._next_elsewhere = heard.next_elsewhere
-        self._shares.elsewhere(heard.presence)
+        self._shares.elsewhere(heard.presence, {standing.tenant for standing in heard.standings})
         if self._backlog is not None:
             self._backlog.hear(self._members, self._charges, heard.totals)
             self._backlog.waits_elsewhere(heard.standings)

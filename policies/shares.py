@@ -7,6 +7,7 @@ one's slot. A tenant stays active for a while after its last request: the next o
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Set
 
 from policies.base import Request
 from policies.replication import Presence
@@ -37,6 +38,8 @@ class Shares:
         self._present = 0
         """Active tenants with something queued."""
         self._elsewhere = Presence()
+        self._present_elsewhere = 0
+        """Active tenants with nothing queued here, but at another gateway."""
 
     def __len__(self) -> int:
         return len(self._shares)
@@ -84,7 +87,7 @@ class Shares:
 
     def someone_is_absent(self) -> bool:
         """Is some active tenant without a request in the queue? The next one of it may come at any moment."""
-        return self._present < len(self._shares) or self._elsewhere.absent > 0
+        return self._present + self._present_elsewhere < len(self._shares) or self._elsewhere.absent > 0
 
     def is_below(self, request: Request) -> bool:
         """Does its tenant hold less of what is dispatched than its weight entitles it to?"""
@@ -99,11 +102,14 @@ class Shares:
 
     def presence(self) -> Presence:
         """Who is active here."""
-        return Presence(self._weights, self._held_tokens, self._running, len(self._shares) - self._present)
+        absent = max(0, len(self._shares) - self._present - self._present_elsewhere)
+        return Presence(self._weights, self._held_tokens, self._running, absent)
 
-    def elsewhere(self, presence: Presence) -> None:
-        """Who is active at other gateways. A tenant that is active at several counts several times."""
+    def elsewhere(self, presence: Presence, waiting: Set[str]) -> None:
+        """Who is active at other gateways, and which tenants wait there. One that is active at several counts there."""
         self._elsewhere = presence
+        shares = [self._shares[tenant] for tenant in waiting if tenant in self._shares]
+        self._present_elsewhere = sum([not share.queued for share in shares])
 
     def _drop_inactive(self, now: float) -> None:
         while self._shares:

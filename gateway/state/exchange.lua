@@ -45,7 +45,8 @@ for i = 1, #fields, 2 do
   elseif not record or age_ms > NUMBERS_MS then
     redis.call('HDEL', KEYS[1], fields[i])
   elseif age_ms <= MEMBER_MS then
-    if age_ms > WAITS_MS then
+    record.is_silent = age_ms > WAITS_MS
+    if record.is_silent then
       record.standings = {}
     end
     record.standing = record.standings[1]
@@ -77,7 +78,8 @@ for i, charge in ipairs(charges) do
   local known = number_in(key)
   local total = known or base
   if not is_repeated then
-    if raises then
+    -- One that is not known here may have been here before all was lost: whoever knows most of a counter is right.
+    if raises or not before then
       total = math.max(total, base)
     end
     total = total + service
@@ -206,10 +208,13 @@ for i, holding in ipairs(holdings) do
       -- Whoever has used the engine for longer has seen it run more.
       sequences_max, kv_max = math.max(sequences_max, held.sequences_max), math.max(kv_max, held.kv_max)
       granted, granted_kv = granted + held.granted, granted_kv + held.granted_kv
-      elsewhere, kv_elsewhere = elsewhere + held.sequences, kv_elsewhere + held.kv_now
       local waits = other.standing and held.waiting > 0
-      if held.sequences > 0 or waits then
-        sharers = sharers + 1
+      if not other.is_silent then
+        -- Of a silent one the gauges of the engine know better what it still holds there.
+        elsewhere, kv_elsewhere = elsewhere + held.sequences, kv_elsewhere + held.kv_now
+        if held.sequences > 0 or waits then
+          sharers = sharers + 1
+        end
       end
       if waits then
         is_wanted = true
