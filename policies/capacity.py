@@ -128,7 +128,8 @@ class BackendLedger:
         self._settings = settings
         self.grant: Grant | None = None
         """What of it is ours until the next exchange with other gateways; None: there are none."""
-        self._usual_grant = (0.0, 0.0)
+        self._usual_sequences = 0.0
+        self._left_over = 0.0
         self._granted_s = float("-inf")
         self._owned_until_s = float("inf")
         self._slots = Slots(
@@ -310,11 +311,7 @@ class BackendLedger:
         """This is ours until the next exchange, or until it is too long ago."""
         self.grant = grant
         weight = min(1.0, max(0.0, (now - self._granted_s) / GRANT_MEMORY_S))
-        sequences, tokens = self._usual_grant
-        self._usual_grant = (
-            sequences + weight * (grant.sequences - sequences),
-            tokens + weight * (grant.kv_tokens - tokens),
-        )
+        self._usual_sequences += weight * (grant.sequences - self._usual_sequences)
         self._granted_s = now
         self._owned_until_s = now + TRUST_S
 
@@ -327,8 +324,12 @@ class BackendLedger:
         if self.grant is None or self._granted_s == float("-inf"):
             self.grant = None
             return
-        sequences, tokens = self._usual_grant
-        self.grant = Grant(max(1, round(sequences)), round(tokens), sharers=self.grant.sharers)
+        # In whole sequences, of which some are too few for a share: what one look takes too little the next one adds.
+        self._left_over += self._usual_sequences
+        whole = int(self._left_over)
+        self._left_over -= whole
+        # Of the KV, what the gauge says to be free: what the others hold is that of strangers for it.
+        self.grant = Grant(max(1, whole), self._kv_capacity_tokens or 0, sharers=self.grant.sharers)
 
     def _elsewhere(self) -> tuple[int, int]:
         """Sequences and KV tokens that other gateways hold of it."""

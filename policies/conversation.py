@@ -41,7 +41,8 @@ class Speaker(Protocol):
 
     def hear(self, heard: Heard, asked_s: float, now: float) -> Sequence[Decision]: ...
 
-    def cut_off(self, now: float) -> Sequence[Decision]: ...
+    def cut_off(self, now: float) -> Sequence[Decision]:
+        """Called again and again, for as long as nobody is heard."""
 
 
 class Conversation:
@@ -95,7 +96,7 @@ class Conversation:
     def lost(self, now: float) -> Sequence[Decision]:
         """It was not answered."""
         self._due_s = now + AGAIN_S
-        if self.is_alone or now - self._heard_s < ALONE_S:
+        if not self.is_alone and now - self._heard_s < ALONE_S:
             return ()
         self.is_alone = True
         return self._speaker.cut_off(now)

@@ -367,10 +367,6 @@ class Interactions:
         interaction.calls, interaction.tokens = interaction.told = (opened.calls, opened.tokens)
         interaction.began_s = now - opened.age_s
 
-    def has_news(self) -> bool:
-        """Was anything added since the last time?"""
-        return bool(self._untold)
-
     def tell(self, most: int, now: float) -> tuple[list[Interaction], list[Call]]:
         """What was added to interactions since the last time, to at most so many."""
         untold = self._untold or {}

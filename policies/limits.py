@@ -252,10 +252,6 @@ class SlidingCounts:
         if self._untold is not None:
             self._untold[count] = (member, int(self._period))
 
-    def has_news(self) -> bool:
-        """Was anything counted since the last time?"""
-        return bool(self._untold)
-
     def tell(
         self, most: int, reserve: Callable[[Hashable, Count], tuple[int, int, int]] | None = None
     ) -> tuple[list[Count], list[Tally]]:
@@ -282,7 +278,7 @@ class SlidingCounts:
             counts.append(count)
             starts, requests, tokens = telling[0] - told[0], telling[1] - told[1], telling[2] - told[2]
             name, ttl_s = f"{self._name}:{_joined(member)}", ceil(3 * self.window_s)
-            tallies.append(Tally(name, period, ttl_s, starts, requests, tokens, count.told is None))
+            tallies.append(Tally(name, period, ttl_s, starts, requests, tokens, told, count.told is None))
             count.told = telling
         return counts, tallies
 

@@ -143,10 +143,6 @@ class Quotas:
         own, known, _ = counts.own(tenant, measure)
         return max(0, int((limit - known - own) / (RESERVED * self._gateways)))
 
-    def has_news(self) -> bool:
-        """Was anything counted since the last time?"""
-        return self._minute.has_news() or self._day.has_news()
-
     def under_way(self) -> list[tuple[str, int]]:
         """Requests here of those that may have so many at once."""
         return [item for item in self._under_way.items() if self._of(item[0]).concurrent is not None]

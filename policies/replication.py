@@ -91,6 +91,8 @@ class Tally(NamedTuple):
     starts: int
     requests: int
     tokens: int
+    base: tuple[int, int, int]
+    """The same of all gateways, as it is known here."""
     is_new: bool
     """Nothing was heard of it in this period: what was counted in the one before is asked for as well."""
 

@@ -89,10 +89,8 @@ class Tables:
         return bool(self._held)
 
     def is_busy(self) -> bool:
-        """Is there anything that others should hear of soon?"""
-        return (self.quotas is not None and self.quotas.has_news()) or (
-            self.interactions is not None and self.interactions.has_news()
-        )
+        """What was counted can wait: what others may do meanwhile is reserved, and a call takes longer."""
+        return False
 
     def tell(self, now: float) -> Told:
         """What was counted, and what is asked."""

@@ -90,20 +90,23 @@ for i, charge in ipairs(charges) do
   totals[i] = total
 end
 
-local function counted(key)
+local function counted(key, otherwise)
   local found = redis.call('GET', key)
   local ok, values = pcall(cmsgpack.unpack, found or '')
   if ok and type(values) == 'table' and #values == 3 then
     return values
   end
-  return { 0, 0, 0 }
+  return otherwise or { 0, 0, 0 }
 end
 
 local sums = {}
 for i, tally in ipairs(tallies) do
-  local name, period, ttl_s, starts, requests, tokens, is_new = unpack(tally)
+  local name, period, ttl_s, starts, requests, tokens, base, is_new = unpack(tally)
   local key = KEYS[2] .. 'n:' .. string.format('%.0f', period) .. ':' .. name
-  local sum = counted(key)
+  local sum = counted(key, base)
+  if not before then
+    sum = { math.max(sum[1], base[1]), math.max(sum[2], base[2]), math.max(sum[3], base[3]) }
+  end
   if not is_repeated and (starts ~= 0 or requests ~= 0 or tokens ~= 0) then
     sum = { sum[1] + starts, sum[2] + requests, sum[3] + tokens }
     redis.call('SET', key, cmsgpack.pack(sum), 'EX', ttl_s)

@@ -191,7 +191,7 @@ async def test_a_store_that_was_flushed_learns_the_counts_again(server: redis.Re
     gateways = Gateways(server, 2, Quota(requests_per_minute=60))
     gateways.at(3.0, lambda now: server.flushall() and None)
     traffic(gateways, 10.0, 60.0)
-    assert len(gateways.dispatched_s) <= 60 + 30  # what had been counted until then is lost at most once
+    assert 50 <= len(gateways.dispatched_s) <= 60  # what is reserved may be counted twice, never less than once
 
 
 @pytest.mark.asyncio
