@@ -1,0 +1,233 @@
+"""Whatever happens to exchanges, every charge counts once and no room is given twice: the production script, random."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from redis import Redis
+
+from gateway.state.store import Script, pool_key
+from policies.replication import Charge, Heard, Holding, Presence, Standing, Told
+from tests.redis_server import RedisServer
+
+BACKEND = "engine"
+NAMES = ("a", "b", "c")
+REPLICAS = 3
+MOST = 10
+"""Sequences that the engine may have, by what each replica tells or less."""
+EXCHANGE_MS = 20
+MEMBER_MS = 3000
+KV_EACH = 10
+
+_SCRIPT = Script("exchange.lua")
+_KEYS = (pool_key("p", "replicas"), pool_key("p", ""))
+_decode = msgspec.msgpack.Decoder(Heard).decode
+
+
+@dataclass
+class Replica:
+    """What a gateway knows, as far as the script can tell: its counters, what it holds, what it has not heard of."""
+
+    name: str
+    most: int
+    number: int = 0
+    counters: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
+    bases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
+    pending: Told | None = None
+    granted: int = 0
+    held: int = 0
+    charged: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
+    """In all, here."""
+    told: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
+    """Of that, what has come to the store."""
+
+    def charge(self, name: str, service: int) -> None:
+        self.counters[name] += service
+        self.charged[name] += service
+
+    def use(self, part: float) -> None:
+        """Dispatch, or end, until this part of what is granted is held."""
+        self.held = round(self.granted * part)
+
+    def tell(self, waiting: int) -> Told:
+        if self.pending is None:
+            self.number += 1
+            charges = [Charge(one, self.bases[one], self.counters[one] - self.bases[one], False) for one in NAMES]
+            self.bases = dict(self.counters)
+            held = Holding(
+                BACKEND, self.held, KV_EACH * self.held, 0, self.most, KV_EACH * self.most,
+                waiting, int(waiting > 0), KV_EACH * (waiting > 0),
+            )  # fmt: skip
+            standings = [Standing("a", "a", self.counters["a"], 0.0)] if waiting else []
+            self.pending = Told(standings, Presence(), [held], charges, [], [], [])
+        return self.pending
+
+    def hear(self, heard: Heard) -> None:
+        assert self.pending is not None
+        for charge, total in zip(self.pending.charges, heard.totals, strict=True):
+            told = charge.base + charge.service
+            self.bases[charge.name] += total - told
+            self.counters[charge.name] += total - told
+        self.granted = heard.grants[0].sequences
+        self.pending = None
+
+
+class World:
+    """Some replicas before one store, at a time of its own."""
+
+    def __init__(self, redis: Redis) -> None:
+        redis.flushall()
+        self.redis = redis
+        self.now_ms = 1_000_000
+        self._run = redis.register_script(_SCRIPT.source)
+        self._serial = 0
+        self.replicas = [self.born() for _ in range(REPLICAS)]
+        self.dead: list[Replica] = []
+
+    def born(self) -> Replica:
+        self._serial += 1
+        return Replica(f"replica-{self._serial}", MOST - self._serial % 3)
+
+    def die(self, at: int) -> None:
+        self.dead.append(self.replicas[at])
+        self.replicas[at] = self.born()
+
+    def exchange(self, replica: Replica, waiting: int, lost: str) -> None:
+        """`lost`: "" for neither, or the "request" or the "answer"."""
+        told = replica.tell(waiting)
+        self.now_ms += EXCHANGE_MS
+        if lost == "request":
+            return
+        others = self.granted_to_others(replica)
+        args: list[Any] = [replica.name, replica.number, msgspec.msgpack.encode(told), self.now_ms]
+        heard = _decode(self._run(keys=_KEYS, args=args))
+        for name in NAMES:
+            replica.told[name] = self.known_as_told(replica, name)
+        held, granted = told.holdings[0].sequences, heard.grants[0].sequences
+        assert granted <= max(held, MOST - others), "nothing is granted that another one has"
+        if lost != "answer":
+            replica.hear(heard)
+
+    def known_as_told(self, replica: Replica, name: str) -> float:
+        """All but what was charged since the exchange that is under way began."""
+        untold = replica.counters[name] - replica.bases[name]
+        return replica.charged[name] - untold
+
+    def records(self) -> dict[str, Any]:
+        found: dict[bytes, bytes] = self.redis.hgetall(_KEYS[0])  # type: ignore[assignment]
+        return {name.decode(): msgspec.msgpack.decode(record) for name, record in found.items()}
+
+    def granted_to_others(self, replica: Replica) -> int:
+        members = {
+            name: record for name, record in self.records().items() if self.now_ms - record["seen_ms"] <= MEMBER_MS
+        }
+        return sum(one["holdings"][0]["granted"] for name, one in members.items() if name != replica.name)
+
+    def counter(self, name: str) -> float:
+        return float(self.redis.get(f"{_KEYS[1]}c:{name}") or 0.0)
+
+    def settle(self) -> None:
+        """Everything is told and heard, nothing is held, and who died is forgotten."""
+        self.now_ms += MEMBER_MS
+        for _ in range(3):
+            for replica in self.replicas:
+                replica.held = 0
+                self.exchange(replica, 0, "")
+
+
+REPLICA = st.integers(0, REPLICAS - 1)
+STEP = st.one_of(
+    st.tuples(st.just("charge"), REPLICA, st.sampled_from(NAMES), st.integers(1, 50)),
+    st.tuples(st.just("use"), REPLICA, st.just(""), st.sampled_from([0, 50, 100])),
+    st.tuples(st.just("exchange"), REPLICA, st.sampled_from(["", "", "request", "answer"]), st.integers(0, 20)),
+    st.tuples(st.just("die"), REPLICA, st.just(""), st.just(0)),
+    st.tuples(st.just("time"), REPLICA, st.just(""), st.integers(1, 4000)),
+)
+FLUSH = st.tuples(st.just("flush"), REPLICA, st.just(""), st.just(0))
+
+
+def play(world: World, steps: list[tuple[str, int, str, int]]) -> None:
+    for what, at, which, amount in steps:
+        replica = world.replicas[at]
+        if what == "charge":
+            replica.charge(which, amount)
+        elif what == "use":
+            replica.use(amount / 100)
+        elif what == "exchange":
+            world.exchange(replica, amount, which)
+        elif what == "die":
+            world.die(at)
+        elif what == "time":
+            world.now_ms += amount
+        else:
+            world.redis.flushall()
+
+
+@asynccontextmanager
+async def redis_client() -> AsyncIterator[Redis]:
+    async with RedisServer() as server:
+        client = Redis(unix_socket_path=str(server.directory / "socket"))
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+async def test_what_was_charged_counts_once_and_no_room_is_given_twice() -> None:
+    async with redis_client() as redis:
+
+        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(st.lists(STEP, max_size=40))
+        def check(steps: list[tuple[str, int, str, int]]) -> None:
+            world = World(redis)
+            play(world, steps)
+            world.settle()
+            for name in NAMES:
+                alive = sum(replica.charged[name] for replica in world.replicas)
+                assert world.counter(name) == alive + sum(replica.told[name] for replica in world.dead)
+                assert {replica.counters[name] for replica in world.replicas} == {world.counter(name)}
+            members = {replica.name for replica in world.replicas}
+            live = {name for name, one in world.records().items() if world.now_ms - one["seen_ms"] <= MEMBER_MS}
+            assert live == members, "no grant without a member"
+            granted = [one["holdings"][0]["granted"] for name, one in world.records().items() if name in members]
+            most = max(replica.most for replica in world.replicas)
+            assert sum(granted) <= most
+            for replica in [*world.replicas, *world.replicas]:
+                world.exchange(replica, 20 if replica is world.replicas[0] else 0, "")
+            for _ in range(MOST):
+                world.replicas[0].use(1.0)
+                world.exchange(world.replicas[0], 20, "")
+            assert world.replicas[0].granted == most, "what the dead had has come back, and all that is free is given"
+
+        check()
+
+
+async def test_a_flush_takes_nothing_that_one_who_is_left_has_heard_of() -> None:
+    async with redis_client() as redis:
+
+        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+        @example([("charge", 0, "a", 10), ("flush", 0, "", 0), ("die", 1, "", 0), ("exchange", 1, "", 0)])
+        @given(st.lists(st.one_of(STEP.filter(lambda step: step[:2] != ("die", 0)), FLUSH), max_size=40))
+        def check(steps: list[tuple[str, int, str, int]]) -> None:
+            world = World(redis)
+            known = dict.fromkeys(NAMES, 0.0)
+            for step in steps:
+                if step[0] == "flush":
+                    for replica in world.replicas * 2:  # what is under way may count twice or not at all
+                        world.exchange(replica, 0, "")
+                    known = dict(world.replicas[0].counters)
+                play(world, [step])
+            world.settle()
+            for name in NAMES:
+                charged = sum(replica.charged[name] for replica in world.replicas)
+                charged += sum(replica.told[name] for replica in world.dead)
+                assert known[name] <= world.counter(name) <= charged
+                assert {replica.counters[name] for replica in world.replicas} == {world.counter(name)}
+
+        check()
