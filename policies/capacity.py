@@ -128,7 +128,7 @@ class BackendLedger:
         self._settings = settings
         self.grant: Grant | None = None
         """What of it is ours until the next exchange with other gateways; None: there are none."""
-        self._usual_sequences = 0.0
+        self._usual_sequences = self._usual_tokens = 0.0
         self._left_over = 0.0
         self._granted_s = float("-inf")
         self._owned_until_s = float("inf")
@@ -312,6 +312,7 @@ class BackendLedger:
         self.grant = grant
         weight = min(1.0, max(0.0, (now - self._granted_s) / GRANT_MEMORY_S))
         self._usual_sequences += weight * (grant.sequences - self._usual_sequences)
+        self._usual_tokens += weight * (grant.kv_tokens - self._usual_tokens)
         self._granted_s = now
         self._owned_until_s = now + TRUST_S
 
@@ -328,8 +329,9 @@ class BackendLedger:
         self._left_over += self._usual_sequences
         whole = int(self._left_over)
         self._left_over -= whole
-        # Of the KV, what the gauge says to be free: what the others hold is that of strangers for it.
-        self.grant = Grant(max(1, whole), self._kv_capacity_tokens or 0, sharers=self.grant.sharers)
+        # Grants were given for whole requests. In a fixed one half a request stays unused: of few it is a larger part.
+        half = self._held_tokens / self._sequences / 2 if self._sequences else 0.0
+        self.grant = Grant(max(1, whole), round(self._usual_tokens + half), sharers=self.grant.sharers)
 
     def _elsewhere(self) -> tuple[int, int]:
         """Sequences and KV tokens that other gateways hold of it."""
