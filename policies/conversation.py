@@ -16,7 +16,7 @@ from policies.replication import Heard, Told
 
 __all__ = ["DEADLINE_S", "Conversation", "Speaker"]
 
-INTERVAL_S = 0.02
+INTERVAL_S = 0.025
 IDLE_S = 0.1
 """While nothing is queued or dispatched here."""
 URGENT_S = 0.005

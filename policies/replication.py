@@ -1,6 +1,6 @@
 """What do gateways that share engines tell each other? The values that go to their common store, and what comes back.
 
-Each gateway has an `AdmissionEngine` of its own and decides by itself. About fifty times a second it tells the store
+Each gateway has an `AdmissionEngine` of its own and decides by itself. About forty times a second it tells the store
 what it holds, what it charged, and what its next request needs (`Told`), and hears what the others did, in sums, and
 how much of each backend is its own until it asks again (`Heard`). What is exact, what is bounded: docs/replicas.md.
 """
