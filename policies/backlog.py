@@ -105,7 +105,7 @@ class Backlog:
             requests.move_to_end(request.id, last=False)
         self._requests += 1
         if self._untold is not None:
-            self._untold[tenant] = self._untold[flow] = None
+            self._changed(flow)
 
     def head(self) -> Request | None:
         """The oldest request of the least-served flow of the least-served tenant; one inside an interaction first."""
@@ -140,7 +140,7 @@ class Backlog:
         flow.tenant.flows.charged(flow, of_flow)
         self._line.charged(flow.tenant, new / request.weight)
         if self._untold is not None:
-            self._untold[flow.tenant] = self._untold[flow] = None
+            self._changed(flow)
 
     def end(self, request: Request) -> None:
         """A dispatched request is over (or comes back to the queue by `push` with `front`)."""
@@ -183,6 +183,14 @@ class Backlog:
     def share(self) -> None:
         """From now on there may be others, who are told what is charged here."""
         self._untold = {}
+
+    def _changed(self, flow: _FlowMember) -> None:
+        """Others are to hear of it. While nobody can be told, those that changed longest ago are given up first."""
+        if self._untold is None:
+            return
+        self._untold[flow.tenant] = self._untold[flow] = None
+        while len(self._untold) > self._flows_max + 2:
+            del self._untold[next(iter(self._untold))]
 
     def standings(self) -> list[Standing]:
         """How much have those received that are next, one of each tenant?"""

@@ -173,8 +173,7 @@ class Interactions:
         interaction.calls += 1
         interaction.under_way += 1
         interaction.seen_s = now
-        if self._untold is not None:
-            self._untold[interaction] = None
+        self._changed(interaction)
 
     def served(self, request: Request, service: ServiceTokens, now: float, awaits_more: bool | None) -> None:
         """A call was answered whole. `awaits_more`: the answer asks for a tool; None: that is not known."""
@@ -278,8 +277,7 @@ class Interactions:
         interaction.uncut_tokens += tokens
         interaction.under_way -= 1
         interaction.seen_s = now
-        if self._untold is not None:
-            self._untold[interaction] = None
+        self._changed(interaction)
         if not interaction.under_way and (interaction.over or not interaction.tokens):
             self._close(interaction)
 
@@ -343,6 +341,13 @@ class Interactions:
     def share(self) -> None:
         """From now on there may be others, at which an interaction may go on."""
         self._untold = {}
+
+    def _changed(self, interaction: Interaction) -> None:
+        """Others are to hear of it. While nobody can be told, those that changed longest ago are given up first."""
+        if self._untold is not None:
+            self._untold[interaction] = None
+            if len(self._untold) > self.settings.open_max:
+                del self._untold[next(iter(self._untold))]
 
     def is_unknown(self, request: Request) -> bool:
         """May it go on with one that was opened at another gateway?"""

@@ -248,9 +248,11 @@ class SlidingCounts:
         self.ends_s = float("-inf")
 
     def changed(self, member: Hashable, count: Count) -> None:
-        """Something was counted: others are to hear of it."""
+        """Something was counted: others are to hear of it. While nobody can be told, the oldest are given up first."""
         if self._untold is not None:
             self._untold[count] = (member, int(self._period))
+            if len(self._untold) > self._members_max:
+                del self._untold[next(iter(self._untold))]
 
     def tell(
         self, most: int, reserve: Callable[[Hashable, Count], tuple[int, int, int]] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -18,10 +19,13 @@ from policies.tables import Tables
 
 __all__ = ["Exchanges"]
 
+logger = logging.getLogger("fairgate")
+
 _EXCHANGE = Script("exchange.lua")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Heard).decode
 BY_THE_CLOCK_OF_REDIS = ""
+AFTER_FAULT_S = 1.0
 ALL_POOLS = "*"
 """Stands for the name of a pool where the keys are of all of them."""
 
@@ -77,7 +81,14 @@ class Exchanges:
     async def run(self) -> None:
         while True:
             await self._until_due()
-            await self._exchange()
+            try:
+                await self._exchange()
+            except Exception:
+                # Nothing is dispatched without exchanges: whatever is wrong with one, the gateway goes on alone.
+                logger.exception("an exchange about %s failed", self.about)
+                self.lost += 1
+                self._carry_out(self._conversation.lost(time.monotonic()))
+                await asyncio.sleep(AFTER_FAULT_S)
 
     async def leave(self) -> None:
         """Give back at once what is ours, so that nobody waits until it is known that we are gone."""

@@ -307,3 +307,15 @@ def test_a_budget_per_day_is_spent_by_what_was_answered() -> None:
 def test_without_quotas_there_is_nothing_to_say() -> None:
     assert Quotas().is_off
     assert Quotas().standing("a", 0.0) == []
+
+
+def test_what_cannot_be_told_to_other_gateways_is_bounded() -> None:
+    counts = SlidingCounts(60.0, members_max=8)
+    counts.share("users", 0.0)
+    for n in range(100):
+        counts.at(10.0 * n)
+        count = counts.of(n, 1.0)
+        count.requests += 1
+        counts.changed(n, count)
+    told, _ = counts.tell(1000)
+    assert len(told) == 8

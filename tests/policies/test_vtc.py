@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.base import Request, Selection, ServiceTokens
+from policies.backlog import Backlog
+from policies.base import Flow, Request, Selection, ServiceTokens
 from policies.cost import ProfiledCost
 from policies.lcf import Lcf
 from policies.rr import Rr
@@ -189,3 +190,15 @@ def test_the_profiled_cost_is_that_of_the_papers_tables() -> None:
     for output in (0, 10, 20):
         policy.charge(request, ServiceTokens(100, output), 0.0, final=False)
         assert request.charged == cost(ServiceTokens(100, output))
+
+
+def test_what_cannot_be_told_to_other_gateways_is_bounded() -> None:
+    backlog = Backlog(flows_max=8)
+    backlog.share()
+    for n in range(100):
+        request = Request(f"r{n}", Flow("tenant", "app", f"user{n}"), 1.0, 10, 5, 0.0)
+        backlog.push(request)
+        backlog.withdraw(request)
+    untold = backlog._untold
+    assert untold is not None
+    assert len(untold) <= 10
