@@ -8,12 +8,14 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import pytest
+from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
 WAIT_S = 20.0
@@ -181,6 +183,17 @@ class RedisServer:
         kind = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
         names = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
         subprocess.run([needed("openssl"), "req", *kind, *names, *files], check=True, capture_output=True)
+
+
+@asynccontextmanager
+async def redis_client() -> AsyncIterator[SyncRedis]:
+    """A client of a server of its own, for what waits for nothing but the answer: virtual time."""
+    async with RedisServer() as server:
+        client = SyncRedis(unix_socket_path=str(server.directory / "socket"))
+        try:
+            yield client
+        finally:
+            client.close()
 
 
 class Proxy:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +12,7 @@ from redis import Redis
 
 from gateway.state.store import Script, pool_key
 from policies.replication import Charge, Heard, Holding, Presence, Standing, Told
-from tests.redis_server import RedisServer
+from tests.redis_server import redis_client
 
 BACKEND = "engine"
 NAMES = ("a", "b", "c")
@@ -167,16 +165,6 @@ def play(world: World, steps: list[tuple[str, int, str, int]]) -> None:
             world.now_ms += amount
         else:
             world.redis.flushall()
-
-
-@asynccontextmanager
-async def redis_client() -> AsyncIterator[Redis]:
-    async with RedisServer() as server:
-        client = Redis(unix_socket_path=str(server.directory / "socket"))
-        try:
-            yield client
-        finally:
-            client.close()
 
 
 async def test_what_was_charged_counts_once_and_no_room_is_given_twice() -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -20,7 +19,7 @@ from policies.engine import AdmissionEngine
 from policies.registry import POLICIES, PolicyParams
 from policies.replication import Heard, Told
 from simulation.driver import LOST, Arrival, Record, Run, Stall, simulate
-from tests.redis_server import RedisServer
+from tests.redis_server import redis_client
 
 BACKEND = "engine"
 SLOTS = 16
@@ -74,16 +73,6 @@ class RedisStore:
         heard = _decode(answer)
         self.granted[gateway], self.granted_s[gateway] = heard.grants[0].sequences, now
         return None if self._rng.random() < self._lost else heard
-
-
-@asynccontextmanager
-async def redis_client() -> AsyncIterator[Redis]:
-    async with RedisServer() as server:
-        client = Redis(unix_socket_path=str(server.directory / "socket"))
-        try:
-            yield client
-        finally:
-            client.close()
 
 
 def make_engine(policy: str) -> AdmissionEngine:

@@ -24,7 +24,7 @@ from policies.limits import Ceilings, ThrottleSettings
 from policies.quotas import Quota, Quotas
 from policies.replication import Heard
 from policies.tables import Tables
-from tests.redis_server import RedisServer
+from tests.redis_server import redis_client
 
 EXCHANGE = Script("exchange.lua")
 ANSWER_S = 0.5
@@ -35,9 +35,8 @@ LOOK_S = 0.001
 
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[redis.Redis]:
-    async with RedisServer() as running:
-        with redis.Redis(port=running.port) as client:
-            yield client
+    async with redis_client() as client:
+        yield client
 
 
 class Gateway:
