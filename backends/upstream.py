@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from backends.errors import ConnectFailed, ConnectionLost, ProtocolViolation, ReadTimedOut, UpstreamError
+from backends.outbox import Outbox, Outlet
 
 __all__ = ["Call", "Receiver", "UpstreamPool"]
 
@@ -128,6 +129,7 @@ class UpstreamPool:
         self._busy: set[_Connection] = set()
         self._connecting: dict[asyncio.Task[str], Call] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._outbox = Outbox()
         self._closed: asyncio.Future[None] | None = None
         self.opened = 0
         self.reused = 0
@@ -273,10 +275,10 @@ class _Connection(asyncio.Protocol):
             # Not yet: both loops begin to read after connection_made, whatever it said.
             asyncio.get_running_loop().call_soon(self._pause_for, call)
         if len(call._body) <= _JOIN_BYTES_MAX:
-            self._transport.write(call._head + call._body)
+            self._outlet.write(call._head + call._body)
         else:
-            self._transport.write(call._head)
-            self._transport.write(call._body)
+            self._outlet.write(call._head)
+            self._outlet.write(call._body)
         if self._is_fresh:
             call._head = call._body = b""  # never sent again, so not kept for as long as the answer takes
 
@@ -316,6 +318,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._outlet = Outlet(self._pool._outbox, self._transport)
         call = self._call
         if call is None or call._is_over or self._pool._closed is not None or call._has_timed_out():
             self._transport.abort()
@@ -401,7 +404,7 @@ class _Connection(asyncio.Protocol):
             self._violation
             or self._is_bodiless  # the parser still waits for the body that a HEAD answer announces
             or not self._is_kept_alive
-            or transport.get_write_buffer_size()  # answered before it had read the whole request
+            or self._outlet.unsent_bytes()  # answered before it had read the whole request
             or transport.is_closing()
             or self._pool._closed is not None
         ):

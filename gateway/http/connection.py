@@ -12,6 +12,7 @@ from collections.abc import Callable
 from socket import SO_LINGER, SOL_SOCKET
 from typing import TYPE_CHECKING, Final, cast
 
+from backends.outbox import Outlet
 from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.request import Header, HttpRequest, RequestReader
 from gateway.http.responder import Responder
@@ -52,6 +53,7 @@ class Connection(asyncio.Protocol):
         "_body_bytes_held",
         "_drained_at",
         "_limits",
+        "_outlet",
         "_pending",
         "_reader",
         "_reading_paused",
@@ -81,6 +83,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._outlet = Outlet(self._server.outbox, self._transport)
         address = transport.get_extra_info("peername")
         self._reader = RequestReader(self._limits, address[0] if isinstance(address, tuple) else str(address))
         self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
@@ -142,6 +145,8 @@ class Connection(asyncio.Protocol):
                     self._hold_body(reader.body_bytes)
                 if self._state < _ANSWER and reader.complete:
                     self._serve()
+                    if at < size:
+                        self._outlet.flush()  # whether the client takes its answers decides whether to read on
         except ApiError as error:
             self._refuse(error)
         except Exception:
@@ -163,7 +168,7 @@ class Connection(asyncio.Protocol):
         elif body_follows:
             self._state = _BODY
             if self._reader.expects_continue and not body_is_here:
-                self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._outlet.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _hold_body(self, body_bytes: int) -> None:
         """Count what is held of unfinished bodies, on all connections together."""
@@ -192,7 +197,7 @@ class Connection(asyncio.Protocol):
     def _new_responder(self, request: HttpRequest, *, keep_alive: bool) -> Responder:
         self._state = _ANSWER
         self.deadline = _NEVER
-        self._responder = Responder(self, self._transport, request.method, request.version == "1.0", keep_alive)
+        self._responder = Responder(self, self._outlet, request.method, request.version == "1.0", keep_alive)
         return self._responder
 
     def _release_body(self) -> None:
@@ -242,7 +247,7 @@ class Connection(asyncio.Protocol):
         if reset:
             socket = self._transport.get_extra_info("socket")
             socket.setsockopt(SOL_SOCKET, SO_LINGER, _RESET_ON_CLOSE)
-            self._transport.abort()
+            self._outlet.abort()
         self._close()
 
     # how a connection ends
@@ -250,7 +255,7 @@ class Connection(asyncio.Protocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer what cannot be read, and read no further."""
         request = self._reader.request
-        responder = Responder(self, self._transport, request.method if request else "", False, keep_alive=False)
+        responder = Responder(self, self._outlet, request.method if request else "", False, keep_alive=False)
         self._state = _ANSWER
         request_id = request.id if request is not None else self._server.next_request_id()
         headers = [*error.headers(), (b"x-request-id", request_id.encode())]
@@ -272,12 +277,12 @@ class Connection(asyncio.Protocol):
         if self._reading_paused:
             self._reading_paused = False
             self._transport.resume_reading()
-        self._transport.write_eof()
+        self._outlet.write_eof()
 
     def _client_gone(self) -> None:
         """The client closed its side. Whoever half-closes and still expects an answer is taken for gone, too."""
         if self._state == _ANSWER:
-            self._transport.abort()
+            self._outlet.abort()
         responder, self._responder = self._responder, None
         self._close()
         if responder is not None:
@@ -291,7 +296,7 @@ class Connection(asyncio.Protocol):
         self._release_body()
         self._drained_at = self._server.now
         self._set_deadline(self._limits.linger_s)
-        self._transport.close()
+        self._outlet.close()
 
     def close_if_idle(self) -> None:
         """Close a connection on which nothing is asked or answered."""
@@ -301,7 +306,7 @@ class Connection(asyncio.Protocol):
     def cut(self) -> None:
         """Close now, whatever is going on."""
         self._client_gone()
-        self._transport.abort()
+        self._outlet.abort()
 
     # timers
 
@@ -329,10 +334,10 @@ class Connection(asyncio.Protocol):
             self._close()
 
     def _expire_closing(self) -> None:
-        if self._transport.get_write_buffer_size() and not self._is_stalled():
+        if self._outlet.unsent_bytes() and not self._is_stalled():
             self._set_deadline(self._limits.linger_s)
         else:
-            self._transport.abort()
+            self._outlet.abort()
 
     def _is_stalled(self) -> bool:
         """Has the client taken nothing for `write_stall_s`?"""
@@ -344,7 +349,7 @@ class Connection(asyncio.Protocol):
 
     def _waiting_bytes(self) -> int:
         """What the client has not taken, here and in the kernel, which holds megabytes for a slow one."""
-        held_bytes = self._transport.get_write_buffer_size()
+        held_bytes = self._outlet.unsent_bytes()
         if self._transport.is_closing():
             return held_bytes
         unsent = fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, _INT.pack(0))

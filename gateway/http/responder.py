@@ -1,11 +1,12 @@
-"""How does an answer reach the client? Synchronous calls, one transport write each, no task and no coroutine."""
+"""How does an answer reach the client? Synchronous calls, no task and no coroutine."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Final, Protocol
+
+from backends.outbox import Outlet
 
 __all__ = ["Responder"]
 
@@ -43,7 +44,7 @@ class Responder:
         "_is_http10",
         "_keep_alive",
         "_left",
-        "_transport",
+        "_outlet",
         "closed",
         "on_disconnect",
         "on_pause",
@@ -51,11 +52,9 @@ class Responder:
         "started",
     )
 
-    def __init__(
-        self, connection: _Owner, transport: asyncio.Transport, method: str, is_http10: bool, keep_alive: bool
-    ) -> None:
+    def __init__(self, connection: _Owner, outlet: Outlet, method: str, is_http10: bool, keep_alive: bool) -> None:
         self._connection = connection
-        self._transport = transport
+        self._outlet = outlet
         self._is_head = method == "HEAD"
         self._is_http10 = is_http10
         self._keep_alive = keep_alive
@@ -73,14 +72,14 @@ class Responder:
     @property
     def buffered_bytes(self) -> int:
         """How much of what was written waits for the client."""
-        return self._transport.get_write_buffer_size()
+        return self._outlet.unsent_bytes()
 
     def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
         """Send a whole answer."""
         if self.closed:
             return
         head = self._head(status, headers, len(body))
-        self._transport.write(head if self._bodiless else head + body)
+        self._outlet.write(head if self._bodiless else head + body)
         self._finish()
 
     def start(self, status: int, headers: Sequence[Header], *, length: int | None = None, first: bytes = b"") -> None:
@@ -91,7 +90,7 @@ class Responder:
         if self.closed:
             return
         head = self._head(status, headers, length)
-        self._transport.write(head + self._framed(first) if first else head)
+        self._outlet.write(head + self._framed(first) if first else head)
 
     def write(self, data: bytes) -> None:
         """Send a piece of a streaming answer."""
@@ -100,7 +99,7 @@ class Responder:
         if not self.started:
             raise RuntimeError("write() before start()")
         if data and (framed := self._framed(data)):
-            self._transport.write(framed)
+            self._outlet.write(framed)
 
     def end(self) -> None:
         """End a streaming answer. One that is shorter than its announced length is aborted instead."""
@@ -112,7 +111,7 @@ class Responder:
             self.abort()
             return
         if self._chunked:
-            self._transport.write(b"0\r\n\r\n")
+            self._outlet.write(b"0\r\n\r\n")
         self._finish()
 
     def abort(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from socket import socket
 from typing import Any, Final, cast
 
+from backends.outbox import Outbox
 from gateway.http.connection import Connection, Handler, HeadHook
 from gateway.http.request import HttpRequest, ServerLimits
 from gateway.http.responder import Responder
@@ -29,6 +30,7 @@ class HttpServer:
         self.handler = handler
         self.limits = limits
         self.on_head = on_head
+        self.outbox = Outbox()
         self.stopping = False
         self.now = 0.0
         """The loop's clock at the last sweep: exact enough for timeouts, and free to read."""

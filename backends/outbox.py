@@ -1,0 +1,100 @@
+"""When does what is written leave? At the end of the loop's turn, with all else that was written in it.
+
+A write wakes whoever reads from the socket. Between the work on one request and on the next the reader falls asleep
+again, and to wake it each time costs more than the write. Writes that leave together need one awakening.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+__all__ = ["Outbox", "Outlet"]
+
+_log = logging.getLogger(__name__)
+
+_TOGETHER_MAX: Final = 16
+"""More do not wait for each other: in a long turn the first would leave late."""
+
+
+class Outbox:
+    """The outlets that hold something."""
+
+    __slots__ = ("_flush_later", "_is_scheduled", "_outlets")
+
+    def __init__(self) -> None:
+        self._outlets: list[Outlet] = []
+        self._is_scheduled = False
+        self._flush_later = self._end_turn  # compiled, a bound method costs more than the call
+
+    def add(self, outlet: Outlet) -> None:
+        """This one now holds something."""
+        self._outlets.append(outlet)
+        if len(self._outlets) >= _TOGETHER_MAX:
+            self._flush()
+        elif not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush_later)
+
+    def _end_turn(self) -> None:
+        self._is_scheduled = False
+        self._flush()
+
+    def _flush(self) -> None:
+        outlets, self._outlets = self._outlets, []
+        for outlet in outlets:
+            try:
+                outlet.flush()
+            except Exception:  # the others have nothing to do with it
+                _log.exception("a write failed")
+                outlet.abort()
+
+
+class Outlet:
+    """The writing side of one connection: whatever writes to its transport or closes it does so here, in order."""
+
+    __slots__ = ("_held", "_outbox", "_transport")
+
+    def __init__(self, outbox: Outbox, transport: asyncio.Transport) -> None:
+        self._outbox = outbox
+        self._transport = transport
+        self._held: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        """Send this with the turn."""
+        held = self._held
+        held.append(data)
+        if len(held) == 1:
+            self._outbox.add(self)
+
+    def flush(self) -> None:
+        """Send what is held now, unless the connection is gone."""
+        held = self._held
+        if not held:
+            return
+        self._held = []
+        if self._transport.is_closing():
+            return
+        if len(held) == 1:
+            self._transport.write(held[0])
+        else:
+            self._transport.writelines(held)
+
+    def unsent_bytes(self) -> int:
+        """How much of what was written has not been handed to the system."""
+        return self._transport.get_write_buffer_size() + sum(map(len, self._held))
+
+    def write_eof(self) -> None:
+        self.flush()
+        self._transport.write_eof()
+
+    def close(self) -> None:
+        """Close when all is sent."""
+        self.flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close now. What this turn wrote still goes to the system first, as it would have without waiting."""
+        self.flush()
+        self._transport.abort()
