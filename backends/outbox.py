@@ -14,7 +14,7 @@ __all__ = ["Outbox", "Outlet"]
 
 _log = logging.getLogger(__name__)
 
-_TOGETHER_MAX: Final = 16
+_TOGETHER_MAX: Final = 8
 """More do not wait for each other: in a long turn the first would leave late."""
 
 

@@ -176,7 +176,7 @@ class Responder:
         if self._chunked:
             size = len(data)
             head = _CHUNK_HEADS[size] if size < _CHUNK_BYTES_KNOWN else b"%x\r\n" % size
-            return b"".join((head, data, b"\r\n"))
+            return head + data + b"\r\n"
         if self._left != _NO_LENGTH:
             if len(data) > self._left:
                 self.abort()
