@@ -83,7 +83,10 @@ class Outlet:
 
     def unsent_bytes(self) -> int:
         """How much of what was written has not been handed to the system."""
-        return self._transport.get_write_buffer_size() + sum(map(len, self._held))
+        unsent = self._transport.get_write_buffer_size()
+        for data in self._held:
+            unsent += len(data)
+        return unsent
 
     def write_eof(self) -> None:
         self.flush()

@@ -178,7 +178,8 @@ class Request:
         self.blocked_at = blocked_at
 
 
-class ServiceTokens(NamedTuple):
+@dataclass(slots=True, init=False)
+class ServiceTokens:
     """What has one request received so far?
 
     `cached` of the `prompt` tokens were found in the engine's cache; None: the engine has not said.
@@ -186,7 +187,12 @@ class ServiceTokens(NamedTuple):
 
     prompt: int
     output: int
-    cached: int | None = None
+    cached: int | None
+
+    def __init__(self, prompt: int, output: int, cached: int | None = None) -> None:
+        self.prompt = prompt
+        self.output = output
+        self.cached = cached
 
 
 class ClusterView(Protocol):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf, sqrt
 from operator import attrgetter, itemgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 __all__ = ["Growing", "KvForecast", "still_to_come"]
 
@@ -42,20 +42,25 @@ def still_to_come(expected: float, reserved: float, most: float, done: float) ->
     return min(least, left), min(width, max(0.0, left - least))
 
 
-class Growing(NamedTuple):
+class Growing:
     """One request in the cache. Tokens; `grows`, `whole` and `spread` are per sequence."""
 
-    grows: float
-    """What each sequence will add at least."""
-    held: float
-    """What it holds now, over all its sequences."""
-    sequences: int
-    whole: float
-    """What each sequence adds from its start to its end, in the mean."""
-    age: float
-    """Since it was dispatched, in steps of the engine."""
-    spread: float = 0.0
-    """It may add anything up to so much more than `grows`."""
+    __slots__ = ("age", "grows", "held", "sequences", "spread", "whole")
+
+    def __init__(
+        self, grows: float, held: float, sequences: int, whole: float, age: float, spread: float = 0.0
+    ) -> None:
+        self.grows = grows
+        """What each sequence will add at least."""
+        self.held = held
+        """What it holds now, over all its sequences."""
+        self.sequences = sequences
+        self.whole = whole
+        """What each sequence adds from its start to its end, in the mean."""
+        self.age = age
+        """Since it was dispatched, in steps of the engine."""
+        self.spread = spread
+        """It may add anything up to so much more than `grows`."""
 
     def work(self) -> float:
         """Token-steps it takes from its start to its end."""
@@ -69,12 +74,15 @@ class Growing(NamedTuple):
         return (self.grows + self.spread - step) / self.spread if step < self.grows + self.spread else 0.0
 
 
-class _Stretch(NamedTuple):
+class _Stretch:
     """Until the step `ends`: what is held in the mean, and its variance, as polynomials of the step."""
 
-    ends: float
-    held: tuple[float, float, float]
-    variance: tuple[float, float, float]
+    __slots__ = ("ends", "h0", "h1", "h2", "v0", "v1", "v2")
+
+    def __init__(self, ends: float, h0: float, h1: float, h2: float, v0: float, v1: float, v2: float) -> None:
+        self.ends = ends
+        self.h0, self.h1, self.h2 = h0, h1, h2
+        self.v0, self.v1, self.v2 = v0, v1, v2
 
 
 class KvForecast:
@@ -125,10 +133,9 @@ class KvForecast:
 
 def _level(stretch: _Stretch, candidate: Growing, step: float) -> float:
     """What is held at this step: the mean and a standard deviation."""
-    (h0, h1, h2), (v0, v1, v2) = stretch.held, stretch.variance
     share = candidate.share_at(step)
-    held = h0 + (h1 + h2 * step) * step + share * (candidate.held + candidate.sequences * step)
-    variance = v0 + (v1 + v2 * step) * step + share * (1.0 - share) * candidate.held**2
+    held = stretch.h0 + (stretch.h1 + stretch.h2 * step) * step + share * (candidate.held + candidate.sequences * step)
+    variance = stretch.v0 + (stretch.v1 + stretch.v2 * step) * step + share * (1.0 - share) * candidate.held**2
     return held + sqrt(max(0.0, variance))
 
 
@@ -156,7 +163,7 @@ def _stretches(requests: list[Growing]) -> list[_Stretch]:
     changes.sort(key=itemgetter(0))
     stretches = []
     for step, m0, m1, m2, u0, u1, u2 in changes:
-        stretches.append(_Stretch(step, (h0, h1, h2), (v0, v1, v2)))
+        stretches.append(_Stretch(step, h0, h1, h2, v0, v1, v2))
         h0, h1, h2 = h0 + m0, h1 + m1, h2 + m2
         v0, v1, v2 = v0 + u0, v1 + u1, v2 + u2
     return stretches

@@ -70,7 +70,7 @@ class Vtc(Policy):
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         if self._predict_output and not final and service.output < request.output_tokens_expected:
-            service = service._replace(output=round(request.output_tokens_expected))
+            service = ServiceTokens(service.prompt, round(request.output_tokens_expected), service.cached)
         self._backlog.charge(request, self._cost(service))
         if final:
             self._backlog.end(request)

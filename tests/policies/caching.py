@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from policies.base import Policy, Request, ServiceTokens
@@ -86,7 +86,7 @@ class CachingServers:
             self._start(selection.request, selection.backend, now)
         for backend, running in self.running.items():
             for request, service, output_tokens in list(running.values()):
-                service = service._replace(output=service.output + 1)
+                service = replace(service, output=service.output + 1)
                 self.received[request.flow.tenant] += 2.0
                 is_last = service.output == output_tokens
                 self.policy.charge(request, service, float(now), final=is_last)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 import pytest
@@ -289,7 +289,7 @@ class NeverRefunds(Vtc):
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         if self._predict_output and service.prompt:
-            service = service._replace(output=max(service.output, round(request.output_tokens_expected)))
+            service = replace(service, output=max(service.output, round(request.output_tokens_expected)))
         super().charge(request, service, now, final=final)
 
 

@@ -325,7 +325,7 @@ def test_starts_are_level_when_spread_and_not_when_together() -> None:
     assert KvForecast(spread).is_level_with(fresh, capacity)
     assert not KvForecast(together).is_level_with(fresh, capacity)
     assert KvForecast([]).is_level_with(fresh, capacity)
-    assert KvForecast(together).is_level_with(fresh._replace(grows=100.0, spread=200.0), capacity), "nor end together"
+    assert KvForecast(together).is_level_with(Growing(100.0, 290.0, 1, 200.0, 0.0, 200.0), capacity), "nor end together"
 
 
 def test_an_answer_that_outgrows_its_reserve_takes_more_of_the_ledger() -> None:
