@@ -114,7 +114,7 @@ async def test_what_only_the_engine_can_judge_is_judged_there_and_costs_nothing(
         got = await live.ask(CHAT, {"model": MODEL, **body})
         assert got.status == 400
         assert got.error["message"]
-        assert all(charged[:2] == (0, 0) for charged in live.charged.values())
+        assert all((charged.prompt, charged.output) == (0, 0) for charged in live.charged.values())
         assert live.holds_nothing()
 
 

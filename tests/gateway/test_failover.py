@@ -176,7 +176,7 @@ async def test_a_refusal_that_lasts_ends_with_the_waiting_time(start: Starter) -
         assert (got.status, got.error["code"]) == (503, "queue_timeout")
         assert sim.faults.refuse_next > 990  # it is left alone for longer each time
         assert live.holds_nothing()
-        assert all(charged[:2] == (0, 0) for charged in live.charged.values())
+        assert all((charged.prompt, charged.output) == (0, 0) for charged in live.charged.values())
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -227,7 +227,7 @@ async def test_an_engine_s_500_is_passed_on_once_and_costs_nothing(start: Starte
         body: dict[str, Any] = {"model": MODEL, "input": "x", "messages": []}
         got = await live.ask(path, body)
         assert (got.status, len(upstream.requests)) == (500, 1)
-        assert all(charged[:2] == (0, 0) for charged in live.charged.values())
+        assert all((charged.prompt, charged.output) == (0, 0) for charged in live.charged.values())
         assert live.holds_nothing()
 
 

@@ -229,7 +229,7 @@ async def test_an_error_of_the_engine_reaches_the_client_as_it_is(start: Starter
         got = await live.ask("/v1/chat/completions", chat())
         assert (got.status, got.body) == (400, body)
         assert live.holds_nothing()
-        assert all(service[:2] == (0, 0) for service in live.charged.values())
+        assert all((service.prompt, service.output) == (0, 0) for service in live.charged.values())
 
 
 async def test_models_of_all_pools_are_listed_and_asked_where_they_are(start: Starter) -> None:
