@@ -217,7 +217,8 @@ PARTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
     "latency": (
         "Latency that the proxy adds",
         "Requests of 1 kB at random times, at half the rate that saturates fairgate (or the proxy itself, if that is "
-        "less). The same load goes straight to the upstream; added is the difference of the quantiles. Medians over "
+        "less). The load generator's timers tick once a millisecond, so that a few come together and wait for each "
+        "other. The same load goes straight to the upstream; added is the difference of the quantiles. Medians over "
         "{rounds} rounds of {seconds:g} s.",
         latency_table,
     ),

@@ -3,7 +3,8 @@
     python -m bench.latency [--rounds 3] [--seconds 4] [--proxies nginx,fairgate,...]
 
 Half load is half of the requests per second that fairgate handles when saturated, sent at random times; a proxy that
-cannot handle so many gets half of what it can. The same load goes straight to the upstream in every round: what is
+cannot handle so many gets half of what it can. wrk's timers tick once a millisecond: requests come a few at a time, the
+more the higher the load, and wait for each other. The same load goes straight to the upstream in every round: what is
 added is the difference of the two medians, and of the two 99th percentiles. Requests of 1 kB, not streamed.
 """
 

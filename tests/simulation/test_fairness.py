@@ -196,6 +196,7 @@ def test_nothing_is_preempted_once_lengths_are_learned() -> None:
         assert model.has_work
 
 
+@pytest.mark.interpreted_only("changes a method of the policy")
 def test_a_refusing_backend_means_waiting_and_nothing_billed() -> None:
     engine = make_engine()
     charges: list[tuple[str, ServiceTokens]] = []

@@ -51,6 +51,7 @@ def test_each_call_follows_the_answer_before_and_its_tools() -> None:
     assert [arrival.arrived_s for arrival in arrivals] == [1.0, ends_s[0] + 0.5, ends_s[1] + 0.25]
 
 
+@pytest.mark.interpreted_only("extends a policy")
 @pytest.mark.parametrize(("stage", "wasted"), [(1, 0), (2, 110), (3, 110 + 170)])
 def test_a_refused_call_cuts_its_interaction_and_wastes_what_was_spent(stage: int, wasted: int) -> None:
     interactions, arrivals = run_one(RefusesStage(stage))
@@ -60,6 +61,7 @@ def test_a_refused_call_cuts_its_interaction_and_wastes_what_was_spent(stage: in
     assert course.wasted_tokens == wasted
 
 
+@pytest.mark.interpreted_only("extends a policy")
 def test_who_hangs_up_leaves_the_engine_and_is_charged_for_what_was_read() -> None:
     charged: dict[str, ServiceTokens] = {}
 
