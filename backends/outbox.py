@@ -32,16 +32,19 @@ class Outbox:
         """This one now holds something."""
         self._outlets.append(outlet)
         if len(self._outlets) >= _TOGETHER_MAX:
-            self._flush()
+            self.flush()
         elif not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush_later)
 
     def _end_turn(self) -> None:
         self._is_scheduled = False
-        self._flush()
+        self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send everything now."""
+        if not self._outlets:
+            return
         outlets, self._outlets = self._outlets, []
         for outlet in outlets:
             try:

@@ -414,6 +414,8 @@ class _Connection(asyncio.Protocol):
             self._is_fresh = False
             self._pool._release(self)
         call._receiver.completed()
+        # Whoever got its place must not wait for what else is read in this turn: the engine would do a step without.
+        self._pool._outbox.flush()
 
     # What the parser says. It already refuses two lengths, a length with chunks, bad chunks, bare LF and folded lines.
 
