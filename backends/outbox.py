@@ -55,7 +55,8 @@ class Outbox:
 
 
 class Outlet:
-    """The writing side of one connection: whatever writes to its transport or closes it does so here, in order."""
+    """The writing side of one connection: whatever writes to its transport does so here, and whatever closes it after
+    its last words. Who aborts the transport itself drops what is held."""
 
     __slots__ = ("_held", "_outbox", "_transport")
 

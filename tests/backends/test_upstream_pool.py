@@ -556,3 +556,32 @@ def test_the_host_header_names_the_port_unless_it_is_the_usual_one(url: str, hos
 def test_a_url_that_is_no_origin_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="b1"):
         UpstreamPool("b1", url)
+
+
+async def test_a_request_that_follows_an_answer_s_end_leaves_at_once(open_pool: Open) -> None:
+    """The place in the engine that an answer leaves is taken before anything else of this turn is looked at."""
+    loop = asyncio.get_running_loop()
+    there: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        pool = open_pool(f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+        class AsksAgain(Recorder):
+            def completed(self) -> None:
+                super().completed()
+                loop.call_soon(look)  # runs before what the next request may put off
+                pool.send(REQUEST, BODY, Recorder())
+
+        def look() -> None:
+            try:
+                there.append(engine.recv(65536))
+            except BlockingIOError:
+                there.append(b"(nothing yet)")
+
+        pool.send(REQUEST, BODY, AsksAgain())
+        engine, _ = await loop.sock_accept(listener)
+        with engine:
+            await loop.sock_recv(engine, 65536)
+            await loop.sock_sendall(engine, answer(b"hello"))
+            await until(lambda: there)
+    assert there == [REQUEST + BODY]
