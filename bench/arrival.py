@@ -15,11 +15,11 @@ from itertools import count
 from random import Random
 
 from bench import report
-from policies.base import CALM, Claim, Flow, Pressure, Request, ServiceTokens
-from policies.capacity import CapacitySettings
-from policies.engine import AdmissionEngine
-from policies.fairserve import FairServe
+from policies.admission.engine import AdmissionEngine
+from policies.capacity.gauges import CapacitySettings
 from policies.interactions import Interactions, InteractionSettings
+from policies.orders.fairserve import FairServe
+from policies.request import CALM, Claim, Flow, Pressure, Request, ServiceTokens
 
 ROUNDS = 5
 BATCH = 100

@@ -107,7 +107,7 @@ async def simulated(profile: str) -> AsyncIterator[Engine]:
     """A simulated vLLM on a free port."""
     with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder:
         port, log = free_port(), Path(folder, "engine.log")
-        command = [sys.executable, "-m", "gateway.cli", "sim", "--port", str(port), "--profile", profile]
+        command = [sys.executable, "-m", "gateway.commands.main", "sim", "--port", str(port), "--profile", profile]
         with process([*command, "--model", "tiny"], log) as child:
             url = f"http://127.0.0.1:{port}"
             await wait_ready(url, "/health", child, log, PROXY_START_S)
@@ -444,8 +444,8 @@ async def run_memory(target: Engine, options: Options) -> list[Row]:
     """What 1,000 tenants with 20 flows each take in Redis, told by the production script."""
     import msgspec
 
-    from gateway.state.store import Script, pool_key
-    from policies.replication import Charge, Presence, Told
+    from gateway.redis.store import Script, pool_key
+    from policies.replicas.messages import Charge, Presence, Told
 
     async with redis_server() as redis:
         script = redis.client.register_script(Script("exchange.lua").source)

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench import report
-from policies.base import Flow, Policy, Request, ServiceTokens
-from policies.engine import AdmissionEngine, Dispatch, QueueLimits
-from policies.registry import POLICIES, PolicyParams
+from policies.admission.engine import AdmissionEngine, Dispatch, QueueLimits
+from policies.orders.contract import Policy
+from policies.orders.registry import POLICIES, PolicyParams
+from policies.request import Flow, Request, ServiceTokens
 
 GROUP = 100
 """Requests timed together, and dispatched at once."""

@@ -17,9 +17,9 @@ from random import Random
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile, profile
 from bench import report
-from policies.base import Flow
-from policies.engine import AdmissionEngine, QueueLimits
-from policies.registry import POLICIES, PolicyParams
+from policies.admission.engine import AdmissionEngine, QueueLimits
+from policies.orders.registry import POLICIES, PolicyParams
+from policies.request import Flow
 from simulation.driver import Arrival, Record, simulate
 
 TENANTS = 32

@@ -85,7 +85,7 @@ async def running() -> AsyncIterator[Gate]:
 
         async def started(name: str, ready_port: int, path: str, *arguments: str) -> int:
             log = folder / f"{name}.log"
-            child = stack.enter_context(process([sys.executable, "-m", "gateway.cli", *arguments], log))
+            child = stack.enter_context(process([sys.executable, "-m", "gateway.commands.main", *arguments], log))
             await wait_ready(f"http://127.0.0.1:{ready_port}", path, child, log, START_S)
             return child.pid
 

@@ -291,7 +291,7 @@ async def fairgate(
         config = Path(folder, "fairgate.yaml")
         config.write_text(yaml.safe_dump(settings))
         log = Path(folder, "fairgate.log")
-        with process([sys.executable, "-m", "gateway.cli", "serve", "-c", str(config)], log, cpu) as child:
+        with process([sys.executable, "-m", "gateway.commands.main", "serve", "-c", str(config)], log, cpu) as child:
             await wait_ready(f"http://127.0.0.1:{admin_port}", "/ready", child, log, PROXY_START_S)
             yield Route("fairgate", f"http://127.0.0.1:{port}", child.pid, tuple(keys.items()), access_log=access_log)
         if "Traceback" in (said := log.read_text()):

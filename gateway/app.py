@@ -14,25 +14,25 @@ from aiohttp import web
 
 from backends.simulated.profiles import profile
 from backends.simulated.server import SimulatedServer
-from gateway.admin import admin_app
+from gateway.answer.exchange import Exchange
 from gateway.config.model import BackendConfig, Config
 from gateway.http.errors import ApiError, Reason
 from gateway.http.server import HttpServer, ServerLimits
-from gateway.identity import Keyring, MintedKey
+from gateway.operator.listener import admin_app
 from gateway.pipeline import Pipeline
-from gateway.pool import Backend, Pool
-from gateway.relay import Exchange
-from gateway.shared import Shared
-from gateway.state.errors import StoreUnavailable
-from gateway.state.learned import LearnedFile
+from gateway.pool.learned_file import LearnedFile
+from gateway.pool.pool import Backend, Pool
+from gateway.pool.shared import Shared
+from gateway.redis.errors import StoreUnavailable
+from gateway.request.identity import Keyring, MintedKey
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Record
-from policies.tables import Tables
+from policies.replicas.tallies import Tables
 
 if TYPE_CHECKING:
-    from gateway.state.exchange import Exchanges
-    from gateway.state.store import Store
+    from gateway.redis.store import Store
+    from gateway.redis.ticker import Exchanges
 
 __all__ = ["Gateway"]
 
@@ -155,8 +155,8 @@ class Gateway:
 
     async def _share(self, url: str) -> None:
         """Join the other replicas, now or as soon as Redis can be asked."""
-        from gateway.state.issued import KeyTable, follow  # redis-py is loaded only where there is a Redis
-        from gateway.state.store import Deployment, Store
+        from gateway.redis.issued_keys import KeyTable, follow  # redis-py is loaded only where there is a Redis
+        from gateway.redis.store import Deployment, Store
 
         self.store = Store(
             url,
@@ -175,8 +175,8 @@ class Gateway:
 
     def _replicate(self, store: Store) -> None:
         """Be one of several gateways in front of the same engines."""
-        from gateway.state.exchange import Exchanges
-        from gateway.state.lessons import Lessons
+        from gateway.redis.learned import Lessons
+        from gateway.redis.ticker import Exchanges
 
         shared, dispatchers = self.shared, [pool.dispatcher for pool in self.pools]
         self.exchanges = [Exchanges.of_pool(store, pool.name, pool.dispatcher) for pool in self.pools]

@@ -13,18 +13,18 @@ from typing import Final
 import msgspec
 
 from backends.sse import Dialect
+from gateway.answer.exchange import Exchange
+from gateway.answer.passthrough import PassThrough
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import bearer_key, forward_request_headers
 from gateway.http.request import HttpRequest
 from gateway.http.responder import Responder
-from gateway.identity import Keyring, Principal
-from gateway.passthrough import PassThrough
-from gateway.payload import Payload, read_json, read_multipart
-from gateway.pool import Pool
-from gateway.relay import Exchange
-from gateway.routes import Route, Treatment, route
+from gateway.pool.pool import Pool
+from gateway.request.identity import Keyring, Principal
+from gateway.request.payload import Payload, read_json, read_multipart
+from gateway.request.routes import Route, Treatment, route
 from gateway.telemetry.record import Outcome, Record
-from policies.base import Flow, Request, ServiceTokens
+from policies.request import Flow, Request, ServiceTokens
 
 __all__ = ["Pipeline"]
 

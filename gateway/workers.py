@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.config.model import Config, KeyConfig, hash_key
-from gateway.identity import Keyring, MintedKey
+from gateway.request.identity import Keyring, MintedKey
 
 __all__ = ["Worker", "share_of", "supervise", "with_keys"]
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from policies.base import Flow, Request, ServiceTokens
-from policies.learned import rows
-from policies.limits import Auto, Percentile
-from policies.replication import Call, Opened
+from policies.limits.ceilings import Auto, Percentile
+from policies.plain_data import rows
+from policies.replicas.messages import Call, Opened
+from policies.request import Flow, Request, ServiceTokens
 
 __all__ = ["Interaction", "InteractionSettings", "Interactions", "Waste"]
 

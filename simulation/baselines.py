@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
-from policies.base import Policy, Request
-from policies.dlpm import Dlpm
-from policies.placement import PerBackend
-from policies.prefixes import PrefixIndex
-from policies.vtc import Vtc
+from policies.orders.contract import Policy
+from policies.orders.dlpm import Dlpm
+from policies.orders.vtc import Vtc
+from policies.placements.per_backend import PerBackend
+from policies.placements.prefix_index import PrefixIndex
+from policies.request import Request
 
 __all__ = ["Preble", "RoundRobin", "lpm", "round_robin_lpm", "vtc_round_robin"]
 

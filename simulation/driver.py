@@ -14,11 +14,11 @@ from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
 from backends.simulated.engine import EngineGauges, EngineModel, EngineRequest, Step
-from policies.base import NO_CLAIM, Claim, Flow, Request, ServiceTokens
-from policies.capacity import Gauges
-from policies.conversation import DEADLINE_S, Conversation
-from policies.engine import AdmissionEngine, Decision, Dispatch, Failure, Reject
-from policies.replication import Heard, Told
+from policies.admission.engine import AdmissionEngine, Decision, Dispatch, Failure, Reject
+from policies.capacity.gauges import Gauges
+from policies.replicas.messages import Heard, Told
+from policies.replicas.schedule import DEADLINE_S, Conversation
+from policies.request import NO_CLAIM, Claim, Flow, Request, ServiceTokens
 
 __all__ = [
     "IMPOSSIBLE",

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from policies.base import ServiceTokens
-from policies.cost import Cost, LinearCost
+from policies.orders.cost import Cost, LinearCost
+from policies.request import ServiceTokens
 from simulation.driver import Record
 
 __all__ = [

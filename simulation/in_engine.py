@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 
-from policies.base import Policy, Pressure, Request, ServiceTokens
-from policies.lengths import OutputPredictor
+from policies.capacity.output_lengths import OutputPredictor
+from policies.orders.contract import Policy
+from policies.request import Pressure, Request, ServiceTokens
 from simulation.driver import IMPOSSIBLE, Arrival, Record, Run
 
 __all__ = ["A10G_LLAMA2_7B", "EngineLoop", "serve_in_engine"]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from policies.base import Claim, Flow
+from policies.request import Claim, Flow
 from simulation.driver import Arrival, Record
 
 __all__ = ["Call", "Course", "Interaction", "Interactions"]

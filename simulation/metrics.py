@@ -6,8 +6,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable
 from math import ceil
 
-from policies.base import ServiceTokens
-from policies.cost import Cost, LinearCost
+from policies.orders.cost import Cost, LinearCost
+from policies.request import ServiceTokens
 from simulation.driver import Record
 
 __all__ = ["jain", "percentile", "service", "service_per_weight", "throughput", "ttft_s"]

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
-from policies.cost import LinearCost, ProfiledCost
+from policies.orders.cost import LinearCost, ProfiledCost
 from simulation.fairness import Discrepancy, Served, discrepancy, tokens_per_s
 from simulation.traces.lines import TraceError
 from simulation.traces.tables import csv_rows

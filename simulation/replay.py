@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile
-from policies.base import ServiceTokens
-from policies.cost import LinearCost
-from policies.engine import AdmissionEngine
-from policies.registry import POLICIES, PolicyParams
+from policies.admission.engine import AdmissionEngine
+from policies.orders.cost import LinearCost
+from policies.orders.registry import POLICIES, PolicyParams
+from policies.request import ServiceTokens
 from simulation.driver import IMPOSSIBLE, Arrival, Record, simulate
 from simulation.metrics import percentile
 from simulation.timeline import Timeline

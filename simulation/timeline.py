@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import accumulate, combinations
 from math import ceil
 
-from policies.base import ServiceTokens
-from policies.cost import LinearCost
+from policies.orders.cost import LinearCost
+from policies.request import ServiceTokens
 from simulation.driver import Record
 from simulation.metrics import jain
 

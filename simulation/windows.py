@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 
 from backends.simulated.engine import EngineModel, EngineRequest, RequestRefusedError
 from backends.simulated.profiles import EngineProfile
-from policies.base import Policy, Pressure, Request, ServiceTokens
+from policies.orders.contract import Policy
+from policies.request import Pressure, Request, ServiceTokens
 from simulation.driver import IMPOSSIBLE, Arrival, Record, Run
 
 __all__ = ["Rule", "in_flight", "serve_with_rule", "starts_now", "waiting"]

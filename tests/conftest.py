@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-import policies.engine
+import policies.admission.engine
 
-COMPILED = not policies.engine.__file__.endswith(".py")
+COMPILED = not policies.admission.engine.__file__.endswith(".py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -44,7 +44,7 @@ from gateway.config.interactions import InteractionsConfig
 from gateway.config.section import Section
 from gateway.config.state import StateConfig
 from gateway.config.throttle import OverloadConfig, QuotaConfig, ThrottleConfig
-from policies.fairserve import LEAD_CALLS, LEAD_TOKENS
+from policies.orders.fairserve import LEAD_CALLS, LEAD_TOKENS
 
 __all__ = [
     "AppConfig",

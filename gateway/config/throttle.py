@@ -9,9 +9,9 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from gateway.config.fields import fault
 from gateway.config.section import Section
-from policies.limits import Ceiling, Ceilings, ThrottleSettings
-from policies.overload import OverloadSettings
-from policies.quotas import Quota
+from policies.capacity.overload import OverloadSettings
+from policies.limits.ceilings import Ceiling, Ceilings, ThrottleSettings
+from policies.limits.quotas import Quota
 
 __all__ = ["CeilingsConfig", "OverloadConfig", "QuotaConfig", "ThrottleConfig"]
 

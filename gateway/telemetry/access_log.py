@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gateway.telemetry.line import Line, encode_line
+from gateway.telemetry.log_line import Line, encode_line
 from gateway.telemetry.record import Record
 
 __all__ = ["AccessLog", "hidden"]

@@ -20,9 +20,9 @@ from gateway.telemetry.record import Record
 from policies.interactions import Interactions
 
 if TYPE_CHECKING:
-    from gateway.pool import Pool
-    from gateway.state.exchange import Exchanges
-    from gateway.state.store import Store
+    from gateway.pool.pool import Pool
+    from gateway.redis.store import Store
+    from gateway.redis.ticker import Exchanges
 
 __all__ = ["Metrics"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from policies.base import Request, ServiceTokens
+from policies.request import Request, ServiceTokens
 
 __all__ = ["Outcome", "Record"]
 

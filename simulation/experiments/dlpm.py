@@ -15,12 +15,12 @@ from statistics import mean
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile
-from policies.base import Policy
-from policies.cost import ExtendCost
-from policies.d2lpm import D2lpm
-from policies.dlpm import Dlpm
-from policies.engine import AdmissionEngine, QueueLimits
-from policies.vtc import Vtc
+from policies.admission.engine import AdmissionEngine, QueueLimits
+from policies.orders.contract import Policy
+from policies.orders.cost import ExtendCost
+from policies.orders.d2lpm import D2lpm
+from policies.orders.dlpm import Dlpm
+from policies.orders.vtc import Vtc
 from simulation.baselines import Preble, lpm, round_robin_lpm, vtc_round_robin
 from simulation.driver import Record, simulate
 from simulation.experiments.base import Experiment, Figure, Inputs, Outcome, Row, holds, shown

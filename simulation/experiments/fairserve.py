@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import profile
-from policies.base import Refusal
-from policies.engine import AdmissionEngine, QueueLimits
-from policies.limits import Ceilings, ThrottleSettings
-from policies.registry import POLICIES, PolicyParams
-from policies.wsc import WscSettings
+from policies.admission.engine import AdmissionEngine, QueueLimits
+from policies.limits.ceilings import Ceilings, ThrottleSettings
+from policies.orders.registry import POLICIES, PolicyParams
+from policies.orders.wsc import WscSettings
+from policies.request import Refusal
 from simulation.driver import Arrival, Record, Run, simulate
 from simulation.experiments.base import Experiment, Figure, Inputs, Outcome, Row, holds, shown
 from simulation.interactions import Course, Interaction, Interactions

@@ -12,12 +12,12 @@ from statistics import mean
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile, profile
-from policies.base import Policy
-from policies.capacity import CapacitySettings
-from policies.engine import AdmissionEngine, QueueLimits
-from policies.fcfs import Fcfs
-from policies.lengths import KnownLengths, OutputPredictor
-from policies.vtc import Vtc
+from policies.admission.engine import AdmissionEngine, QueueLimits
+from policies.capacity.gauges import CapacitySettings
+from policies.capacity.output_lengths import KnownLengths, OutputPredictor
+from policies.orders.contract import Policy
+from policies.orders.fcfs import Fcfs
+from policies.orders.vtc import Vtc
 from simulation.driver import Arrival, Run, simulate
 from simulation.experiments.base import Experiment, Figure, Inputs, Outcome, holds, shown
 from simulation.experiments.vtc_runs import arena, measure, serve, step_times, vtc

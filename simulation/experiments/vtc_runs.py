@@ -8,13 +8,13 @@ from random import Random
 from statistics import median
 from typing import NamedTuple
 
-from policies.base import Policy
-from policies.cost import Cost, LinearCost
-from policies.fcfs import Fcfs
-from policies.lcf import Lcf
-from policies.lengths import KnownLengths, OutputLengths, OutputPredictor
-from policies.rpm import Rpm
-from policies.vtc import Vtc
+from policies.capacity.output_lengths import KnownLengths, OutputLengths, OutputPredictor
+from policies.orders.contract import Policy
+from policies.orders.cost import Cost, LinearCost
+from policies.orders.fcfs import Fcfs
+from policies.orders.lcf import Lcf
+from policies.orders.rpm import Rpm
+from policies.orders.vtc import Vtc
 from simulation.driver import Arrival, Run
 from simulation.experiments.base import Inputs
 from simulation.fairness import Discrepancy, Served, discrepancy, served, tokens_per_s

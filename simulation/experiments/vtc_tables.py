@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from statistics import mean, median, stdev
 
-from policies.cost import ProfiledCost
+from policies.orders.cost import ProfiledCost
 from simulation.experiments.base import Experiment, Figure, Inputs, Outcome, Row, holds, shown, within
 from simulation.experiments.vtc_runs import (
     TWO_U,

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from policies.base import ServiceTokens
-from policies.cost import LinearCost
+from policies.orders.cost import LinearCost
+from policies.request import ServiceTokens
 from simulation.driver import Arrival
 from simulation.traces.lines import TraceError, read_lines
 from simulation.traces.rows import ROWS, Entry, Row

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from msgspec import Meta, Struct, field
 
-from policies.base import NO_CLAIM, Claim, Flow
+from policies.request import NO_CLAIM, Claim, Flow
 
 __all__ = ["ROWS", "AccessLogLine", "AgentCall", "Azure", "BurstGpt", "Entry", "Mooncake", "Plain", "Qwen", "Row"]
 

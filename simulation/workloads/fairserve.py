@@ -19,7 +19,7 @@ from itertools import accumulate
 from random import Random
 from typing import NamedTuple
 
-from policies.base import Flow
+from policies.request import Flow
 from simulation.interactions import Call, Interaction
 
 __all__ = ["ABUSER", "APPS", "GRAPHS", "Population", "is_abuser", "workload"]

@@ -15,7 +15,7 @@ from itertools import count
 from random import Random
 from typing import Literal
 
-from policies.base import Flow
+from policies.request import Flow
 from simulation.driver import Arrival, Record
 
 __all__ = ["BLOCK_TOKENS", "Misbehaviour", "Programs", "judge", "long_context_qa", "tree_of_thoughts"]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from math import sqrt
 from random import Random
 
-from policies.base import Flow
+from policies.request import Flow
 from simulation.driver import Arrival
 
 __all__ = [

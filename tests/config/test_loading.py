@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from gateway.config.interactions import InteractionRules
 from gateway.config.load import ConfigError, Fault, config_for_backends, load_config
 from gateway.config.model import Config, hash_key, json_schema, new_key
+from policies.capacity.overload import OverloadSettings
 from policies.interactions import InteractionSettings
-from policies.limits import Ceilings, ThrottleSettings
-from policies.overload import OverloadSettings
-from policies.quotas import Quota
+from policies.limits.ceilings import Ceilings, ThrottleSettings
+from policies.limits.quotas import Quota
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ["config.example.yaml", "deploy/config.compose.yaml"]

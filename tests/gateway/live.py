@@ -15,14 +15,14 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-import policies.base
+import policies.request
 from backends.simulated.faults import Faults
 from backends.simulated.profiles import EngineProfile
 from backends.simulated.server import SimulatedServer
 from gateway.app import Gateway
 from gateway.config.model import Config
-from policies.base import Request, ServiceTokens
-from policies.engine import AdmissionEngine
+from policies.admission.engine import AdmissionEngine
+from policies.request import Request, ServiceTokens
 
 WAIT_S = 20.0
 MODEL = "simulated"
@@ -104,7 +104,7 @@ class Live:
     @property
     def charged(self) -> dict[str, ServiceTokens]:
         """The same, for a test that is about it."""
-        if not policies.base.__file__.endswith(".py"):
+        if not policies.request.__file__.endswith(".py"):
             pytest.skip("what compiled code charges cannot be watched from outside")
         return self.watched
 

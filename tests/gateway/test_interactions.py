@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gateway.claim import ANSWERS_MAX, LENGTHS_MAX, PROMPTED_FLOWS_MAX, ClaimReader
 from gateway.config.interactions import InteractionRules
 from gateway.http.errors import ApiError
-from gateway.payload import read_json
-from policies.base import NO_CLAIM, Claim, Flow
+from gateway.request.interaction_claim import ANSWERS_MAX, LENGTHS_MAX, PROMPTED_FLOWS_MAX, ClaimReader
+from gateway.request.payload import read_json
+from policies.request import NO_CLAIM, Claim, Flow
 
 FLOW = Flow("tenant", "default", "u")
 USER = {"role": "user", "content": "Which files are here?"}

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.config.model import TenantConfig, hash_key
 from gateway.http.errors import ApiError
-from gateway.identity import Keyring
-from gateway.state.issued import CHANGED, TABLE, KeyTable, TableFull, follow
+from gateway.redis.issued_keys import CHANGED, TABLE, KeyTable, TableFull, follow
+from gateway.request.identity import Keyring
 from tests.gateway.live import until
 from tests.gateway.test_store import opened
 from tests.redis_server import RedisServer
@@ -26,7 +26,7 @@ def holder(keyring: Keyring, key: str) -> str | None:
 
 
 async def test_the_table_takes_so_many_keys_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.state.issued.KEYS_MAX", 3)
+    monkeypatch.setattr("gateway.redis.issued_keys.KEYS_MAX", 3)
     async with RedisServer() as redis, opened(redis.url) as store:
         table = KeyTable(store)
         for key in "abc":
@@ -41,7 +41,7 @@ async def test_the_table_takes_so_many_keys_and_no_more(monkeypatch: pytest.Monk
 
 
 async def test_a_keyring_follows_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.state.issued.POLL_S", 0.01)
+    monkeypatch.setattr("gateway.redis.issued_keys.POLL_S", 0.01)
     async with RedisServer() as redis:
         entries = {hash_key(str(number)): "bob" for number in range(5000)}
         async with redis.client() as client:

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from gateway.config.model import PolicyConfig, PolicyName
-from policies.registry import POLICIES, PolicyParams
+from policies.orders.registry import POLICIES, PolicyParams
 from tests.gateway.live import Starter, chat, simulated, until
 
 PATH = "/v1/chat/completions"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.config.model import hash_key
-from gateway.prompt_prefix import BLOCK_BYTES, BLOCKS_MAX, prefix_hashes
-from policies.dlpm import Dlpm
+from gateway.request.prefixes import BLOCK_BYTES, BLOCKS_MAX, prefix_hashes
+from policies.orders.dlpm import Dlpm
 from tests.gateway.live import Live, Starter, chat, simulated, until
 
 DOCUMENT = "".join(f"Sentence {number} of a long document. " for number in range(200))

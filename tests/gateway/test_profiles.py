@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.state.learned import LearnedFile
+from gateway.pool.learned_file import LearnedFile
 from tests.gateway.live import Live, Starter, chat, simulated
 
 CHAT = "/v1/chat/completions"

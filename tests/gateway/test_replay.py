@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from backends.simulated.profiles import profile
-from policies.engine import AdmissionEngine, Decision, Dispatch, Reject
-from policies.registry import POLICIES, PolicyParams
+from policies.admission.engine import AdmissionEngine, Decision, Dispatch, Reject
+from policies.orders.registry import POLICIES, PolicyParams
 from simulation.replay import replay_under
 from simulation.traces.reader import Trace
 from tests.gateway.live import MODEL, Live, Starter, chat, long_chat, simulated, until
@@ -60,7 +60,7 @@ async def test_recorded_traffic_replays_to_the_same_decisions(
     start: Starter, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     RecordingEngine.made = []
-    monkeypatch.setattr("gateway.pool.AdmissionEngine", RecordingEngine)
+    monkeypatch.setattr("gateway.pool.pool.AdmissionEngine", RecordingEngine)
     limits = {"queue_requests_max": 15, "queue_wait_s_max": 0.4, "attempts_max": 2}
     async with simulated() as one, simulated() as two, start(one.url, two.url, policy=policy, limits=limits) as live:
         one.faults.refuse_next = two.faults.refuse_in_stream_next = 3
@@ -96,7 +96,7 @@ async def _visits(live: Live, numbers: range) -> None:
 async def test_the_recorded_events_tell_two_policies_apart(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison above is not empty: what was decided was not simply the order of arrival."""
     RecordingEngine.made = []
-    monkeypatch.setattr("gateway.pool.AdmissionEngine", RecordingEngine)
+    monkeypatch.setattr("gateway.pool.pool.AdmissionEngine", RecordingEngine)
     async with simulated() as sim, start(sim.url) as live:
         body = chat(max_tokens=20, ignore_eos=True, stream=True)
         keys = ["light" if number % 20 == 19 else "heavy" for number in range(60)]

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from redis import Redis
 
-from gateway.state.store import pool_key
+from gateway.redis.store import pool_key
 from tests.gateway.live import SMALL, Live, Starter, chat, simulated, until
 from tests.gateway.test_fairness_live import tenants
 from tests.redis_server import Proxy, RedisServer

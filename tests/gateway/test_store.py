@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.state.errors import StoreRefused, StoreUnavailable
-from gateway.state.store import LAYOUT, Deployment, Script, Store, pool_key
+from gateway.redis.errors import StoreRefused, StoreUnavailable
+from gateway.redis.store import LAYOUT, Deployment, Script, Store, pool_key
 from tests.gateway.live import WAIT_S, closed_port, until
 from tests.redis_server import Proxy, RedisServer
 
@@ -351,7 +351,7 @@ async def test_keys_are_followed_to_the_node_of_a_cluster_that_has_them() -> Non
 
 
 async def test_it_goes_on_trying_and_joins_when_redis_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.state.store.RETRY_S", 0.01)
+    monkeypatch.setattr("gateway.redis.store.RETRY_S", 0.01)
     async with RedisServer() as redis:
         await redis.kill()
         store = Store(redis.url, (POOL,))
@@ -368,8 +368,8 @@ async def test_it_goes_on_trying_and_joins_when_redis_comes(monkeypatch: pytest.
 async def test_a_member_stays_one_and_one_that_is_no_longer_welcome_shares_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.state.store.RENEW_S", 0.01)
-    monkeypatch.setattr("gateway.state.store.RETRY_S", 0.01)
+    monkeypatch.setattr("gateway.redis.store.RENEW_S", 0.01)
+    monkeypatch.setattr("gateway.redis.store.RETRY_S", 0.01)
     async with RedisServer() as redis, opened(redis.url) as store:
         keeping = asyncio.create_task(store.keep())
         await redis.command("FLUSHALL")

@@ -10,7 +10,7 @@ from tests.gateway.live import MODEL, SMALL, Starter, chat, closed_port, simulat
 
 @pytest.fixture(autouse=True)
 def _probe_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.pool.PROBE_INTERVAL_S", 0.02)
+    monkeypatch.setattr("gateway.pool.pool.PROBE_INTERVAL_S", 0.02)
 
 
 @pytest.mark.parametrize("models", [[], [MODEL]], ids=["learned", "configured"])

@@ -17,10 +17,10 @@ import pytest
 
 from backends.simulated.engine import EngineModel, EngineRequest, Step
 from backends.simulated.profiles import profile
-from gateway.dispatcher import TIMER_S_MAX, Dispatcher
-from policies.base import Flow, Request, ServiceTokens
-from policies.engine import AdmissionEngine, Decision, Dispatch, Failure, QueueLimits, Reject
-from policies.registry import POLICIES, PolicyParams
+from gateway.pool.dispatcher import TIMER_S_MAX, Dispatcher
+from policies.admission.engine import AdmissionEngine, Decision, Dispatch, Failure, QueueLimits, Reject
+from policies.orders.registry import POLICIES, PolicyParams
+from policies.request import Flow, Request, ServiceTokens
 from simulation.driver import TIMER_RESOLUTION_S, Arrival, read_gauges, simulate
 
 NETWORK_S = 0.001

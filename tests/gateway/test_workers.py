@@ -17,7 +17,8 @@ import pytest
 
 from gateway.config.model import Config, StateConfig
 from gateway.workers import share_of
-from policies.capacity import BackendLedger, CapacitySettings, Gauges
+from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.capacity.ledger import BackendLedger
 from tests.gateway.capture import Upstream
 from tests.gateway.live import chat, events, until
 from tests.gateway.test_command_line import DONE, OK, Running, Streams, _refused, config_file, run, running, token

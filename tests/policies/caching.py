@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from policies.base import Policy, Request, ServiceTokens
+from policies.orders.contract import Policy
+from policies.request import Request, ServiceTokens
 from tests.policies.making import make_request
 
 __all__ = ["BLOCK", "CachingServers", "Questions", "document"]

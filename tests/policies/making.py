@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from policies.base import NO_CLAIM, Claim, Flow, Request
+from policies.request import NO_CLAIM, Claim, Flow, Request
 
 __all__ = ["NoRoom", "Room", "make_request"]
 

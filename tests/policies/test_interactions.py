@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.base import Claim, Flow, Request, ServiceTokens
 from policies.interactions import Interactions, InteractionSettings
+from policies.request import Claim, Flow, Request, ServiceTokens
 from tests.policies.making import make_request
 
 _serial = count()

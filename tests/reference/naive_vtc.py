@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from policies.base import Request, ServiceTokens
+from policies.request import Request, ServiceTokens
 
 __all__ = ["NaiveVtc"]
 

@@ -17,13 +17,13 @@ import pytest
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import profile
-from policies.base import Claim, Flow
-from policies.cost import Cost, ExtendCost
-from policies.engine import AdmissionEngine
+from policies.admission.engine import AdmissionEngine
 from policies.interactions import CALLS, Interactions, InteractionSettings
-from policies.limits import Ceilings, ThrottleSettings
-from policies.registry import POLICIES, PolicyParams
-from policies.wsc import WscSettings
+from policies.limits.ceilings import Ceilings, ThrottleSettings
+from policies.orders.cost import Cost, ExtendCost
+from policies.orders.registry import POLICIES, PolicyParams
+from policies.orders.wsc import WscSettings
+from policies.request import Claim, Flow
 from simulation.driver import Arrival, Record, simulate
 from simulation.metrics import service
 

@@ -6,9 +6,9 @@ import pytest
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import profile
-from policies.base import Flow
-from policies.engine import AdmissionEngine, Dispatch, QueueLimits
-from policies.registry import POLICIES, PolicyParams
+from policies.admission.engine import AdmissionEngine, Dispatch, QueueLimits
+from policies.orders.registry import POLICIES, PolicyParams
+from policies.request import Flow
 from simulation.driver import Arrival, Record, Run, replay, simulate
 from simulation.metrics import jain, percentile, service, service_per_weight, throughput, ttft_s
 

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from gateway.state.store import Script, pool_key
-from policies.replication import Charge, Heard, Holding, Presence, Standing, Told
+from gateway.redis.store import Script, pool_key
+from policies.replicas.messages import Charge, Heard, Holding, Presence, Standing, Told
 from tests.redis_server import redis_client
 
 BACKEND = "engine"

@@ -11,10 +11,10 @@ import pytest
 
 from backends.simulated.engine import EngineModel, EngineRequest
 from backends.simulated.profiles import EngineProfile, profile
-from policies.base import Flow, ServiceTokens
-from policies.capacity import Gauges
-from policies.engine import AdmissionEngine
-from policies.registry import POLICIES, PolicyParams
+from policies.admission.engine import AdmissionEngine
+from policies.capacity.gauges import Gauges
+from policies.orders.registry import POLICIES, PolicyParams
+from policies.request import Flow, ServiceTokens
 from simulation.driver import Arrival, Record, Run, read_gauges, simulate
 from simulation.metrics import service, service_per_weight, throughput, ttft_s
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import profile
-from policies.base import Flow
-from policies.engine import AdmissionEngine
-from policies.fcfs import Fcfs
-from policies.lengths import KnownLengths
-from policies.registry import POLICIES, PolicyParams
-from policies.vtc import Vtc
+from policies.admission.engine import AdmissionEngine
+from policies.capacity.output_lengths import KnownLengths
+from policies.orders.fcfs import Fcfs
+from policies.orders.registry import POLICIES, PolicyParams
+from policies.orders.vtc import Vtc
+from policies.request import Flow
 from simulation.driver import IMPOSSIBLE, Arrival, Record, simulate
 from simulation.in_engine import A10G_LLAMA2_7B, serve_in_engine
 from simulation.windows import in_flight, serve_with_rule, starts_now, waiting

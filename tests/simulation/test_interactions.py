@@ -6,9 +6,9 @@ import pytest
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import profile
-from policies.base import Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
-from policies.engine import AdmissionEngine
-from policies.fcfs import Fcfs
+from policies.admission.engine import AdmissionEngine
+from policies.orders.fcfs import Fcfs
+from policies.request import Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
 from simulation.driver import Arrival, simulate
 from simulation.interactions import Call, Interaction, Interactions
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from backends.simulated.engine import EngineModel
-from policies.dlpm import Dlpm
-from policies.engine import AdmissionEngine, QueueLimits
-from policies.vtc import Vtc
+from policies.admission.engine import AdmissionEngine, QueueLimits
+from policies.orders.dlpm import Dlpm
+from policies.orders.vtc import Vtc
 from simulation.baselines import Preble, lpm, round_robin_lpm, vtc_round_robin
 from simulation.driver import Run, replay, simulate
 from simulation.experiments.dlpm import A10G, run

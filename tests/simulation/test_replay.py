@@ -11,10 +11,10 @@ import pytest
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile, profile
-from policies.base import Flow, ServiceTokens
-from policies.cost import LinearCost
-from policies.engine import AdmissionEngine
-from policies.registry import POLICIES, PolicyParams
+from policies.admission.engine import AdmissionEngine
+from policies.orders.cost import LinearCost
+from policies.orders.registry import POLICIES, PolicyParams
+from policies.request import Flow, ServiceTokens
 from simulation.driver import Arrival, Record, simulate
 from simulation.metrics import percentile
 from simulation.replay import IMPOSSIBLE, OTHERS, Seen, UnknownPolicyError, policy_names, replay_under

@@ -13,11 +13,11 @@ from redis import Redis
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile
-from gateway.state.store import Script, pool_key
-from policies.base import Flow
-from policies.engine import AdmissionEngine
-from policies.registry import POLICIES, PolicyParams
-from policies.replication import Heard, Told
+from gateway.redis.store import Script, pool_key
+from policies.admission.engine import AdmissionEngine
+from policies.orders.registry import POLICIES, PolicyParams
+from policies.replicas.messages import Heard, Told
+from policies.request import Flow
 from simulation.driver import LOST, Arrival, Record, Run, Stall, simulate
 from tests.redis_server import redis_client
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli import main
+from gateway.commands.main import main
 from simulation.experiments import vtc_figures as figures
 from simulation.experiments import vtc_tables as tables
 from simulation.experiments.base import Inputs, Outcome, Verdict, holds, shown, within

@@ -12,18 +12,18 @@ import pytest
 import pytest_asyncio
 import redis
 
-from gateway.state.store import Script, pool_key
-from policies.base import Claim, Flow, Refusal, Request, ServiceTokens
-from policies.capacity import Gauges
-from policies.conversation import DEADLINE_S, Conversation
-from policies.decisions import Decision, Dispatch
-from policies.engine import AdmissionEngine
-from policies.fairserve import FairServe
+from gateway.redis.store import Script, pool_key
+from policies.admission.decisions import Decision, Dispatch
+from policies.admission.engine import AdmissionEngine
+from policies.capacity.gauges import Gauges
 from policies.interactions import Interactions
-from policies.limits import Ceilings, ThrottleSettings
-from policies.quotas import Quota, Quotas
-from policies.replication import Heard
-from policies.tables import Tables
+from policies.limits.ceilings import Ceilings, ThrottleSettings
+from policies.limits.quotas import Quota, Quotas
+from policies.orders.fairserve import FairServe
+from policies.replicas.messages import Heard
+from policies.replicas.schedule import DEADLINE_S, Conversation
+from policies.replicas.tallies import Tables
+from policies.request import Claim, Flow, Refusal, Request, ServiceTokens
 from tests.redis_server import redis_client
 
 EXCHANGE = Script("exchange.lua")

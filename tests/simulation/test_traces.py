@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from policies.base import Claim, Flow
+from policies.request import Claim, Flow
 from simulation.driver import Arrival
 from simulation.traces.lines import TraceError
 from simulation.traces.reader import FORMATS, Trace

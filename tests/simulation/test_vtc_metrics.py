@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from policies.base import Flow
-from policies.fcfs import Fcfs
-from policies.vtc import Vtc
+from policies.orders.fcfs import Fcfs
+from policies.orders.vtc import Vtc
+from policies.request import Flow
 from simulation.driver import Arrival, Record
 from simulation.experiments.vtc_tables import RECORDED, recorded_row
 from simulation.fairness import (

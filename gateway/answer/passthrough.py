@@ -1,0 +1,91 @@
+"""How does a request that needs no admission reach an engine? Straight, and its answer comes back as it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from backends.errors import ReadTimedOut, UpstreamError
+from backends.sse import Dialect
+from backends.upstream import Call
+from gateway.http.errors import ApiError, Reason
+from gateway.http.headers import forward_response_headers
+from gateway.http.responder import Responder
+from gateway.pool.pool import Backend
+from gateway.telemetry.record import Outcome, Record
+from policies.request import ServiceTokens
+
+__all__ = ["PassThrough"]
+
+
+class PassThrough:
+    """One request and its answer, relayed (implements `Receiver`). `settled` hears of its end, once."""
+
+    def __init__(
+        self,
+        responder: Responder,
+        dialect: Dialect,
+        backend: Backend,
+        record: Record,
+        settled: Callable[[Record], None],
+    ) -> None:
+        self._responder = responder
+        self._dialect = dialect
+        self._backend = backend
+        self._record = record
+        self._settled = settled
+        self._call: Call | None = None
+        self._status = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+
+    def send(self, head: bytes, body: bytes) -> None:
+        responder = self._responder
+        self._record.dispatched(self._backend.name, time.monotonic())
+        call = self._call = self._backend.upstream.send(head + self._backend.head_end, body, self)
+        responder.on_disconnect = self._client_gone
+        responder.on_pause = call.pause
+        responder.on_resume = call.resume
+
+    def head_received(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        self._status = status
+        self._headers = [*forward_response_headers(headers), self._request_id()]
+
+    def body_received(self, data: bytes) -> None:
+        if self._responder.started:
+            self._responder.write(data)
+        else:
+            self._responder.start(self._status, self._headers, first=data)
+
+    def completed(self) -> None:
+        if self._responder.started:
+            self._responder.end()
+        else:
+            self._responder.respond(self._status, self._headers, b"")
+        well = self._status < 400
+        self._end(Outcome.COMPLETED if well else Outcome.FAILED, "" if well else f"status_{self._status}")
+
+    def failed(self, error: UpstreamError) -> None:
+        self._backend.broke(error)
+        timed_out = isinstance(error, ReadTimedOut)
+        reason = Reason.BACKEND_TIMEOUT if timed_out else Reason.BACKEND_FAILED
+        if self._responder.started:
+            self._responder.abort()
+        else:
+            failure = ApiError(reason, "the engine did not answer; try again", retry_after_s=1.0)
+            headers = [*failure.headers(), self._request_id()]
+            self._responder.respond(failure.status, headers, failure.body(self._dialect))
+        self._end(Outcome.FAILED, reason.value)
+
+    def _client_gone(self) -> None:
+        assert self._call is not None
+        self._call.cancel()
+        self._end(Outcome.ABANDONED, "client_disconnected")
+
+    def _end(self, outcome: str, reason: str) -> None:
+        responder = self._responder
+        responder.on_disconnect = responder.on_pause = responder.on_resume = None
+        self._record.ended(outcome, reason, ServiceTokens(0, 0), 0, time.monotonic())
+        self._settled(self._record)
+
+    def _request_id(self) -> tuple[bytes, bytes]:
+        return b"x-request-id", self._record.request_id.encode()

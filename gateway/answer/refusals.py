@@ -1,0 +1,92 @@
+"""What does a tenant read when admission refuses? What happened, where it stands, and what to do about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Final
+from zlib import crc32
+
+from gateway.http.errors import ApiError, Reason
+from policies.admission.engine import Reject
+from policies.request import Limit, Refusal
+
+__all__ = ["rate_limit_headers", "refusal_error"]
+
+Header = tuple[bytes, bytes]
+
+JITTER: Final = 0.1
+"""Clients refused together are told to come back spread over this part of the wait."""
+
+_PLAIN: Final = {
+    Refusal.QUEUE_FULL: (Reason.QUEUE_FULL, "too many of your requests are waiting for this model; slow down"),
+    Refusal.QUEUE_TIMEOUT: (Reason.QUEUE_TIMEOUT, "no engine could take this request in time; try again later"),
+    Refusal.NO_BACKEND: (Reason.NO_BACKEND, "no engine that serves this model is in service; try again later"),
+    Refusal.BACKEND_FAILED: (Reason.BACKEND_FAILED, "the engines that serve this model could not be reached"),
+    Refusal.RATE_LIMITED: (Reason.RATE_LIMITED, "you are beyond your limit of requests; try again later"),
+    Refusal.OVER_USER_LIMIT: (Reason.OVER_USER_LIMIT, "the engines are overloaded, and this user asks for too much"),
+    Refusal.OVER_APP_LIMIT: (Reason.OVER_APP_LIMIT, "the engines are overloaded, and this app asks for too much"),
+}
+_WHO: Final = {"user": "this user", "app_user": "this user in this app", "app": "this app, over all its users,"}
+_WHAT: Final = {"starts": "interactions begun", "requests": "requests", "tokens": "tokens"}
+_ALWAYS_ON: Final = {
+    "requests": "{limit} requests a minute",
+    "tokens": "{limit} tokens a minute",
+    "concurrent": "{limit} requests at once",
+    "tokens_per_day": "{limit} tokens a day",
+}
+
+
+def refusal_error(decision: Reject) -> ApiError:
+    """The error for a request that admission gave up."""
+    retry_after_s = decision.retry_after_s * (1.0 + JITTER * (crc32(decision.id.encode()) % 1024) / 1024)
+    reason, message = _PLAIN[decision.reason]
+    limit = decision.limit
+    headers: list[Header] = []
+    should_retry = None
+    if limit is not None:
+        headers = rate_limit_headers((limit,))
+        message = _at_limit(decision.reason, limit, retry_after_s)
+        if limit.name == "tokens_per_day":
+            should_retry = False  # a client library would give up its patience, and the budget would not be there yet
+    return ApiError(reason, message, retry_after_s=retry_after_s, should_retry=should_retry, fields=headers)
+
+
+def _at_limit(reason: Refusal, limit: Limit, retry_after_s: float) -> str:
+    again = f"come back in {math.ceil(retry_after_s)} s"
+    if reason is Refusal.RATE_LIMITED:
+        what = _ALWAYS_ON.get(limit.name, "{limit} " + limit.name).format(limit=limit.limit)
+        return f"you are at your limit of {what}; {again}"
+    who, _, kind = limit.name.rpartition("_")
+    return (
+        f"the engines' KV cache is overloaded, and {_WHO.get(who, 'you')} reached the limit that holds meanwhile: "
+        f"{limit.limit} {_WHAT.get(kind, kind)} in the window; {again}, or when the overload is over. "
+        "Calls of interactions under way are still served"
+    )
+
+
+def rate_limit_headers(limits: Iterable[Limit]) -> list[Header]:
+    """`x-ratelimit-*` as OpenAI's clients read them: one limit of requests and one of tokens, the tightest of each."""
+    tightest: dict[bytes, Limit] = {}
+    for limit in limits:
+        kind = b"tokens" if "tokens" in limit.name else b"requests"
+        other = tightest.get(kind)
+        if other is None or limit.remaining * other.limit < other.remaining * limit.limit:
+            tightest[kind] = limit
+    fields = []
+    for kind, limit in tightest.items():
+        fields.append((b"x-ratelimit-limit-" + kind, b"%d" % limit.limit))
+        fields.append((b"x-ratelimit-remaining-" + kind, b"%d" % max(0, limit.remaining)))
+        fields.append((b"x-ratelimit-reset-" + kind, _duration(limit.reset_s)))
+    return fields
+
+
+def _duration(seconds: float) -> bytes:
+    """As OpenAI writes durations: 12ms, 7s, 6m0s, 1h0m0s."""
+    if seconds < 1.0:
+        return b"%dms" % math.ceil(max(0.0, seconds) * 1000)
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return b"%dh%dm%ds" % (hours, minutes, rest)
+    return b"%dm%ds" % (minutes, rest) if minutes else b"%ds" % rest

@@ -1,0 +1,502 @@
+"""The command `fairgate`. What a command needs is imported when it runs, so that help comes at once."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gateway.commands.keys import keys
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+    from gateway.config.model import Config
+    from gateway.workers import Worker
+
+__all__ = ["main"]
+
+BAD_INPUT = 2
+
+
+def _build() -> str:
+    """Does the source run as it is, or compiled?"""
+    spec = find_spec("policies.admission.engine")
+    return "interpreted" if spec is None or (spec.origin or "").endswith(".py") else "compiled"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="fairgate", message=f"%(prog)s %(version)s, {_build()}")
+def main() -> None:
+    """Fair serving of large language models: a gateway in front of vLLM and other OpenAI-compatible engines.
+
+    \b
+    fairgate serve --backend http://localhost:8000      in front of one engine, no file needed
+    fairgate serve -c config.yaml                       tenants, weights and pools from a file
+    """
+
+
+@main.command()
+@click.option(
+    "-c", "--config", "config_path", type=click.Path(path_type=Path), help="YAML file; see config.example.yaml."
+)
+@click.option("--backend", "backends", multiple=True, help="URL of an engine; repeat for several. Needs no file.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on (with --backend).")
+@click.option("--port", default=8080, show_default=True, help="Port to listen on (with --backend).")
+@click.option("--admin-port", default=9090, show_default=True, help="Port of the admin listener (with --backend).")
+@click.option(
+    "--workers", type=click.IntRange(1, 256), help="Processes that share the port. Default: the file's, or 1."
+)
+def serve(
+    config_path: Path | None, backends: tuple[str, ...], host: str, port: int, admin_port: int, workers: int | None
+) -> None:
+    """Run the gateway.
+
+    \b
+    fairgate serve --backend http://localhost:8000 --port 8080
+    fairgate serve -c config.yaml
+    """
+    from gateway.config.load import ConfigError, config_for_backends, load_config
+
+    if (config_path is None) == (not backends):
+        raise click.UsageError("give either -c FILE or at least one --backend URL (try: fairgate serve --help)")
+    try:
+        if config_path is not None:
+            config = load_config(config_path, workers)
+        else:
+            config = config_for_backends(list(backends), host, port, admin_port, workers or 1)
+    except ConfigError as error:
+        click.echo(str(error), err=True)
+        sys.exit(BAD_INPUT)
+    _allow_files()
+    if config.workers > 1:
+        _supervise(config)
+    else:
+        _run(lambda: _serve(config))
+
+
+@main.command()
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", default=8000, show_default=True, help="0 takes a free one.")
+@click.option("--profile", default="demo", show_default=True, help="Which engine and GPU to imitate.")
+@click.option("--model", "models", multiple=True, default=("simulated",), show_default=True, help="Served model name.")
+@click.option("--max-num-queued-reqs", type=int, default=None, help="Refuse with 503 above so many, as vLLM does.")
+def sim(host: str, port: int, profile: str, models: tuple[str, ...], max_num_queued_reqs: int | None) -> None:
+    """Run a simulated vLLM: real batching, KV cache, preemption and metrics, invented text.
+
+    \b
+    fairgate sim --port 8000 --profile h100-llama3-8b
+    """
+    from backends.simulated.profiles import UnknownProfileError
+    from backends.simulated.server import run
+
+    try:
+        _run(lambda: run(host, port, profile, models, max_num_queued_reqs=max_num_queued_reqs))
+    except UnknownProfileError as error:
+        raise click.BadParameter(str(error), param_hint="--profile") from error
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def check(file: Path) -> None:
+    """Check a config file; lists every fault with its place and exits with 2 if there is one.
+
+    \b
+    fairgate check config.yaml
+    """
+    from gateway.config.load import ConfigError
+
+    try:
+        config = _load(file)
+    except ConfigError as error:
+        click.echo(str(error), err=True)
+        sys.exit(BAD_INPUT)
+    backends = sum(len(pool.backends) for pool in config.pools)
+    click.echo(f"{file}: ok: {len(config.tenants)} tenants, {len(config.pools)} pools, {backends} backends")
+
+
+@main.command()
+def schema() -> None:
+    """Print the JSON schema of the config file, for editors."""
+    from gateway.config.model import json_schema
+
+    click.echo(json_schema(), nl=False)
+
+
+@main.command()
+@click.argument("path", metavar="TRACE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--policy", "policies", default="fcfs,vtc,dlpm,fairserve", show_default=True, help="With commas.")
+@click.option("--backends", default=1, show_default=True, type=click.IntRange(1, 1024), help="Number of engines.")
+@click.option("--profile", "profile_name", default="h100-llama3.1-8b", show_default=True, help="Engine to imitate.")
+@click.option("--speed", default=1.0, show_default=True, help="2: requests arrive in half the time.")
+@click.option("--limit", type=click.IntRange(1), help="Only so many of the first requests.")
+@click.option("--format", "format_name", help="Format of the trace; told by its columns when absent.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
+@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
+def replay(
+    path: Path, policies: str, backends: int, profile_name: str, speed: float, limit: int | None,
+    format_name: str | None, json_path: Path | None, html_path: Path | None,
+) -> None:  # fmt: skip
+    """What would this traffic have seen under each policy? TRACE: an access log of fairgate, or a public trace.
+
+    \b
+    fairgate replay access.log --policy fcfs,vtc --backends 2 --html replay.html
+    fairgate replay conversation_trace.jsonl.gz --speed 2 --limit 1000
+
+    The production engine and policies run in virtual time before simulated engines; docs/replay.md has the formats.
+    """
+    from backends.simulated.profiles import UnknownProfileError, profile
+    from simulation.replay import UnknownPolicyError, policy_names, replay_under
+    from simulation.report import Replayed, as_html, as_json, as_text
+    from simulation.traces.lines import TraceError
+    from simulation.traces.reader import FORMATS, Trace
+
+    if not 0 < speed < float("inf"):
+        raise click.BadParameter("must be a number above 0", param_hint="--speed")
+    if format_name is not None and format_name not in FORMATS:
+        raise click.BadParameter(f"{format_name!r} is none of: {', '.join(FORMATS)}", param_hint="--format")
+    outputs = [(file, write) for file, write in ((json_path, as_json), (html_path, as_html)) if file is not None]
+    try:
+        names, engine = policy_names(policies), profile(profile_name)
+        trace = Trace(path, format=format_name, speed=speed, limit=limit)
+        for file, _ in outputs:
+            file.touch()  # what cannot be written should be known before a long run
+        seen = []
+        for name in names:
+            hidden = not sys.stderr.isatty()
+            with click.progressbar(length=trace.requests, label=name, file=sys.stderr, hidden=hidden) as bar:
+                seen.append(replay_under(name, trace, engine, backends=backends, ended=lambda: bar.update(1)))
+        replayed = Replayed(trace, engine, backends, seen)
+        for file, write in outputs:
+            file.write_text(write(replayed), encoding="utf-8")
+    except (TraceError, UnknownPolicyError, UnknownProfileError, OSError) as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    click.echo(as_text(replayed), nl=False)
+
+
+@main.command()
+@click.argument("names", metavar="[NAME ...]", nargs=-1)
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
+@click.option("--docs", type=click.Path(file_okay=False, path_type=Path), help="Write reproduction.md into it.")
+@click.option("--traces", default="../shared/traces", show_default=True, help="Directory of the recorded traces.")
+@click.option("--processes", type=click.IntRange(1), help="Experiments at a time; default: one for each core.")
+def reproduce(
+    names: tuple[str, ...], json_path: Path | None, docs: Path | None, traces: str, processes: int | None
+) -> None:
+    """Rerun the experiments of the papers: published value, our value, verdict. All of them, or those named.
+
+    \b
+    fairgate reproduce                                   everything, some minutes
+    fairgate reproduce table2 fig9 --json result.json
+    fairgate reproduce metrics RUNS.csv                  VTC's measures of recorded runs
+
+    Exits with 1 if a requirement is missed, and with 2 if a trace is missing or at fault.
+    """
+    import os
+
+    from simulation.experiments.base import Inputs, MissingTraceError, Outcome, Verdict
+    from simulation.experiments.report import as_json, as_text, summary
+    from simulation.reproduce import UnknownExperimentError, experiments, run_all, write_docs
+
+    if names[:1] == ("metrics",):
+        if docs is not None:
+            raise click.UsageError("metrics writes no page: leave out --docs")
+        _measure(names[1:], json_path)
+        return
+    try:
+        chosen = experiments(names)
+    except UnknownExperimentError as error:
+        raise click.BadParameter(str(error), param_hint="NAME") from error
+    outcomes: dict[Any, Outcome] = {}
+    missing: list[str] = []
+    try:
+        if json_path is not None:
+            json_path.touch()  # what cannot be written should be known before a long run
+        for experiment, outcome in run_all(chosen, Inputs(Path(traces)), processes=processes or os.cpu_count() or 1):
+            if isinstance(outcome, MissingTraceError):
+                missing.append(f"{experiment.name}: skipped: {outcome}")
+                click.echo(missing[-1], err=True)
+                continue
+            outcomes[experiment] = outcome
+            click.echo(as_text(experiment, outcome))
+        if json_path is not None:
+            json_path.write_text(as_json(outcomes), encoding="utf-8")
+        if docs is not None:
+            click.echo(f"written: {write_docs(outcomes, docs)}")
+    except OSError as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    rows = [row for outcome in outcomes.values() for row in outcome.rows]
+    click.echo(summary(rows))
+    if any(row.verdict is Verdict.MISSED for row in rows):
+        sys.exit(1)
+    if missing:
+        sys.exit(BAD_INPUT)
+
+
+def _measure(files: tuple[str, ...], json_path: Path | None) -> None:
+    """The measures of recorded runs, of one file."""
+    from simulation.recorded import measures, read_runs
+    from simulation.reproduce import measures_json, measures_text
+    from simulation.traces.lines import TraceError
+
+    if len(files) != 1:
+        raise click.UsageError("metrics needs one table of recorded runs: fairgate reproduce metrics FILE.csv")
+    try:
+        runs = [measures(run) for run in read_runs(Path(files[0]))]
+        if json_path is not None:
+            json_path.write_text(measures_json(runs), encoding="utf-8")
+    except (TraceError, OSError) as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    click.echo(measures_text(runs), nl=False)
+
+
+main.add_command(keys)
+
+
+@main.command()
+@click.option("--url", default="http://127.0.0.1:9090/ready", show_default=True, help="Admin listener.")
+def healthcheck(url: str) -> None:
+    """Exit with 0 if the gateway is ready, 1 if not (for containers)."""
+    import urllib.error
+    import urllib.request
+
+    try:
+        with urllib.request.urlopen(url, timeout=3) as answer:
+            click.echo(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        click.echo(error.read().decode(), err=True)
+        sys.exit(1)
+    except OSError as error:
+        click.echo(f"{url}: {error}", err=True)
+        sys.exit(1)
+
+
+@main.command()
+@click.argument("request_id")
+@click.option("--admin", default="http://127.0.0.1:9090", show_default=True, help="Admin listener.")
+def explain(request_id: str, admin: str) -> None:
+    """Why was a request dispatched, refused or kept waiting? REQUEST_ID: the x-request-id of its answer.
+
+    \b
+    fairgate explain req_0123456789abcdef
+    fairgate explain req_0123456789abcdef --admin http://127.0.0.1:9091
+
+    Exits with 1 if the decision is no longer remembered.
+    """
+    import json
+    import urllib.error
+    import urllib.parse
+    import urllib.request
+
+    url = f"{admin.rstrip('/')}/explain/{urllib.parse.quote(request_id, safe='')}"
+    if not url.startswith(("http://", "https://")):
+        raise click.BadParameter("must be http://host:port of the admin listener", param_hint="--admin")
+    try:
+        with urllib.request.urlopen(url, timeout=3) as answer:
+            click.echo(json.dumps(json.load(answer), indent=2))
+    except urllib.error.HTTPError as error:
+        click.echo(f"fairgate: {error.read().decode()[:500]}", err=True)
+        sys.exit(1)
+    except (OSError, ValueError) as error:
+        click.echo(f"fairgate: {url}: {error}", err=True)
+        sys.exit(BAD_INPUT)
+
+
+def _load(path: Path) -> Config:
+    from gateway.config.load import load_config
+
+    return load_config(path)
+
+
+def _run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run on uvloop where there is one."""
+    from gateway.redis.errors import StoreRefused
+
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    if sys.platform != "win32":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    try:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(coroutine())
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except StoreRefused as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    except OSError as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(1)
+
+
+def _allow_files() -> None:
+    """As many open files as the system grants: every stream needs two sockets."""
+    if sys.platform != "win32":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _supervise(config: Config) -> None:
+    """Serve with several processes; exits with their status."""
+    from gateway.workers import supervise, with_keys
+
+    config, minted = with_keys(config)
+
+    def announce(port: int) -> None:
+        host, _ = config.listen_address
+        url = f"http://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{port}"
+        lines = [
+            f"fairgate: serving on {url} with {config.workers} workers, each with an admin listener of its own",
+            "  they share every engine and every limit by Redis"
+            if config.state.redis_url is not None
+            else f"  each worker owns 1/{config.workers} of every engine and every limit, and is fair within that part",
+            *_without_key(config),
+        ]
+        if minted:
+            lines.append("  keys for this run only, for tenants that have none in the config:")
+            lines += [f"    {each.tenant:<12} {each.key}" for each in minted]
+        click.echo("\n".join(lines), err=True)
+
+    try:
+        status = supervise(
+            config,
+            lambda share, worker: _run(lambda: _serve(share, worker)),
+            announce,
+            lambda text: click.echo(f"fairgate: {text}", err=True),
+        )
+    except OSError as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(1)
+    sys.exit(status)
+
+
+def _spare_collection() -> None:
+    """Whatever is there at the start stays, and so does most of what is learned later: to look through all of it for
+    cycles stops every stream for as long as it takes, so that is done a thousand times less often. Requests leave no
+    cycles, so the young are looked through ten times less often, too."""
+    import gc
+
+    gc.collect()
+    gc.freeze()
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(10 * young, middle, 100 * old)
+
+
+async def _serve(config: Config, worker: Worker | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once. A worker ends with its supervisor."""
+    import logging
+    import signal
+
+    from gateway.app import Gateway
+
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
+    gateway = Gateway(config, None if worker is None else worker.listener)
+    stop, now = asyncio.Event(), asyncio.Event()
+
+    def signalled() -> None:
+        (now if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM,) if worker is not None else (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
+
+    def orphaned() -> None:
+        if worker is not None:
+            loop.remove_reader(worker.lifeline)
+        signalled()
+
+    try:
+        await gateway.start()
+        _spare_collection()
+        if worker is None:
+            _announce(gateway)
+        else:
+            loop.add_reader(worker.lifeline, orphaned)
+            _announce_worker(gateway, worker)
+        await stop.wait()
+        if worker is None:
+            click.echo(f"fairgate: draining for at most {config.drain_s:g} s; a second signal ends at once", err=True)
+    finally:
+        draining = asyncio.ensure_future(gateway.stop(config.drain_s))
+        hurried = asyncio.ensure_future(now.wait())
+        await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not draining.done():
+            draining.cancel()
+            await gateway.stop(0.0)
+
+
+def _without_key(config: Config) -> list[str]:
+    """With Redis no key is minted: it would be known to one replica only."""
+    names = [tenant.name for tenant in config.tenants if not tenant.keys]
+    if config.state.redis_url is None or not names:
+        return []
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return [
+        f"  without a key in the config: {', '.join(names[:5])}{more}",
+        f"    fairgate keys create --tenant {names[0]} -c FILE   makes one that all replicas take",
+    ]
+
+
+def _announce_worker(gateway: Gateway, worker: Worker) -> None:
+    """Say where its numbers are to be had."""
+    host, _ = gateway.config.admin_address
+    lines = [f"fairgate: worker {worker.index}: admin on http://{host}:{gateway.admin_port} (/ready, /metrics)"]
+    lines += [f"  worker {worker.index} not ready: {fault}" for fault in gateway.not_ready()]
+    if (state := gateway.state()) is not None:
+        lines.append(f"  worker {worker.index} state: {state}")
+    click.echo("\n".join(lines), err=True)
+
+
+def _announce(gateway: Gateway) -> None:
+    """Say where it is and how to try it."""
+    host, _ = gateway.config.listen_address
+    admin_host, _ = gateway.config.admin_address
+    url = f"http://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{gateway.port}"
+    lines = [f"fairgate: serving on {url}, admin on http://{admin_host}:{gateway.admin_port} (/ready, /metrics)"]
+    for pool in gateway.pools:
+        models = ", ".join(pool.models()) or "(not known yet)"
+        lines.append(f"  pool {pool.name}: {len(pool.backends)} backends, policy {pool.policy_name}, models: {models}")
+    if gateway.config.open_access:
+        lines.append("  open access: any key is accepted, each distinct key is its own tenant of equal weight")
+    lines += [f"  not ready: {fault}" for fault in gateway.not_ready()]
+    if (state := gateway.state()) is not None:
+        lines += [f"  state: {state}", *_without_key(gateway.config)]
+    if gateway.minted_keys:
+        lines.append("  keys for this run only, for tenants that have none in the config:")
+        lines += [f"    {minted.tenant:<12} {minted.key}" for minted in gateway.minted_keys]
+        lines += _examples(url, gateway.minted_keys[0].key, next(iter(gateway.pools[0].models()), "MODEL"))
+    click.echo("\n".join(lines), err=True)
+
+
+def _examples(url: str, key: str, model: str) -> list[str]:
+    def body(stream: str) -> str:
+        return f'{{"model":"{model}",{stream}"max_tokens":20,"messages":[{{"role":"user","content":"Hello"}}]}}'
+
+    curl = f"curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json'"
+    python = (
+        f"from openai import OpenAI; c = OpenAI(base_url='{url}/v1', api_key='{key}').chat.completions; "
+        f"a = c.create(model='{model}', max_tokens=20, messages=[{{'role': 'user', 'content': 'Hello'}}]); "
+        "print(a.choices[0].message.content)"
+    )
+    streaming = '"stream":true,'
+    return [
+        "  try it:",
+        f"    {curl} -d '{body('')}'",
+        f"    {curl} -N -d '{body(streaming)}'",
+        f'    .venv/bin/python -c "{python}"',
+    ]
+
+
+if __name__ == "__main__":
+    main()

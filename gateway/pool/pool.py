@@ -1,0 +1,244 @@
+"""Which engines serve these models, and how are they? A pool: one queue in front of several backends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import aiohttp
+
+from backends.base import Adapter, BackendSnapshot, Usage
+from backends.errors import ConnectFailed, UpstreamError
+from backends.health import HealthState, ModelCard, fetch_models, probe
+from backends.metrics import Scraper
+from backends.openai import OpenAiAdapter
+from backends.upstream import UpstreamPool
+from backends.vllm import VllmAdapter
+from gateway.config.model import BackendConfig, CapacityConfig, Config, PoolConfig
+from gateway.pool.dispatcher import Dispatcher
+from gateway.pool.shared import Shared
+from gateway.request.estimate import TokenEstimator, exact_counter
+from gateway.request.payload import Payload
+from gateway.request.prefixes import PromptPrefixes
+from gateway.telemetry.record import Record
+from policies.admission.engine import AdmissionEngine
+from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.orders.registry import POLICIES, PolicyParams
+from policies.orders.wsc import WscSettings
+from policies.queue.bounds import QueueLimits
+
+__all__ = ["Backend", "Pool"]
+
+logger = logging.getLogger("fairgate")
+
+PROBE_INTERVAL_S = 2.0
+MODELS_INTERVAL_S = 30.0
+MODELS_MAX = 1000
+ADAPTERS: dict[str, Callable[[], Adapter]] = {"vllm": VllmAdapter, "openai": OpenAiAdapter}
+
+
+class Backend:
+    """One engine: where it is, how to speak to it, how it is."""
+
+    def __init__(self, config: BackendConfig, url: str, limits: Config) -> None:
+        self.name = config.name or url
+        self.url = url
+        self.adapter: Adapter = ADAPTERS[config.engine]()
+        self.api_key = config.api_key.get_secret_value() if config.api_key is not None else None
+        self.health = HealthState()
+        self.models: dict[str, ModelCard] = {}
+        self.upstream = UpstreamPool(
+            self.name,
+            url,
+            connect_timeout_s=limits.limits.upstream_connect_s,
+            silence_s=limits.limits.upstream_silence_s,
+        )
+        authorization = f"authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
+        self.head_end = b"host: " + self.upstream.host_header + b"\r\n" + authorization.encode() + b"\r\n"
+        self.on_health: Callable[[Backend], None] | None = None
+        self._asked_models_s = float("-inf")
+
+    def broke(self, error: UpstreamError) -> None:
+        """A request to it failed: passive health."""
+        now = time.monotonic()
+        with self._noticing():
+            if isinstance(error, ConnectFailed):
+                self.health.connect_failed(str(error), now)
+            else:
+                self.health.stream_broken(str(error), now)
+
+    async def check(self, session: aiohttp.ClientSession) -> None:
+        """Ask it whether it is well, and what it serves."""
+        problem = await probe(session, self.url + self.adapter.health_path, api_key=self.api_key)
+        now = time.monotonic()
+        with self._noticing():
+            self.health.probed(problem, now)
+        if problem is None and now - self._asked_models_s >= MODELS_INTERVAL_S:
+            try:
+                cards = await fetch_models(session, self.url, self.api_key)
+            except UpstreamError as error:
+                logger.warning("backend %s did not say which models it serves: %s", self.name, error)
+                return
+            self.models = {card.id: card for card in cards[:MODELS_MAX]}
+            self._asked_models_s = now
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """Tell the pool if its health turns."""
+        before = self.health.healthy
+        yield
+        if self.health.healthy != before and self.on_health is not None:
+            self.on_health(self)
+
+
+class Pool:
+    """One queue, one policy, several engines that serve the same models."""
+
+    def __init__(
+        self,
+        config: PoolConfig,
+        gateway: Config,
+        backends: list[Backend],
+        shared: Shared,
+        settled: Callable[[Record, str], None],
+    ):
+        self.name = config.name
+        self.policy_name = gateway.policy.name
+        self.backends = {backend.name: backend for backend in backends}
+        self.response_buffer_bytes_max = gateway.limits.response_buffer_bytes_max
+        self.debug_headers = gateway.debug_headers
+        self.claims = shared.claims
+        self.quotas = shared.quotas
+        self._configured_models = list(config.models)
+        self._settled = settled
+        self._scrape_interval_s = config.capacity.scrape_interval_s
+        counter = exact_counter(config.tokenizer) if config.tokenizer else None
+        self.estimator = TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
+        self.dispatcher = Dispatcher(_engine(gateway, config.capacity, shared))
+        self.prefixes: PromptPrefixes | None = None
+        """None: the policy does not ask how prompts begin."""
+        if self.dispatcher.engine.policy.reads_prefixes:
+            knows_salts = all(isinstance(backend.adapter, VllmAdapter) for backend in backends)
+            self.prefixes = PromptPrefixes(per_tenant=knows_salts and not config.shared_cache)
+        for backend, backend_config in zip(backends, config.backends, strict=True):
+            backend.on_health = self._health_changed
+            self.dispatcher.engine.add_backend(
+                backend.name, max_num_seqs=backend_config.max_num_seqs, healthy=backend.health.healthy
+            )
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.name}: {self.dispatcher!r}>"
+
+    def models(self) -> dict[str, ModelCard | None]:
+        """The models served, with what the engines say of them (None: nothing yet)."""
+        known: dict[str, ModelCard | None] = {}
+        for backend in self.backends.values():
+            known.update(backend.models)
+        if self._configured_models:
+            return {name: known.get(name) for name in self._configured_models}
+        return known
+
+    def context_tokens_max(self, model: str) -> int | None:
+        """The longest context that any backend has for it, if they say."""
+        most: int | None = None
+        for backend in self.backends.values():
+            card = backend.models.get(model)
+            length = None if card is None else card.max_model_len
+            if length is not None and (most is None or length > most):
+                most = length
+        return most
+
+    def is_healthy(self) -> bool:
+        return any(backend.health.healthy for backend in self.backends.values())
+
+    def least_loaded(self) -> Backend | None:
+        """Where a request goes that needs no admission."""
+        ledgers = self.dispatcher.engine.backends
+        healthy = [name for name in self.backends if ledgers[name].healthy]
+        return self.backends[min(healthy, key=lambda name: ledgers[name].kv_fraction())] if healthy else None
+
+    def learn(self, payload: Payload, usage: Usage) -> None:
+        """The engine has counted the prompt."""
+        self.estimator.learn(payload.prompt, usage.prompt_tokens, is_text=payload.is_text)
+
+    def ended(self, record: Record) -> None:
+        record.pool = self.name
+        self._settled(record, self.policy_name)
+
+    # --- the control plane ---
+
+    async def check(self, session: aiohttp.ClientSession) -> None:
+        """Ask every backend once how it is."""
+        await asyncio.gather(*(backend.check(session) for backend in self.backends.values()))
+
+    async def watch(self, session: aiohttp.ClientSession) -> None:
+        """Check and scrape every backend until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for backend in self.backends.values():
+                group.create_task(self._watch_health(backend, session))
+                if backend.adapter.metrics_paths:
+                    scraper = Scraper(
+                        backend.adapter,
+                        backend.url,
+                        session,
+                        self._scrape_interval_s,
+                        on_snapshot=partial(self._scraped, backend.name),
+                        on_failure=lambda error: None,  # an old gauge ages out by itself; health has its own probe
+                    )
+                    group.create_task(scraper.run())
+
+    async def _watch_health(self, backend: Backend, session: aiohttp.ClientSession) -> None:
+        while True:
+            await asyncio.sleep(PROBE_INTERVAL_S)
+            await backend.check(session)
+
+    def _scraped(self, name: str, snapshot: BackendSnapshot) -> None:
+        gauges = Gauges(
+            snapshot.taken_s,
+            snapshot.running,
+            snapshot.waiting,
+            snapshot.kv_usage,
+            snapshot.kv_capacity_tokens,
+            snapshot.block_size,
+            snapshot.preemptions_total,
+        )
+        self.dispatcher.backend_changed(name, gauges)
+
+    def _health_changed(self, backend: Backend) -> None:
+        state = "in service" if backend.health.healthy else f"out of service: {backend.health.reason}"
+        logger.warning("pool %s: backend %s is %s", self.name, backend.name, state)
+        self.dispatcher.backend_changed(backend.name, backend.health.healthy)
+
+
+def _engine(gateway: Config, capacity: CapacityConfig, shared: Shared) -> AdmissionEngine:
+    limits, policy = gateway.limits, gateway.policy
+    weights = {app.name: app.normal_service for app in gateway.apps if app.normal_service is not None}
+    params = PolicyParams(
+        **policy.model_dump(exclude={"name", "alpha", "beta", "gamma"}),
+        wsc=WscSettings(policy.alpha, policy.beta, policy.gamma, weights),
+        throttle=gateway.throttle.settings(),
+    )
+    return AdmissionEngine(
+        POLICIES[gateway.policy.name](params),
+        limits=QueueLimits(
+            limits.queue_requests_max,
+            limits.queue_bytes_max,
+            limits.queue_wait_s_max,
+            limits.attempts_max,
+            limits.queue_wait_s_max_inside,
+        ),
+        capacity=CapacitySettings(
+            waiting_target=capacity.waiting_target,
+            kv_ceiling=capacity.kv_ceiling,
+            headroom=capacity.headroom,
+            concurrency_max=capacity.max_concurrency,
+            share=1.0 if gateway.state.redis_url is not None else 1 / gateway.workers,
+        ),
+        overload=gateway.overload.settings(),
+        interactions=shared.interactions,
+        quotas=shared.quotas,
+    )

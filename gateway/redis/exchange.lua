@@ -1,0 +1,266 @@
+-- What the gateways of one pool tell each other (policies/replicas/messages.py names the values; docs/replicas.md says why).
+--
+-- KEYS[1]  the replicas: a hash from a replica's name to what it said last
+-- KEYS[2]  beginning of the names of counters and tallies, in the hash tag of the pool
+-- ARGV[1]  name of the replica that asks; ARGV[2] number of this exchange; ARGV[3] `Told`, as MessagePack
+-- ARGV[4]  the time in milliseconds, or "" for that of this server
+--
+-- The same exchange may come twice, because its answer was lost: it is then answered, and counts once.
+
+local MEMBER_MS = 3000      -- who was not heard of for so long has nothing any more
+local WAITS_MS = 300        -- nor, after so long, a place among those that wait
+local NUMBERS_MS = 3600000  -- the number of its last exchange is kept longer: it may have been paused
+local COUNTERS_MS = 900000  -- what a tenant or a flow received is forgotten when it was idle for so long
+
+local me, number = ARGV[1], tonumber(ARGV[2])
+local told = cmsgpack.unpack(ARGV[3])
+local standings, presence, holdings, charges, tallies, calls, under_way = unpack(told)
+local standing = standings[1]
+local now_ms
+if ARGV[4] == '' then
+  local time = redis.call('TIME')
+  now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+else
+  now_ms = tonumber(ARGV[4])
+end
+
+-- Who is there ------------------------------------------------------------------------------------------------------
+
+local function read(packed)
+  local ok, record = pcall(cmsgpack.unpack, packed)
+  if ok and type(record) == 'table' and record.number and record.seen_ms and record.holdings and
+    record.standings then
+    return record
+  end
+end
+
+local others, before = {}, nil
+local fields = redis.call('HGETALL', KEYS[1])
+for i = 1, #fields, 2 do
+  local record = read(fields[i + 1])
+  -- The clock of a server that took over may be behind that of the one before it.
+  local age_ms = record and math.abs(now_ms - record.seen_ms)
+  if fields[i] == me then
+    before = record
+  elseif not record or age_ms > NUMBERS_MS then
+    redis.call('HDEL', KEYS[1], fields[i])
+  elseif age_ms <= MEMBER_MS then
+    record.is_silent = age_ms > WAITS_MS
+    if record.is_silent then
+      record.standings = {}
+    end
+    record.standing = record.standings[1]
+    others[#others + 1] = record
+  end
+end
+local is_repeated = before ~= nil and number <= before.number
+local live = #others + 1
+
+local function goes_first(one, other)
+  if one[1] == other[1] and one[4] ~= other[4] then
+    return one[4] < other[4]
+  end
+  return one[3] < other[3]
+end
+
+-- What was charged and counted --------------------------------------------------------------------------------------
+
+local function number_in(key)
+  local found = redis.call('GET', key)
+  return found and tonumber(found)
+end
+
+-- A counter that is not known here, because it expired or all was lost, goes on from what the replica takes it to be.
+local totals = {}
+for i, charge in ipairs(charges) do
+  local name, base, service, raises = unpack(charge)
+  local key = KEYS[2] .. 'c:' .. name
+  local known = number_in(key)
+  local total = known or base
+  if not is_repeated then
+    -- One that is not known here may have been here before all was lost: whoever knows most of a counter is right.
+    if raises or not before then
+      total = math.max(total, base)
+    end
+    total = total + service
+  end
+  if total ~= known then
+    redis.call('SET', key, string.format('%.17g', total), 'PX', COUNTERS_MS)
+  end
+  totals[i] = total
+end
+
+local function counted(key, otherwise)
+  local found = redis.call('GET', key)
+  local ok, values = pcall(cmsgpack.unpack, found or '')
+  if ok and type(values) == 'table' and #values == 3 then
+    return values
+  end
+  return otherwise or { 0, 0, 0 }
+end
+
+local sums = {}
+for i, tally in ipairs(tallies) do
+  local name, period, ttl_s, starts, requests, tokens, base, is_new = unpack(tally)
+  local key = KEYS[2] .. 'n:' .. string.format('%.0f', period) .. ':' .. name
+  local sum = counted(key, base)
+  if not before then
+    sum = { math.max(sum[1], base[1]), math.max(sum[2], base[2]), math.max(sum[3], base[3]) }
+  end
+  if not is_repeated and (starts ~= 0 or requests ~= 0 or tokens ~= 0) then
+    sum = { sum[1] + starts, sum[2] + requests, sum[3] + tokens }
+    redis.call('SET', key, cmsgpack.pack(sum), 'EX', ttl_s)
+  end
+  local earlier = is_new and counted(KEYS[2] .. 'n:' .. string.format('%.0f', period - 1) .. ':' .. name) or { 0, 0, 0 }
+  sums[i] = { sum[1], sum[2], sum[3], earlier[1], earlier[2], earlier[3] }
+end
+
+-- Which interactions are open -----------------------------------------------------------------------------------------
+
+local opened = {}
+for i, call in ipairs(calls) do
+  local name, count, tokens, age_s, idle_s, is_over = unpack(call)
+  local key = KEYS[2] .. 'i:' .. name
+  local known = counted(key)
+  if is_over then
+    redis.call('DEL', key)
+    opened[i] = cjson.null
+  elseif known[3] == 0 and count == 0 and tokens == 0 then
+    opened[i] = cjson.null
+  else
+    if known[3] == 0 then
+      known = { 0, 0, math.floor(now_ms - age_s * 1000) }
+    end
+    if not is_repeated then
+      known = { known[1] + count, known[2] + tokens, known[3] }
+    end
+    redis.call('SET', key, cmsgpack.pack(known), 'PX', math.ceil(idle_s * 1000))
+    opened[i] = { known[1], known[2], (now_ms - known[3]) / 1000 }
+  end
+end
+
+-- How much of each backend is whose ---------------------------------------------------------------------------------
+
+-- Of what is free and nobody before me wants: what my next request needs, and of the rest a part for each replica.
+-- Where nobody waits, that part is mine in advance.
+local function part(most, granted_elsewhere, held, wanted_before, wanted_elsewhere, needed, waiting, left)
+  local free = most - granted_elsewhere - held
+  if waiting > 0 then
+    free = free - wanted_before - left
+    return math.max(0, math.min(free, math.max(needed, math.min(needed * waiting, math.ceil(free / live)))))
+  end
+  if wanted_elsewhere then
+    return 0
+  end
+  return math.max(0, math.floor(free / live))
+end
+
+-- Where one that waits stood when it said so, and what was charged to it since, by whomever: or everybody who serves the
+-- same flow would find that the others have received less, as of a while ago.
+local function as_of_now(waiting, counters)
+  if not waiting or waiting[2] == '' then
+    return waiting
+  end
+  local tenant = number_in(KEYS[2] .. 'c:' .. waiting[1]) or counters[1]
+  local flow = number_in(KEYS[2] .. 'c:' .. waiting[2]) or counters[2]
+  return { waiting[1], waiting[2], waiting[3] + tenant - counters[1], waiting[4] + flow - counters[2] }
+end
+
+local counters = false
+if standing and standing[2] ~= '' then
+  local at = {}
+  for i, charge in ipairs(charges) do
+    at[charge[1]] = { told = charge[2] + charge[3], total = totals[i] }
+  end
+  local tenant, flow = at[standing[1]], at[standing[2]]
+  if tenant and flow then
+    standing = { standing[1], standing[2], standing[3] + tenant.total - tenant.told, standing[4] + flow.total - flow.told }
+    counters = { tenant.total, flow.total }
+  end
+end
+for _, other in ipairs(others) do
+  other.standing = other.counters and as_of_now(other.standing, other.counters) or other.standing
+end
+
+local grants, next_elsewhere, waiting_elsewhere = {}, false, {}
+for _, other in ipairs(others) do
+  other.by_name = {}
+  for _, waiting in ipairs(other.standings) do
+    waiting_elsewhere[#waiting_elsewhere + 1] = waiting
+  end
+  for _, holding in ipairs(other.holdings) do
+    other.by_name[holding.backend] = holding
+    if other.standing and holding.waiting > 0 and (not next_elsewhere or goes_first(other.standing, next_elsewhere)) then
+      next_elsewhere = other.standing
+    end
+  end
+end
+local mine = {}
+for i, holding in ipairs(holdings) do
+  local backend, sequences, kv, kv_now, sequences_max, kv_max, waiting, next_sequences, next_kv, left, left_kv =
+    unpack(holding)
+  local own = {
+    backend = backend, sequences = sequences, kv_now = kv_now, sequences_max = sequences_max, kv_max = kv_max,
+    waiting = waiting, next_sequences = next_sequences, next_kv = next_kv,
+  }
+  local granted, granted_kv, elsewhere, kv_elsewhere, sharers = 0, 0, 0, 0, 1
+  local wanted, wanted_kv, is_wanted, first = 0, 0, false, {}
+  for _, other in ipairs(others) do
+    local held = other.by_name[backend]
+    if held then
+      -- Whoever has used the engine for longer has seen it run more.
+      sequences_max, kv_max = math.max(sequences_max, held.sequences_max), math.max(kv_max, held.kv_max)
+      granted, granted_kv = granted + held.granted, granted_kv + held.granted_kv
+      local waits = other.standing and held.waiting > 0
+      if not other.is_silent then
+        -- Of a silent one the gauges of the engine know better what it still holds there.
+        elsewhere, kv_elsewhere = elsewhere + held.sequences, kv_elsewhere + held.kv_now
+        if held.sequences > 0 or waits then
+          sharers = sharers + 1
+        end
+      end
+      if waits then
+        is_wanted = true
+        if not standing or goes_first(other.standing, standing) then
+          first[#first + 1] = held
+        end
+      end
+    end
+  end
+  -- More than the free slots take cannot start, and needs no KV yet: else who waits for slots would keep all KV free.
+  for _, held in ipairs(first) do
+    local startable = math.ceil((sequences_max - granted - sequences - wanted) / math.max(1, held.next_sequences))
+    local starts = math.max(1, math.min(held.waiting, startable))
+    wanted, wanted_kv = wanted + starts * held.next_sequences, wanted_kv + starts * held.next_kv
+  end
+  own.granted = sequences
+    + part(sequences_max, granted, sequences, wanted, is_wanted, next_sequences, waiting, left)
+  own.granted_kv = kv + part(kv_max, granted_kv, kv, wanted_kv, is_wanted, next_kv, waiting, left_kv)
+  mine[i] = own
+  grants[i] = { own.granted, own.granted_kv, elsewhere, kv_elsewhere, sharers }
+end
+
+standings[1] = standing
+local all, elsewhere = { 0, 0, 0, 0 }, {}
+for _, other in ipairs(others) do
+  for i = 1, #all do
+    all[i] = all[i] + other.presence[i]
+  end
+  for _, of_tenant in ipairs(other.under_way or {}) do
+    elsewhere[of_tenant[1]] = (elsewhere[of_tenant[1]] or 0) + of_tenant[2]
+  end
+end
+local under_way_elsewhere = {}
+for tenant, requests in pairs(elsewhere) do
+  under_way_elsewhere[#under_way_elsewhere + 1] = { tenant, requests }
+end
+local record = {
+  number = math.max(number, before and before.number or 0), seen_ms = now_ms, standings = standings,
+  counters = counters, presence = presence, under_way = under_way, holdings = mine,
+}
+redis.call('HSET', KEYS[1], me, cmsgpack.pack(record))
+redis.call('PEXPIRE', KEYS[1], NUMBERS_MS)
+
+return cmsgpack.pack({
+  live, next_elsewhere or cjson.null, waiting_elsewhere, all, grants, totals, sums, opened, under_way_elsewhere,
+})

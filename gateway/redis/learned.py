@@ -1,0 +1,57 @@
+"""What have all gateways of a pool learned of its apps? One snapshot in the store, which each adds to in turn.
+
+Of every population whoever has seen most speaks for it. A gateway that starts goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from gateway.redis.errors import StoreUnavailable
+from gateway.redis.store import Store, pool_key
+from policies.admission.engine import AdmissionEngine
+
+__all__ = ["Lessons"]
+
+logger = logging.getLogger("fairgate")
+
+INTERVAL_S = 60.0
+KEPT_S = 7 * 86_400
+BYTES_MAX = 16 * 1024 * 1024
+
+
+class Lessons:
+    """Brings one engine and the store up to each other, until cancelled."""
+
+    def __init__(self, store: Store, pool: str, engine: AdmissionEngine) -> None:
+        self._store = store
+        self._key = pool_key(pool, "learned")
+        self._engine = engine
+        self._written = b""
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self._adopt()
+                await self._write()
+            except StoreUnavailable:
+                pass  # the store says so; what was learned here is kept
+            await asyncio.sleep(INTERVAL_S)
+
+    async def _adopt(self) -> None:
+        content = await self._store.command("GET", self._key)
+        if content is None or content == self._written:
+            return
+        try:
+            self._engine.adopt(msgspec.json.decode(content))
+        except (ValueError, RecursionError) as error:
+            logger.warning("%s holds nothing that can be learned from (%s); it is written anew", self._key, error)
+
+    async def _write(self) -> None:
+        content = msgspec.json.encode(self._engine.snapshot())
+        if content != self._written and len(content) <= BYTES_MAX:
+            await self._store.command("SET", self._key, content, "EX", KEPT_S)
+            self._written = content

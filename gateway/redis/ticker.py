@@ -1,0 +1,122 @@
+"""Who carries what gateways tell each other? The live body of one `Conversation`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from gateway.pool.dispatcher import Dispatcher
+from gateway.redis.errors import StoreUnavailable
+from gateway.redis.store import Script, Store, pool_key
+from policies.admission.decisions import Decision
+from policies.replicas.messages import Heard
+from policies.replicas.schedule import Conversation, Speaker
+from policies.replicas.tallies import Tables
+
+__all__ = ["Exchanges"]
+
+logger = logging.getLogger("fairgate")
+
+_EXCHANGE = Script("exchange.lua")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Heard).decode
+BY_THE_CLOCK_OF_REDIS = ""
+AFTER_FAULT_S = 1.0
+ALL_POOLS = "*"
+"""Stands for the name of a pool where the keys are of all of them."""
+
+
+class Exchanges:
+    """Tells the store what one gateway has to say, and the gateway what came of it, until cancelled."""
+
+    def __init__(
+        self, store: Store, name: str, speaker: Speaker, carry_out: Callable[[Sequence[Decision]], None]
+    ) -> None:
+        """`name`: of the pool; `carry_out` hears of everything that may have been decided."""
+        self.about = name
+        self.answered = 0
+        self.lost = 0
+        self._conversation = Conversation(speaker, epoch_s=store.epoch_s)
+        self._store = store
+        self._speaker = speaker
+        self._keys = (pool_key(name, "replicas"), pool_key(name, ""))
+        self._carry_out = carry_out
+        self._wakes = asyncio.Event()
+
+    @classmethod
+    def of_pool(cls, store: Store, pool: str, dispatcher: Dispatcher) -> Exchanges:
+        """About the backends and the queue of one pool."""
+        exchanges = cls(store, pool, dispatcher.engine, dispatcher.carry_out)
+        dispatcher.listeners.append(exchanges.look)
+        return exchanges
+
+    @classmethod
+    def of_tables(cls, store: Store, tables: Tables, dispatchers: Sequence[Dispatcher]) -> Exchanges:
+        """About the limits and interactions of all pools."""
+
+        def carry_out(_: Sequence[Decision]) -> None:
+            for dispatcher in dispatchers:
+                dispatcher.carry_out(dispatcher.engine.answered(dispatcher.clock()))
+
+        exchanges = cls(store, ALL_POOLS, tables, carry_out)
+        for dispatcher in dispatchers:
+            dispatcher.engine.share_tables(tables)
+            dispatcher.listeners.append(exchanges.look)
+        return exchanges
+
+    @property
+    def is_alone(self) -> bool:
+        """Does the gateway go on with the share that it last had?"""
+        return self._conversation.is_alone
+
+    def look(self) -> None:
+        """Something happened that others may have to hear of at once."""
+        if self._speaker.is_urgent():
+            self._wakes.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._until_due()
+            try:
+                await self._exchange()
+            except Exception:
+                # Nothing is dispatched without exchanges: whatever is wrong with one, the gateway goes on alone.
+                logger.exception("an exchange about %s failed", self.about)
+                self.lost += 1
+                self._carry_out(self._conversation.lost(time.monotonic()))
+                await asyncio.sleep(AFTER_FAULT_S)
+
+    async def leave(self) -> None:
+        """Give back at once what is ours, so that nobody waits until it is known that we are gone."""
+        try:
+            await self._store.command("HDEL", self._keys[0], self._store.replica)
+        except StoreUnavailable:
+            return  # it is known in a few seconds
+
+    async def _exchange(self) -> None:
+        conversation = self._conversation
+        number, told = conversation.ask(time.monotonic())
+        try:
+            args = (self._store.replica, number, _encode(told), BY_THE_CLOCK_OF_REDIS)
+            heard = _decode(await self._store.run(_EXCHANGE, self._keys, args))
+        except (StoreUnavailable, msgspec.DecodeError):
+            # The store says why, in the log and at /ready.
+            self.lost += 1
+            self._carry_out(conversation.lost(time.monotonic()))
+            return
+        self.answered += 1
+        self._carry_out(conversation.heard(heard, time.monotonic()))
+
+    async def _until_due(self) -> None:
+        loop = asyncio.get_running_loop()
+        while (wait_s := self._conversation.due_s() - time.monotonic()) > 0:
+            self._wakes.clear()
+            timer = loop.call_later(wait_s, self._wakes.set)
+            try:
+                await self._wakes.wait()
+            finally:
+                timer.cancel()

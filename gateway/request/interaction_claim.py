@@ -1,0 +1,241 @@
+"""Of which interaction is a request a call? Read from what clients send anyway, so that none of them need change.
+
+In this order: what the client says in so many words (`x-fairgate-*` headers, `fairgate_*` in the body's metadata); the
+trace it is part of, where the operator says that traces are interactions; what its content shows (a tool's result goes
+on with an answer, a turn of the user asks for a new one). A session of an agent is not an interaction, so a session
+header only keeps apart what else looks alike. All of it is a claim: it groups calls within one flow, nothing more.
+
+Ids leave here hashed: they are short whatever the client wrote, and a log may hold them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import Final
+from zlib import crc32
+
+import msgspec
+from msgspec import Raw
+
+from gateway.config.interactions import InteractionRules
+from gateway.http.errors import ApiError, Reason
+from gateway.request.conversation_turns import NO_TURNS, QUOTE, Turns, read_turns, same_text
+from gateway.request.fields import decode_claimed
+from gateway.request.payload import Payload
+from policies.request import NO_CLAIM, Claim, Flow
+
+__all__ = ["ClaimReader", "Reading"]
+
+Header = tuple[bytes, bytes]
+Value = str | int | bool
+Said = tuple[str, Value]
+"""Where the client said it, and what."""
+
+ID_LENGTH_MAX: Final = 256
+STAGE_MAX: Final = 100_000
+ANSWERS_MAX: Final = 50_000
+"""Responses that later calls may name as the one they go on from; the oldest are forgotten."""
+PROMPTED_FLOWS_MAX: Final = 4096
+"""Flows whose latest raw prompts are remembered by their lengths."""
+LENGTHS_MAX: Final = 32
+"""Lengths of earlier raw prompts at which a new one of the same flow is compared."""
+
+SESSION_HEADERS: Final = (b"x-claude-code-session-id", b"x-session-affinity", b"session-id", b"session_id")
+"""Of Claude Code, OpenCode and Codex (now and formerly); the first one present counts."""
+_ID, _STAGE, _END = b"x-fairgate-interaction", b"x-fairgate-stage", b"x-fairgate-end"
+_OF_INTEREST: Final = frozenset({_ID, _STAGE, _END, b"traceparent", b"baggage", *SESSION_HEADERS})
+_TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
+_FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
+
+
+class Reading:
+    """What a request shows of its interaction, and how many bytes of its prompt are the app's instructions."""
+
+    __slots__ = ("claim", "instruction_bytes")
+
+    def __init__(self, claim: Claim, instruction_bytes: int) -> None:
+        self.claim = claim
+        self.instruction_bytes = instruction_bytes
+
+
+class ClaimReader:
+    """Reads every request's claim by the rules of its app, and remembers which answer belongs to which interaction."""
+
+    def __init__(self, rules: InteractionRules, by_app: Mapping[str, InteractionRules]) -> None:
+        self._rules = rules
+        self._by_app = by_app
+        self._answers: OrderedDict[tuple[Flow, str], Claim] = OrderedDict()
+        self._lengths: OrderedDict[Flow, list[int]] = OrderedDict()
+
+    def read(self, headers: list[Header], payload: Payload, flow: Flow, *, generates: bool) -> Reading:
+        """The claim of a request, or `ApiError` 400 if what it says of its interaction in so many words is no such.
+
+        `generates`: whether its input is a conversation at all, rather than a text to embed.
+        """
+        rules = self._by_app.get(flow.app, self._rules)
+        turns = read_turns(payload.conversation) if generates else NO_TURNS
+        fields = {name: value for name, value in headers if name in _OF_INTEREST}
+        claim = self._shown(rules, fields, payload, turns, flow)
+        if rules.headers and (fields or payload.fields.metadata):
+            claim = _said(fields, payload.fields.metadata, claim)
+        return Reading(claim, payload.instruction_bytes + turns.instruction_bytes)
+
+    def answered(self, flow: Flow, claim: Claim, stage: int, response_id: str) -> None:
+        """The call's answer has this id, by which the next call may go on from it."""
+        if not claim.id:
+            return
+        self._answers[(flow, response_id)] = claim._replace(stage=stage)
+        if len(self._answers) > ANSWERS_MAX:
+            self._answers.popitem(last=False)
+
+    def _shown(
+        self,
+        rules: InteractionRules,
+        fields: Mapping[bytes, bytes],
+        payload: Payload,
+        turns: Turns,
+        flow: Flow,
+    ) -> Claim:
+        trace = _trace(rules.trace, fields) if fields else None
+        if trace is not None:
+            return Claim(_hashed(b"trace", trace), explicit=True)
+        if rules.content and turns is not NO_TURNS:
+            session = _session(fields) if fields and rules.sessions else b""
+            return self._of_turns(turns, session, payload.fields.previous_response_id or "", flow)
+        if rules.prefixes and payload.fields.prompt:
+            return Claim(extends=self._prefixes(payload.fields.prompt, flow))
+        return NO_CLAIM
+
+    def _of_turns(self, turns: Turns, session: bytes, previous: str, flow: Flow) -> Claim:
+        questions = turns.questions
+        if not previous:
+            if not questions:
+                return Claim(begins=turns.begins)
+            # A session may have lost its first turns since; without one, all questions so far tell talks apart.
+            asked = [same_text(question) for question in (questions[-1:] if session else questions)]
+            return Claim(_hashed(b"asked", session, *asked), turns.stage, turns.begins)
+        if questions:
+            return Claim(_hashed(b"after", previous.encode(), questions[-1]), turns.stage, turns.begins)
+        before = self._answers.get((flow, previous))
+        if before is None:
+            return Claim(_hashed(b"after", previous.encode()), None, turns.begins)
+        return Claim(before.id, (before.stage or 1) + turns.stage, turns.begins)
+
+    def _prefixes(self, text: Raw, flow: Flow) -> tuple[int, ...]:
+        """Hashes of a raw prompt's beginnings as long as earlier prompts of its flow were, then of all of it.
+
+        Compared at these very lengths, prompts that share a long template and no more are not taken for one another.
+        """
+        view = memoryview(text)
+        if view[0] != QUOTE:
+            return ()  # several prompts at once, or tokens
+        length = view.nbytes - 1  # the closing quote is no part of what may be extended
+        lengths = self._lengths.pop(flow, [])
+        self._lengths[flow] = lengths
+        if len(self._lengths) > PROMPTED_FLOWS_MAX:
+            self._lengths.popitem(last=False)
+        hashes = []
+        crc = at = 0
+        for end in (*sorted([known for known in lengths if known < length]), length):
+            crc, at = crc32(view[at:end], crc), end
+            hashes.append(end << 32 | crc)
+        if length in lengths:
+            lengths.remove(length)
+        lengths.append(length)
+        if len(lengths) > LENGTHS_MAX:
+            del lengths[0]
+        return tuple(hashes)
+
+
+def _trace(rule: str | None, fields: Mapping[bytes, bytes]) -> bytes | None:
+    """The name of the trace that is an interaction here; None if there is none, or it is not well formed."""
+    if rule == "traceparent":
+        found = _TRACEPARENT.fullmatch(fields.get(b"traceparent", b""))
+        return found[1] if found else None
+    if rule is None:
+        return None
+    wanted = rule.removeprefix("baggage:").encode()
+    for member in fields.get(b"baggage", b"").split(b","):
+        key, _, value = member.partition(b";")[0].partition(b"=")
+        if key.strip() == wanted and _is_id(value.strip()):
+            return value.strip()
+    return None
+
+
+def _session(fields: Mapping[bytes, bytes]) -> bytes:
+    """The session it names, if it is a name; else b"": nobody promised us a format."""
+    for name in SESSION_HEADERS:
+        value = fields.get(name)
+        if value is not None:
+            return value if _is_id(value) else b""
+    return b""
+
+
+def _said(fields: Mapping[bytes, bytes], metadata: Raw, shown: Claim) -> Claim:
+    """The claim as the client itself puts it, headers before metadata; what it does not say stays as shown."""
+    said: list[Said | None] = [
+        (name.decode(), _text(fields[name])) if name in fields else None for name in (_ID, _STAGE, _END)
+    ]
+    if b'"fairgate_' in bytes(metadata):
+        said = [header or field for header, field in zip(said, _in_metadata(metadata), strict=True)]
+    named, stage, end = said
+    claim = shown
+    if named is not None:
+        where, text = named
+        id_ = str(text).encode("utf-8", "surrogateescape")
+        if not _is_id(id_):
+            raise _bad(where, f"the id of an interaction has 1 to {ID_LENGTH_MAX} bytes of printable characters")
+        claim = Claim(_hashed(b"said", id_), explicit=True)
+    if stage is not None:
+        claim = claim._replace(stage=_stage(*stage))
+    if end is not None:
+        where, text = end
+        ends = _FLAGS.get(str(text).strip().lower())
+        if ends is None:
+            raise _bad(where, "true or false is expected")
+        claim = claim._replace(ends=ends)
+    return claim
+
+
+def _in_metadata(metadata: Raw) -> list[Said | None]:
+    try:
+        inside = decode_claimed(metadata)
+    except msgspec.ValidationError as error:
+        raise _bad("metadata", str(error)) from None
+    return [
+        (f"metadata.{name}", value) if (value := getattr(inside, name)) is not None else None
+        for name in inside.__struct_fields__
+    ]
+
+
+def _stage(where: str, stage: Value) -> int:
+    text = str(stage).strip()
+    number = int(text) if re.fullmatch("[0-9]{1,6}", text) else 0
+    if not 1 <= number <= STAGE_MAX:
+        raise _bad(where, f"a stage is a whole number from 1 (the first call of an interaction) to {STAGE_MAX}")
+    return number
+
+
+def _bad(where: str, message: str) -> ApiError:
+    return ApiError(Reason.INVALID_REQUEST, f"'{where}': {message}", param=where)
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "surrogateescape")
+
+
+def _is_id(value: bytes) -> bool:
+    if not 0 < len(value) <= ID_LENGTH_MAX:
+        return False
+    try:
+        return value.decode("utf-8").isprintable()
+    except UnicodeDecodeError:
+        return False
+
+
+def _hashed(*parts: bytes) -> str:
+    """A short name for these parts. None of them holds a NUL: they are JSON, or printable."""
+    return sha256(b"\0".join(parts)).hexdigest()[:16]

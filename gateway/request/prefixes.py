@@ -1,0 +1,51 @@
+"""How does a prompt begin? Hashes of its leading blocks, by which a policy finds the engine that has it in its cache.
+
+Nothing is tokenised: what is hashed is the JSON of the prompt, in the order in which chat templates put it. Equal
+beginnings of the text are equal beginnings of the tokens, as long as the client writes its JSON the same way each time.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+from gateway.request.payload import Payload
+
+__all__ = ["BLOCKS_MAX", "BLOCK_BYTES", "PromptPrefixes", "prefix_hashes"]
+
+BLOCK_BYTES: Final = 512
+"""About 128 tokens of English: eight blocks of vLLM."""
+BLOCKS_MAX: Final = 256
+
+
+def prefix_hashes(prompt: bytes, seed: bytes) -> tuple[int, ...]:
+    """Chained hashes, each of everything up to the end of its block; the last one is of the whole prompt.
+
+    Equal prompts under different seeds (model and cache salt) have nothing in common. At most `BLOCKS_MAX`: of a longer
+    prompt every second hash is kept, or every fourth, and so on, so that a conversation that grows goes on matching.
+    """
+    step = BLOCK_BYTES
+    while len(prompt) > step * BLOCKS_MAX:
+        step *= 2
+    chain = blake2b(seed, digest_size=8)
+    hashes = []
+    for start in range(0, len(prompt), step):
+        chain.update(prompt[start : start + step])
+        hashes.append(int.from_bytes(chain.copy().digest()))
+    return tuple(hashes)
+
+
+class PromptPrefixes:
+    """How do the prompts of one pool begin? `per_tenant`: its engines are told to keep tenants' blocks apart."""
+
+    def __init__(self, *, per_tenant: bool) -> None:
+        self._per_tenant = per_tenant
+
+    def read(self, payload: Payload, tenant: str) -> tuple[int, ...]:
+        """The block hashes of a prompt that is about to be sent; salts it on its way if tenants are kept apart."""
+        seed = payload.model
+        if self._per_tenant:
+            salt = blake2b(tenant.encode(), digest_size=12).hexdigest()  # does not tell its name
+            payload.salt_cache(salt)
+            seed = f"{salt} {seed}"
+        return prefix_hashes(payload.prompt, seed.encode())

@@ -1,0 +1,76 @@
+"""What was decided, and why? The values that pass between the engine and its body, and a bounded memory of the last."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from policies.request import Flow, Limit, Pressure, Refusal, Request
+
+__all__ = ["Decided", "Decision", "Dispatch", "Failure", "Recent", "Reject"]
+
+RECENT_MAX: Final = 4096
+
+
+class Failure(StrEnum):
+    """How did a dispatched request fail?"""
+
+    REFUSED = "refused"
+    """The backend has no room. Backpressure: it goes back to the queue."""
+    UNREACHED = "unreached"
+    """No answer began: it may be tried elsewhere, a bounded number of times."""
+    BROKEN = "broken"
+    """The answer broke off: what was received stays charged."""
+
+
+@dataclass(slots=True, init=False, unsafe_hash=True)
+class Dispatch:
+    id: str
+    backend: str
+
+    def __init__(self, id: str, backend: str) -> None:
+        self.id = id
+        self.backend = backend
+
+
+class Reject(NamedTuple):
+    id: str
+    reason: Refusal
+    retry_after_s: float
+    limit: Limit | None = None
+    """The limit that it is beyond, if that is why."""
+
+
+Decision = Dispatch | Reject
+
+
+class Decided(NamedTuple):
+    """One decision with what it was based on."""
+
+    decision: Decision
+    now: float
+    waited_s: float
+    flow: Flow
+    stage: int
+    inside: bool
+    pressure: Pressure
+
+
+class Recent:
+    """The last decisions, the newest one last."""
+
+    def __init__(self) -> None:
+        self._decided: deque[tuple[Decision, float, Request, Pressure]] = deque(maxlen=RECENT_MAX)
+
+    def note(self, decision: Decision, request: Request, now: float, pressure: Pressure) -> None:
+        self._decided.append((decision, now, request, pressure))
+
+    def last(self, request_id: str) -> Decided | None:
+        """The last decision on this request, if it is among those remembered."""
+        for decision, now, request, pressure in reversed(self._decided):
+            if decision.id == request_id:
+                waited_s = now - request.arrived_s
+                return Decided(decision, now, waited_s, request.flow, request.stage, request.inside, pressure)
+        return None

@@ -1,0 +1,123 @@
+"""How long will the answer be? Output lengths learned from what similar requests turned out to take.
+
+Two questions with two answers: what to *charge* ahead is a mean, what to *reserve* of the KV cache is a high quantile,
+since too small a reserve ends in preemption and too large a one only in a little idle memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from math import ceil
+from typing import Final, Protocol
+
+from policies.request import Request
+
+__all__ = ["KnownLengths", "OutputLengths", "OutputPredictor"]
+
+WINDOW: Final = 64
+"""Answers remembered per population: old habits fade after this many."""
+ENOUGH: Final = 8
+"""Answers before a population speaks for itself rather than through the wider one."""
+
+
+class OutputPredictor(Protocol):
+    """How long will the answer to this request be, in tokens over all its sequences?"""
+
+    def expected(self, request: Request) -> float:
+        """Its mean: what is charged ahead."""
+
+    def reserved(self, request: Request) -> int:
+        """A cautious length: what of the KV cache is held for it."""
+
+    def learn(self, request: Request, output_tokens: int) -> None:
+        """It ended by itself after this many tokens."""
+
+
+class _Population:
+    """The last answers of one population, kept in order of length."""
+
+    __slots__ = ("arrivals", "lengths", "mean")
+
+    def __init__(self) -> None:
+        self.arrivals: deque[int] = deque()
+        self.lengths: list[int] = []
+        self.mean = 0.0
+
+    def learn(self, output_tokens: int) -> None:
+        # The moving average of VTC's length prediction (section 4.4): p <- (4p + out) / 5.
+        self.mean = (4 * self.mean + output_tokens) / 5 if self.arrivals else float(output_tokens)
+        if len(self.arrivals) == WINDOW:
+            oldest = self.arrivals.popleft()
+            del self.lengths[bisect_left(self.lengths, oldest)]
+        self.arrivals.append(output_tokens)
+        insort(self.lengths, output_tokens)
+
+    def quantile(self, q: float) -> int:
+        return self.lengths[min(int(q * len(self.lengths)), len(self.lengths) - 1)]
+
+
+class OutputLengths:
+    """What do requests of this tenant and app usually take? Falls back to the whole pool, then to `unknown_tokens`.
+
+    Bounded: at most `populations_max` (tenant, app) pairs, the least recently used forgotten first.
+    """
+
+    def __init__(self, *, quantile: float = 0.9, unknown_tokens: int = 256, populations_max: int = 4096) -> None:
+        self._quantile = quantile
+        self._unknown_tokens = unknown_tokens
+        self._populations_max = populations_max
+        self._everybody = _Population()
+        self._populations: OrderedDict[tuple[str, str], _Population] = OrderedDict()
+
+    def _population(self, request: Request) -> _Population | None:
+        own = self._populations.get(request.flow[:2])
+        if own is not None and len(own.arrivals) >= ENOUGH:
+            return own
+        return self._everybody if len(self._everybody.arrivals) >= ENOUGH else None
+
+    def expected(self, request: Request) -> float:
+        """Mean output tokens, at most what the request allows."""
+        population = self._population(request)
+        mean = population.mean if population else float(self._unknown_tokens)
+        return min(mean, float(request.output_tokens_max))
+
+    def reserved(self, request: Request) -> int:
+        """Output tokens that nine of ten such answers stay within, at most what the request allows."""
+        population = self._population(request)
+        cautious = population.quantile(self._quantile) if population else self._unknown_tokens
+        return min(cautious, request.output_tokens_max)
+
+    def learn(self, request: Request, output_tokens: int) -> None:
+        key = request.flow[:2]
+        population = self._populations.get(key)
+        if population is None:
+            population = self._populations[key] = _Population()
+            if len(self._populations) > self._populations_max:
+                self._populations.popitem(last=False)
+        else:
+            self._populations.move_to_end(key)
+        population.learn(output_tokens)
+        self._everybody.learn(output_tokens)
+
+
+class KnownLengths:
+    """What would a predictor that had been told the lengths say? For simulation: `expected_tokens` by request id.
+
+    The true lengths make it the oracle of VTC (section 4.4); times a factor drawn by the caller, for each request from
+    0.5 to 1.5, its noisy oracle. It learns nothing, and draws nothing: the same table gives the same answers.
+    """
+
+    def __init__(self, expected_tokens: Mapping[str, float]) -> None:
+        self._expected_tokens = expected_tokens
+
+    def expected(self, request: Request) -> float:
+        """Its entry, at most what the request allows; KeyError for a request that is not in the table."""
+        return min(self._expected_tokens[request.id], float(request.output_tokens_max))
+
+    def reserved(self, request: Request) -> int:
+        return ceil(self.expected(request))
+
+    def learn(self, request: Request, output_tokens: int) -> None:
+        """There is nothing to learn."""

@@ -1,0 +1,54 @@
+"""How much service is a request worth? Service functions from token counts to one number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from policies.request import ServiceTokens
+
+__all__ = ["Cost", "ExtendCost", "LinearCost", "ProfiledCost"]
+
+
+class Cost(Protocol):
+    """What is this much service worth? Nothing for nothing; increasing in every argument but `cached`."""
+
+    def __call__(self, service: ServiceTokens) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCost:
+    """w_p * prompt + w_q * output, the paper's default of 1 and 2 (VTC, section 3.1)."""
+
+    input_weight: float = 1.0
+    output_weight: float = 2.0
+
+    def __call__(self, service: ServiceTokens) -> float:
+        return self.input_weight * service.prompt + self.output_weight * service.output
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendCost:
+    """w_e * extend + w_q * output: only input that the engine had not in its cache costs (DLPM, section 3)."""
+
+    input_weight: float = 1.0
+    output_weight: float = 2.0
+
+    def __call__(self, service: ServiceTokens) -> float:
+        extend = max(0, service.prompt - (service.cached or 0))
+        return self.input_weight * extend + self.output_weight * service.output
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledCost:
+    """Time as profiled on one engine: long answers behind long prompts cost more than their tokens (VTC, appendix B.2).
+
+    h(p, q) = 0.21 p + 0.1 q + 0.004 p q + 0.0032 q^2 + 1.15, fitted to Llama-2-7B on an A10G. These are the constants
+    behind the paper's tables 3 and 4; the formula it prints is ten times as large.
+    """
+
+    def __call__(self, service: ServiceTokens) -> float:
+        p, q = service.prompt, service.output
+        if not p and not q:
+            return 0.0  # what an engine refused took no time: the constant is that of a request that was served
+        return 0.21001891 * p + (0.10075395 + 0.0039868 * p + 0.00324733 * q) * q + 1.14601454

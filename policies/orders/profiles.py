@@ -1,0 +1,182 @@
+"""What is a call of this app at this stage normally worth? The weights of WSC (FairServe, section 4.3, equation 2).
+
+    w(app, stage) = alpha * mean input + beta * mean system tokens + gamma * mean output
+
+The means follow what whole answers took, slowly: none moves them by more than a fixed part, and what is far beyond the
+usual counts as a few times the usual. Where a stage has been seen too rarely its app speaks for it, then all apps of
+the same scope, then the pool, then `NEUTRAL`: a weight that is the same for everybody weighs nobody.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from policies.plain_data import fields, rows
+
+__all__ = ["NEUTRAL", "Profiles", "WscSettings"]
+
+NEUTRAL: Final = 1000.0
+"""Taken for a call of which nothing is known."""
+ENOUGH: Final = 8
+"""Answers before a population speaks for itself rather than through the wider one."""
+RATE: Final = 0.02
+"""Least part by which an answer moves a mean: what was usual fades after some fifty answers."""
+OUTLIER: Final = 4.0
+"""An answer moves the means as one of at most so many times the usual."""
+CLAMP: Final = 16.0
+"""No app or stage weighs more than so many times its scope as a whole, or less than one so-manieth."""
+STAGES_MAX: Final = 32
+"""Later stages are one."""
+ANY_STAGE: Final = 0
+ANY_APP, WHOLE_SCOPE = "", STAGES_MAX + 1
+
+
+@dataclass(frozen=True, slots=True)
+class WscSettings:
+    """How are calls weighed?
+
+    alpha, beta and gamma are 1, 2 and 1 as printed, for input, system and output tokens, "following OpenAI
+    conventions". Those charge more for output than for input, so beta and gamma may well be swapped in print.
+
+    Attributes:
+        weights: w by app, for all its stages or one for each (the last one holds for all later ones); not learned.
+        across_tenants: also compare tenants by what is normal for their apps, as the paper does with all users. What
+            is normal is then learned from all tenants together, and a tenant can gain by claiming a heavier app.
+    """
+
+    alpha: float = 1.0
+    beta: float = 2.0
+    gamma: float = 1.0
+    weights: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
+    across_tenants: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta", "gamma"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"wsc: {name} is {getattr(self, name)}; it cannot be negative")
+        if not self.alpha + self.gamma > 0:
+            raise ValueError("wsc: alpha and gamma are both 0: no call would cost anything")
+        for app, weights in self.weights.items():
+            if not (of_app := _stages(weights)) or not all(weight > 0 for weight in of_app):
+                raise ValueError(f"wsc: the weights of app '{app}' are {weights}; each must be greater than 0")
+
+
+class _Worth:
+    """Mean worth of the calls of one population: the mean of a sum is the sum of the means in equation 2."""
+
+    __slots__ = ("mean", "norm", "seen")
+
+    def __init__(self, seen: int = 0, mean: float = 0.0) -> None:
+        self.seen = seen
+        self.mean = mean
+        self.norm = max(1.0, mean)
+        """The mean within its clamp, as of the last answer."""
+
+    def learn(self, worth: float) -> None:
+        self.seen += 1
+        mean = self.mean
+        if self.seen <= ENOUGH:
+            self.mean = mean + (worth - mean) / self.seen
+            return
+        most = OUTLIER * mean + 1.0
+        if worth > most:
+            worth = most
+        rate = 1.0 / self.seen
+        self.mean = mean + (rate if rate > RATE else RATE) * (worth - mean)
+
+
+class Profiles:
+    """What calls of every (scope, app, stage) are worth. Scopes learn from each other only through the pool as a whole.
+
+    Bounded: of more than `populations_max` the one that was longest without an answer is forgotten.
+    """
+
+    def __init__(self, settings: WscSettings | None = None, *, populations_max: int = 16_384) -> None:
+        self.settings = settings or WscSettings()
+        self._populations_max = populations_max
+        self._fixed = {app: _stages(weights) for app, weights in self.settings.weights.items()}
+        self._worths: OrderedDict[tuple[str, str, int], _Worth] = OrderedDict()
+        self._pool = _Worth()
+
+    def __len__(self) -> int:
+        return len(self._worths)
+
+    def worth(self, prompt: int, system: int, output: int) -> float:
+        """alpha * input + beta * system + gamma * output, where the system tokens are part of the prompt."""
+        settings = self.settings
+        return settings.alpha * (prompt - system) + settings.beta * system + settings.gamma * output
+
+    def norm(self, scope: str, app: str, stage: int) -> float:
+        """Worth of a normal call, greater than 0."""
+        if self._fixed and (fixed := self._fixed.get(app)) is not None:
+            return fixed[min(stage, len(fixed)) - 1]
+        worths = self._worths
+        own = worths.get((scope, app, stage if stage < STAGES_MAX else STAGES_MAX))
+        if own is not None and own.seen >= ENOUGH:
+            return own.norm
+        for wider in (worths.get((scope, app, ANY_STAGE)), worths.get((scope, ANY_APP, WHOLE_SCOPE)), self._pool):
+            if wider is not None and wider.seen >= ENOUGH:
+                return wider.norm
+        return NEUTRAL
+
+    def learn(self, scope: str, app: str, stage: int, worth: float) -> None:
+        """A call was answered whole, and was worth this much."""
+        self._pool.learn(worth)
+        self._pool.norm = max(1.0, self._pool.mean)
+        usual = 0.0
+        worths = self._worths
+        for key in ((scope, ANY_APP, WHOLE_SCOPE), (scope, app, ANY_STAGE), (scope, app, min(stage, STAGES_MAX))):
+            own = worths.get(key)
+            if own is None:
+                own = worths[key] = _Worth()
+                if len(worths) > self._populations_max:
+                    worths.popitem(last=False)
+            else:
+                worths.move_to_end(key)
+            own.learn(worth)
+            usual = usual or max(1.0, own.mean)
+            own.norm = max(1.0, min(max(own.mean, usual / CLAMP), usual * CLAMP))
+
+    # --- across restarts ---
+
+    def snapshot(self) -> dict[str, object]:
+        """What was learned, as plain data: by scope, app and stage, calls seen and their mean worth."""
+        settings = self.settings
+        pool: list[Any] = [self._pool.seen, self._pool.mean]
+        return {
+            "units": [settings.alpha, settings.beta, settings.gamma],
+            "worths": [[*key, own.seen, own.mean] for key, own in self._worths.items()],
+            "pool": [pool],
+        }
+
+    def adopt(self, learned: object) -> None:
+        """Take from a snapshot of another gateway those of which it has seen more calls. ValueError if it is none."""
+        others = Profiles(self.settings, populations_max=self._populations_max)
+        others.restore(learned)
+        for key, theirs in others._worths.items():
+            own = self._worths.get(key)
+            if own is None or own.seen < theirs.seen:
+                self._worths[key] = theirs
+        if self._pool.seen < others._pool.seen:
+            self._pool = others._pool
+        while len(self._worths) > self._populations_max:
+            self._worths.popitem(last=False)
+
+    def restore(self, learned: object) -> None:
+        """Go on from a snapshot. ValueError if it is none, or was learned in other units; then nothing has changed."""
+        units, worths, pool = fields(learned, "units", "worths", "pool")
+        settings = self.settings
+        if units != [settings.alpha, settings.beta, settings.gamma]:
+            raise ValueError(f"learned with alpha, beta, gamma of {units!r:.60}, which are others now")
+        worths = rows(worths, (str, str, int, int, float))
+        if len(rows(pool, (int, float))) != 1:
+            raise ValueError("the pool has one row")
+        self._worths = OrderedDict(((scope, app, stage), _Worth(*own)) for scope, app, stage, *own in worths)
+        self._pool = _Worth(*pool[0])
+
+
+def _stages(weights: float | Sequence[float]) -> tuple[float, ...]:
+    return tuple(weights) if isinstance(weights, Sequence) else (weights,)

@@ -1,0 +1,57 @@
+"""Requests per minute: a flat limit on each tenant, and first come, first served behind it (the papers' baseline)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+
+from policies.orders.fcfs import Fcfs
+from policies.request import Limit, Pressure, Refusal, Refused, Request
+
+__all__ = ["Rpm"]
+
+WINDOW_S = 60.0
+
+
+class Rpm(Fcfs):
+    """Has this tenant had its requests of the last minute? Then it is refused at once, however idle the engines are.
+
+    The window slides over the requests that were admitted: refused ones do not count, and one that a backend sent back
+    is not counted again. Bounded: at most `requests_per_minute` times per tenant, and `flows_max` tenants, of which
+    those that were admitted longest ago are forgotten first.
+
+    No bound on service: within its limit a tenant is served in order of arrival, whatever its requests cost.
+    """
+
+    def __init__(self, *, requests_per_minute: int = 30, flows_max: int = 10_000) -> None:
+        super().__init__()
+        self._limit = requests_per_minute
+        self._flows_max = flows_max
+        self._admitted_s: OrderedDict[str, deque[float]] = OrderedDict()
+        """Per tenant, when each of its last requests was admitted; the tenant admitted longest ago first."""
+
+    def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
+        admitted_s = self._admitted_s.get(request.flow.tenant)
+        if admitted_s is None or len(admitted_s) < self._limit:
+            return None
+        opens_in_s = admitted_s[0] + WINDOW_S - now
+        if opens_in_s <= 0:
+            return None
+        return Refused(Refusal.RATE_LIMITED, opens_in_s, Limit("requests", self._limit, 0, opens_in_s))
+
+    def push(self, request: Request, now: float, *, front: bool = False) -> None:
+        super().push(request, now, front=front)
+        if not front:
+            self._count(request.flow.tenant, now)
+
+    def _count(self, tenant: str, now: float) -> None:
+        admitted_s = self._admitted_s.get(tenant)
+        if admitted_s is None:
+            admitted_s = self._admitted_s[tenant] = deque(maxlen=self._limit)
+        else:
+            self._admitted_s.move_to_end(tenant)
+        admitted_s.append(now)
+        while self._admitted_s:
+            longest_ago_s = next(iter(self._admitted_s.values()))[-1]
+            if len(self._admitted_s) <= self._flows_max and now - longest_ago_s < WINDOW_S:
+                break
+            self._admitted_s.popitem(last=False)

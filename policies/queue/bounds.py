@@ -1,0 +1,167 @@
+"""Who waits, within which bounds, and who gives way when the queue is full?
+
+Order is the policy's business; here are only the bounds: requests, bytes and time. What is inside an interaction waits
+longer before it expires, and gives way after everything else: what was spent on it would be lost.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from policies.request import Request
+
+__all__ = ["QueueLimits", "WaitingRoom"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """How much may wait for one pool, how long, and how often may one request fail to reach a backend?"""
+
+    requests_max: int = 10_000
+    bytes_max: int = 268_435_456
+    wait_s_max: float = 120.0
+    attempts_max: int = 3
+    wait_s_max_inside: float = 600.0
+    """The same for a call inside an interaction."""
+
+
+class _TenantQueue:
+    """What one tenant has waiting, oldest first; starts, and calls inside an interaction."""
+
+    __slots__ = ("bytes", "inside", "starts", "weight")
+
+    def __init__(self) -> None:
+        self.starts: OrderedDict[str, Request] = OrderedDict()
+        self.inside: OrderedDict[str, Request] = OrderedDict()
+        self.bytes = 0
+        self.weight = 1.0
+
+    def __len__(self) -> int:
+        return len(self.starts) + len(self.inside)
+
+    def of(self, request: Request) -> OrderedDict[str, Request]:
+        return self.inside if request.inside else self.starts
+
+
+class WaitingRoom:
+    """Every queued request by id, by tenant and by deadline."""
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self.requests: dict[str, Request] = {}
+        """By id."""
+        self._limits = limits
+        self._tenants: dict[str, _TenantQueue] = {}
+        self._deadlines: list[tuple[float, str]] = []
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def get(self, request_id: str) -> Request | None:
+        return self.requests.get(request_id)
+
+    def place_of(self, request: Request) -> int:
+        """How many of its tenant came before it, and itself? O(those of its tenant)."""
+        own = self._tenants[request.flow.tenant]
+        others = (*own.starts.values(), *own.inside.values())
+        return sum(other.arrived_s <= request.arrived_s for other in others)
+
+    def add(self, request: Request, *, front: bool = False) -> None:
+        """Let it in; `front`: it comes back, and counts as the oldest of its tenant."""
+        self.requests[request.id] = request
+        tenant = self._tenants.get(request.flow.tenant)
+        if tenant is None:
+            tenant = self._tenants[request.flow.tenant] = _TenantQueue()
+        queue = tenant.of(request)
+        queue[request.id] = request
+        if front:
+            queue.move_to_end(request.id, last=False)
+        tenant.bytes += request.body_bytes
+        tenant.weight = request.weight
+        self.bytes += request.body_bytes
+        heappush(self._deadlines, (request.deadline_s, request.id))
+
+    def remove(self, request: Request) -> None:
+        del self.requests[request.id]
+        tenant = self._tenants[request.flow.tenant]
+        del tenant.of(request)[request.id]
+        tenant.bytes -= request.body_bytes
+        if not tenant:
+            del self._tenants[request.flow.tenant]
+        self.bytes -= request.body_bytes
+
+    def earliest_deadline_s(self) -> float:
+        """When the first of those waiting expires; infinite if nobody waits."""
+        while self._deadlines and self._deadlines[0][1] not in self.requests:
+            heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else float("inf")
+
+    def expired(self, now: float) -> Request | None:
+        """One whose time is up, or None."""
+        return self.requests[self._deadlines[0][1]] if self.earliest_deadline_s() <= now else None
+
+    def giving_way(self, request: Request) -> list[Request] | None:
+        """Which queued requests are refused so that this one has room? [] none is needed; None: it has no right to any.
+
+        A full queue is shared by weight: whoever has most in it gives up its newest, to one who has less. So a flood
+        meets the bound alone. Starts give way before calls inside an interaction: a start makes such a call give way
+        only if its tenant fills more than half of the queue, and such a call makes the start of any tenant give way
+        as long as its own fills no more than half. O(tenants waiting), and only when the queue is full.
+        """
+        limits = self._limits
+        missing = self.bytes + request.body_bytes - limits.bytes_max
+        if missing > 0:
+            return self._bytes_given(request, missing)
+        if len(self.requests) < limits.requests_max:
+            return []
+        own = self._tenants.get(request.flow.tenant)
+        own_after = (len(own) if own else 0) + 1
+        most = max(self._tenants.items(), key=lambda item: (len(item[1]) / item[1].weight, item[0]))[1]
+        if own is not most and own_after / request.weight <= len(most) / most.weight:
+            if most.starts:
+                return [next(reversed(most.starts.values()))]
+            if request.inside or 2 * len(most) > limits.requests_max:
+                return [next(reversed(most.inside.values()))]
+        if not request.inside:
+            return None
+        giver = self._giver(own, within_half=2 * own_after <= limits.requests_max)
+        return [next(reversed(giver.starts.values()))] if giver is not None else None
+
+    def _bytes_given(self, request: Request, missing: int) -> list[Request] | None:
+        if not self._tenants:
+            return None
+        bytes_max = self._limits.bytes_max
+        most = max(self._tenants.items(), key=lambda item: (item[1].bytes / item[1].weight, item[0]))[1]
+        own = self._tenants.get(request.flow.tenant)
+        own_after = (own.bytes if own else 0) + request.body_bytes
+        if own is not most and own_after / request.weight <= (most.bytes - missing) / most.weight:
+            victims = _newest(most, missing, may_cut=request.inside or 2 * most.bytes > bytes_max)
+            if victims is not None:
+                return victims
+        if not request.inside:
+            return None
+        giver = self._giver(own, within_half=2 * own_after <= bytes_max)
+        return _newest(giver, missing, may_cut=False) if giver is not None else None
+
+    def _giver(self, own: _TenantQueue | None, *, within_half: bool) -> _TenantQueue | None:
+        """Whose starts give way to a call inside an interaction: its own tenant's, or those of who has most."""
+        if own is not None and own.starts:
+            return own
+        if not within_half:
+            return None
+        most = max(self._tenants.items(), key=lambda item: (len(item[1].starts) / item[1].weight, item[0]))[1]
+        return most if most.starts else None
+
+
+def _newest(tenant: _TenantQueue, missing: int, *, may_cut: bool) -> list[Request] | None:
+    """Its newest requests that hold so many bytes, starts first; None if they do not."""
+    victims: list[Request] = []
+    for queue in (tenant.starts, tenant.inside) if may_cut else (tenant.starts,):
+        for victim in reversed(queue.values()):
+            if missing <= 0:
+                return victims
+            victims.append(victim)
+            missing -= victim.body_bytes
+    return victims if missing <= 0 else None

@@ -1,0 +1,212 @@
+"""Who of those waiting has received least? One level of counters, kept in order as they grow.
+
+A `Line` holds the members that have something queued, ordered by (counter, turn, name). Counters mostly grow, and grow
+often (a token at a time), so the heap is corrected lazily: an entry whose member has moved back since is moved when it
+comes to the top. A counter that falls below its entry (a refund) gets a second entry; the older one is dropped when
+it is met.
+
+Lift (VTC, algorithm 2): a member that gets its first queued request is raised to the counter of the next one of those
+waiting, or, if nobody waits, to that of the member that left last. Idling therefore banks no credit, and `max` keeps
+debt. Any value between the least and the greatest waiting counter keeps the bound (remark 4.6). Without `lift`, members
+keep what they did not use (LCF).
+
+Lead: a member may go before those who have received up to so much less. It is not lifted by it, nor are others, and
+what it receives counts: it can be ahead by its lead once, not again and again.
+
+Turns: among equal counters, who was served longest ago goes first. With a `quantum`, counters are read in whole quanta,
+so that a member is served until its counter has passed a multiple of it, and members of one round go in the order in
+which they began to wait (deficit round robin, see `orders.rr`). Whoever comes is raised to the beginning of that
+round: all of its members may use it up, those that were there first and those that were not.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any, Generic, TypeVar
+
+__all__ = ["Line", "Member"]
+
+Entry = Any
+"""(counter or round, turn, name, member): ordered by the first three, and told apart by identity. Typed as a tuple it
+would have none once compiled."""
+
+
+class Member:
+    """One who waits: a tenant among tenants, or a flow inside its tenant."""
+
+    __slots__ = ("base", "counter", "entry", "is_raised", "lead", "name", "queued", "running", "turn")
+
+    def __init__(self, name: tuple[str, ...]) -> None:
+        self.name = name
+        self.counter = 0.0
+        self.base = 0.0
+        """The counter but for what was charged here and other gateways have not heard of."""
+        self.is_raised = False
+        """Lifted since they heard of it."""
+        self.lead = 0.0
+        """It goes before others until it has received this much more than they."""
+        self.queued = 0
+        self.running = 0
+        self.turn = 0
+        """Place among equal counters."""
+        self.entry: Entry = None
+        """Its valid heap entry; None when it does not wait."""
+
+    def __hash__(self) -> int:
+        # Compiled, whoever can be compared cannot be a key, unless it says how.
+        return id(self)
+
+    def __lt__(self, other: Member) -> bool:
+        # Asked by the heap of a namesake only: one of the two was forgotten, and its entry is dropped when it is met.
+        return False
+
+
+M = TypeVar("M", bound=Member)
+
+
+class Line(Generic[M]):
+    """Which member is least served? It holds those who wait, and those who are idle until they are forgotten."""
+
+    def __init__(self, *, lift: bool = True, quantum: float = 0.0) -> None:
+        self._lift = lift
+        self._quantum = quantum
+        self._heap: list[Entry] = []
+        self._idle: OrderedDict[tuple[str, ...], M] = OrderedDict()
+        self._last_left: M | None = None
+        self._turn = 0
+        self._waiting = 0
+        self.least_elsewhere: float | None = None
+        """Counter of the next one of those that wait at other gateways; None: nobody, as far as is known."""
+
+    def floor(self) -> float:
+        """Counter of the next one, here or elsewhere, or of the member that left last if nobody waits."""
+        least, elsewhere = self.least(), self.least_elsewhere
+        if least is not None:
+            return least.counter if elsewhere is None else min(least.counter, elsewhere)
+        if elsewhere is not None:
+            return elsewhere
+        return self._last_left.counter if self._last_left is not None else 0.0
+
+    def least(self) -> M | None:
+        """The waiting member that goes next, or None. Amortised O(log members)."""
+        heap, quantum = self._heap, self._quantum
+        while heap:
+            entry = heap[0]
+            member: M = entry[3]
+            if member.entry is not entry:
+                heappop(heap)
+                continue
+            if len(heap) == 1:
+                return member
+            rank = member.counter // quantum if quantum else member.counter - member.lead
+            if rank <= entry[0] and member.turn == entry[1]:
+                return member
+            member.entry = (rank, member.turn, member.name, member)
+            heapreplace(heap, member.entry)
+        return None
+
+    def _lift_up(self, member: M) -> None:
+        raised_to = self.floor()
+        if self._quantum:
+            raised_to -= raised_to % self._quantum
+        if raised_to > member.counter:
+            member.base += raised_to - member.counter
+            member.counter = raised_to
+            member.is_raised = True
+
+    def queued(self, member: M) -> None:
+        """One more request of this member waits."""
+        if not member.queued:
+            if self._lift:
+                self._lift_up(member)
+            if self._quantum:
+                self._turn += 1
+                member.turn = self._turn
+            self._idle.pop(member.name, None)
+            self._waiting += 1
+            self._enter(member)
+        member.queued += 1
+
+    def dispatched(self, member: M) -> None:
+        """One of its waiting requests goes to a backend."""
+        if not self._quantum:
+            self._turn += 1
+            member.turn = self._turn
+        member.running += 1
+        self._leave_one(member)
+
+    def withdrawn(self, member: M) -> None:
+        """One of its waiting requests is gone without service."""
+        self._leave_one(member)
+        self._note_idle(member)
+
+    def ended(self, member: M) -> None:
+        """One of its dispatched requests is over."""
+        member.running -= 1
+        self._note_idle(member)
+
+    def charged(self, member: M, service: float) -> None:
+        """It has received this much more (less, if negative). O(1), or O(log members) for a refund."""
+        member.counter += service
+        if service < 0 and member.entry is not None and self._rank(member) < member.entry[0]:
+            self._enter(member)
+
+    def leads(self, member: M, lead: float) -> None:
+        """From now on it goes before those who have received up to this much less."""
+        member.lead = lead
+        if member.entry is not None and self._rank(member) < member.entry[0]:
+            self._enter(member)
+
+    def moved(self, member: M) -> None:
+        """Its owner has given it another `turn`. Going back costs nothing until it comes to the top."""
+        if member.entry is not None and member.turn < member.entry[1]:
+            self._enter(member)
+
+    def heard(self, member: M, total: float, told: float) -> None:
+        """All gateways together charged it this much, of which its counter was `told` when they were asked."""
+        member.base += total - told
+        self.charged(member, total - told)
+
+    def first(self, most: int, *, within: float = 1.0) -> list[M]:
+        """Those that go next, in order, at most so many, and only those ranked at most so far behind the first.
+
+        Ranks are rounds of the quantum, or counters if there is none.
+        """
+        entries: list[Entry] = []
+        while (
+            len(entries) < most
+            and self.least() is not None
+            and (not entries or self._heap[0][0] <= entries[0][0] + within)
+        ):
+            entries.append(heappop(self._heap))
+        for entry in entries:
+            heappush(self._heap, entry)
+        return [entry[3] for entry in entries]
+
+    def forget_longest_idle(self) -> M | None:
+        """Drop the member that has had nothing queued or running for longest, and its debt; None if there is none."""
+        return self._idle.popitem(last=False)[1] if self._idle else None
+
+    def _rank(self, member: M) -> float:
+        return member.counter // self._quantum if self._quantum else member.counter - member.lead
+
+    def _enter(self, member: M) -> None:
+        member.entry = (self._rank(member), member.turn, member.name, member)
+        heappush(self._heap, member.entry)
+        if len(self._heap) > 2 * self._waiting + 64:
+            self._heap = [entry for entry in self._heap if entry[3].entry is entry]
+            heapify(self._heap)
+
+    def _leave_one(self, member: M) -> None:
+        member.queued -= 1
+        if not member.queued:
+            self._waiting -= 1
+            member.entry = None
+            self._last_left = member
+            if not self._waiting:
+                self._heap.clear()
+
+    def _note_idle(self, member: M) -> None:
+        if not member.queued and not member.running:
+            self._idle[member.name] = member

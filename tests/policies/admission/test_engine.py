@@ -1,0 +1,447 @@
+"""The admission engine: examples of each event, and every invariant after any sequence of events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from policies.admission.engine import AdmissionEngine, Decision, Dispatch, Failure, QueueLimits, Reject
+from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.limits.ceilings import Ceilings, ThrottleSettings
+from policies.orders.registry import POLICIES, PolicyParams
+from policies.orders.vtc import Vtc
+from policies.request import NO_CLAIM, Claim, Refusal, Request, ServiceTokens
+from tests.policies.making import make_request
+
+LIMITS = QueueLimits(requests_max=8, bytes_max=400, wait_s_max=2.0, attempts_max=3, wait_s_max_inside=4.0)
+WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
+
+
+def engine_of(policy: str = "vtc", *, slots: int | None = 2, limits: QueueLimits = LIMITS) -> AdmissionEngine:
+    engine = AdmissionEngine(POLICIES[policy](PolicyParams()), limits=limits)
+    engine.add_backend("one", max_num_seqs=slots)
+    return engine
+
+
+def dispatched(decisions: Sequence[Decision]) -> list[str]:
+    return [decision.id for decision in decisions if isinstance(decision, Dispatch)]
+
+
+def fill(engine: AdmissionEngine, tenant: str = "a", now: float = 0.0) -> list[str]:
+    """Arrivals until one has to wait; the ids of those that were dispatched."""
+    ids: list[str] = []
+    while not engine.queued:
+        ids += dispatched(engine.arrived(make_request(tenant), now))
+    return ids
+
+
+def test_a_request_that_fits_is_dispatched_at_once() -> None:
+    engine = engine_of()
+    assert engine.arrived(make_request("a", id="x"), 0.0) == [Dispatch("x", "one")]
+    assert engine.next_wakeup() is None
+
+
+def test_no_healthy_backend_is_refused_at_once() -> None:
+    engine = engine_of()
+    engine.backend_changed("one", False, 0.0)
+    (rejected,) = engine.arrived(make_request("a", id="x"), 0.0)
+    assert isinstance(rejected, Reject)
+    assert (rejected.id, rejected.reason) == ("x", Refusal.NO_BACKEND)
+
+
+def test_what_waits_too_long_is_refused_uncharged() -> None:
+    engine = engine_of()
+    fill(engine)
+    wakeup_s = engine.next_wakeup()
+    assert wakeup_s is not None
+    assert wakeup_s <= 2.0
+    (rejected,) = engine.woke(2.0)
+    assert isinstance(rejected, Reject)
+    assert rejected.reason is Refusal.QUEUE_TIMEOUT
+    assert rejected.retry_after_s >= 1.0
+
+
+def test_the_end_of_one_starts_the_next() -> None:
+    engine = engine_of()
+    first = fill(engine)[0]
+    engine.progressed(first, 1, 0.1)
+    assert len(dispatched(engine.finished(first, ServiceTokens(10, 5), 0.2))) == 1
+
+
+def test_a_refused_request_goes_back_to_the_head_unbilled_and_the_backend_is_left_alone() -> None:
+    engine = engine_of()
+    ids = fill(engine)
+    request = engine._leases[ids[-1]].request
+    assert engine.failed(request.id, Failure.REFUSED, 1.0) == []
+    assert request.charged == 0.0
+    wakeup_s = engine.next_wakeup()
+    assert wakeup_s is not None
+    assert 1.0 < wakeup_s < 1.5
+    for other in ids[:-1]:
+        assert engine.finished(other, ServiceTokens(10, 5), 1.0) is not None
+        assert not dispatched(engine.woke(1.0))
+    assert dispatched(engine.woke(wakeup_s))[0] == request.id
+
+
+def test_a_request_that_reaches_no_backend_is_tried_a_bounded_number_of_times() -> None:
+    engine = engine_of()
+    engine.arrived(make_request("a", id="x"), 0.0)
+    decisions: Sequence[Decision] = ()
+    now, attempts = 0.0, 1
+    while not any(isinstance(decision, Reject) for decision in decisions):
+        decisions = engine.failed("x", Failure.UNREACHED, now)
+        wakeup_s = engine.next_wakeup()
+        if wakeup_s is not None:
+            now = wakeup_s
+            attempts += len(dispatched(engine.woke(now)))
+    assert attempts == LIMITS.attempts_max
+    assert [decision.reason for decision in decisions if isinstance(decision, Reject)] == [Refusal.BACKEND_FAILED]
+    assert (engine.queued, engine.dispatched) == (0, 0)
+
+
+def test_requests_refused_in_one_incident_count_as_one_refusal() -> None:
+    engine = engine_of(slots=32, limits=QueueLimits())
+    ids = [dispatched(engine.arrived(make_request("a"), 0.0))[0] for _ in range(16)]
+    for request_id in ids:
+        engine.failed(request_id, Failure.REFUSED, 0.01)
+    wakeup_s = engine.next_wakeup()
+    assert wakeup_s is not None
+    assert wakeup_s < 0.5, "sixteen that were sent together say no more than one does"
+
+
+def test_waking_at_the_named_time_leads_to_a_later_one() -> None:
+    """Or a driver of virtual time would stand still for ever."""
+    engine = engine_of(slots=8)
+    engine.arrived(make_request("a"), 0.0)
+    for taken_s in (0.0, 0.1, 0.3, 0.7):
+        engine.backend_changed("one", Gauges(taken_s, running=1, waiting=9), taken_s)
+        if not engine.queued:
+            engine.arrived(make_request("a"), taken_s)
+        wakeup_s = engine.next_wakeup()
+        assert wakeup_s == pytest.approx(taken_s + 1.0)
+        assert wakeup_s is not None
+        engine.woke(wakeup_s)
+        after_s = engine.next_wakeup()
+        assert after_s is None or after_s > wakeup_s
+        for request_id in list(engine._leases)[1:]:
+            engine.cancelled(request_id, wakeup_s)
+
+
+def test_an_arrival_takes_the_room_that_time_has_made() -> None:
+    """An answer that is not streamed has started, by its pace; nobody else will say so."""
+    engine = engine_of(slots=8)
+    engine.backend_changed("one", Gauges(0.0, running=0, waiting=0), 0.0)
+    engine.arrived(make_request("a", prompt=2000, streamed=False), 0.0)
+    assert engine.arrived(make_request("a", id="waits", prompt=2000), 0.0) == []
+    assert engine.obstacle == "prefill"
+    started_s = engine.next_wakeup()
+    assert started_s is not None
+    seen = dispatched(engine.arrived(make_request("a", id="next", prompt=1), started_s + 0.5))
+    if "waits" not in seen:
+        wakeup_s = engine.next_wakeup()
+        assert wakeup_s is not None
+        assert wakeup_s < started_s + 0.6, "the room is there, and nothing but the deadline will wake the queue"
+
+
+def test_the_first_to_give_way_is_not_the_one_that_a_backend_returned() -> None:
+    engine = engine_of(slots=8)
+    engine.arrived(make_request("a", id="returned", prompt=100), 0.0)
+    for number in range(LIMITS.requests_max - 1):
+        engine.arrived(make_request("a", id=f"later{number}", prompt=5000), 0.0)
+    engine.failed("returned", Failure.REFUSED, 0.1)
+    assert engine.queued == LIMITS.requests_max
+    rejected = [decision.id for decision in engine.arrived(make_request("b"), 0.15) if isinstance(decision, Reject)]
+    assert rejected == [f"later{LIMITS.requests_max - 2}"]
+
+
+class Admission(RuleBasedStateMachine):
+    """Any events in any order; the books are right after each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.serial = 0
+        self.queued: dict[str, Request] = {}
+        self.dispatched: dict[str, tuple[Request, str]] = {}
+        self.ended: dict[str, Request] = {}
+        self.was_dispatched: set[str] = set()
+        self.lifts: dict[str, tuple[object, float, float]] = {}
+        self.settled: dict[str, float] = dict.fromkeys(WEIGHTS, 0.0)
+
+    @initialize(policy=st.sampled_from(sorted(POLICIES)), slots=st.sampled_from([None, 1, 3]), headroom=st.booleans())
+    def begin(self, policy: str, slots: int | None, headroom: bool) -> None:
+        settings = CapacitySettings(headroom=0.3 if headroom else 0.0)
+        params = PolicyParams(throttle=ThrottleSettings(user=Ceilings(starts=2)), lead_tokens=1000.0)
+        self.engine = AdmissionEngine(POLICIES[policy](params), limits=LIMITS, capacity=settings)
+        self.engine.add_backend("one", max_num_seqs=slots)
+        self.engine.add_backend("two")
+
+    def apply(self, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
+            request = self.queued.pop(decision.id)  # nothing else can be dispatched or rejected
+            if isinstance(decision, Dispatch):
+                assert request.arrived_s <= self.now < request.deadline_s
+                assert self.engine.backends[decision.backend].healthy
+                self.dispatched[request.id] = (request, decision.backend)
+                self.was_dispatched.add(request.id)
+            else:
+                assert request.charged == 0.0, "a rejected request was charged"
+                assert 1.0 <= decision.retry_after_s <= 60.0
+                self.ended[request.id] = request
+
+    def end(self, request_id: str, service: ServiceTokens | None) -> None:
+        request, _ = self.dispatched.pop(request_id)
+        self.ended[request_id] = request
+        if service is not None and isinstance(self.engine.policy, Vtc):
+            assert request.charged == service.prompt + 2 * service.output
+        self.settled[request.flow.tenant] += request.charged / request.weight
+
+    def pick(self, number: int) -> str:
+        ids = sorted(self.dispatched)
+        return ids[number % len(ids)]
+
+    # --- events ---
+
+    @rule(
+        tenant=st.sampled_from(sorted(WEIGHTS)),
+        user=st.sampled_from(["", "x"]),
+        prompt=st.sampled_from([1, 30, 700, 3000]),
+        body_bytes=st.sampled_from([0, 10, 90, 390, 500]),
+        sequences=st.sampled_from([1, 1, 1, 2, 5]),
+        streamed=st.booleans(),
+        claim=st.sampled_from([NO_CLAIM, NO_CLAIM, Claim("i"), Claim("i", begins=True), Claim("j", 9, ends=True)]),
+    )
+    def arrives(
+        self, tenant: str, user: str, prompt: int, body_bytes: int, sequences: int, streamed: bool, claim: Claim
+    ) -> None:
+        self.serial += 1
+        request = make_request(
+            tenant, id=f"r{self.serial:03}", user=user, weight=WEIGHTS[tenant], prompt=prompt, body_bytes=body_bytes,
+            sequences=sequences, streamed=streamed, arrived_s=self.now, claim=claim,
+        )  # fmt: skip
+        fresh = self.fresh()
+        self.queued[request.id] = request
+        decisions = self.engine.arrived(request, self.now)
+        for decision in decisions:
+            if isinstance(decision, Reject) and decision.reason in (Refusal.OVER_USER_LIMIT, Refusal.OVER_APP_LIMIT):
+                assert self.engine.pressure(self.now).overloaded
+                assert not request.inside
+                assert decision.limit is not None
+                assert decision.limit.remaining == 0
+        self.apply(decisions)
+        if not any(isinstance(decision, Reject) for decision in decisions):
+            assert len(fresh) < LIMITS.requests_max
+        if Reject(request.id, Refusal.QUEUE_FULL, 1.0) in decisions:
+            assert len(self.queued) == LIMITS.requests_max or body_bytes + self.engine.queued_bytes > LIMITS.bytes_max
+
+    def fresh(self) -> list[Request]:
+        """Those queued that were never dispatched: one that comes back is not refused for want of room."""
+        return [request for request in self.queued.values() if request.id not in self.was_dispatched]
+
+    @precondition(lambda self: self.dispatched)
+    @rule(number=st.integers(0, 20), tokens=st.sampled_from([0, 1, 1, 40, 300]))
+    def progresses(self, number: int, tokens: int) -> None:
+        self.apply(self.engine.progressed(self.pick(number), tokens, self.now))
+
+    @precondition(lambda self: self.dispatched)
+    @rule(
+        number=st.integers(0, 20),
+        output=st.integers(0, 100),
+        wrong=st.sampled_from([0, 0, -1, 12]),
+        awaits_more=st.sampled_from([None, True, False]),
+    )
+    def finishes(self, number: int, output: int, wrong: int, awaits_more: bool | None) -> None:
+        request_id = self.pick(number)
+        request, _ = self.dispatched[request_id]
+        service = ServiceTokens(max(0, request.prompt_tokens + wrong), output)
+        decisions = self.engine.finished(request_id, service, self.now, awaits_more)
+        self.end(request_id, service)
+        self.apply(decisions)
+
+    @precondition(lambda self: self.dispatched)
+    @rule(number=st.integers(0, 20), failure=st.sampled_from([Failure.REFUSED, Failure.UNREACHED]))
+    def comes_back(self, number: int, failure: Failure) -> None:
+        request_id = self.pick(number)
+        request, _ = self.dispatched.pop(request_id)
+        self.queued[request_id] = request
+        attempts = request.attempts
+        decisions = self.engine.failed(request_id, failure, self.now)
+        assert request.attempts == attempts + (failure is Failure.UNREACHED) <= LIMITS.attempts_max
+        if request_id not in dispatched(decisions):
+            assert request.charged == 0.0, "what was refused was billed"
+        self.apply(decisions)
+
+    @precondition(lambda self: self.dispatched)
+    @rule(number=st.integers(0, 20), known=st.booleans())
+    def breaks(self, number: int, known: bool) -> None:
+        request_id = self.pick(number)
+        service = ServiceTokens(5, 6) if known else None
+        decisions = self.engine.failed(request_id, Failure.BROKEN, self.now, service)
+        self.end(request_id, service)
+        self.apply(decisions)
+
+    @precondition(lambda self: self.dispatched)
+    @rule(number=st.integers(0, 20), known=st.booleans())
+    def is_cancelled_running(self, number: int, known: bool) -> None:
+        request_id = self.pick(number)
+        service = ServiceTokens(5, 6) if known else None
+        decisions = self.engine.cancelled(request_id, self.now, service)
+        self.end(request_id, service)
+        self.apply(decisions)
+
+    @precondition(lambda self: self.queued)
+    @rule(number=st.integers(0, 20))
+    def is_cancelled_queued(self, number: int) -> None:
+        request_id = sorted(self.queued)[number % len(self.queued)]
+        decisions = self.engine.cancelled(request_id, self.now)
+        request = self.ended[request_id] = self.queued.pop(request_id)
+        assert request.charged == 0.0
+        self.apply(decisions)
+
+    @rule(name=st.sampled_from(["one", "two"]), healthy=st.sampled_from([True, True, False]))
+    def changes_health(self, name: str, healthy: bool) -> None:
+        self.apply(self.engine.backend_changed(name, healthy, self.now))
+
+    @rule(
+        name=st.sampled_from(["one", "two"]),
+        waiting=st.sampled_from([None, 0, 1, 9]),
+        running=st.sampled_from([None, 0, 3]),
+        usage=st.sampled_from([None, 0.0, 0.5, 0.99]),
+        capacity=st.sampled_from([None, 4000]),
+    )
+    def is_scraped(
+        self, name: str, waiting: int | None, running: int | None, usage: float | None, capacity: int | None
+    ) -> None:
+        gauges = Gauges(self.now, running, waiting, usage, capacity, 16)
+        self.apply(self.engine.backend_changed(name, gauges, self.now))
+
+    @rule(seconds=st.sampled_from([0.001, 0.02, 0.3, 1.5]))
+    def time_passes(self, seconds: float) -> None:
+        """Timers fire on the way, a little late."""
+        until_s = self.now + seconds
+        for _ in range(1000):
+            wakeup_s = self.engine.next_wakeup()
+            if wakeup_s is None or wakeup_s + 1e-6 > until_s:
+                break
+            self.now = max(self.now, wakeup_s) + 1e-6
+            self.apply(self.engine.woke(self.now))
+        else:
+            raise AssertionError("more than a thousand timers in a moment")
+        self.now = max(self.now, until_s)
+
+    @rule()
+    def nothing_was_missed(self) -> None:
+        """Whatever could be dispatched has been: waking without a reason adds nothing."""
+        assert dispatched(self.engine.woke(self.now)) == []
+
+    # --- what always holds ---
+
+    @invariant()
+    def every_request_is_in_one_state(self) -> None:
+        engine = self.engine
+        assert engine.queued == len(engine.policy) == len(self.queued)
+        assert all(engine._waiting.get(request_id) is request for request_id, request in self.queued.items())
+        assert {(lease.request.id, lease.backend) for lease in engine._leases.values()} == {
+            (request_id, backend) for request_id, (_, backend) in self.dispatched.items()
+        }
+        assert len(self.queued) + len(self.dispatched) + len(self.ended) == self.serial
+
+    @invariant()
+    def interactions_know_their_calls(self) -> None:
+        requests = [*self.queued.values(), *(request for request, _ in self.dispatched.values())]
+        table = self.engine.interactions
+        for interaction in (one for own in table._open.values() for one in own.values()):
+            assert interaction.under_way == sum(request.interaction is interaction for request in requests)
+        for request in requests:
+            assert (request.interaction is None) == (request.claim == NO_CLAIM)
+
+    @invariant()
+    def every_request_can_be_explained(self) -> None:
+        for request_id in [*self.queued, *self.dispatched]:
+            explanation = self.engine.explain(request_id, self.now)
+            assert explanation is not None
+            assert explanation.state == ("queued" if request_id in self.queued else "dispatched")
+
+    @invariant()
+    def queue_bounds_hold(self) -> None:
+        assert len(self.fresh()) <= LIMITS.requests_max
+        assert sum(request.body_bytes for request in self.fresh()) <= LIMITS.bytes_max
+        assert self.engine.queued_bytes == sum(request.body_bytes for request in self.queued.values())
+
+    @invariant()
+    def ledgers_are_the_sums_of_their_leases(self) -> None:
+        for name, ledger in self.engine.backends.items():
+            leases = [lease for lease in self.engine._leases.values() if lease.backend == name]
+            assert sorted(ledger.leases) == sorted(lease.request.id for lease in leases)
+            starting = [lease for lease in leases if lease.started_s is None]
+            assert sorted(ledger._starting) == sorted(lease.request.id for lease in starting)
+            assert ledger._sequences == sum(lease.request.sequences for lease in leases)
+            assert ledger._held_tokens == sum(lease.held_tokens for lease in leases)
+            assert ledger._starting_tokens == sum(lease.request.prompt_tokens for lease in starting)
+
+    @invariant()
+    def shares_are_the_sums_of_their_leases(self) -> None:
+        shares = self.engine._shares
+        leases = list(self.engine._leases.values())
+        assert shares._held_tokens == sum(lease.held_tokens for lease in leases)
+        for tenant, share in shares._shares.items():
+            own = [lease for lease in leases if lease.request.flow.tenant == tenant]
+            queued = [request for request in self.queued.values() if request.flow.tenant == tenant]
+            assert (share.running, share.queued) == (len(own), len(queued))
+            assert share.held_tokens == sum(lease.held_tokens for lease in own)
+        assert shares._weights == sum(share.weight for share in shares._shares.values())
+
+    @invariant()
+    def counters_are_service_and_lifts(self) -> None:
+        """What a counter has beyond the service of its tenant are lifts, and a lift only raises."""
+        if not isinstance(self.engine.policy, Vtc):
+            return
+        members = self.engine.policy._backlog._tenants
+        for tenant, weight in WEIGHTS.items():
+            member = members.get(tenant)
+            if member is None:
+                self.lifts.pop(tenant, None)
+                continue
+            running = [request.charged for request, _ in self.dispatched.values() if request.flow.tenant == tenant]
+            service = self.settled[tenant] + sum(running) / weight
+            known, before, lifted = self.lifts.get(tenant, (None, 0.0, 0.0))
+            if known is not member:
+                before = self.settled[tenant] if known is not None or member.counter < service else 0.0
+                lifted = member.counter - service + before
+            lift = member.counter - (service - before)
+            assert lift >= lifted - 1e-6, "a counter holds less than what its tenant received"
+            self.lifts[tenant] = (member, before, lift)
+
+    @invariant()
+    def something_will_happen_while_anybody_waits(self) -> None:
+        wakeup_s = self.engine.next_wakeup()
+        assert (wakeup_s is None) == (not self.queued)
+        if wakeup_s is not None:
+            assert wakeup_s <= min(request.deadline_s for request in self.queued.values())
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for request_id in sorted(self.dispatched):
+            self.apply(self.engine.progressed(request_id, 1, self.now))
+        for _ in range(3000):
+            wakeup_s = self.engine.next_wakeup()
+            if wakeup_s is None:
+                break
+            self.now = max(self.now, wakeup_s) + 1e-6
+            self.apply(self.engine.woke(self.now))
+        assert not self.queued, "waking at the named times neither served nor expired everything"
+        for request_id in sorted(self.dispatched):
+            self.apply(self.engine.finished(request_id, ServiceTokens(1, 1), self.now))
+            self.end(request_id, ServiceTokens(1, 1))
+        self.ledgers_are_the_sums_of_their_leases()
+        self.shares_are_the_sums_of_their_leases()
+        assert self.engine.dispatched == 0
+
+
+TestAdmission = Admission.TestCase
+TestAdmission.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,85 @@
+"""Who is active, and who holds less than its fair share."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.capacity.fair_shares import Shares
+from tests.policies.making import make_request
+
+
+def test_shares_are_by_weight() -> None:
+    shares = Shares()
+    light, heavy = make_request("light", weight=1.0), make_request("heavy", weight=3.0)
+    for request in (light, heavy):
+        shares.seen(request, 0.0)
+    shares.dispatched(heavy, 70)
+    shares.dispatched(light, 30)
+    assert not shares.is_below(light), "30 of 100 is more than a quarter"
+    assert shares.is_below(heavy)
+    shares.grew(heavy, 100)
+    assert shares.is_below(light)
+    assert not shares.is_below(heavy)
+
+
+def test_with_nothing_dispatched_everybody_is_below() -> None:
+    shares = Shares()
+    request = make_request()
+    shares.seen(request, 0.0)
+    assert shares.is_below(request)
+    assert not shares.someone_is_absent()
+
+
+def test_a_tenant_is_active_for_a_while_after_its_last_request() -> None:
+    shares = Shares(active_s=30.0)
+    gone, here = make_request("gone"), make_request("here")
+    shares.seen(gone, 0.0)
+    shares.withdrawn(gone)
+    shares.seen(here, 30.0)
+    assert shares.someone_is_absent()
+    shares.seen(here, 30.1)
+    assert not shares.someone_is_absent()
+
+
+def test_a_tenant_with_a_long_request_stays_active() -> None:
+    shares = Shares(active_s=30.0)
+    long, here = make_request("long"), make_request("here")
+    shares.seen(long, 0.0)
+    shares.dispatched(long, 10)
+    for second in range(0, 200, 10):
+        shares.seen(here, float(second))
+        shares.withdrawn(here)
+    shares.seen(here, 200.0)
+    assert shares.someone_is_absent()
+    shares.ended(long, 10)
+    shares.seen(here, 300.0)
+    assert not shares.someone_is_absent()
+
+
+def test_whoever_waits_in_the_queue_is_not_absent() -> None:
+    shares = Shares()
+    one, two = make_request("one"), make_request("two")
+    shares.seen(one, 0.0)
+    shares.seen(two, 0.0)
+    assert not shares.someone_is_absent()
+    shares.dispatched(two, 10)
+    assert shares.someone_is_absent()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    arrivals=st.lists(
+        st.tuples(st.sampled_from("abcd"), st.sampled_from([0.1, 0.7, 1.0, 3.0]), st.integers(0, 40)), max_size=60
+    )
+)
+def test_weights_are_those_of_the_active(arrivals: list[tuple[str, float, int]]) -> None:
+    shares, now = Shares(), 0.0
+    for tenant, weight, seconds in arrivals:
+        now += seconds
+        request = make_request(tenant, weight=weight)
+        shares.seen(request, now)
+        shares.withdrawn(request)
+        assert shares._weights == pytest.approx(sum(share.weight for share in shares._shares.values()))
+        assert all(now - share.seen_s <= 30.0 for share in shares._shares.values())

@@ -1,0 +1,353 @@
+"""The KV ledger: what a backend is believed to be able to start, by our books and by its gauges."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.capacity.kv_forecast import LOOKS, Growing, KvForecast, still_to_come
+from policies.capacity.lease import Lease
+from policies.capacity.ledger import PREFILL_TOKENS_MAX, PREFILL_TOKENS_MIN, BackendLedger
+from policies.capacity.obstacle import Obstacle
+from policies.capacity.slots import FIRST_SLOTS, Slots
+from policies.request import Request
+from tests.policies.making import make_request
+
+SETTINGS = CapacitySettings()
+
+
+def start(
+    ledger: BackendLedger, request: Request, now: float = 0.0, *, started: bool = True, spare: bool = False
+) -> Lease:
+    lease = Lease(request, ledger.name, now)
+    ledger.add(lease, spare=spare)
+    if started:
+        ledger.started(lease, now)
+    return lease
+
+
+def obstacle(
+    ledger: BackendLedger, request: Request | None = None, now: float = 0.0, *, spare: bool = True, absent: bool = False
+) -> Obstacle | None:
+    return ledger.obstacle(request or make_request(), spare=spare, absent=absent, now=now)
+
+
+def admitted(ledger: BackendLedger, *, spare: bool, absent: bool) -> int:
+    number = 0
+    while obstacle(ledger, spare=spare, absent=absent) is None:
+        start(ledger, make_request(prompt=1))
+        number += 1
+    return number
+
+
+def test_an_idle_backend_may_always_be_probed() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=1)
+    ledger.observe(Gauges(0.0, running=9, waiting=99, kv_usage=1.0, kv_capacity_tokens=100, block_size=16), 0.0)
+    assert obstacle(ledger, make_request(prompt=5000, sequences=7)) is None
+    ledger.healthy = False
+    assert obstacle(ledger) == "closed"
+
+
+def test_known_slots_leave_headroom_for_those_below_their_share() -> None:
+    assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20), spare=False, absent=True) == 19
+    assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20), spare=True, absent=True) == 22
+    assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20), spare=False, absent=False) == 22
+
+
+def test_the_configured_concurrency_is_never_exceeded() -> None:
+    ledger = BackendLedger("b", CapacitySettings(concurrency_max=5), max_num_seqs=20)
+    assert admitted(ledger, spare=True, absent=False) == 5
+
+
+def test_more_are_under_way_only_if_slots_stay_empty_for_as_long_as_requests_are_held_back() -> None:
+    def under_way(*, held_back_s: float) -> int:
+        slots = Slots(32, waiting_target=2, headroom=0.0, most=None)
+        for tick in range(105):
+            if tick >= 105 - 10 * held_back_s:
+                assert not slots.has_room(33 + 32 + 2, keep_headroom=False)
+            slots.seen(22, 0, tick / 10, lifetime_s=0.3, is_sustained=True)
+        room = 32
+        while slots.has_room(room + 1, keep_headroom=False):
+            room += 1
+        return room - 32 - 2
+
+    assert under_way(held_back_s=0.9) == 0
+    assert under_way(held_back_s=1.5) == 5, "half of those that are empty"
+
+
+def test_a_burst_is_not_judged_by_its_first_page_though_none_was_read_while_idle() -> None:
+    slots = Slots(32, waiting_target=2, headroom=0.0, most=None)
+    for now in (1.0, 9.0):
+        assert not slots.has_room(35, keep_headroom=False)
+        slots.seen(2, 0, now, lifetime_s=0.3, is_sustained=True)
+        assert not slots.has_room(35, keep_headroom=False)
+        slots.emptied()
+
+
+def test_unknown_slots_grow_as_requests_are_seen_to_start() -> None:
+    ledger = BackendLedger("b", SETTINGS)
+    unseen = 0
+    while obstacle(ledger) is None:
+        start(ledger, make_request(prompt=1), started=False)
+        unseen += 1
+    assert FIRST_SLOTS <= unseen <= FIRST_SLOTS + 4
+    for _ in range(50):
+        for lease in list(ledger._starting.values()):
+            ledger.started(lease, 0.1)
+        while obstacle(ledger) is None:
+            start(ledger, make_request(prompt=1), started=False)
+    assert ledger.counts()[2] > 100
+
+
+def test_an_engine_with_a_queue_of_its_own_shows_its_slots() -> None:
+    ledger = BackendLedger("b", SETTINGS)
+    for _ in range(40):
+        start(ledger, make_request(prompt=1))
+    ledger.observe(Gauges(1.0, running=32, waiting=8), 1.0)
+    ledger.observe(Gauges(1.1, running=32, waiting=8), 1.1)
+    assert ledger.counts()[2] == 32
+
+
+def test_a_queue_for_want_of_kv_says_nothing_of_slots() -> None:
+    ledger = BackendLedger("b", SETTINGS)
+    for _ in range(40):
+        start(ledger, make_request(prompt=1))
+    ledger.observe(Gauges(1.0, running=32, waiting=8, kv_usage=0.97), 1.0)
+    ledger.observe(Gauges(1.1, running=32, waiting=8, kv_usage=0.97), 1.1)
+    assert ledger.counts()[2] == 40
+
+
+def test_the_prefill_window_holds_one_however_long_and_then_its_size() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    start(ledger, make_request(prompt=PREFILL_TOKENS_MIN * 3))  # has started: takes no room in the window
+    assert obstacle(ledger, make_request(prompt=PREFILL_TOKENS_MIN * 3)) is None
+    start(ledger, make_request(prompt=PREFILL_TOKENS_MIN - 10), started=False)
+    assert obstacle(ledger, make_request(prompt=10)) is None
+    assert obstacle(ledger, make_request(prompt=11)) == "prefill"
+
+
+def test_the_prefill_window_adapts_between_its_bounds() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    start(ledger, make_request(prompt=10), started=False)
+    for second in range(100):
+        assert obstacle(ledger, make_request(prompt=PREFILL_TOKENS_MAX)) == "prefill"
+        ledger.observe(Gauges(float(second), waiting=0), float(second))
+    assert ledger._prefill_tokens == PREFILL_TOKENS_MAX
+    for second in range(100, 200):
+        ledger.observe(Gauges(float(second), running=1, waiting=3), float(second))
+    assert ledger._prefill_tokens == PREFILL_TOKENS_MIN
+
+
+def test_an_unused_prefill_window_does_not_grow() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    for second in range(10):
+        ledger.observe(Gauges(float(second), waiting=0), float(second))
+    assert ledger._prefill_tokens == PREFILL_TOKENS_MIN
+
+
+def test_a_waiting_gauge_holds_back_until_it_is_stale() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    start(ledger, make_request())
+    ledger.observe(Gauges(5.0, running=1, waiting=3), 5.0)
+    assert obstacle(ledger, now=5.0) == "waiting"
+    opens_s = ledger.opens_s(5.0)
+    assert opens_s == pytest.approx(6.0)
+    assert opens_s is not None
+    assert obstacle(ledger, now=opens_s) is None, "when it says it opens, it is open"
+
+
+def test_a_waiting_gauge_at_the_target_does_not() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    start(ledger, make_request())
+    ledger.observe(Gauges(5.0, running=1, waiting=2), 5.0)
+    assert obstacle(ledger, now=5.0) is None
+
+
+def test_each_refusal_in_a_row_doubles_the_pause_up_to_its_bound() -> None:
+    ledger, now, pauses = BackendLedger("b", SETTINGS), 0.0, []
+    for _ in range(8):
+        ledger.refused(now)
+        assert obstacle(ledger, now=now) == "closed"
+        opens_s = ledger.opens_s(now)
+        assert opens_s is not None
+        assert obstacle(ledger, now=opens_s) is None
+        pauses.append(opens_s - now)
+        now = opens_s
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
+    start(ledger, make_request(), now)
+    ledger.refused(now)
+    assert ledger.opens_s(now) == pytest.approx(now + 0.1), "a start ends the row"
+
+
+def test_kv_is_kept_below_the_ceiling_with_room_for_a_request_of_those_below_their_share() -> None:
+    def fitting(*, spare: bool) -> int:
+        ledger = BackendLedger("b", SETTINGS, max_num_seqs=1000)
+        ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
+        for _ in range(30):
+            ledger.remove(start(ledger, make_request(prompt=42, expected=50, reserved=50), spare=True), 0.0)
+        number = 0
+        while obstacle(ledger, make_request(prompt=42, expected=50, reserved=50), spare=spare, absent=True) is None:
+            start(ledger, make_request(prompt=42, expected=50, reserved=50))
+            number += 1
+        return number
+
+    assert (fitting(spare=True), fitting(spare=False)) == (98, 97)  # 92 and half a block are 100 tokens
+
+
+def test_what_is_kept_for_long_answers_grows_with_the_root_of_their_number() -> None:
+    def kept(sequences: int) -> float:
+        """Share of the cache that is not in use when no more fit, each of them holding a hundredth to begin with."""
+        capacity = 100 * sequences
+        ledger = BackendLedger("b", SETTINGS, max_num_seqs=10_000)
+        ledger.observe(Gauges(0.0, kv_capacity_tokens=capacity, block_size=16), 0.0)
+        number = 0
+        while obstacle(ledger, make_request(prompt=92, output_max=4000, expected=20, reserved=46)) is None:
+            start(ledger, make_request(prompt=92, output_max=4000, expected=20, reserved=46))
+            number += 1
+        return 1 - number * 100 / capacity
+
+    few, many = kept(20), kept(200)
+    assert 0.02 < many < few < 0.3
+    # Two hundredths are beyond the ceiling in both.
+    assert (few - 0.02) / (many - 0.02) > 2
+
+
+def test_answers_of_known_length_are_kept_room_for_in_full() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    ledger.observe(Gauges(0.0, kv_capacity_tokens=1000, block_size=16), 0.0)
+    start(ledger, make_request(prompt=92, output_max=400, expected=300, reserved=300))
+    assert obstacle(ledger, make_request(prompt=92, output_max=400, expected=300, reserved=300)) is None
+    start(ledger, make_request(prompt=92, output_max=400, expected=300, reserved=300))
+    assert obstacle(ledger, make_request(prompt=92, output_max=400, expected=300, reserved=300)) == "kv"
+
+
+def test_kv_that_others_use_is_not_ours() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    start(ledger, make_request(prompt=82, reserved=10))
+    for second in range(20):
+        ledger.observe(Gauges(float(second), kv_usage=0.59, kv_capacity_tokens=1000, block_size=16), float(second))
+    assert obstacle(ledger, make_request(prompt=392), now=20.0) == "kv"
+    assert obstacle(ledger, make_request(prompt=292), now=20.0) is None
+    assert ledger.kv_fraction() == pytest.approx(0.6, abs=0.01)
+
+
+def test_what_ended_while_a_page_was_under_way_is_nobody_else_s() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    gone, stays = (start(ledger, make_request(prompt=392)) for _ in range(2))
+    ledger.remove(gone, 1.5)
+    ledger.observe(Gauges(1.0, kv_usage=0.8, kv_capacity_tokens=1000, block_size=16), 2.0)
+    assert ledger.kv_fraction() == pytest.approx(0.4, abs=0.01)
+    ledger.observe(Gauges(2.0, kv_usage=0.8, kv_capacity_tokens=1000, block_size=16), 3.0)
+    assert ledger.kv_fraction() > 0.5, "a page from after its end does not count it"
+    assert stays.request.id in ledger.leases
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    leases=st.lists(
+        st.tuples(st.integers(1, 300), st.integers(0, 80), st.integers(0, 60), st.integers(1, 3)), max_size=8
+    ),
+    prompt=st.integers(1, 300),
+    grows=st.integers(0, 80),
+    sequences=st.integers(1, 3),
+    delay=st.integers(0, 20),
+)
+def test_the_peak_is_that_of_growing_everything_token_by_token(
+    leases: list[tuple[int, int, int, int]], prompt: int, grows: int, sequences: int, delay: int
+) -> None:
+    candidate = Growing(float(grows), float(prompt), sequences, float(grows), 0.0)
+    others = [
+        Growing(float(more), float(held + done * n), n, float(more + done), float(done))
+        for held, more, done, n in leases
+    ]
+    everybody = [candidate, *(other for other in others if other.grows >= delay)]
+    moments = range(142)
+    expected = max(
+        sum(each.held + moment * each.sequences for each in everybody if each.grows >= moment) for moment in moments
+    )
+    assert KvForecast(others).peak_with(candidate, delay) == pytest.approx(expected)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(st.integers(0, 200), st.integers(1, 500), st.integers(1, 3), st.integers(0, 100)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_a_spread_of_ends_is_their_mean_and_a_standard_deviation(requests: list[tuple[int, int, int, int]]) -> None:
+    growing = [Growing(float(g), float(h), n, g + w / 2, 0.0, float(w if w > 1 else 0)) for g, h, n, w in requests]
+
+    def level(step: float) -> float:
+        shares = [(each, each.share_at(step)) for each in growing]
+        mean = sum(share * (each.held + each.sequences * step) for each, share in shares)
+        return mean + sqrt(sum(share * (1 - share) * each.held**2 for each, share in shares))
+
+    ends = [step for each in growing[1:] for step in (each.grows, each.grows + each.spread)]
+    looks = [max(ends, default=0.0) / 2**look for look in range(LOOKS + 1)]
+    expected = max(map(level, [growing[0].grows, *ends, *looks]))
+    assert KvForecast(growing[1:]).peak_with(growing[0]) == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("expected", "reserved", "done", "least", "width"),
+    [
+        (100, 100, 0, 100, 0),  # all alike
+        (100, 100, 40, 60, 0),
+        (100, 230, 0, 0, 200),  # they end at random
+        (100, 230, 150, 0, 200),  # and whoever has come so far has as much to go
+        (100, 165, 20, 30, 100),
+        (100, 100, 400, 0, 200),  # longer than its like: a quarter more in the mean
+        (100, 230, 900, 0, 100),  # but not beyond the most that it may take
+        (100, 230, 1000, 0, 0),
+        (100, 100, 1001, 0, 0),
+    ],
+)
+def test_what_is_still_to_come(expected: float, reserved: float, done: float, least: float, width: float) -> None:
+    assert still_to_come(expected, reserved, 1000, done) == pytest.approx((least, width))
+
+
+def test_starts_are_level_when_spread_and_not_when_together() -> None:
+    capacity = 20 * 390.0
+    fresh = Growing(200.0, 290.0, 1, 200.0, 0.0)
+    spread = [Growing(200.0 - 10 * step, 290.0 + 10 * step, 1, 200.0, 10.0 * step) for step in range(1, 19)]
+    together = [fresh] * 16
+    assert KvForecast(spread).is_level_with(fresh, capacity)
+    assert not KvForecast(together).is_level_with(fresh, capacity)
+    assert KvForecast([]).is_level_with(fresh, capacity)
+    assert KvForecast(together).is_level_with(Growing(100.0, 290.0, 1, 200.0, 0.0, 200.0), capacity), "nor end together"
+
+
+def test_an_answer_that_outgrows_its_reserve_takes_more_of_the_ledger() -> None:
+    ledger = BackendLedger("b", SETTINGS)
+    lease = start(ledger, make_request(prompt=100, output_max=1000, reserved=50))
+    assert lease.held_tokens == 158
+    lease.output_tokens = 40
+    ledger.regrown(lease)
+    assert lease.held_tokens == 158
+    lease.output_tokens = 80
+    ledger.regrown(lease)
+    assert lease.held_tokens == 208, "a quarter of what it has taken, on top"
+    ledger.remove(lease, 1.0)
+    assert (ledger._held_tokens, ledger.counts()[:2]) == (0, (0, 0))
+
+
+def test_unstreamed_answers_start_by_the_gauges_in_order_of_dispatch() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    leases = [start(ledger, make_request(streamed=False), 0.01 * number, started=False) for number in range(5)]
+    ledger.observe(Gauges(1.0, running=3, waiting=2), 1.0)
+    assert [lease.started_s is not None for lease in leases] == [True, True, True, False, False]
+
+
+def test_full_means_the_slots_that_run() -> None:
+    ledger = BackendLedger("b", SETTINGS)
+    for _ in range(6):
+        start(ledger, make_request())
+    start(ledger, make_request(), started=False)
+    ledger.full()
+    assert ledger.counts()[2] == 6

@@ -1,0 +1,83 @@
+"""Output lengths: a mean to charge, a high quantile to reserve, each learned from one's own answers first."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.capacity.output_lengths import ENOUGH, WINDOW, KnownLengths, OutputLengths, OutputPredictor
+from policies.request import Request
+from tests.policies.making import make_request
+
+
+def of(app: str, output_max: int = 10_000) -> Request:
+    return make_request(app=app, output_max=output_max)
+
+
+CHAT, BATCH = of("chat"), of("batch")
+
+
+def test_nothing_known_is_the_configured_guess_within_the_limit_of_the_request() -> None:
+    lengths = OutputLengths(unknown_tokens=256)
+    assert (lengths.expected(of("chat", 1000)), lengths.reserved(of("chat", 1000))) == (256.0, 256)
+    assert (lengths.expected(of("chat", 10)), lengths.reserved(of("chat", 10))) == (10.0, 10)
+
+
+def test_the_pool_speaks_for_a_newcomer_and_each_app_for_itself() -> None:
+    lengths = OutputLengths()
+    for _ in range(ENOUGH):
+        lengths.learn(CHAT, 100)
+    assert lengths.reserved(BATCH) == 100
+    for _ in range(ENOUGH - 1):
+        lengths.learn(BATCH, 20)
+    assert lengths.reserved(BATCH) == 100
+    lengths.learn(BATCH, 20)
+    assert (lengths.reserved(BATCH), lengths.reserved(CHAT)) == (20, 100)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 500), min_size=ENOUGH, max_size=200))
+def test_the_reserve_covers_nine_of_ten_of_the_last_answers(answers: list[int]) -> None:
+    lengths = OutputLengths(quantile=0.9)
+    for answer in answers:
+        lengths.learn(CHAT, answer)
+    last = answers[-WINDOW:]
+    reserved = lengths.reserved(CHAT)
+    assert reserved in last
+    assert sum(answer <= reserved for answer in last) >= 0.9 * len(last)
+    assert sum(answer < reserved for answer in last) <= 0.9 * len(last)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 500), min_size=ENOUGH, max_size=100))
+def test_the_mean_is_the_moving_average_of_the_paper(answers: list[int]) -> None:
+    lengths = OutputLengths()
+    mean = float(answers[0])
+    for answer in answers:
+        mean = (4 * mean + answer) / 5
+        lengths.learn(CHAT, answer)
+    assert abs(lengths.expected(CHAT) - mean) < 1e-6
+
+
+def test_populations_are_bounded_and_the_least_recently_used_goes_first() -> None:
+    lengths = OutputLengths(populations_max=3)
+    for _ in range(ENOUGH):
+        lengths.learn(CHAT, 7)
+    for number in range(2):
+        lengths.learn(of(f"app{number}"), 500)
+    lengths.learn(CHAT, 7)
+    for number in range(2, 4):
+        lengths.learn(of(f"app{number}"), 500)
+    assert len(lengths._populations) == 3
+    assert lengths.reserved(CHAT) == 7
+
+
+def test_an_oracle_says_what_it_was_told_within_the_limit_of_the_request() -> None:
+    oracle: OutputPredictor = KnownLengths({"short": 7, "long": 900, "noisy": 12.5})
+    short, long, noisy = (make_request(id=name, output_max=100) for name in ("short", "long", "noisy"))
+    oracle.learn(short, 99)
+    assert [oracle.expected(one) for one in (short, long, noisy)] == [7, 100, 12.5]
+    assert [oracle.reserved(one) for one in (short, long, noisy)] == [7, 100, 13]
+    with pytest.raises(KeyError):
+        oracle.expected(make_request(id="unheard of"))

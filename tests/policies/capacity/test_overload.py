@@ -1,0 +1,336 @@
+"""Overload: when it begins and ends, what it does to arrivals, and that everything can be explained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from policies.admission.engine import AdmissionEngine, Decision, Dispatch, Failure, Reject
+from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.capacity.lease import Lease
+from policies.capacity.ledger import BackendLedger
+from policies.capacity.overload import Overload, OverloadSettings
+from policies.interactions import Interactions, InteractionSettings
+from policies.limits.ceilings import Ceilings, ThrottleSettings
+from policies.limits.quotas import Quota, Quotas
+from policies.orders.fairserve import FairServe
+from policies.orders.vtc import Vtc
+from policies.queue.bounds import QueueLimits
+from policies.request import Claim, Refusal, Request, ServiceTokens
+from tests.policies.making import make_request
+
+CAPACITY_TOKENS = 1000
+SOME = ServiceTokens(90, 10)
+STARTS = ThrottleSettings(user=Ceilings(starts=3), app_user=Ceilings(), app=Ceilings())
+
+
+class Pool:
+    """One engine with one backend of 1,000 KV tokens, scraped as often as its gauges are believed."""
+
+    def __init__(self, *, slots: int | None = 64, kv: bool = True, limits: QueueLimits | None = None, **params: object):
+        self.engine = AdmissionEngine(
+            FairServe(throttle=STARTS), limits=limits, capacity=CapacitySettings(headroom=0.0), **params  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.engine.add_backend("one", max_num_seqs=slots)
+        self.kv = kv
+        self.now = 0.0
+        self.scrape(0.0)
+
+    def scrape(self, usage: float) -> Sequence[Decision]:
+        if not self.kv:
+            return ()
+        gauges = Gauges(
+            self.now, running=0, waiting=0, kv_usage=usage, kv_capacity_tokens=CAPACITY_TOKENS, block_size=16
+        )
+        return self.engine.backend_changed("one", gauges, self.now)
+
+    def ask(self, tenant: str = "a", claim: str = "", *, prompt: int = 90, id: str | None = None) -> Decision | None:
+        """What happens to one more request; None: it is queued."""
+        request = make_request(tenant, id=id, prompt=prompt, output_max=10, arrived_s=self.now, claim=Claim(claim))
+        decisions = self.engine.arrived(request, self.now)
+        return next((decision for decision in decisions if decision.id == request.id), None)
+
+    def fill(self, tenant: str = "filler") -> list[str]:
+        """Requests until one has to wait."""
+        ids = []
+        while isinstance(decision := self.ask(tenant), Dispatch):
+            ids.append(decision.id)
+            self.engine.progressed(decision.id, 1, self.now)
+        return ids
+
+
+def wait(pool: Pool, seconds: float) -> None:
+    pool.now += seconds
+    pool.scrape(1.0)
+
+
+# --- the state ---
+
+
+def filled(level: float, now: float) -> BackendLedger:
+    """A backend that says how full it is, and not how large."""
+    ledger = BackendLedger("one", CapacitySettings())
+    ledger.add(Lease(make_request(), "one", now))
+    ledger.observe(Gauges(now, kv_usage=level), now)
+    return ledger
+
+
+def observed(overload: Overload, level: float, now: float, *others: float, waits: bool = True) -> bool:
+    ledgers = [filled(each, now) for each in (level, *others)]
+    overload.observe(ledgers, make_request() if waits else None, "kv", now)
+    return overload.active
+
+
+def test_it_begins_and_ends_at_different_levels_and_lasts() -> None:
+    overload = Overload(OverloadSettings(enter=0.9, leave=0.7, dwell_s=2.0))
+    levels = [(0.89, 0.0), (0.9, 1.0), (0.1, 2.0), (0.1, 3.0), (0.99, 4.0), (0.99, 5.0), (0.8, 9.0), (0.69, 9.1)]
+    states = [observed(overload, level, now) for level, now in levels]
+    assert states == [False, True, True, False, False, True, True, False]
+
+
+def test_it_shows_its_reason() -> None:
+    overload = Overload(OverloadSettings())
+    observed(overload, 0.97, 0.0)
+    assert overload.reason == "KV cache, measured, 97% full; overload begins at 95%, ends below 85%"
+
+
+def test_a_pool_is_as_full_as_its_emptiest_backend() -> None:
+    assert not observed(Overload(OverloadSettings()), 1.0, 0.0, 0.5)
+    assert observed(Overload(OverloadSettings()), 1.0, 0.0, 0.96)
+
+
+def test_it_begins_only_while_something_waits() -> None:
+    overload = Overload(OverloadSettings())
+    assert not observed(overload, 1.0, 0.0, waits=False)
+
+
+@pytest.mark.parametrize("back_s", [0.5, 1e6])
+def test_a_clock_that_is_set_back_does_not_hold_it_for_ever(back_s: float) -> None:
+    overload = Overload(OverloadSettings(dwell_s=1.0))
+    assert observed(overload, 1.0, 2e6)
+    assert observed(overload, 0.1, 2e6 - back_s), "its dwell begins again"
+    assert not observed(overload, 0.1, 2e6 - back_s + 1.0)
+
+
+@pytest.mark.parametrize("wrong", [{"enter": 1.1}, {"leave": 0.0}, {"enter": 0.5, "leave": 0.6}, {"dwell_s": -1.0}])
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="overload"):
+        OverloadSettings(**wrong)
+
+
+# --- what it does ---
+
+
+def test_starts_beyond_a_limit_are_refused_only_while_the_kv_cache_is_overloaded() -> None:
+    pool = Pool()
+    ids = pool.fill("a")
+    assert len(ids) > 5, "far more starts than the limit, and none was refused"
+    refused = pool.ask("a")
+    assert isinstance(refused, Reject)
+    assert refused.reason is Refusal.OVER_USER_LIMIT
+    assert refused.limit is not None
+    assert refused.limit.name == "user_starts"
+    assert 1.0 <= refused.retry_after_s <= 60.0
+    assert pool.ask("b") is None, "who is under the limits is queued"
+    pressure = pool.engine.pressure(pool.now)
+    assert pressure.overloaded
+    assert pressure.reason.startswith("KV cache, projected with the next request,")
+    for request_id in ids:
+        pool.engine.finished(request_id, SOME, pool.now)
+    pool.now += 5.0
+    pool.scrape(0.1)
+    assert not isinstance(pool.ask("a"), Reject)
+
+
+def test_full_slots_are_no_overload_while_the_kv_cache_has_room() -> None:
+    pool = Pool(slots=4)
+    pool.fill("a")
+    assert pool.engine.obstacle == "slots"
+    assert all(pool.ask("a") is None for _ in range(20))
+
+
+def test_an_engine_of_whose_kv_nothing_is_known_is_not_overloaded() -> None:
+    pool = Pool(slots=4, kv=False)
+    pool.fill("a")
+    assert pool.ask("a") is None
+    assert not pool.engine.pressure(pool.now).overloaded
+
+
+def test_calls_inside_an_interaction_are_queued_whatever_the_counts() -> None:
+    pool = Pool()
+    first = pool.ask("a", "i")
+    assert isinstance(first, Dispatch)
+    pool.engine.finished(first.id, SOME, pool.now)
+    pool.fill("a")
+    assert isinstance(pool.ask("a"), Reject)
+    assert all(pool.ask("a", "i") is None for _ in range(20))
+    assert isinstance(pool.ask("a", "forged"), Reject)
+    assert pool.engine.wasted == {}
+
+
+def test_an_interaction_beyond_its_caps_may_be_refused_and_what_it_took_is_wasted() -> None:
+    pool = Pool(interactions=Interactions(InteractionSettings(calls_max=1)))
+    first = pool.ask("a", "i")
+    assert isinstance(first, Dispatch)
+    pool.engine.finished(first.id, SOME, pool.now)
+    pool.fill("a")
+    assert isinstance(pool.ask("a", "i"), Reject)
+    assert (pool.engine.wasted["a"].interactions, pool.engine.wasted["a"].tokens) == (1, 100)
+
+
+def test_a_full_queue_lets_starts_give_way_before_calls_inside() -> None:
+    pool = Pool(limits=QueueLimits(requests_max=6))
+    first = pool.ask("a", "i")
+    assert isinstance(first, Dispatch)
+    pool.engine.finished(first.id, SOME, pool.now)
+    pool.fill()
+    starts = [pool.ask(tenant) for tenant in "bcdef"]
+    assert starts == [None] * 5
+    assert pool.engine.queued == 6
+    assert [pool.ask("a", "i") for _ in range(3)] == [None] * 3, "each took the place of a start"
+    assert isinstance(pool.ask("a", "i"), Reject), "half of the queue is inside one tenant's interactions"
+    refused = pool.ask("g")
+    assert isinstance(refused, Reject), "a start does not cut an interaction"
+    assert refused.reason is Refusal.QUEUE_FULL
+    assert pool.engine.wasted["a"].interactions == 1
+    assert pool.engine.queued == 6
+
+
+def test_what_is_inside_waits_longer_before_it_expires() -> None:
+    pool = Pool(limits=QueueLimits(wait_s_max=10.0, wait_s_max_inside=50.0))
+    first = pool.ask("a", "i")
+    assert isinstance(first, Dispatch)
+    pool.engine.finished(first.id, SOME, pool.now)
+    pool.fill("b")
+    assert pool.ask("a", "i", id="inside") is None
+    expired = pool.engine.woke(11.0)
+    assert [decision.id for decision in expired if isinstance(decision, Reject)] != ["inside"]
+    assert any(isinstance(decision, Reject) and decision.id == "inside" for decision in pool.engine.woke(51.0))
+
+
+# --- beside it ---
+
+
+def test_limits_that_always_hold_work_with_any_policy() -> None:
+    engine = AdmissionEngine(Vtc(), quotas=Quotas(Quota(concurrent=2)))
+    engine.add_backend("one")
+    ids = [make_request("a", id=str(number)) for number in range(3)]
+    decisions = [engine.arrived(request, 0.0)[0] for request in ids]
+    assert [type(decision) for decision in decisions] == [Dispatch, Dispatch, Reject]
+    assert decisions[2][1] is Refusal.RATE_LIMITED
+    engine.failed("0", Failure.REFUSED, 0.1)
+    engine.cancelled("0", 0.2)
+    assert not isinstance(engine.arrived(make_request("a", id="3"), 9.0)[0], Reject)
+
+
+def test_pools_may_share_one_table_of_interactions() -> None:
+    table = Interactions()
+    one, two = Pool(interactions=table), Pool(interactions=table)
+    first = one.ask("a", "i")
+    assert isinstance(first, Dispatch)
+    one.engine.finished(first.id, SOME, 0.0)
+    two.fill("a")
+    assert isinstance(two.ask("a"), Reject)
+    assert two.ask("a", "i") is None
+
+
+def test_what_was_learned_survives_a_restart_and_nothing_else_is_taken_for_it() -> None:
+    pool = Pool()
+    for number in range(50):
+        decision = pool.ask("a", f"i{number}")
+        assert isinstance(decision, Dispatch)
+        pool.engine.finished(decision.id, SOME, pool.now, awaits_more=False)
+        pool.now += 10.0
+    learned = json.loads(json.dumps(pool.engine.snapshot()))
+    fresh = Pool().engine
+    fresh.restore(learned)
+    assert fresh.snapshot() == learned
+    for wrong in ({}, [], {**learned, "version": 99}, {**learned, "policy": {"profiles": 3}}):
+        with pytest.raises(ValueError, match=r"missing|expected|version"):
+            Pool().engine.restore(wrong)
+
+
+# --- explained ---
+
+
+def test_a_refusal_is_explained_with_the_numbers_it_rests_on() -> None:
+    pool = Pool()
+    pool.fill("a")
+    assert isinstance(pool.ask("a", id="refused"), Reject)
+    why = pool.engine.explain("refused", pool.now)
+    assert why is not None
+    assert (why.state, why.pressure.overloaded, why.stage, why.inside) == ("rejected", True, 1, False)
+    assert "beyond a limit (user_starts 3, 0 left)" in why.reason
+    assert why.limits[0].name == "user_starts"
+    assert why.numbers["user_starts"] > why.numbers["user_starts_limit"] == 3
+    assert why.kv["one"] > 0.8
+
+
+def test_a_wait_is_explained_with_its_place_and_what_it_waits_for() -> None:
+    pool = Pool()
+    pool.fill("a")
+    assert pool.ask("b", id="waits") is None
+    why = pool.engine.explain("waits", pool.now)
+    assert why is not None
+    assert (why.state, why.obstacle, why.decided_s) == ("queued", "kv", None)
+    assert why.reason == "queued: the KV cache has no room for the next request in order"
+    assert why.numbers["place_in_tenant"] == 1
+    assert why.numbers["queue"] == 2
+    assert {"weight", "tenant_ahead", "flow_ahead"} <= set(why.numbers)
+
+
+def test_a_dispatch_is_explained_and_what_is_unknown_is_not() -> None:
+    pool = Pool()
+    assert isinstance(pool.ask("a", id="went"), Dispatch)
+    why = pool.engine.explain("went", pool.now)
+    assert why is not None
+    assert (why.state, why.reason) == ("dispatched", "dispatched to one at once")
+    assert pool.engine.explain("nobody", pool.now) is None
+
+
+def test_only_the_last_decisions_are_remembered() -> None:
+    pool = Pool()
+    for number in range(5000):
+        pool.engine.arrived(make_request("a", id=str(number)), 0.0)
+        pool.engine.cancelled(str(number), 0.0)
+    assert pool.engine.explain("0", 0.0) is None
+    assert pool.engine.explain("4999", 0.0) is not None
+
+
+# --- clocks that jump ---
+
+
+def test_a_clock_that_is_set_back_is_taken_to_have_stood_still() -> None:
+    pool = Pool(limits=QueueLimits(wait_s_max=10.0))
+    pool.now = 1000.0
+    pool.scrape(0.5)
+    pool.fill("a")
+    wakeup_s = pool.engine.next_wakeup()
+    assert wakeup_s is not None
+    assert pool.engine.woke(400.0) == []
+    wakeup_s = pool.engine.next_wakeup()
+    assert wakeup_s is not None
+    assert 400.0 <= wakeup_s <= 410.0, "timers are named by the caller's clock"
+    expired = pool.engine.woke(410.1)
+    assert [type(decision) for decision in expired] == [Reject], "it waited ten seconds, not ten minutes more"
+
+
+def test_a_clock_that_runs_far_ahead_ends_waits_and_dwell_and_nothing_breaks() -> None:
+    pool = Pool()
+    ids = pool.fill("a")
+    assert isinstance(pool.ask("a"), Reject)
+    pool.now += 1e9
+    assert all(isinstance(decision, Reject | Dispatch) for decision in pool.engine.woke(pool.now))
+    for request_id in ids:
+        pool.engine.finished(request_id, SOME, pool.now)
+    pool.scrape(0.0)
+    assert not isinstance(pool.ask("a"), Reject)
+
+
+def test_a_request_without_anything_to_do_with_interactions_is_its_own() -> None:
+    pool = Pool()
+    request: Request = make_request("a")
+    pool.engine.arrived(request, 0.0)
+    assert (request.interaction, request.stage, request.inside) == (None, 1, False)

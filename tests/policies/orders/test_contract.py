@@ -1,0 +1,512 @@
+"""Every policy keeps the contract of `orders.contract`, clause by clause. A new policy is one entry in `CLAIMS`.
+
+P9, the bound that a policy claims, has a file of its own: `test_bounds`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.orders.contract import Policy
+from policies.orders.profiles import WscSettings
+from policies.orders.registry import POLICIES, PolicyParams
+from policies.request import Flow, Request, ServiceTokens
+from tests.policies.making import NoRoom, Room, make_request
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What does a policy promise about service? `bound` as in its docstring; None: it promises nothing."""
+
+    bound: Callable[[float, float, float], float] | None
+    """How much two backlogged tenants may differ, per weight, from what may be charged: (at most at one dispatch, at
+    most as the answers of all dispatched requests stream, least weight)."""
+    params: dict[str, Any] = field(default_factory=dict)
+    """What is set for the tests: service of a few tokens, where a product's default is for thousands."""
+    costs: tuple[str, ...] = ("linear", "profiled")
+    """What it can count as service."""
+
+
+IN_TOKENS = WscSettings(gamma=2.0, weights={"": 1.0})
+"""Makes the flows of a tenant comparable by the same service as tenants; what calls are worth has tests of its own."""
+
+CLAIMS = {
+    "fcfs": Claim(bound=None),
+    "rpm": Claim(bound=None, params={"requests_per_minute": 3}),
+    "lcf": Claim(bound=None),
+    "rr": Claim(bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10), params={"quantum": 10.0}),
+    "dlpm": Claim(
+        bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10),
+        params={"quantum": 10.0},
+        costs=("linear",),
+    ),
+    "d2lpm": Claim(
+        bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10),
+        params={"quantum": 10.0, "backend_quantum": 10.0},
+        costs=("linear",),
+    ),
+    "vtc": Claim(bound=lambda prompt, output, weight: 2 * (prompt + output) / weight),
+    "wsc": Claim(
+        bound=lambda prompt, output, weight: 2 * (prompt + output) / weight,
+        params={"wsc": IN_TOKENS},
+        costs=("linear",),
+    ),
+    "fairserve": Claim(
+        bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10),
+        params={"wsc": IN_TOKENS, "lead_tokens": 10.0, "lead_calls": 10.0},
+        costs=("linear",),
+    ),
+}
+
+every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
+fair_policy = pytest.mark.parametrize("name", sorted(name for name, claim in CLAIMS.items() if claim.bound))
+
+
+def make(name: str, **params: Any) -> Policy:
+    return POLICIES[name](PolicyParams(**{**CLAIMS[name].params, **params}))
+
+
+def test_every_policy_states_its_claim() -> None:
+    assert sorted(CLAIMS) == sorted(POLICIES)
+
+
+def pop(policy: Policy, now: float = 0.0) -> Request:
+    """The next request, dispatched and charged as the engine does it."""
+    selection = policy.pop(now, Room())
+    assert selection is not None
+    policy.charge(selection.request, ServiceTokens(selection.request.prompt_tokens, 0), now, final=False)
+    return selection.request
+
+
+Action = tuple[str, int, int]
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(["push", "push", "push", "pop", "pop", "output", "end", "return", "remove"]),
+        st.integers(0, 3),
+        st.integers(0, 40),
+    ),
+    max_size=80,
+)
+
+
+@dataclass
+class Trace:
+    """Random calls, in the only order that the engine makes them, and a log of what was answered."""
+
+    policy: Policy
+    tenant: Callable[[int], str] = lambda number: f"t{number}"
+    queued: list[Request] = field(default_factory=list)
+    running: dict[str, int] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+    pushed: int = 0
+
+    def act(self, kind: str, who: int, number: int) -> None:
+        if kind == "push":
+            self.pushed += 1
+            weight = (1.0, 3.0, 0.3, 7.0)[who]
+            request = make_request(
+                self.tenant(who), id=str(self.pushed), user=str(number % 2), weight=weight, prompt=number
+            )
+            self.requests[request.id] = request
+            self.queued.append(request)
+            self.policy.push(request, 0.0)
+        elif kind == "pop" and self.queued:
+            request = pop(self.policy)
+            self.log.append(request.id)
+            self.queued.remove(request)
+            self.running[request.id] = 0
+        elif kind == "remove" and self.queued:
+            self.policy.remove(self.queued.pop(number % len(self.queued)), 0.0)
+        elif kind in ("output", "end", "return") and self.running:
+            request_id = sorted(self.running)[number % len(self.running)]
+            self.served(kind, self.requests[request_id], number)
+
+    def served(self, kind: str, request: Request, output: int) -> None:
+        if kind == "return":
+            self.policy.charge(request, ServiceTokens(0, 0), 0.0, final=True)
+            self.policy.push(request, 0.0, front=True)
+            self.queued.append(request)
+            del self.running[request.id]
+            return
+        self.running[request.id] += output
+        service = ServiceTokens(request.prompt_tokens, self.running[request.id])
+        self.policy.charge(request, service, 0.0, final=kind == "end")
+        if kind == "end":
+            del self.running[request.id]
+
+    def run(self, trace: list[Action]) -> list[str]:
+        for action in trace:
+            self.act(*action)
+        while self.queued:
+            self.act("pop", 0, 0)
+        return self.log
+
+
+# --- P1 ---
+
+
+@every_policy
+@settings(max_examples=60, deadline=None)
+@given(trace=actions)
+def test_p1_pops_whenever_something_is_queued_and_fits(name: str, trace: list[Action]) -> None:
+    policy = make(name)
+    driven = Trace(policy)
+    for action in trace:
+        driven.act(*action)
+        if driven.queued:
+            assert policy.pop(0.0, NoRoom()) is None
+            assert len(policy) == len(driven.queued), "what has no room stays queued"
+    while driven.queued:
+        eligible_s = policy.next_eligible(0.0)
+        assert eligible_s is None or eligible_s > 0.0
+        if eligible_s is None:
+            driven.act("pop", 0, 0)  # fails if nothing is popped
+
+
+# --- P2 ---
+
+
+@every_policy
+@settings(max_examples=60, deadline=None)
+@given(trace=actions)
+def test_p2_same_calls_same_answers_under_any_names_that_sort_alike(name: str, trace: list[Action]) -> None:
+    once = Trace(make(name)).run(trace)
+    assert once == Trace(make(name)).run(trace)
+    assert once == Trace(make(name), tenant=lambda number: "abcd"[number] * (9 - 2 * number)).run(trace)
+
+
+def decision_log(name: str) -> str:
+    """A long random trace; also what the processes of the next test run."""
+    rng = random.Random(7)
+    kinds = ["push", "push", "push", "pop", "pop", "output", "end", "return", "remove"]
+    trace = [(rng.choice(kinds), rng.randrange(4), rng.randrange(40)) for _ in range(3000)]
+    return " ".join(Trace(make(name)).run(trace))
+
+
+def test_p2_same_answers_under_any_hash_seed() -> None:
+    names = sorted(POLICIES)
+    code = (
+        f"from tests.policies.orders.test_contract import decision_log as log\nfor name in {names!r}: print(log(name))"
+    )
+
+    def run(seed: str) -> subprocess.Popen[str]:
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+
+    processes = [run("1"), run("4242")]
+    logs = [process.communicate(timeout=50)[0].splitlines() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert logs[0] == logs[1] == [decision_log(name) for name in names]
+
+
+# --- P3 ---
+
+
+@every_policy
+@settings(max_examples=60, deadline=None)
+@given(trace=actions)
+def test_p3_every_request_leaves_exactly_once(name: str, trace: list[Action]) -> None:
+    policy = make(name)
+    driven = Trace(policy)
+    for action in trace:
+        driven.act(*action)  # `queued.remove` fails on a request that is popped twice or after its removal
+        assert len(policy) == len(driven.queued)
+    while driven.queued:
+        driven.act("pop", 0, 0)
+    assert len(policy) == 0
+    assert policy.pop(0.0, Room()) is None
+
+
+# --- P4 ---
+
+
+@every_policy
+def test_p4_removed_before_dispatch_charges_nothing(name: str) -> None:
+    def order(with_removed: bool) -> list[str]:
+        policy = make(name)
+        for number in range(4):
+            for tenant in "ab":
+                policy.push(make_request(tenant, id=f"{tenant}{number}"), 0.0)
+        if with_removed:
+            huge = [make_request("a", prompt=100_000) for _ in range(3)]
+            for request in huge:
+                policy.push(request, 0.0)
+            for request in huge:
+                policy.remove(request, 0.0)
+                assert request.charged == 0.0
+        return [pop(policy).id for _ in range(8)]
+
+    assert order(with_removed=True) == order(with_removed=False)
+
+
+@fair_policy
+def test_p4_ended_after_dispatch_keeps_what_was_charged(name: str) -> None:
+    policy = make(name)
+    for number in range(30):
+        for tenant in "ab":
+            policy.push(make_request(tenant, id=f"{tenant}{number}", prompt=10), 0.0)
+    first = pop(policy)
+    policy.charge(first, ServiceTokens(10, 100), 0.0, final=True)  # cut off in mid-answer
+    assert first.charged == 210.0
+    others = [pop(policy).flow.tenant for _ in range(21)]
+    assert others == [t for t in "ab" if t != first.flow.tenant] * 21
+
+
+# --- P5 ---
+
+
+def serve(policy: Policy, requests: int, output: int = 10) -> dict[str, float]:
+    """One request after the other, each with this much output; what each tenant was charged."""
+    received: dict[str, float] = {}
+    for _ in range(requests):
+        request = pop(policy)
+        policy.charge(request, ServiceTokens(request.prompt_tokens, output), 0.0, final=True)
+        received[request.flow.tenant] = received.get(request.flow.tenant, 0.0) + request.charged
+    return received
+
+
+U = 2 * (10 + 10)
+"""Of requests with 10 tokens in and 10 out, served one at a time; all of these tests use them."""
+
+
+def push_many(policy: Policy, tenant: str, requests: int) -> None:
+    for _ in range(requests):
+        policy.push(make_request(tenant, prompt=10), 0.0)
+
+
+@fair_policy
+@pytest.mark.parametrize("idle", ["new", "finished", "withdrawn", "running", "unreached"])
+def test_p5_whoever_returns_has_no_credit(name: str, idle: str) -> None:
+    policy = make(name)
+    mine = make_request("mine", prompt=10)
+    if idle != "new":
+        policy.push(mine, 0.0)
+        if idle == "withdrawn":
+            policy.remove(mine, 0.0)
+        else:
+            assert pop(policy) is mine
+    push_many(policy, "other", 300)
+    if idle == "finished":
+        policy.charge(mine, ServiceTokens(10, 10), 0.0, final=True)
+    serve(policy, 200)
+    if idle == "unreached":  # a connection that failed only after a long while: back to the queue, unbilled
+        policy.charge(mine, ServiceTokens(0, 0), 0.0, final=True)
+        policy.push(mine, 0.0, front=True)
+    push_many(policy, "mine", 300)
+    received = serve(policy, 100)
+    assert abs(received.get("mine", 0.0) - received.get("other", 0.0)) <= 2 * U
+
+
+@fair_policy
+def test_p5_whoever_is_in_debt_does_not_lose_it_by_a_short_absence(name: str) -> None:
+    policy = make(name)
+    push_many(policy, "other", 200)
+    push_many(policy, "mine", 1)
+    first = next(request for request in (pop(policy) for _ in range(2)) if request.flow.tenant == "mine")
+    policy.charge(first, ServiceTokens(10, 500), 0.0, final=True)  # ahead of everybody by 1,000
+    push_many(policy, "mine", 100)
+    assert serve(policy, 30).keys() == {"other"}
+
+
+# --- P6 ---
+
+
+@every_policy
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.integers(0, 50), st.integers(0, 99)), max_size=12
+    )
+)
+def test_p6_after_the_last_charge_counters_are_those_of_an_oracle(
+    name: str, requests: list[tuple[str, int, int, int]]
+) -> None:
+    def run(*, oracle: bool) -> dict[str, dict[str, float]]:
+        policy = make(name, predict_output=not oracle)
+        sent = [make_request(tenant, prompt=prompt, expected=guess) for tenant, prompt, _, guess in requests]
+        for request in sent:
+            policy.push(request, 0.0)
+        popped = [policy.pop(0.0, Room()) for _ in sent]
+        for tenant in "abc":  # they wait all the while, so that nobody is lifted
+            policy.push(make_request(tenant), 0.0)
+        for request in sent:
+            if not oracle:
+                policy.charge(request, ServiceTokens(request.prompt_tokens + 7, 0), 0.0, final=False)
+        for request, (_, prompt, output, _) in zip(sent, requests, strict=True):
+            policy.charge(request, ServiceTokens(prompt, output), 0.0, final=True)
+        assert all(popped)
+        return {tenant: policy.explain(Flow(tenant), 0.0) for tenant in "abc"}
+
+    estimated, truth = run(oracle=False), run(oracle=True)
+    for tenant in "abc":
+        assert estimated[tenant] == pytest.approx(truth[tenant])
+
+
+# --- P7 ---
+
+
+def memory(policy: Policy, flows: list[tuple[str, str]]) -> int:
+    """Bytes that the policy takes, pickled, after one request of each flow has come and gone."""
+    for tenant, user in flows:
+        policy.push(make_request(tenant, user=user), 0.0)
+        request = pop(policy)
+        policy.charge(request, ServiceTokens(10, 10), 0.0, final=True)
+    return len(pickle.dumps(policy))
+
+
+SHAPES: dict[str, Callable[[int], list[tuple[str, str]]]] = {
+    "many tenants": lambda n: [(f"t{i}", "") for i in range(n)],
+    "many users of one tenant": lambda n: [("t", f"u{i}") for i in range(n)],
+    "many users of many tenants": lambda n: [(f"t{i % 50}", f"u{i}") for i in range(n)],
+}
+
+
+@every_policy
+@pytest.mark.parametrize("shape", SHAPES)
+def test_p7_memory_does_not_grow_with_the_flows_that_were_ever_seen(name: str, shape: str) -> None:
+    few, many = SHAPES[shape](200), SHAPES[shape](5000)
+    grown = memory(make(name, flows_max=100), many) / memory(make(name, flows_max=100), few)
+    assert grown < 2.0, f"25 times the flows, {grown:.1f} times the memory"
+
+
+@every_policy
+@pytest.mark.parametrize("flows_max", [1, 3])
+@settings(max_examples=40, deadline=None)
+@given(trace=actions)
+def test_p7_nobody_who_waits_or_runs_is_forgotten(name: str, flows_max: int, trace: list[Action]) -> None:
+    Trace(make(name, flows_max=flows_max)).run(trace)
+
+
+@every_policy
+@pytest.mark.parametrize("shape", SHAPES)
+def test_p7_flows_that_gave_up_waiting_are_forgotten_too(name: str, shape: str) -> None:
+    policy = make(name, flows_max=100)
+    empty = len(pickle.dumps(policy))
+    requests = [make_request(tenant, user=user) for tenant, user in SHAPES[shape](3000)]
+    for request in requests:
+        policy.push(request, 0.0)
+    queued = len(pickle.dumps(policy))
+    for request in requests:
+        policy.remove(request, 0.0)
+    assert len(pickle.dumps(policy)) - empty <= (queued - empty) / 10
+
+
+# --- P8 ---
+
+
+@contextmanager
+def lines_counted() -> Iterator[list[int]]:
+    """Lines of Python executed inside `policies`: work, without a clock."""
+    lines = [0]
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        if "policies" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            lines[0] += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield lines
+    finally:
+        sys.settrace(before)
+
+
+class CountedFloat(float):
+    """A float that counts how often it is compared, also inside `heapq`, `min` and `sorted`."""
+
+    comparisons = 0
+
+    def _made(self, value: float) -> CountedFloat:
+        return CountedFloat(value)
+
+    def __add__(self, other: float) -> CountedFloat:
+        return CountedFloat(float(self) + float(other))
+
+    __radd__ = __add__
+
+    def __mul__(self, other: float) -> CountedFloat:
+        return CountedFloat(float(self) * float(other))
+
+    __rmul__ = __mul__
+
+    def __sub__(self, other: float) -> CountedFloat:
+        return CountedFloat(float(self) - float(other))
+
+    def __truediv__(self, other: float) -> CountedFloat:
+        return CountedFloat(float(self) / float(other))
+
+    def __lt__(self, other: float) -> bool:
+        CountedFloat.comparisons += 1
+        return float(self) < float(other)
+
+    def __gt__(self, other: float) -> bool:
+        CountedFloat.comparisons += 1
+        return float(self) > float(other)
+
+    def __eq__(self, other: object) -> bool:
+        CountedFloat.comparisons += 1
+        return float(self) == other
+
+    __hash__ = float.__hash__
+
+
+def work(name: str, flows: list[tuple[str, str]], cycles: int) -> tuple[float, float]:
+    """(lines, comparisons) for one cycle of pop, charges and push, with two requests queued in each flow."""
+    policy = make(name, input_weight=CountedFloat(1.0), output_weight=CountedFloat(2.0))
+    rng = random.Random(3)
+    for _ in range(2):
+        for tenant, user in flows:
+            policy.push(make_request(tenant, user=user, prompt=rng.randrange(1, 100)), 0.0)
+    for _ in range(len(flows)):  # everybody once, so that all counters differ and are counted
+        request = pop(policy)
+        policy.charge(request, ServiceTokens(request.prompt_tokens, rng.randrange(50)), 0.0, final=True)
+        policy.push(make_request(request.flow.tenant, user=request.flow.user, prompt=rng.randrange(1, 100)), 0.0)
+    CountedFloat.comparisons = 0
+    with lines_counted() as lines:
+        for _ in range(cycles):
+            request = pop(policy)
+            for output in (1, 2, 3):
+                policy.charge(request, ServiceTokens(request.prompt_tokens, output), 0.0, final=False)
+            policy.charge(request, ServiceTokens(request.prompt_tokens, 20), 0.0, final=True)
+            policy.push(make_request(request.flow.tenant, user=request.flow.user, prompt=rng.randrange(1, 100)), 0.0)
+    return lines[0] / cycles, CountedFloat.comparisons / cycles
+
+
+@every_policy
+@pytest.mark.parametrize("shape", ["many tenants", "many users of one tenant"])
+def test_p8_work_grows_with_the_logarithm_of_the_flows(name: str, shape: str) -> None:
+    few_lines, few_comparisons = work(name, SHAPES[shape](32), 4 * 32)
+    many_lines, many_comparisons = work(name, SHAPES[shape](512), 4 * 512)
+    assert many_lines <= 2.5 * few_lines, "16 times the flows are 1.8 times the logarithm"
+    assert many_comparisons <= 2.5 * few_comparisons + 8
+
+
+@every_policy
+def test_p8_a_charge_costs_the_same_however_many_flows_wait(name: str) -> None:
+    def lines_per_charge(flows: int) -> int:
+        policy = make(name)
+        for tenant, user in SHAPES["many tenants"](flows):
+            policy.push(make_request(tenant, user=user), 0.0)
+        request = pop(policy)
+        with lines_counted() as lines:
+            policy.charge(request, ServiceTokens(10, 5), 0.0, final=False)
+        return lines[0]
+
+    assert lines_per_charge(2000) == lines_per_charge(20)

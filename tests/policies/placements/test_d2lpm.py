@@ -1,0 +1,207 @@
+"""D2LPM sends a request where its prefix is, lets nobody stick there, and leaves no engine idle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.orders.contract import Selection
+from policies.orders.d2lpm import D2lpm
+from policies.request import Flow, Request, ServiceTokens
+from simulation.baselines import round_robin_lpm
+from tests.policies.caching import BLOCK, CachingServers, Questions, document
+from tests.policies.making import make_request
+
+
+class Cluster:
+    """Backends by name, with what they run and how much they can."""
+
+    def __init__(self, slots: int, *names: str) -> None:
+        self.slots = slots
+        self.running = dict.fromkeys(names, 0)
+
+    def place(self, request: Request) -> str | None:
+        return min((name for name in self.running if self.fits(request, name)), default=None)
+
+    def fits(self, request: Request, backend: str) -> bool:
+        return self.running[backend] < self.slots
+
+    def loads(self) -> dict[str, int]:
+        return self.running
+
+
+def ask(policy: D2lpm, text: tuple[int, ...], *, tenant: str = "a", weight: float = 1.0) -> Request:
+    request = make_request(tenant, weight=weight)
+    request.prefix = (*text, hash(("question", request.id)))
+    request.prompt_tokens = BLOCK * len(request.prefix)
+    policy.push(request, 0.0)
+    return request
+
+
+def pop(policy: D2lpm, cluster: Cluster) -> Selection | None:
+    selection = policy.pop(0.0, cluster)
+    if selection is not None:
+        cluster.running[selection.backend] += 1
+        policy.charge(selection.request, ServiceTokens(selection.request.prompt_tokens, 0), 0.0, final=False)
+    return selection
+
+
+def pop_all(policy: D2lpm, cluster: Cluster) -> list[str]:
+    backends = []
+    while (selection := pop(policy, cluster)) is not None:
+        backends.append(selection.backend)
+    return backends
+
+
+def test_requests_that_begin_alike_go_to_one_backend_and_others_elsewhere() -> None:
+    policy, cluster = D2lpm(), Cluster(100, "x", "y")
+    wanted = {}
+    for number in range(8):
+        for text in (1, 2):
+            wanted[ask(policy, document(text, 10)).id] = text
+        if number == 3:  # half of them find the first ones still waiting, half find them cached
+            served = [pop(policy, cluster) for _ in range(8)]
+    served += [pop(policy, cluster) for _ in range(8)]
+    where: dict[int, set[str]] = {1: set(), 2: set()}
+    for selection in served:
+        assert selection is not None
+        where[wanted[selection.request.id]].add(selection.backend)
+    assert sorted(map(sorted, where.values())) == [["x"], ["y"]]
+
+
+def test_what_is_not_cached_anywhere_goes_to_the_shortest_queue() -> None:
+    policy, cluster = D2lpm(), Cluster(100, "x", "y", "z")
+    cluster.running.update(x=5, y=2, z=4)
+    for number in range(7):
+        ask(policy, document(number, 3))
+    assert sorted(pop_all(policy, cluster)) == ["x", "y", "y", "y", "y", "z", "z"]
+
+
+@pytest.mark.parametrize(("backend_quantum", "backends_used"), [(200.0, {"x", "y"}), (inf, {"x"})])
+def test_a_quantum_limits_how_long_a_tenant_sticks_to_one_backend(
+    backend_quantum: float, backends_used: set[str]
+) -> None:
+    policy, cluster = D2lpm(backend_quantum=backend_quantum), Cluster(100, "x", "y")
+    policy.prefixes.insert(document(1, 4), "x")
+    for _ in range(20):
+        ask(policy, document(1, 4))
+    assert set(pop_all(policy, cluster)) == backends_used
+
+
+def test_a_heavier_tenant_may_stick_for_longer() -> None:
+    def at_home(weight: float) -> int:
+        policy, cluster = D2lpm(backend_quantum=200.0), Cluster(100, "x", "y")
+        policy.prefixes.insert(document(1, 4), "x")
+        for _ in range(16):
+            ask(policy, document(1, 4), weight=weight)
+            cluster.running["y"] = 0  # always the shorter queue
+        first = []
+        for _ in range(16):
+            selection = pop(policy, cluster)
+            assert selection is not None
+            first.append(selection.backend)
+        return first.count("x")
+
+    assert at_home(4.0) >= at_home(1.0)
+
+
+def test_an_idle_engine_takes_what_waits_for_another() -> None:
+    policy, cluster = D2lpm(backend_quantum=inf), Cluster(1, "x", "y")
+    policy.prefixes.insert(document(1, 4), "x")
+    for _ in range(3):
+        ask(policy, document(1, 4))
+    assert pop_all(policy, cluster) == ["x", "y"]
+    deficits = policy.explain(make_request("a").flow, 0.0)
+    assert deficits["queued"] == 1
+    assert deficits["running"] == 2
+
+
+def test_what_waits_for_a_backend_that_fails_is_placed_again() -> None:
+    policy, cluster = D2lpm(backend_quantum=inf), Cluster(1, "x", "y")
+    policy.prefixes.insert(document(1, 4), "x")
+    asked = [ask(policy, document(1, 4)) for _ in range(4)]
+    cluster.running.update(x=1, y=1)
+    assert pop_all(policy, cluster) == []
+    del cluster.running["x"]
+    cluster.slots = 10
+    assert pop_all(policy, cluster) == ["y"] * 4
+    for request in asked:
+        policy.charge(request, ServiceTokens(request.prompt_tokens, 2, 0), 0.0, final=True)
+    assert len(policy) == 0
+    assert policy.explain(asked[0].flow, 0.0)["deficit_at_x"] == inf, "what was to go there is given back"
+
+
+def test_nothing_is_placed_where_nothing_is_in_service() -> None:
+    policy = D2lpm()
+    request = ask(policy, document(1, 4))
+    assert policy.pop(0.0, Cluster(1)) is None
+    assert len(policy) == 1
+    policy.remove(request, 0.0)
+    assert len(policy) == 0
+
+
+def test_deficits_are_trued_up_and_given_back() -> None:
+    policy, cluster = D2lpm(backend_quantum=1000.0), Cluster(1, "x")
+    removed, kept = ask(policy, document(1, 9)), ask(policy, document(2, 9))
+    flow = kept.flow
+    assert pop_all(policy, cluster) == ["x"]
+    assert policy.explain(flow, 0.0)["deficit_at_x"] == 800.0
+    policy.remove(kept, 0.0)
+    assert policy.explain(flow, 0.0)["deficit_at_x"] == 900.0
+    policy.charge(removed, ServiceTokens(110, 30, 90), 0.0, final=True)
+    assert policy.explain(flow, 0.0)["deficit_at_x"] == 1000.0 - 110 - 60, "input in full, cached or not"
+
+
+# --- the bound ---
+
+QUANTUM = 100.0
+KEEPS_ALL = 1_000_000
+questions = st.builds(
+    Questions,
+    weights=st.fixed_dictionaries({tenant: st.sampled_from([0.5, 1.0, 3.0]) for tenant in "abc"}),
+    documents=st.integers(1, 4),
+    blocks_max=st.integers(1, 15),
+    output_max=st.integers(1, 20),
+    slots=st.integers(1, 3),
+    engines=st.integers(1, 4),
+    cache_blocks=st.sampled_from([5, 20, 80, KEEPS_ALL]),
+    seed=st.integers(0, 10_000),
+)
+
+
+def bound(traffic: Questions) -> float:
+    """2 W (U + Q), per weight."""
+    believed = 0 if traffic.cache_blocks == KEEPS_ALL else traffic.slots * traffic.prompt_max
+    most = traffic.prompt_max + believed + 2.0 * traffic.slots * traffic.output_max
+    return 2 * traffic.engines * (most / min(traffic.weights.values()) + QUANTUM)
+
+
+@settings(max_examples=20, deadline=None)
+@given(traffic=questions)
+def test_backlogged_tenants_stay_within_the_bound_over_all_engines(traffic: Questions) -> None:
+    policy = D2lpm(quantum=QUANTUM, backend_quantum=QUANTUM)
+    servers = CachingServers(policy, traffic)
+    assert servers.spread(120, "a", "c", both_wait=lambda: wait_everywhere(policy, "a", "c")) <= bound(traffic)
+
+
+def wait_everywhere(policy: D2lpm, *tenants: str) -> bool:
+    """What the theorem asks for: has each of them something waiting at every engine?"""
+    explained = [local.explain(Flow(tenant), 0.0) for local in policy._local.values() for tenant in tenants]
+    return all(numbers.get("tenant_queued", 0.0) > 0 for numbers in explained)
+
+
+HARD = Questions({"a": 1.0, "b": 1.0, "c": 1.0}, 1, 20, 5, 3, 2, KEEPS_ALL, seed=1)
+
+
+def test_the_bound_is_one_that_longest_prefix_match_breaks() -> None:
+    spreads = [CachingServers(round_robin_lpm(), replace(HARD, seed=seed)).spread(800, "a", "c") for seed in range(4)]
+    assert max(spreads) > bound(HARD)
+    fair = [
+        CachingServers(D2lpm(quantum=QUANTUM, backend_quantum=QUANTUM), replace(HARD, seed=seed)).spread(800, "a", "c")
+        for seed in range(4)
+    ]
+    assert max(fair) <= bound(HARD)

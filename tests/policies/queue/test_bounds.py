@@ -1,0 +1,106 @@
+"""The waiting room keeps its bounds, and a flood meets them alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.queue.bounds import QueueLimits, WaitingRoom
+from policies.request import Request
+from tests.policies.making import make_request
+
+LIMITS = QueueLimits(requests_max=6, bytes_max=100)
+
+
+def enter(room: WaitingRoom, request: Request) -> list[Request] | None:
+    victims = room.giving_way(request)
+    for victim in victims or ():
+        room.remove(victim)
+    if victims is not None:
+        room.add(request)
+    return victims
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    arrivals=st.lists(
+        st.tuples(st.sampled_from("abc"), st.sampled_from([0, 1, 20, 60, 100, 130]), st.sampled_from([0.5, 1.0, 3.0])),
+        max_size=40,
+    )
+)
+def test_bounds_hold_whoever_comes(arrivals: list[tuple[str, int, float]]) -> None:
+    room = WaitingRoom(LIMITS)
+    inside: list[Request] = []
+    for tenant, body_bytes, weight in arrivals:
+        request = make_request(tenant, body_bytes=body_bytes, weight=weight)
+        victims = enter(room, request)
+        if victims is not None:
+            assert all(victim.flow.tenant != tenant for victim in victims), "nobody gives way to himself"
+            inside = [one for one in inside if one not in victims] + [request]
+        assert len(room) == len(inside) <= LIMITS.requests_max
+        assert room.bytes == sum(one.body_bytes for one in inside) <= LIMITS.bytes_max
+
+
+def test_a_full_queue_of_small_requests_does_not_take_in_a_huge_one() -> None:
+    room = WaitingRoom(LIMITS)
+    for _ in range(LIMITS.requests_max):
+        enter(room, make_request("flood", body_bytes=15))
+    enter(room, make_request("light", body_bytes=90))
+    assert room.bytes <= LIMITS.bytes_max
+
+
+def test_whoever_has_most_in_the_queue_gives_up_its_newest() -> None:
+    room = WaitingRoom(LIMITS)
+    flood = [make_request("flood") for _ in range(LIMITS.requests_max)]
+    for request in flood:
+        assert enter(room, request) == []
+    assert enter(room, make_request("flood")) is None
+    assert enter(room, make_request("light")) == [flood[-1]]
+    assert enter(room, make_request("light")) == [flood[-2]]
+    assert enter(room, make_request("light")) == [flood[-3]]
+    assert enter(room, make_request("light")) is None, "both have half"
+
+
+def test_weights_count_in_a_full_queue() -> None:
+    room = WaitingRoom(LIMITS)
+    for _ in range(LIMITS.requests_max):
+        enter(room, make_request("heavy", weight=5.0))
+    assert enter(room, make_request("light", weight=1.0)) is not None
+    assert enter(room, make_request("light", weight=1.0)) is None
+
+
+def test_bytes_are_shared_like_places() -> None:
+    room = WaitingRoom(LIMITS)
+    flood = [make_request("flood", body_bytes=30) for _ in range(3)]
+    for request in flood:
+        enter(room, request)
+    assert enter(room, make_request("light", body_bytes=40)) == [flood[2]]
+    assert enter(room, make_request("light", body_bytes=101)) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(deadlines=st.lists(st.integers(0, 20), min_size=1, max_size=20), removed=st.sets(st.integers(0, 19)))
+def test_requests_expire_in_order_of_their_deadlines(deadlines: list[int], removed: set[int]) -> None:
+    room = WaitingRoom(QueueLimits())
+    requests = []
+    for deadline_s in deadlines:
+        request = make_request()
+        request.deadline_s = float(deadline_s)
+        requests.append(request)
+        room.add(request)
+    for number in removed:
+        if number < len(requests):
+            room.remove(requests[number])
+    left = [request for number, request in enumerate(requests) if number not in removed]
+    assert room.earliest_deadline_s() == min((request.deadline_s for request in left), default=float("inf"))
+    expired = []
+    while (late := room.expired(10.0)) is not None:
+        room.remove(late)
+        expired.append(late.deadline_s)
+    assert expired == sorted(request.deadline_s for request in left if request.deadline_s <= 10.0)
+
+
+def test_a_request_that_is_not_waiting_cannot_be_removed() -> None:
+    with pytest.raises(KeyError):
+        WaitingRoom(LIMITS).remove(make_request())

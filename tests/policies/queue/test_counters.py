@@ -1,0 +1,148 @@
+"""A `Line` gives the least counter first, however counters rise and fall, and stays small."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.queue.counters import Line, Member
+
+NAMES = [(letter,) for letter in "abcdef"]
+
+changes = st.lists(
+    st.tuples(
+        st.sampled_from(["queued", "queued", "queued", "dispatched", "withdrawn", "ended", "charged", "charged"]),
+        st.sampled_from(NAMES),
+        st.integers(-30, 60),
+    ),
+    min_size=20,
+    max_size=100,
+)
+
+
+class Lined:
+    """A line and all its members by name, and changes to them as the callers of a line make them."""
+
+    def __init__(self) -> None:
+        self.line: Line[Member] = Line()
+        self.members: dict[tuple[str, ...], Member] = {}
+
+    def member(self, name: tuple[str, ...]) -> Member:
+        return self.members.setdefault(name, Member(name))
+
+    def waiting(self) -> list[Member]:
+        return [member for member in self.members.values() if member.queued]
+
+    def change(self, kind: str, name: tuple[str, ...], amount: int) -> None:
+        """One change, if it is possible for this member."""
+        member, line = self.member(name), self.line
+        if kind == "queued":
+            line.queued(member)
+        elif kind == "dispatched" and member.queued:
+            line.dispatched(member)
+        elif kind == "withdrawn" and member.queued:
+            line.withdrawn(member)
+        elif kind == "ended" and member.running:
+            line.ended(member)
+        elif kind == "charged" and member.running:
+            line.charged(member, float(amount))
+
+
+@settings(max_examples=200, deadline=None)
+@given(changes)
+def test_least_is_the_minimum_by_counter_turn_and_name(trace: list[tuple[str, tuple[str, ...], int]]) -> None:
+    lined = Lined()
+    for kind, name, amount in trace:
+        lined.change(kind, name, amount)
+        expected = min(lined.waiting(), key=lambda member: (member.counter, member.turn, member.name), default=None)
+        assert lined.line.least() is expected
+        if expected is not None:
+            assert lined.line.floor() == expected.counter
+
+
+@settings(max_examples=200, deadline=None)
+@given(changes)
+def test_whoever_starts_to_wait_is_never_below_those_who_wait(trace: list[tuple[str, tuple[str, ...], int]]) -> None:
+    lined = Lined()
+    for kind, name, amount in trace:
+        member = lined.member(name)
+        before, was_waiting, floor = member.counter, member.queued > 0, lined.line.floor()
+        lined.change(kind, name, amount)
+        if kind == "queued" and not was_waiting:
+            assert member.counter == max(before, floor)
+
+
+@settings(max_examples=100, deadline=None)
+@given(changes)
+def test_who_waits_or_runs_is_kept_and_all_others_can_be_forgotten(
+    trace: list[tuple[str, tuple[str, ...], int]],
+) -> None:
+    lined = Lined()
+    busy: dict[tuple[str, ...], list[int]] = {name: [0, 0] for name in NAMES}
+    for kind, name, amount in trace:
+        counts = busy[name]
+        if kind == "queued":
+            counts[0] += 1
+        elif kind in ("dispatched", "withdrawn") and counts[0]:
+            counts[0] -= 1
+            counts[1] += kind == "dispatched"
+        elif kind == "ended" and counts[1]:
+            counts[1] -= 1
+        lined.change(kind, name, amount)
+        for other, member in lined.members.items():
+            assert [member.queued, member.running] == busy[other]
+    seen = {name for kind, name, _ in trace if kind == "queued"}
+    forgotten = set()
+    while (longest := lined.line.forget_longest_idle()) is not None:
+        forgotten.add(longest.name)
+    assert forgotten == {name for name in seen if not any(busy[name])}
+
+
+def test_entries_of_refunds_do_not_pile_up() -> None:
+    line: Line[Member] = Line()
+    members = [Member(name) for name in NAMES]
+    for member in members:
+        for _ in range(3):
+            line.queued(member)
+        line.dispatched(member)
+        line.charged(member, 1e6)
+    for step in range(5000):
+        line.charged(members[step % 6], -1.0)
+        line.least()
+    assert len(line._heap) <= 2 * len(members) + 65
+
+
+def test_a_refund_moves_a_member_forward() -> None:
+    line: Line[Member] = Line()
+    generous, other = Member(("a",)), Member(("b",))
+    for member in (generous, generous, other):
+        line.queued(member)
+    line.dispatched(generous)
+    line.charged(generous, 20.0)
+    line.charged(other, 5.0)
+    assert line.least() is other
+    line.withdrawn(other)
+    assert line.least() is generous
+    line.queued(other)
+    line.charged(generous, -18.0)
+    assert line.least() is generous
+
+
+def test_a_newcomer_to_an_empty_line_starts_where_the_last_one_left() -> None:
+    line: Line[Member] = Line()
+    early, late = Member(("early",)), Member(("late",))
+    line.queued(early)
+    line.dispatched(early)
+    line.charged(early, 40.0)
+    line.queued(late)
+    assert late.counter == 40.0
+
+
+def test_without_lift_a_newcomer_starts_with_what_it_has() -> None:
+    line: Line[Member] = Line(lift=False)
+    early, late = Member(("early",)), Member(("late",))
+    line.queued(early)
+    line.charged(early, 40.0)
+    line.queued(late)
+    assert late.counter == 0.0
+    assert line.least() is late
