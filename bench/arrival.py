@@ -15,10 +15,12 @@ from itertools import count
 from random import Random
 
 from bench import report
+from bench.scheduler import Anywhere
 from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings
 from policies.interactions import Interactions, InteractionSettings
-from policies.orders.fairserve import FairServe
+from policies.orders.contract import Selection
 from policies.request import CALM, Claim, Flow, Pressure, Request, ServiceTokens
 
 ROUNDS = 5
@@ -30,19 +32,6 @@ APPS = ("chat", "agent", "search", "code")
 ANSWER = ServiceTokens(800, 150)
 
 
-class Room:
-    """A cluster in which everything fits."""
-
-    def place(self, request: Request) -> str | None:
-        return "b"
-
-    def fits(self, request: Request, backend: str) -> bool:
-        return True
-
-    def loads(self) -> dict[str, int]:
-        return {"b": 0}
-
-
 class Books:
     """Interactions and policy as the engine uses them on an arrival, filled to the size asked for."""
 
@@ -52,7 +41,7 @@ class Books:
         self.open = interactions
         self.serial = count()
         self.now = 1000.0
-        self.policy = FairServe(flows_max=2 * users)
+        self.policy = named_policy("fairserve", flows_max=2 * users)
         # Silence does not end them here: the books stay as full as they are.
         self.table = Interactions(InteractionSettings(idle_s=1e6, open_max=2 * interactions))
         before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -76,8 +65,8 @@ class Books:
 
     def leave(self) -> None:
         """Serve the next one in order."""
-        selection = self.policy.pop(self.now, Room())
-        assert selection is not None
+        selection = self.policy.pop(self.now, Anywhere())
+        assert isinstance(selection, Selection)
         request = selection.request
         self.policy.charge(request, ServiceTokens(800, 0), self.now, final=False)
         self.policy.charge(request, ANSWER, self.now, final=True)
@@ -102,7 +91,7 @@ class Books:
 
 def whole_request(users: int, requests: int) -> float:
     """CPU microseconds of a request in the admission engine: arrived, first token, finished; nothing waits."""
-    engine = AdmissionEngine(FairServe(flows_max=2 * users), capacity=CapacitySettings())
+    engine = AdmissionEngine(named_policy("fairserve", flows_max=2 * users), capacity=CapacitySettings())
     engine.add_backend("b", max_num_seqs=256)
     rng, now = Random(2), 1000.0
     made = []

@@ -14,15 +14,21 @@ import random
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from bench import report
-from policies.admission.engine import AdmissionEngine, Dispatch, QueueLimits
-from policies.orders.contract import Policy
-from policies.orders.registry import POLICIES, PolicyParams
+from policies.admission.decisions import Dispatch
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.admission.policy import Policy
+from policies.capacity.obstacle import Blocked, Obstacle
+from policies.orders.contract import Selection
+from policies.orders.registry import POLICIES
+from policies.placements.contract import EngineLoad
+from policies.queue.bounds import QueueLimits
 from policies.request import Flow, Request, ServiceTokens
 
 GROUP = 100
@@ -44,11 +50,16 @@ class Load:
 class Anywhere:
     """A cluster in which everything fits."""
 
-    def place(self, request: Request) -> str | None:
-        return "b"
+    name = "b"
 
-    def fits(self, request: Request, backend: str) -> bool:
-        return True
+    def kv_fraction(self) -> float:
+        return 0.0
+
+    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
+        return (self,)
+
+    def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
+        return None
 
     def loads(self) -> dict[str, int]:
         return {"b": 0}
@@ -88,7 +99,8 @@ class Source:
 
 
 def policy_of(load: Load) -> Policy:
-    return POLICIES[load.policy](PolicyParams(requests_per_minute=100_000, flows_max=2 * load.flows))
+    settings = {"requests_per_minute": 100_000} if load.policy == "rpm" else {}
+    return named_policy(load.policy, flows_max=2 * load.flows, **settings)
 
 
 def measure_policy(load: Load) -> dict[str, float]:
@@ -100,7 +112,7 @@ def measure_policy(load: Load) -> dict[str, float]:
 
     def decide(_: int) -> None:
         selection = policy.pop(0.0, anywhere)
-        assert selection is not None
+        assert isinstance(selection, Selection)
         policy.charge(selection.request, ServiceTokens(selection.request.prompt_tokens, 0), 0.0, final=False)
         started.append(selection.request)
 

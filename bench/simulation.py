@@ -17,8 +17,10 @@ from random import Random
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile, profile
 from bench import report
-from policies.admission.engine import AdmissionEngine, QueueLimits
-from policies.orders.registry import POLICIES, PolicyParams
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.orders.registry import POLICIES
+from policies.queue.bounds import QueueLimits
 from policies.request import Flow
 from simulation.driver import Arrival, Record, simulate
 
@@ -49,7 +51,7 @@ def traffic(requests: int, rate: float, output_tokens: int) -> Iterator[Arrival]
 def run(options: argparse.Namespace) -> dict[str, object]:
     engine_profile = profile(options.profile)
     limits = QueueLimits(requests_max=100_000, wait_s_max=3600.0)
-    engine = AdmissionEngine(POLICIES[options.policy](PolicyParams()), limits=limits)
+    engine = AdmissionEngine(named_policy(options.policy), limits=limits)
     backends = {f"engine-{number}": EngineModel(engine_profile) for number in range(options.backends)}
     for name in backends:
         engine.add_backend(name, max_num_seqs=engine_profile.max_num_seqs)

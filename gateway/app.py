@@ -28,7 +28,6 @@ from gateway.request.identity import Keyring, MintedKey
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Record
-from policies.replicas.tallies import Tables
 
 if TYPE_CHECKING:
     from gateway.redis.store import Store
@@ -182,8 +181,11 @@ class Gateway:
         self.exchanges = [Exchanges.of_pool(store, pool.name, pool.dispatcher) for pool in self.pools]
         if shared.quotas is not None or shared.interactions is not None:
             refuses_alone = self.config.state.limits_without_redis == "refuse"
-            tables = Tables(shared.quotas, shared.interactions, refuses_alone=refuses_alone)
-            self.exchanges.append(Exchanges.of_tables(store, tables, dispatchers))
+            self.exchanges.append(
+                Exchanges.of_tenants(
+                    store, shared.quotas, shared.interactions, dispatchers, refuses_alone=refuses_alone
+                )
+            )
         lessons = [Lessons(store, pool.name, pool.dispatcher.engine) for pool in self.pools]
         self._watchers += [asyncio.create_task(each.run()) for each in self.exchanges]
         self._watchers += [asyncio.create_task(each.run()) for each in lessons]

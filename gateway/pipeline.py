@@ -24,7 +24,7 @@ from gateway.request.identity import Keyring, Principal
 from gateway.request.payload import Payload, read_json, read_multipart
 from gateway.request.routes import Route, Treatment, route
 from gateway.telemetry.record import Outcome, Record
-from policies.request import Flow, Request, ServiceTokens
+from policies.request import NO_CLAIM, Flow, Request, ServiceTokens
 
 __all__ = ["Pipeline"]
 
@@ -114,26 +114,27 @@ class Pipeline:
         record.app = principal.app(_text(request.header(b"x-fairgate-app")))
         user = _text(request.header(b"x-fairgate-user")) or payload.user
         flow = Flow(principal.tenant, record.app, user[:128])
-        admitted = Request(
-            id=request.id,
-            flow=flow,
-            weight=principal.weight,
-            prompt_tokens=pool.estimator.estimate(payload.prompt, is_text=payload.is_text),
-            output_tokens_max=0,
-            arrived_s=record.arrived_s,
-            sequences=payload.sequences if way.generates else 1,
-            body_bytes=len(payload.body),
-            streamed=payload.stream,
+        sequences = payload.sequences if way.generates else 1
+        prompt_tokens, output_tokens_max = _within_context(
+            payload,
+            pool.estimator.estimate(payload.prompt, is_text=payload.is_text),
+            sequences,
+            pool.context_tokens_max(payload.model),
+            generates=way.generates,
         )
-        record.request = admitted
-        _limit_to_context(admitted, payload, pool.context_tokens_max(payload.model), generates=way.generates)
+        claim, system_tokens = NO_CLAIM, 0
+        prefix: tuple[int, ...] = ()
         if pool.claims is not None:
             reading = pool.claims.read(request.headers, payload, flow, generates=way.generates)
-            admitted.claim = reading.claim
+            claim = reading.claim
             if reading.instruction_bytes:
-                admitted.system_tokens = admitted.prompt_tokens * reading.instruction_bytes // len(payload.prompt)
+                system_tokens = prompt_tokens * reading.instruction_bytes // len(payload.prompt)
         if pool.prefixes is not None and way.generates and payload.prompt:
-            admitted.prefix = pool.prefixes.read(payload, principal.tenant)
+            prefix = pool.prefixes.read(payload, principal.tenant)
+        admitted = record.request = Request(
+            request.id, flow, principal.weight, prompt_tokens, output_tokens_max, record.arrived_s, sequences,
+            len(payload.body), payload.stream, system_tokens, claim, prefix,
+        )  # fmt: skip
         if payload.stream and not payload.asks_usage and way.dialect is Dialect.OPENAI and not _is_form(request):
             payload.ask_usage()
         head = _upstream_head(request, len(payload.body))
@@ -207,25 +208,30 @@ def _text(value: bytes | None) -> str | None:
     return value.decode("utf-8", "replace") if value else None
 
 
-def _limit_to_context(admitted: Request, payload: Payload, context_tokens: int | None, *, generates: bool) -> None:
-    """Bound what the request is counted with by the model's context, and refuse what cannot fit in it at all."""
+def _within_context(
+    payload: Payload, prompt_tokens: int, sequences: int, context_tokens: int | None, *, generates: bool
+) -> tuple[int, int]:
+    """Tokens of the prompt and of the output that it is counted with: bounded by the model's context.
+
+    Raises ApiError for what cannot fit into the context at all.
+    """
     asked = payload.output_tokens_max
     if context_tokens is not None:
         if asked is not None and asked > context_tokens:
             message = f"{asked} output tokens are more than the model's context of {context_tokens} tokens"
             raise ApiError(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=payload.output_param)
-        if admitted.prompt_tokens > CONTEXT_MARGIN * context_tokens * admitted.sequences:
+        if prompt_tokens > CONTEXT_MARGIN * context_tokens * sequences:
             message = (
-                f"the prompt has about {admitted.prompt_tokens} tokens, many more than the model's context of "
+                f"the prompt has about {prompt_tokens} tokens, many more than the model's context of "
                 f"{context_tokens}; shorten it"
             )
             raise ApiError(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=payload.prompt_param)
         if generates:
-            admitted.prompt_tokens = min(admitted.prompt_tokens, context_tokens * admitted.sequences)
+            prompt_tokens = min(prompt_tokens, context_tokens * sequences)
     if not generates:
-        return
-    room = OUTPUT_TOKENS_UNLIMITED if context_tokens is None else max(1, context_tokens - admitted.prompt_tokens)
-    admitted.output_tokens_max = min(room if asked is None else asked, room) * admitted.sequences
+        return prompt_tokens, 0
+    room = OUTPUT_TOKENS_UNLIMITED if context_tokens is None else max(1, context_tokens - prompt_tokens)
+    return prompt_tokens, min(room if asked is None else asked, room) * sequences
 
 
 def _upstream_head(request: HttpRequest, body_bytes: int) -> bytes:

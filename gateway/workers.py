@@ -17,7 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.config.model import Config, KeyConfig, hash_key
+from gateway.config.policy import PolicyConfig, policy_settings
 from gateway.request.identity import Keyring, MintedKey
+from policies.orders.registry import POLICIES
 
 __all__ = ["Worker", "share_of", "supervise", "with_keys"]
 
@@ -86,6 +88,14 @@ def _part_of(config: Config, count: int) -> Config:
     def quota(section: Any) -> Any:
         return parts(section, "requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per_day")
 
+    def policy(section: PolicyConfig) -> PolicyConfig:
+        # What is not set is the policy's own default, and is divided as well.
+        known = policy_settings(POLICIES[section.name]).get("requests_per_minute")
+        if known is None:
+            return section
+        whole = section.settings().get("requests_per_minute", known.default)
+        return section.model_copy(update={"requests_per_minute": part(whole)})
+
     pools = [
         pool.model_copy(
             update={
@@ -105,7 +115,7 @@ def _part_of(config: Config, count: int) -> Config:
     ]
     return config.model_copy(
         update={
-            "policy": parts(config.policy, "requests_per_minute"),
+            "policy": policy(config.policy),
             "pools": tuple(pools),
             "quota": quota(config.quota),
             "throttle": config.throttle.model_copy(update=throttle),

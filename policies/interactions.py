@@ -11,17 +11,15 @@ It ends when its client says so; when a final answer came, unless the client nam
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 from policies.limits.ceilings import Auto, Percentile
 from policies.plain_data import rows
-from policies.replicas.messages import Call, Opened
 from policies.request import Flow, Request, ServiceTokens
 
-__all__ = ["Interaction", "InteractionSettings", "Interactions", "Waste"]
+__all__ = ["Interaction", "InteractionSettings", "Interactions", "Key", "Waste"]
 
 CALLS = Auto(floor=30, percentile=0.95, factor=4)
 TOKENS = Auto(floor=2_000_000, percentile=0.95, factor=4)
@@ -32,8 +30,6 @@ EXTENDED_MAX = 256
 """Hashes of a raw prompt that are looked up, the longest first."""
 LOOKED_AT = 8
 """Interactions looked at for idleness with each admission: several times as many as are opened by it."""
-ASKED_MAX = 8
-"""Of those hashes, so many are looked for at other gateways."""
 TENANTS_MAX = 10_000
 APPS_MAX = 4096
 
@@ -98,8 +94,8 @@ class Interaction:
         self.over = False
         """Its end was seen; it closes when nothing of it is under way."""
         self.began_s = self.seen_s = self.look_s = now
-        self.told: tuple[int, int] = (0, 0)
-        """Calls and tokens that other gateways have heard of."""
+        self.told: Any = None
+        """What other gateways have heard of it: kept by whoever tells them."""
 
 
 class _Needs:
@@ -130,8 +126,9 @@ class Interactions:
         self._to_look_at: deque[Interaction] = deque()
         self._needs: OrderedDict[tuple[str, str], _Needs] = OrderedDict()
         self._unknown = _Needs()
-        self._untold: dict[Interaction, None] | None = None
-        """Those that changed since other gateways heard of them; None: there are no others."""
+        self.changed: dict[Interaction, None] | None = None
+        """Those that changed, the ones that changed longest ago first, for whoever takes them out of it. Bounded: the
+        first ones are dropped. None: nobody does."""
 
     def __len__(self) -> int:
         return self._count
@@ -149,13 +146,13 @@ class Interactions:
         interaction = self._find(request, now)
         if interaction is None:
             return
-        request.interaction = interaction
-        request.stage = interaction.calls + 1
-        if claim.stage is not None and 1 <= claim.stage < request.stage:
+        request.progress.interaction = interaction
+        request.progress.stage = interaction.calls + 1
+        if claim.stage is not None and 1 <= claim.stage < request.progress.stage:
             # Calls side by side share a stage. A later one than the calls so far is nobody's to claim.
-            request.stage = claim.stage
+            request.progress.stage = claim.stage
         calls_max, tokens_max, lifetime_s_max = interaction.caps
-        request.inside = (
+        request.progress.inside = (
             interaction.calls < calls_max
             and interaction.tokens < tokens_max
             and now - interaction.began_s < lifetime_s_max
@@ -163,21 +160,21 @@ class Interactions:
 
     def admitted(self, request: Request, now: float) -> None:
         """It is queued: its interaction is open, and busy."""
-        claim, interaction = request.claim, request.interaction
+        claim, interaction = request.claim, request.progress.interaction
         if interaction is None:
             if not claim.id and not claim.extends:
                 return
-            interaction = request.interaction = self._begin(request, now)
+            interaction = request.progress.interaction = self._begin(request, now)
         elif not claim.id:
             self._rename(interaction, claim.extends[-1])
         interaction.calls += 1
         interaction.under_way += 1
         interaction.seen_s = now
-        self._changed(interaction)
+        self._note_change(interaction)
 
     def served(self, request: Request, service: ServiceTokens, now: float, awaits_more: bool | None) -> None:
         """A call was answered whole. `awaits_more`: the answer asks for a tool; None: that is not known."""
-        interaction = request.interaction
+        interaction = request.progress.interaction
         if interaction is None:
             return
         claim = request.claim
@@ -189,12 +186,12 @@ class Interactions:
 
     def broke_off(self, request: Request, service: ServiceTokens, now: float) -> None:
         """A call ended before its answer did, or while it waited; it had received this much."""
-        if request.interaction is not None:
-            self._left(request.interaction, service, now)
+        if request.progress.interaction is not None:
+            self._left(request.progress.interaction, service, now)
 
     def cut(self, request: Request) -> None:
         """A call was rejected. What its interaction had taken was spent for nothing."""
-        interaction = request.interaction
+        interaction = request.progress.interaction
         if interaction is None or not interaction.uncut_tokens:
             return
         tenant = interaction.tenant
@@ -246,9 +243,10 @@ class Interactions:
         replaced = self._open.get(flow.tenant, {}).get(key)
         if replaced is not None:
             self._close(replaced)
-        return self._opened(flow, key, now)
+        return self.open(flow, key, now)
 
-    def _opened(self, flow: Flow, key: Key, now: float) -> Interaction:
+    def open(self, flow: Flow, key: Key, now: float) -> Interaction:
+        """One begins now."""
         self._collect(now)
         if self._count >= self.settings.open_max:
             self._give_up_oldest()
@@ -269,7 +267,7 @@ class Interactions:
             del own[interaction.key]
             interaction.key = key
             own[key] = interaction
-            interaction.told = (0, 0)  # under its new name
+            interaction.told = None  # under its new name others have heard nothing
 
     def _left(self, interaction: Interaction, service: ServiceTokens, now: float) -> None:
         tokens = service.prompt + service.output
@@ -277,7 +275,7 @@ class Interactions:
         interaction.uncut_tokens += tokens
         interaction.under_way -= 1
         interaction.seen_s = now
-        self._changed(interaction)
+        self._note_change(interaction)
         if not interaction.under_way and (interaction.over or not interaction.tokens):
             self._close(interaction)
 
@@ -336,74 +334,15 @@ class Interactions:
         for interaction in list(islice(own.values(), max(1, min(len(own), self.settings.open_max // 100)))):
             self._close(interaction)
 
-    # --- with other gateways ---
+    def is_open(self, tenant: str, key: Key) -> bool:
+        """Is there an open interaction of this key?"""
+        return key in self._open.get(tenant, {})
 
-    def share(self) -> None:
-        """From now on there may be others, at which an interaction may go on."""
-        self._untold = {}
-
-    def _changed(self, interaction: Interaction) -> None:
-        """Others are to hear of it. While nobody can be told, those that changed longest ago are given up first."""
-        if self._untold is not None:
-            self._untold[interaction] = None
-            if len(self._untold) > self.settings.open_max:
-                del self._untold[next(iter(self._untold))]
-
-    def is_unknown(self, request: Request) -> bool:
-        """May it go on with one that was opened at another gateway?"""
-        claim = request.claim
-        if self._untold is None or request.interaction is not None or not (claim.id or claim.extends):
-            return False
-        return claim.explicit or not claim.begins
-
-    def ask(self, request: Request) -> list[Call]:
-        """Is one open elsewhere that it may go on with? The longest known beginning of a raw prompt comes first."""
-        claim = request.claim
-        keys: Iterable[str | int] = (claim.id,) if claim.id else islice(reversed(claim.extends), ASKED_MAX)
-        return [Call(_shared_name(request.flow, key), 0, 0, 0.0, self.settings.idle_s, False) for key in keys]
-
-    def take_up(self, request: Request, place: int, opened: Opened, now: float) -> None:
-        """One is, found in this place of what was asked: from now on it is known here."""
-        claim, flow = request.claim, request.flow
-        key = (flow.app, flow.user, claim.id or claim.extends[-1 - place])
-        if key in self._open.get(flow.tenant, {}):
-            return
-        interaction = self._opened(flow, key, now)
-        interaction.calls, interaction.tokens = interaction.told = (opened.calls, opened.tokens)
-        interaction.began_s = now - opened.age_s
-
-    def tell(self, most: int, now: float) -> tuple[list[Interaction], list[Call]]:
-        """What was added to interactions since the last time, to at most so many."""
-        untold = self._untold or {}
-        told = list(islice(untold, most))
-        calls = []
-        for interaction in told:
-            del untold[interaction]
-            app, user, key = interaction.key
-            name = _shared_name(Flow(interaction.tenant, app, user), key)
-            told_calls, told_tokens = interaction.told
-            is_over = interaction.over and not interaction.under_way
-            calls.append(
-                Call(
-                    name,
-                    interaction.calls - told_calls,
-                    interaction.tokens - told_tokens,
-                    now - interaction.began_s,
-                    self.settings.idle_s,
-                    is_over,
-                )
-            )
-            interaction.told = interaction.calls, interaction.tokens
-        return told, calls
-
-    def hear(self, told: Sequence[Interaction], opened: Sequence[Opened | None]) -> None:
-        """What all gateways together know of what was told."""
-        for interaction, known in zip(told, opened, strict=True):
-            if known is not None:
-                calls, tokens = interaction.told
-                interaction.calls += known.calls - calls
-                interaction.tokens += known.tokens - tokens
-                interaction.told = known.calls, known.tokens
+    def _note_change(self, interaction: Interaction) -> None:
+        if self.changed is not None:
+            self.changed[interaction] = None
+            if len(self.changed) > self.settings.open_max:
+                del self.changed[next(iter(self.changed))]
 
     # --- what was learned ---
 
@@ -442,7 +381,3 @@ def _cap(setting: float | Literal["auto"], auto: Auto, learned: Percentile) -> f
     if setting != "auto":
         return setting
     return min(auto.of(learned), LEARNED_MAX * auto.floor)
-
-
-def _shared_name(flow: Flow, key: str | int) -> str:
-    return "\x1f".join((*flow, str(key)))

@@ -1,14 +1,27 @@
-"""Is this what was once learned? Checks plain data, as it comes back from a file, row by row."""
+"""What was learned, as plain data that JSON can hold. Checks it row by row when it comes back from a file."""
 
 from __future__ import annotations
 
 from math import isfinite
-from typing import Any
+from typing import Any, Protocol
 
-__all__ = ["ROWS_MAX", "fields", "rows"]
+__all__ = ["ROWS_MAX", "Learned", "fields", "rows"]
 
 ROWS_MAX = 100_000
 """More than is ever written."""
+
+
+class Learned(Protocol):
+    """What a restart should not lose."""
+
+    def snapshot(self) -> object:
+        """What was learned, as plain data."""
+
+    def restore(self, learned: object) -> None:
+        """Go on from a snapshot. ValueError if it is none; then nothing has changed."""
+
+    def adopt(self, learned: object) -> None:
+        """Take from a snapshot of another gateway what it has seen more of. ValueError if it is none."""
 
 
 def rows(learned: object, kinds: tuple[type, ...]) -> list[list[Any]]:

@@ -1,4 +1,7 @@
-"""What does a request say, and what may be answered to it? The values that every room knows."""
+"""What does a request say, and what may be answered to it? The values that every room knows.
+
+A `Request` is what the client said, and never changes. What the gateway makes of it on its way is its `Progress`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
+    from policies.capacity.obstacle import Blocked
     from policies.interactions import Interaction
 
 __all__ = [
@@ -16,10 +20,12 @@ __all__ = [
     "Flow",
     "Limit",
     "Pressure",
+    "Progress",
     "Refusal",
     "Refused",
     "Request",
     "ServiceTokens",
+    "State",
 ]
 
 
@@ -32,7 +38,7 @@ class Flow(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What does a request say, or let see, of the interaction it belongs to?"""
+    """What does a request say, or show, of the interaction it belongs to?"""
 
     id: str = ""
     """Name of the interaction, given by the client or derived from the question it answers; "" if there is none."""
@@ -53,9 +59,66 @@ NO_CLAIM: Final = Claim()
 _NEVER: Final = float("inf")
 
 
-@dataclass(slots=True, eq=False, init=False)
+class State(StrEnum):
+    """Where is a request between its arrival and its end? `admission.lifecycle` says what may happen when."""
+
+    NEW = "new"
+    """It has arrived, and nothing is known of it in any book."""
+    UNDECIDED = "undecided"
+    """It waits until other gateways are asked whether a limit that all of them count has room for it."""
+    ASKED = "asked"
+    """It waits for their answer, and is counted."""
+    QUEUED = "queued"
+    """It waits for its turn."""
+    DISPATCHED = "dispatched"
+    """An engine has it."""
+    ENDED = "ended"
+
+
+class Progress:
+    """What the gateway notes of one request on its way. The admission engine writes it; an order writes its charges.
+
+    Attributes:
+        state: where it is on its way (`admission.lifecycle`).
+        deadline_s: when the request expires if it still waits.
+        attempts: dispatches that ended in a failed connection.
+        output_tokens_expected: mean output of its like; what a predicting policy charges ahead.
+        output_tokens_reserved: cautious output, a high quantile of its like; what the ledger holds.
+        charged: service charged to its tenant so far, in the policy's own unit.
+        normalised: the same as its flow was charged, in calls that are normal for the app.
+        norm: service of a normal call of its app at its stage.
+        cached_blocks: leading blocks of its prompt that its engine was taken to hold when it was dispatched.
+        interaction: the open one that it is a call of; None: a call of its own, or a start that is not admitted yet.
+        stage: its place among the calls of its interaction, from 1.
+        inside: it goes on with an open interaction that is within its caps: it is stalled, but not refused.
+        blocked: why it could not be placed when it was last asked.
+        blocked_at: version of the room at that time; an answer that cannot have changed costs O(1).
+    """
+
+    __slots__ = (
+        "attempts", "blocked", "blocked_at", "cached_blocks", "charged", "deadline_s", "inside", "interaction", "norm",
+        "normalised", "output_tokens_expected", "output_tokens_reserved", "stage", "state",
+    )  # fmt: skip
+
+    def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
+        self.state = State.NEW
+        self.deadline_s = _NEVER
+        self.attempts = 0
+        self.output_tokens_expected = output_tokens_expected
+        self.output_tokens_reserved = output_tokens_reserved
+        self.charged = 0.0
+        self.normalised = 0.0
+        self.norm = 1.0
+        self.cached_blocks = 0
+        self.interaction: Interaction | None = None
+        self.stage = 1
+        self.inside = False
+        self.blocked: Blocked | None = None
+        self.blocked_at = -1
+
+
 class Request:
-    """One request as the engine sees it: who asks, and what it is expected to take.
+    """What a client said: who asks, and what the answer is expected to take. Never changed.
 
     Attributes:
         prompt_tokens: as estimated before the answer; the truth comes with the service.
@@ -63,48 +126,18 @@ class Request:
         sequences: parallel sequences (`n`), each of which takes a slot of the engine.
         body_bytes: what it occupies in our memory while it waits.
         streamed: whether progress can be seen before the end.
-        deadline_s: when it expires if it is still queued; set by the engine.
-        output_tokens_expected: mean output of its like; what a predicting policy charges ahead. Set by the engine.
-        output_tokens_reserved: cautious output, a high quantile of its like; what the ledger holds. Set by the engine.
-        charged: service charged to its tenant so far, in the policy's own unit; written by the policy only.
-        normalised: the same as its flow was charged, in calls that are normal for the app; written by the policy only.
-        norm: service of a normal call of its app at its stage; written by the policy only.
-        attempts: dispatches that ended in a refusal or a failed connection.
         system_tokens: those of the prompt that are the app's own instructions.
         claim: what it says of its interaction.
-        interaction: the open one that it is a call of; None: a call of its own, or a start not admitted yet. Set by the
-            engine, as are the next two.
-        stage: its place among the calls of its interaction, from 1.
-        inside: it goes on with an open interaction that is within its caps: it is stalled, but not refused.
         prefix: chained hashes of the blocks of its prompt, the first one first; empty where nobody asks for them.
+        progress: what the gateway notes of it.
     """
 
-    id: str
-    flow: Flow
-    weight: float
-    prompt_tokens: int
-    output_tokens_max: int
-    arrived_s: float
-    sequences: int
-    body_bytes: int
-    streamed: bool
-    deadline_s: float
-    output_tokens_expected: float
-    output_tokens_reserved: int
-    charged: float
-    normalised: float
-    norm: float
-    attempts: int
-    system_tokens: int
-    claim: Claim
-    interaction: Interaction | None
-    stage: int
-    inside: bool
-    prefix: tuple[int, ...]
-    blocked_at: int
-    """Version of the room at which it was last found not to fit; lets an unchanged answer cost O(1)."""
+    __slots__ = (
+        "arrived_s", "body_bytes", "claim", "flow", "id", "output_tokens_max", "prefix", "progress", "prompt_tokens",
+        "sequences", "streamed", "system_tokens", "weight",
+    )  # fmt: skip
 
-    def __init__(  # written out, since one that is generated is not compiled
+    def __init__(
         self,
         id: str,
         flow: Flow,
@@ -115,44 +148,27 @@ class Request:
         sequences: int = 1,
         body_bytes: int = 0,
         streamed: bool = True,
-        deadline_s: float = _NEVER,
-        output_tokens_expected: float = 0.0,
-        output_tokens_reserved: int = 0,
-        charged: float = 0.0,
-        normalised: float = 0.0,
-        norm: float = 1.0,
-        attempts: int = 0,
         system_tokens: int = 0,
         claim: Claim = NO_CLAIM,
-        interaction: Interaction | None = None,
-        stage: int = 1,
-        inside: bool = False,
         prefix: tuple[int, ...] = (),
-        blocked_at: int = -1,
+        progress: Progress | None = None,
     ) -> None:
-        self.id = id
-        self.flow = flow
-        self.weight = weight
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens_max = output_tokens_max
-        self.arrived_s = arrived_s
-        self.sequences = sequences
-        self.body_bytes = body_bytes
-        self.streamed = streamed
-        self.deadline_s = deadline_s
-        self.output_tokens_expected = output_tokens_expected
-        self.output_tokens_reserved = output_tokens_reserved
-        self.charged = charged
-        self.normalised = normalised
-        self.norm = norm
-        self.attempts = attempts
-        self.system_tokens = system_tokens
-        self.claim = claim
-        self.interaction = interaction
-        self.stage = stage
-        self.inside = inside
-        self.prefix = prefix
-        self.blocked_at = blocked_at
+        self.id: Final = id
+        self.flow: Final = flow
+        self.weight: Final = weight
+        self.prompt_tokens: Final = prompt_tokens
+        self.output_tokens_max: Final = output_tokens_max
+        self.arrived_s: Final = arrived_s
+        self.sequences: Final = sequences
+        self.body_bytes: Final = body_bytes
+        self.streamed: Final = streamed
+        self.system_tokens: Final = system_tokens
+        self.claim: Final = claim
+        self.prefix: Final = prefix
+        self.progress: Final = progress if progress is not None else Progress()
+
+    def __repr__(self) -> str:
+        return f"<Request {self.id} of {'/'.join(self.flow)}: {self.prompt_tokens} prompt tokens>"
 
 
 @dataclass(slots=True, init=False)

@@ -2,78 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from math import inf
 
-from policies.orders.contract import Policy
-from policies.orders.dlpm import Dlpm
+from policies.admission.assigned import AssignedPolicy
+from policies.admission.policy import Policy
+from policies.orders.dlpm import Dlpm, DlpmParams
 from policies.orders.vtc import Vtc
-from policies.placements.per_backend import PerBackend
+from policies.placements.contract import Assignment
+from policies.placements.prefix import LongestPrefix
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Request
 
-__all__ = ["Preble", "RoundRobin", "lpm", "round_robin_lpm", "vtc_round_robin"]
+__all__ = ["Preble", "RoundRobin", "lpm", "preble", "round_robin_lpm", "vtc_round_robin"]
 
 EXPLOIT_SHARE = 0.5
 """Preble goes where the prefix is when more of a prompt is cached there than has to be computed."""
+NO_FAIRNESS = DlpmParams(quantum=inf)
+"""With an infinite quantum all are in the same round for ever: longest prefix match alone."""
 
 
-def lpm(prefixes: PrefixIndex | None = None, backend: str | None = None) -> Dlpm:
-    """Longest prefix match without fairness: an infinite quantum, so that all are in the same round for ever."""
-    return Dlpm(quantum=inf, prefixes=prefixes, backend=backend)
+def lpm() -> Policy:
+    """Longest prefix match without fairness."""
+    prefixes = PrefixIndex()
+    return Policy(Dlpm(NO_FAIRNESS, prefixes=prefixes), LongestPrefix(prefixes=prefixes), prefixes=prefixes)
 
 
-class RoundRobin(PerBackend[Policy]):
-    """Backends take turns, for all requests or (`per_tenant`) for those of each tenant; `local` orders each queue."""
+class RoundRobin(Assignment):
+    """Engines take turns, for all requests or (`per_tenant`) for those of each tenant."""
 
-    def __init__(self, local: Callable[[str], Policy], *, per_tenant: bool = False) -> None:
-        super().__init__(idle_takes=False)
-        self._make_local = local
+    def __init__(self, *, per_tenant: bool = False) -> None:
         self._per_tenant = per_tenant
         self._turns: dict[str, int] = {}
 
-    def _local_policy(self, backend: str) -> Policy:
-        return self._make_local(backend)
-
-    def _choose(self, request: Request, loads: dict[str, int]) -> str:
+    def assign(self, request: Request, loads: Mapping[str, int], depths: Mapping[str, int]) -> str:
         whose = request.flow.tenant if self._per_tenant else ""
-        # Tenants begin at different backends, or all of their first requests would go to the same one.
+        # Tenants begin at different engines, or all of their first requests would go to the same one.
         turn = self._turns.get(whose, len(self._turns))
         self._turns[whose] = turn + 1
         return sorted(loads)[turn % len(loads)]
 
 
-def round_robin_lpm() -> RoundRobin:
-    """Requests go round the backends, each of which serves the longest prefix first: SGLang's default."""
+def round_robin_lpm() -> Policy:
+    """Requests go round the engines, each of which serves the longest prefix first: SGLang's default."""
     prefixes = PrefixIndex()
-    return RoundRobin(lambda backend: lpm(prefixes, backend))
+    return AssignedPolicy(Dlpm(NO_FAIRNESS, prefixes=prefixes), RoundRobin(), prefixes=prefixes)
 
 
-def vtc_round_robin() -> RoundRobin:
-    """Each tenant's requests go round the backends, each of which serves the least-served tenant first."""
-    return RoundRobin(lambda backend: Vtc(), per_tenant=True)
+def vtc_round_robin() -> Policy:
+    """Each tenant's requests go round the engines, each of which serves the least-served tenant first."""
+    return AssignedPolicy(Vtc(), RoundRobin(per_tenant=True))
 
 
-class Preble(PerBackend[Dlpm]):
-    """Preble's rule of placement (arXiv 2407.00023), with longest prefix match at each backend.
+class Preble(Assignment):
+    """Preble's rule of placement (arXiv 2407.00023).
 
-    A request whose cached share exceeds a half goes to the least loaded of the backends that hold it (exploit), any
+    A request whose cached share exceeds a half goes to the least loaded of the engines that hold it (exploit), any
     other to the least loaded one (explore). Preble's migration of load and its queue of priorities are not modelled.
     """
 
-    def __init__(self) -> None:
-        super().__init__(idle_takes=False)
-        self._prefixes = PrefixIndex()
+    reads_prefixes = True
 
-    def _local_policy(self, backend: str) -> Dlpm:
-        return lpm(self._prefixes, backend)
+    def assign(self, request: Request, loads: Mapping[str, int], depths: Mapping[str, int]) -> str:
+        engines = sorted(loads)
+        longest = max(depths.values(), default=0)
+        if longest > EXPLOIT_SHARE * len(request.prefix):
+            engines = [name for name in engines if depths[name] == longest]
+        return min(engines, key=lambda name: loads[name])
 
-    def _choose(self, request: Request, loads: dict[str, int]) -> str:
-        backends = sorted(loads)
-        if request.prefix:
-            cached = self._prefixes.depths(request.prefix)
-            depths = {name: max(cached.get(name, 0), self._local[name].shared_depth(request)) for name in loads}
-            longest = max(depths.values())
-            if longest > EXPLOIT_SHARE * len(request.prefix):
-                backends = [name for name in backends if depths[name] == longest]
-        return min(backends, key=lambda name: loads[name])
+
+def preble() -> Policy:
+    """Preble's placement, with longest prefix match at each engine."""
+    prefixes = PrefixIndex()
+    return AssignedPolicy(Dlpm(NO_FAIRNESS, prefixes=prefixes), Preble(), prefixes=prefixes)

@@ -14,10 +14,12 @@ from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
 from backends.simulated.engine import EngineGauges, EngineModel, EngineRequest, Step
-from policies.admission.engine import AdmissionEngine, Decision, Dispatch, Failure, Reject
+from policies.admission.decisions import Decision, Dispatch, Failure, Reject
+from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
 from policies.replicas.messages import Heard, Told
-from policies.replicas.schedule import DEADLINE_S, Conversation
+from policies.replicas.pool_replica import PoolReplica
+from policies.replicas.schedule import DEADLINE_S, Schedule
 from policies.request import NO_CLAIM, Claim, Flow, Request, ServiceTokens
 
 __all__ = [
@@ -212,12 +214,12 @@ class Stall(NamedTuple):
 
 
 class _Gateway:
-    """One engine, its timer, and its conversation with the others."""
+    """One engine, its timer, and its schedule with the others."""
 
     def __init__(self, index: int, engine: AdmissionEngine, *, talks: bool) -> None:
         self.index = index
         self.engine = engine
-        self.conversation = Conversation(engine) if talks else None
+        self.schedule = Schedule(PoolReplica(engine)) if talks else None
         self.wake_s: float | None = None
         self.exchange_s = float("inf")
         """When the next exchange begins; infinite while one is under way."""
@@ -370,7 +372,7 @@ class _Driver:
             self._end(record, IMPOSSIBLE, now)
 
     def _set_timer(self, gateway: _Gateway, now: float) -> None:
-        if gateway.conversation is not None and gateway.conversation.due_s() < gateway.exchange_s < float("inf"):
+        if gateway.schedule is not None and gateway.schedule.due_s() < gateway.exchange_s < float("inf"):
             self._set_exchange(gateway, now)
         wakeup_s = gateway.engine.next_wakeup()
         if self._timer_s_max is not None:
@@ -401,8 +403,8 @@ class _Driver:
     # --- between gateways ---
 
     def _set_exchange(self, gateway: _Gateway, now: float) -> None:
-        if gateway.conversation is not None:
-            gateway.exchange_s = max(now, gateway.conversation.due_s())
+        if gateway.schedule is not None:
+            gateway.exchange_s = max(now, gateway.schedule.due_s())
             self._at(gateway.exchange_s, partial(self._exchange, gateway))
 
     def _exchange(self, gateway: _Gateway, now: float) -> None:
@@ -412,11 +414,11 @@ class _Driver:
             gateway.exchange_s = gateway.stalled_until_s
             self._is_stalled(gateway, now, partial(self._exchange, gateway))
             return
-        conversation, store = gateway.conversation, self._store
-        assert conversation is not None
+        schedule, store = gateway.schedule, self._store
+        assert schedule is not None
         assert store is not None
         gateway.exchange_s = float("inf")
-        number, told = conversation.ask(now)
+        number, told = schedule.ask(now)
 
         def at_store(at: float) -> None:
             heard = store.exchange(gateway.index, number, told, at)
@@ -428,13 +430,13 @@ class _Driver:
         def answered(heard: Heard, at: float) -> None:
             if self._is_stalled(gateway, at, partial(answered, heard)):
                 return
-            self._carry_out(conversation.heard(heard, at), at)
+            self._carry_out(schedule.heard(heard, at), at)
             self._set_exchange(gateway, at)
 
         def lost(at: float) -> None:
             if self._is_stalled(gateway, at, lost):
                 return
-            self._carry_out(conversation.lost(at), at)
+            self._carry_out(schedule.lost(at), at)
             self._set_exchange(gateway, at)
 
         self._at(now + store.way_s, at_store)

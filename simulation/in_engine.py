@@ -1,6 +1,6 @@
 """What if the policy sat inside the engine, as in the papers? It picks the next request at every batching step.
 
-This is the loop of S-LoRA and LightLLM in which VTC was measured, driving the same `Policy` objects as the gateway.
+This is the loop of S-LoRA and LightLLM in which VTC was measured, driving the same orders as the gateway.
 Prefill runs alone; with a batch running, admission is tried after every ten decode steps, and at every step once it has
 found no room. Nothing is ever preempted, since the memory check knows how long each answer will be: what vLLM cannot
 know (algorithm 2 of VTC, section 4.1; constants of its artifact).
@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 
+from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.output_lengths import OutputPredictor
-from policies.orders.contract import Policy
+from policies.orders.contract import Order, Selection
 from policies.request import Pressure, Request, ServiceTokens
 from simulation.driver import IMPOSSIBLE, Arrival, Record, Run
 
@@ -64,7 +65,7 @@ A10G_LLAMA2_7B = EngineLoop(
 
 def serve_in_engine(
     arrivals: Iterable[Arrival],
-    policy: Policy,
+    order: Order,
     *,
     loop: EngineLoop = A10G_LLAMA2_7B,
     lengths: OutputPredictor | None = None,
@@ -74,9 +75,9 @@ def serve_in_engine(
 
     Args:
         arrivals: in order of time; each tenant is a client of the paper.
-        lengths: what a policy that charges predicted output is told, at dispatch.
+        lengths: what an order that charges predicted output is told, at dispatch.
     """
-    return _Loop(policy, loop, lengths).run(arrivals, until_s)
+    return _Loop(order, loop, lengths).run(arrivals, until_s)
 
 
 class _Running:
@@ -95,10 +96,10 @@ class _Running:
 
 
 class _Loop:
-    """The engine's state, and the policy's view of it (ClusterView)."""
+    """The engine's state, and the room that the order asks."""
 
-    def __init__(self, policy: Policy, loop: EngineLoop, lengths: OutputPredictor | None) -> None:
-        self._policy = policy
+    def __init__(self, order: Order, loop: EngineLoop, lengths: OutputPredictor | None) -> None:
+        self._order = order
         self._loop = loop
         self._lengths = lengths
         self._run = Run()
@@ -128,13 +129,13 @@ class _Loop:
                 now = max(now + IDLE_POLL_S, ceil(when / IDLE_POLL_S) * IDLE_POLL_S)
         return self._run
 
-    def place(self, request: Request) -> str | None:
+    def place(self, request: Request) -> str | Blocked:
         """Would the batch, with those admitted so far and this one, stay within memory until all have ended?"""
         if self._prefill_tokens + request.prompt_tokens > self._loop.prefill_tokens_max and self._admitted:
-            return None
+            return Blocked(request, {_BACKEND: Obstacle.PREFILL})
         batch = self._running + self._admitted
         if len(batch) >= self._loop.requests_max:
-            return None
+            return Blocked(request, {_BACKEND: Obstacle.SLOTS})
         output_tokens = self._run.records[request.id].arrival.output_tokens
         growing = [(each.left, each.used) for each in batch]
         growing.append((output_tokens - 1, request.prompt_tokens))
@@ -147,14 +148,8 @@ class _Loop:
             # When this one ends, those that last longer (before it in the list) have grown by as much as it has.
             held += used
             if left * count + held >= limit:
-                return None
+                return Blocked(request, {_BACKEND: Obstacle.KV})
         return _BACKEND
-
-    def fits(self, request: Request, backend: str) -> bool:
-        return self.place(request) == backend
-
-    def loads(self) -> dict[str, int]:
-        return {_BACKEND: len(self._running) + len(self._admitted)}
 
     def _arrive(self, arrival: Arrival) -> None:
         record = self._run.records[arrival.id] = Record(arrival)
@@ -163,24 +158,24 @@ class _Loop:
         if arrival.prompt_tokens + arrival.output_tokens - 1 >= self._loop.kv_tokens - ADAPTER_TOKENS:
             self._end(record, IMPOSSIBLE, now)
             return
-        refused = self._policy.refusal(request, now, _NO_PRESSURE)
+        refused = self._order.refusal(request, now, _NO_PRESSURE)
         if refused is not None:
             self._end(record, refused.reason.value, now)
             return
         if self._lengths is not None:
-            request.output_tokens_expected = self._lengths.expected(request)
-        self._policy.push(request, now)
+            request.progress.output_tokens_expected = self._lengths.expected(request)
+        self._order.push(request, now)
 
     def _admit(self, now: float) -> None:
         """Take requests in the policy's order for as long as the next in order fits."""
         self._charge(now)
-        while (selection := self._policy.pop(now, self)) is not None:
+        while isinstance(selection := self._order.pop(now, self), Selection):
             request = selection.request
             record = self._run.records[request.id]
             record.dispatched_s = now
             if self._lengths is not None:
-                request.output_tokens_expected = self._lengths.expected(request)
-            self._policy.charge(request, ServiceTokens(request.prompt_tokens, 0), now, final=False)
+                request.progress.output_tokens_expected = self._lengths.expected(request)
+            self._order.charge(request, ServiceTokens(request.prompt_tokens, 0), now, final=False)
             self._admitted.append(_Running(request, record))
             self._prefill_tokens += request.prompt_tokens
 
@@ -209,7 +204,7 @@ class _Loop:
             each.record.token_s.append(now)
             if each.left < 0:
                 ended = True
-                self._policy.charge(each.request, each.service(), now, final=True)
+                self._order.charge(each.request, each.service(), now, final=True)
                 self._end(each.record, "completed", now)
                 if self._lengths is not None:
                     self._lengths.learn(each.request, each.record.arrival.output_tokens)
@@ -221,7 +216,7 @@ class _Loop:
         if self._has_uncharged:
             self._has_uncharged = False
             for each in self._running:
-                self._policy.charge(each.request, each.service(), now, final=False)
+                self._order.charge(each.request, each.service(), now, final=False)
 
     def _end(self, record: Record, outcome: str, now: float) -> None:
         record.finished_s, record.outcome = now, outcome
@@ -229,6 +224,4 @@ class _Loop:
 
     def _next_event(self, following: Arrival | None, now: float) -> float | None:
         """When is there something to do for an idle engine? None: never again."""
-        eligible = self._policy.next_eligible(now) if len(self._policy) else None
-        times = [time for time in (eligible, following.arrived_s if following else None) if time is not None]
-        return min(times, default=None)
+        return following.arrived_s if following is not None else None

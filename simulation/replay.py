@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile
 from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
 from policies.orders.cost import LinearCost
-from policies.orders.registry import POLICIES, PolicyParams
+from policies.orders.registry import POLICIES
 from policies.request import ServiceTokens
 from simulation.driver import IMPOSSIBLE, Arrival, Record, simulate
 from simulation.metrics import percentile
@@ -124,7 +125,7 @@ def replay_under(
 
     `ended` hears of the end of every request, be it served or refused.
     """
-    engine = AdmissionEngine(POLICIES[policy](PolicyParams()))
+    engine = AdmissionEngine(named_policy(policy))
     models = {f"engine-{number}": EngineModel(profile) for number in range(1, backends + 1)}
     for name in models:
         engine.add_backend(name, max_num_seqs=profile.max_num_seqs)
@@ -135,7 +136,7 @@ def replay_under(
         ended()
 
     simulate(_possible(trace, profile, finished), engine=engine, backends=models, ended=finished)
-    return tally.seen(policy, trace, sum(waste.tokens for waste in engine.wasted.values()))
+    return tally.seen(policy, trace, sum(waste.tokens for waste in engine.interactions.wasted.values()))
 
 
 def _possible(trace: Trace, profile: EngineProfile, finished: Callable[[Record], None]) -> Iterator[Arrival]:

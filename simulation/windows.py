@@ -1,6 +1,6 @@
 """How much may a gateway have inside the engine? Simple rules, by which the production engine's own is judged.
 
-A policy in front of the vLLM model, asked before every step, without delay. `starts_now` is as good as a scheduler
+An order in front of the vLLM model, asked before every step, without delay. `starts_now` is as good as a scheduler
 inside the engine; the others are what a proxy could do that counts requests, or reads one gauge.
 """
 
@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 
 from backends.simulated.engine import EngineModel, EngineRequest, RequestRefusedError
 from backends.simulated.profiles import EngineProfile
-from policies.orders.contract import Policy
+from policies.capacity.obstacle import Blocked, Obstacle
+from policies.orders.contract import Order, Selection
 from policies.request import Pressure, Request, ServiceTokens
 from simulation.driver import IMPOSSIBLE, Arrival, Record, Run
 
@@ -61,16 +62,16 @@ def waiting(most: int) -> Rule:
     return lambda inside, request: inside.requests - inside.running <= most
 
 
-def serve_with_rule(arrivals: Iterable[Arrival], policy: Policy, profile: EngineProfile, rule: Rule) -> Run:
+def serve_with_rule(arrivals: Iterable[Arrival], order: Order, profile: EngineProfile, rule: Rule) -> Run:
     """Serve the traffic until every request has ended; impossible ones are refused by the engine, as in vLLM."""
-    return _Gateway(policy, profile, rule).run(arrivals)
+    return _Gateway(order, profile, rule).run(arrivals)
 
 
 class _Gateway:
-    """The policy's view (ClusterView) of an engine."""
+    """An engine, as the room that an order asks."""
 
-    def __init__(self, policy: Policy, profile: EngineProfile, rule: Rule) -> None:
-        self._policy = policy
+    def __init__(self, order: Order, profile: EngineProfile, rule: Rule) -> None:
+        self._order = order
         self._rule = rule
         self._model = EngineModel(profile)
         self._inside = Inside(profile)
@@ -81,7 +82,7 @@ class _Gateway:
         coming = iter(arrivals)
         following = next(coming, None)
         now = 0.0
-        while following is not None or self._sent or len(self._policy):
+        while following is not None or self._sent or len(self._order):
             while following is not None and following.arrived_s <= now:
                 self._arrive(following)
                 following = next(coming, None)
@@ -94,33 +95,29 @@ class _Gateway:
                 break
         return self._run
 
-    def place(self, request: Request) -> str | None:
-        return _BACKEND if self._rule(self._inside, request) else None
-
-    def fits(self, request: Request, backend: str) -> bool:
-        return self._rule(self._inside, request)
-
-    def loads(self) -> dict[str, int]:
-        return {_BACKEND: self._inside.requests}
+    def place(self, request: Request) -> str | Blocked:
+        if self._rule(self._inside, request):
+            return _BACKEND
+        return Blocked(request, {_BACKEND: Obstacle.SLOTS})
 
     def _arrive(self, arrival: Arrival) -> None:
         record = self._run.records[arrival.id] = Record(arrival)
         request = arrival.request()
-        refused = self._policy.refusal(request, arrival.arrived_s, _NO_PRESSURE)
+        refused = self._order.refusal(request, arrival.arrived_s, _NO_PRESSURE)
         if refused is None:
-            self._policy.push(request, arrival.arrived_s)
+            self._order.push(request, arrival.arrived_s)
         else:
             self._end(record, refused.reason.value, arrival.arrived_s)
 
     def _send(self, now: float) -> None:
-        while (selection := self._policy.pop(now, self)) is not None:
+        while isinstance(selection := self._order.pop(now, self), Selection):
             request = selection.request
             record = self._run.records[request.id]
             arrival = record.arrival
             try:
                 self._model.submit(EngineRequest(request.id, arrival.prompt_tokens, arrival.output_tokens), now)
             except RequestRefusedError:
-                self._policy.charge(request, ServiceTokens(0, 0), now, final=True)
+                self._order.charge(request, ServiceTokens(0, 0), now, final=True)
                 self._end(record, IMPOSSIBLE, now)
                 continue
             record.dispatched_s = now
@@ -128,7 +125,7 @@ class _Gateway:
             self._inside.requests += 1
             self._inside.kv_blocks += self._inside.blocks(request)
             self._inside.prompt_tokens += request.prompt_tokens
-            self._policy.charge(request, ServiceTokens(request.prompt_tokens, 0), now, final=False)
+            self._order.charge(request, ServiceTokens(request.prompt_tokens, 0), now, final=False)
 
     def _step(self, now: float) -> float:
         step = self._model.step(now)
@@ -140,7 +137,7 @@ class _Gateway:
             record, request = self._run.records[request_id], self._sent[request_id]
             record.token_s.append(now)
             service = ServiceTokens(request.prompt_tokens, len(record.token_s))
-            self._policy.charge(request, service, now, final=request_id in finished)
+            self._order.charge(request, service, now, final=request_id in finished)
         for request_id in finished:
             del self._sent[request_id]
             self._end(self._run.records[request_id], "completed", now)

@@ -28,7 +28,7 @@ from gateway.http.responder import Responder
 from gateway.request.payload import Payload
 from gateway.request.routes import Route
 from gateway.telemetry.record import NO_SERVICE, Outcome, Record
-from policies.admission.engine import Failure, Reject
+from policies.admission.decisions import Failure, Reject
 from policies.request import Request, ServiceTokens
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ class Exchange:
         if not awaits_more and (self._payload.demands_tool or request.claim.extends):
             awaits_more = None  # a demanded tool is called with the reason "stop", and a raw text ends with no other
         if answer_id and self.route.dialect is Dialect.RESPONSES and self._pool.claims is not None:
-            self._pool.claims.answered(request.flow, request.claim, request.stage, answer_id)
+            self._pool.claims.answered(request.flow, request.claim, request.progress.stage, answer_id)
         self._pool.dispatcher.finished(request.id, service, awaits_more)
         self._end(Outcome.COMPLETED, "", service)
 

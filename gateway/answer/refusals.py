@@ -8,7 +8,7 @@ from typing import Final
 from zlib import crc32
 
 from gateway.http.errors import ApiError, Reason
-from policies.admission.engine import Reject
+from policies.admission.decisions import Reject
 from policies.request import Limit, Refusal
 
 __all__ = ["rate_limit_headers", "refusal_error"]

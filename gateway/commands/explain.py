@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from gateway.telemetry.access_log import hidden
-from policies.admission.engine import Dispatch, Reject
+from policies.admission.decisions import Dispatch, Reject
 from policies.admission.explanation import Explanation
 
 if TYPE_CHECKING:

@@ -41,10 +41,10 @@ from gateway.config.fields import (
     unique,
 )
 from gateway.config.interactions import InteractionsConfig
+from gateway.config.policy import PolicyConfig, PolicyName
 from gateway.config.section import Section
 from gateway.config.state import StateConfig
 from gateway.config.throttle import OverloadConfig, QuotaConfig, ThrottleConfig
-from policies.orders.fairserve import LEAD_CALLS, LEAD_TOKENS
 
 __all__ = [
     "AppConfig",
@@ -78,45 +78,8 @@ def new_key() -> str:
     return "fg-" + secrets.token_urlsafe(32)
 
 
-PolicyName = Literal["fcfs", "rpm", "lcf", "rr", "vtc", "dlpm", "d2lpm", "wsc", "fairserve"]
 Address = Annotated[str, AfterValidator(checked_address)]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-
-
-class PolicyConfig(Section):
-    """Which request goes next. A parameter that the policy does not have is without effect."""
-
-    name: PolicyName = "fairserve"
-    """fairserve: fair, throttles only under overload and never inside an interaction; wsc: the same, never throttled;
-    vtc: fair by weighted tokens (virtual token counter); dlpm: longest cached prefix first, within turns that keep it
-    fair; d2lpm: the same over several backends; rr: vtc in turns (deficit round robin);
-    lcf: vtc whose flows bank credit while idle; rpm: so many requests a minute, then fcfs; fcfs: first come, first
-    served."""
-    cost: Literal["linear", "profiled"] = "linear"
-    """What service is: weighted tokens, or the time that one engine was measured to take for them. vtc, lcf, rr."""
-    input_weight: float = Field(default=1.0, ge=0, le=1000)
-    """What one prompt token costs its tenant; cost: linear. vtc, lcf, rr, dlpm, d2lpm."""
-    output_weight: float = Field(default=2.0, gt=0, le=1000)
-    """What one generated token costs its tenant; cost: linear. vtc, lcf, rr, dlpm, d2lpm."""
-    predict_output: bool = False
-    """Charge the output that a flow's requests usually have at dispatch, and correct it at the end. vtc, lcf, rr."""
-    quantum: float | None = Field(default=None, ge=1, le=1_000_000_000)
-    """Service that a flow receives per turn and weight before the next one's turn. Default: the policy's own. rr, dlpm,
-    d2lpm."""
-    backend_quantum: float | None = Field(default=None, ge=1, le=1_000_000_000)
-    """Service that a tenant receives at one backend before it is sent to others. Default: the policy's own. d2lpm."""
-    requests_per_minute: int = Field(default=30, ge=1, le=100_000)
-    """Requests of one tenant that are admitted in any 60 seconds; more are refused. rpm."""
-    alpha: float = Field(default=1.0, gt=0, le=1000)
-    """What a call's input tokens count in what is normal for its app at its stage. fairserve, wsc."""
-    beta: float = Field(default=2.0, ge=0, le=1000)
-    """The same of system tokens. The paper prints 1, 2, 1; it may have meant 2 for the output (gamma). fairserve."""
-    gamma: float = Field(default=1.0, ge=0, le=1000)
-    """The same of output tokens. fairserve."""
-    lead_tokens: float = Field(default=LEAD_TOKENS, ge=0, le=1e9)
-    """Tokens that a tenant's calls inside interactions may receive ahead of other tenants, once. fairserve."""
-    lead_calls: float = Field(default=LEAD_CALLS, ge=0, le=1e6)
-    """The same of one user's calls ahead of the tenant's other users, in normal calls. fairserve."""
 
 
 class BackendConfig(Section):

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from policies.admission.engine import AdmissionEngine, Decision, Dispatch, Failure, Reject
+from policies.admission.decisions import Decision, Dispatch, Failure, Reject
+from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
 from policies.request import Request, ServiceTokens
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from policies.admission import memory
 from policies.admission.engine import AdmissionEngine
 
 __all__ = ["LearnedFile"]
@@ -52,12 +53,12 @@ class LearnedFile:
         except OSError as error:
             logger.warning("%s cannot be read (%s): what is normal for each app is learned anew", self._path, error)
             return
-        before = {name: engine.snapshot() for name, engine in self._engines.items()}
+        before = {name: memory.snapshot(engine) for name, engine in self._engines.items()}
         try:
             self._restore(content)
         except ValueError as error:
             for name, engine in self._engines.items():
-                engine.restore(before[name])
+                memory.restore(engine, before[name])
             self._put_aside(str(error))
 
     async def keep(self) -> None:
@@ -68,7 +69,7 @@ class LearnedFile:
 
     async def save(self) -> None:
         """Write what has been learned, if it has changed; beside the loop, so that no stream waits for the disk."""
-        pools: dict[str, object] = {name: engine.snapshot() for name, engine in self._engines.items()}
+        pools: dict[str, object] = {name: memory.snapshot(engine) for name, engine in self._engines.items()}
         content = msgspec.json.encode(_Content(VERSION, pools))
         if content == self._written:
             return
@@ -93,7 +94,7 @@ class LearnedFile:
         for name, engine in self._engines.items():
             if name in learned.pools:
                 try:
-                    engine.restore(learned.pools[name])
+                    memory.restore(engine, learned.pools[name])
                 except ValueError as error:
                     raise ValueError(f"pool {name}: {error}") from None
         self._written = content

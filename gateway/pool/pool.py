@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 
 import aiohttp
@@ -26,9 +27,10 @@ from gateway.request.payload import Payload
 from gateway.request.prefixes import PromptPrefixes
 from gateway.telemetry.record import Record
 from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.admission.policy import Policy
 from policies.capacity.gauges import CapacitySettings, Gauges
-from policies.orders.registry import POLICIES, PolicyParams
-from policies.orders.wsc import WscSettings
+from policies.orders.registry import POLICIES
 from policies.queue.bounds import QueueLimits
 
 __all__ = ["Backend", "Pool"]
@@ -215,15 +217,9 @@ class Pool:
 
 
 def _engine(gateway: Config, capacity: CapacityConfig, shared: Shared) -> AdmissionEngine:
-    limits, policy = gateway.limits, gateway.policy
-    weights = {app.name: app.normal_service for app in gateway.apps if app.normal_service is not None}
-    params = PolicyParams(
-        **policy.model_dump(exclude={"name", "alpha", "beta", "gamma"}),
-        wsc=WscSettings(policy.alpha, policy.beta, policy.gamma, weights),
-        throttle=gateway.throttle.settings(),
-    )
+    limits = gateway.limits
     return AdmissionEngine(
-        POLICIES[gateway.policy.name](params),
+        _policy(gateway),
         limits=QueueLimits(
             limits.queue_requests_max,
             limits.queue_bytes_max,
@@ -236,9 +232,20 @@ def _engine(gateway: Config, capacity: CapacityConfig, shared: Shared) -> Admiss
             kv_ceiling=capacity.kv_ceiling,
             headroom=capacity.headroom,
             concurrency_max=capacity.max_concurrency,
-            share=1.0 if gateway.state.redis_url is not None else 1 / gateway.workers,
+            part=1.0 if gateway.state.redis_url is not None else 1 / gateway.workers,
         ),
         overload=gateway.overload.settings(),
         interactions=shared.interactions,
         quotas=shared.quotas,
     )
+
+
+def _policy(gateway: Config) -> Policy:
+    """The configured policy, with what other sections of the config say for it."""
+    settings = gateway.policy.settings()
+    known = {one.name for one in fields(POLICIES[gateway.policy.name].params)}
+    if "weights" in known:
+        settings["weights"] = {app.name: app.normal_service for app in gateway.apps if app.normal_service is not None}
+    if "throttle" in known:
+        settings["throttle"] = gateway.throttle.settings()
+    return named_policy(gateway.policy.name, **settings)

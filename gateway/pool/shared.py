@@ -8,6 +8,7 @@ from gateway.config.model import Config
 from gateway.request.interaction_claim import ClaimReader
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
+from policies.orders.registry import POLICIES
 
 __all__ = ["Shared"]
 
@@ -22,7 +23,7 @@ class Shared:
 
     @classmethod
     def of(cls, config: Config) -> Shared:
-        knows_interactions = config.policy.name in ("fairserve", "wsc")
+        knows_interactions = POLICIES[config.policy.name].order.knows_interactions
         own_rules = {app.name: app.interactions for app in config.apps if app.interactions is not None}
         own_quotas = {tenant.name: tenant.quota.quota() for tenant in config.tenants if tenant.quota is not None}
         quotas = Quotas(config.quota.quota(), own_quotas)

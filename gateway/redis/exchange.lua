@@ -1,4 +1,5 @@
--- What the gateways of one pool tell each other (policies/replicas/messages.py names the values; docs/replicas.md says why).
+-- What the gateways of one pool tell each other (policies/replicas/messages.py names the values; its twin in Python is
+-- policies/replicas/exchange.py; docs/replicas.md says why).
 --
 -- KEYS[1]  the replicas: a hash from a replica's name to what it said last
 -- KEYS[2]  beginning of the names of counters and tallies, in the hash tag of the pool
@@ -14,7 +15,7 @@ local COUNTERS_MS = 900000  -- what a tenant or a flow received is forgotten whe
 
 local me, number = ARGV[1], tonumber(ARGV[2])
 local told = cmsgpack.unpack(ARGV[3])
-local standings, presence, holdings, charges, tallies, calls, under_way = unpack(told)
+local standings, presence, holdings, charges, tallies, calls, under_way, lefts, quantum = unpack(told)
 local standing = standings[1]
 local now_ms
 if ARGV[4] == '' then
@@ -50,9 +51,11 @@ for i = 1, #fields, 2 do
       record.standings = {}
     end
     record.standing = record.standings[1]
+    record.name = fields[i]
     others[#others + 1] = record
   end
 end
+table.sort(others, function(one, other) return one.name < other.name end)
 local is_repeated = before ~= nil and number <= before.number
 local live = #others + 1
 
@@ -63,11 +66,76 @@ local function goes_first(one, other)
   return one[3] < other[3]
 end
 
--- What was charged and counted --------------------------------------------------------------------------------------
+-- What was charged ---------------------------------------------------------------------------------------------------
 
 local function number_in(key)
   local found = redis.call('GET', key)
   return found and tonumber(found)
+end
+
+-- Where one that waits stood when it said so, and what was charged to it since, by whomever: or everybody who serves the
+-- same flow would find that the others have received less, as of a while ago.
+local function as_of_now(waiting, counters)
+  if not waiting or waiting[2] == '' then
+    return waiting
+  end
+  local tenant = number_in(KEYS[2] .. 'c:' .. waiting[1]) or counters[1]
+  local flow = number_in(KEYS[2] .. 'c:' .. waiting[2]) or counters[2]
+  return { waiting[1], waiting[2], waiting[3] + tenant - counters[1], waiting[4] + flow - counters[2] }
+end
+
+-- Who left last, among tenants ('') or among the flows of one.
+local function left_last(among)
+  local ok, left = pcall(cmsgpack.unpack, redis.call('GET', KEYS[2] .. 'l:' .. among) or '')
+  if ok and type(left) == 'table' and #left == 4 then
+    return left
+  end
+end
+
+-- Where nobody else of its kind waits at its own gateway, one that comes is lifted to the least counter that waits
+-- elsewhere; or, if nobody waits anywhere, to that of whoever left last. One that waits elsewhere itself, or left last
+-- itself, is not lifted.
+local function floor_of(name, waiting)
+  local among = string.match(name, '^(.-)\31') or ''
+  local floor = nil
+  for _, one in ipairs(waiting) do
+    if one[among == '' and 1 or 2] == name then
+      return nil
+    end
+    local served = nil
+    if among == '' then
+      served = one[3]
+    elseif one[1] == among then
+      served = one[4]
+    end
+    if served and (not floor or served < floor) then
+      floor = served
+    end
+  end
+  if not floor then
+    local left = left_last(among)
+    if not left or left[2] == name then
+      return nil
+    end
+    floor = number_in(KEYS[2] .. 'c:' .. left[2]) or left[3]
+  end
+  return quantum > 0 and floor - floor % quantum or floor
+end
+
+local floors, waiting_now = {}, nil
+for i, charge in ipairs(charges) do
+  if charge[5] then
+    if not waiting_now then
+      waiting_now = {}
+      for _, other in ipairs(others) do
+        for place, one in ipairs(other.standings) do
+          local is_first = place == 1 and other.counters
+          waiting_now[#waiting_now + 1] = is_first and as_of_now(one, other.counters) or one
+        end
+      end
+    end
+    floors[i] = floor_of(charge[1], waiting_now)
+  end
 end
 
 -- A counter that is not known here, because it expired or all was lost, goes on from what the replica takes it to be.
@@ -82,6 +150,9 @@ for i, charge in ipairs(charges) do
     if raises or not before then
       total = math.max(total, base)
     end
+    if floors[i] then
+      total = math.max(total, floors[i])
+    end
     total = total + service
   end
   if total ~= known then
@@ -89,6 +160,15 @@ for i, charge in ipairs(charges) do
   end
   totals[i] = total
 end
+
+for _, left in ipairs(lefts) do
+  local known = left_last(left[1])
+  if not known or left[4] > known[4] then
+    redis.call('SET', KEYS[2] .. 'l:' .. left[1], cmsgpack.pack(left), 'PX', COUNTERS_MS)
+  end
+end
+
+-- What was counted ---------------------------------------------------------------------------------------------------
 
 local function counted(key, otherwise)
   local found = redis.call('GET', key)
@@ -153,17 +233,6 @@ local function part(most, granted_elsewhere, held, wanted_before, wanted_elsewhe
     return 0
   end
   return math.max(0, math.floor(free / live))
-end
-
--- Where one that waits stood when it said so, and what was charged to it since, by whomever: or everybody who serves the
--- same flow would find that the others have received less, as of a while ago.
-local function as_of_now(waiting, counters)
-  if not waiting or waiting[2] == '' then
-    return waiting
-  end
-  local tenant = number_in(KEYS[2] .. 'c:' .. waiting[1]) or counters[1]
-  local flow = number_in(KEYS[2] .. 'c:' .. waiting[2]) or counters[2]
-  return { waiting[1], waiting[2], waiting[3] + tenant - counters[1], waiting[4] + flow - counters[2] }
 end
 
 local counters = false
@@ -240,6 +309,11 @@ for i, holding in ipairs(holdings) do
   grants[i] = { own.granted, own.granted_kv, elsewhere, kv_elsewhere, sharers }
 end
 
+local left = left_last('')
+if left then
+  left[3] = number_in(KEYS[2] .. 'c:' .. left[2]) or left[3]
+end
+
 standings[1] = standing
 local all, elsewhere = { 0, 0, 0, 0 }, {}
 for _, other in ipairs(others) do
@@ -263,4 +337,5 @@ redis.call('PEXPIRE', KEYS[1], NUMBERS_MS)
 
 return cmsgpack.pack({
   live, next_elsewhere or cjson.null, waiting_elsewhere, all, grants, totals, sums, opened, under_way_elsewhere,
+  left or cjson.null, before == nil and number > 1,
 })

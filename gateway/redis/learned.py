@@ -12,6 +12,7 @@ import msgspec
 
 from gateway.redis.errors import StoreUnavailable
 from gateway.redis.store import Store, pool_key
+from policies.admission import memory
 from policies.admission.engine import AdmissionEngine
 
 __all__ = ["Lessons"]
@@ -46,12 +47,12 @@ class Lessons:
         if content is None or content == self._written:
             return
         try:
-            self._engine.adopt(msgspec.json.decode(content))
+            memory.adopt(self._engine, msgspec.json.decode(content))
         except (ValueError, RecursionError) as error:
             logger.warning("%s holds nothing that can be learned from (%s); it is written anew", self._key, error)
 
     async def _write(self) -> None:
-        content = msgspec.json.encode(self._engine.snapshot())
+        content = msgspec.json.encode(memory.snapshot(self._engine))
         if content != self._written and len(content) <= BYTES_MAX:
             await self._store.command("SET", self._key, content, "EX", KEPT_S)
             self._written = content

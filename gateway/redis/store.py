@@ -24,7 +24,7 @@ __all__ = ["LAYOUT", "Deployment", "Script", "Store", "pool_key", "without_passw
 
 logger = logging.getLogger("fairgate")
 
-LAYOUT = 1
+LAYOUT = 2
 """Version of the layout of the keys. Replicas of another one see other keys, so the two are kept apart."""
 VERSION_MIN = (6, 2)
 MEMBER_S = 30.0

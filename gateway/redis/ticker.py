@@ -1,4 +1,4 @@
-"""Who carries what gateways tell each other? The live body of one `Conversation`."""
+"""Who carries what gateways tell each other? The live body of one `Schedule`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from gateway.pool.dispatcher import Dispatcher
 from gateway.redis.errors import StoreUnavailable
 from gateway.redis.store import Script, Store, pool_key
 from policies.admission.decisions import Decision
+from policies.interactions import Interactions
+from policies.limits.quotas import Quotas
 from policies.replicas.messages import Heard
-from policies.replicas.schedule import Conversation, Speaker
-from policies.replicas.tallies import Tables
+from policies.replicas.pool_replica import PoolReplica
+from policies.replicas.schedule import Schedule, Speaker
+from policies.replicas.tenant_replica import TenantReplica
 
 __all__ = ["Exchanges"]
 
@@ -40,7 +43,7 @@ class Exchanges:
         self.about = name
         self.answered = 0
         self.lost = 0
-        self._conversation = Conversation(speaker, epoch_s=store.epoch_s)
+        self._schedule = Schedule(speaker)
         self._store = store
         self._speaker = speaker
         self._keys = (pool_key(name, "replicas"), pool_key(name, ""))
@@ -50,28 +53,38 @@ class Exchanges:
     @classmethod
     def of_pool(cls, store: Store, pool: str, dispatcher: Dispatcher) -> Exchanges:
         """About the backends and the queue of one pool."""
-        exchanges = cls(store, pool, dispatcher.engine, dispatcher.carry_out)
+        replica = PoolReplica(dispatcher.engine, epoch_s=store.epoch_s)
+        exchanges = cls(store, pool, replica, dispatcher.carry_out)
         dispatcher.listeners.append(exchanges.look)
         return exchanges
 
     @classmethod
-    def of_tables(cls, store: Store, tables: Tables, dispatchers: Sequence[Dispatcher]) -> Exchanges:
-        """About the limits and interactions of all pools."""
+    def of_tenants(
+        cls,
+        store: Store,
+        quotas: Quotas | None,
+        interactions: Interactions | None,
+        dispatchers: Sequence[Dispatcher],
+        *,
+        refuses_alone: bool,
+    ) -> Exchanges:
+        """About the limits and interactions of tenants, over all pools."""
+        engines = [dispatcher.engine for dispatcher in dispatchers]
+        replica = TenantReplica(quotas, interactions, engines, epoch_s=store.epoch_s, refuses_alone=refuses_alone)
 
         def carry_out(_: Sequence[Decision]) -> None:
             for dispatcher in dispatchers:
-                dispatcher.carry_out(dispatcher.engine.answered(dispatcher.clock()))
+                dispatcher.carry_out(replica.decisions_of(dispatcher.engine))
 
-        exchanges = cls(store, ALL_POOLS, tables, carry_out)
+        exchanges = cls(store, ALL_POOLS, replica, carry_out)
         for dispatcher in dispatchers:
-            dispatcher.engine.share_tables(tables)
             dispatcher.listeners.append(exchanges.look)
         return exchanges
 
     @property
     def is_alone(self) -> bool:
         """Does the gateway go on with the share that it last had?"""
-        return self._conversation.is_alone
+        return self._schedule.is_alone
 
     def look(self) -> None:
         """Something happened that others may have to hear of at once."""
@@ -87,7 +100,7 @@ class Exchanges:
                 # Nothing is dispatched without exchanges: whatever is wrong with one, the gateway goes on alone.
                 logger.exception("an exchange about %s failed", self.about)
                 self.lost += 1
-                self._carry_out(self._conversation.lost(time.monotonic()))
+                self._carry_out(self._schedule.lost(time.monotonic()))
                 await asyncio.sleep(AFTER_FAULT_S)
 
     async def leave(self) -> None:
@@ -98,22 +111,22 @@ class Exchanges:
             return  # it is known in a few seconds
 
     async def _exchange(self) -> None:
-        conversation = self._conversation
-        number, told = conversation.ask(time.monotonic())
+        schedule = self._schedule
+        number, told = schedule.ask(time.monotonic())
         try:
             args = (self._store.replica, number, _encode(told), BY_THE_CLOCK_OF_REDIS)
             heard = _decode(await self._store.run(_EXCHANGE, self._keys, args))
         except (StoreUnavailable, msgspec.DecodeError):
             # The store says why, in the log and at /ready.
             self.lost += 1
-            self._carry_out(conversation.lost(time.monotonic()))
+            self._carry_out(schedule.lost(time.monotonic()))
             return
         self.answered += 1
-        self._carry_out(conversation.heard(heard, time.monotonic()))
+        self._carry_out(schedule.heard(heard, time.monotonic()))
 
     async def _until_due(self) -> None:
         loop = asyncio.get_running_loop()
-        while (wait_s := self._conversation.due_s() - time.monotonic()) > 0:
+        while (wait_s := self._schedule.due_s() - time.monotonic()) > 0:
             self._wakes.clear()
             timer = loop.call_later(wait_s, self._wakes.set)
             try:

@@ -65,7 +65,7 @@ class AccessLog:
             "" if request is None else hidden(request.flow.user),
             1.0 if request is None else request.weight,
             "" if request is None else request.claim.id,
-            0 if request is None else request.stage,
+            0 if request is None else request.progress.stage,
             record.model,
             policy,
             record.path,

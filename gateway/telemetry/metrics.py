@@ -183,14 +183,13 @@ class Metrics:
             self.queued.labels(pool.name).set(engine.queued)
             self.queued_bytes.labels(pool.name).set(engine.queued_bytes)
             for name, ledger in engine.backends.items():
-                sequences, starting, slots = ledger.counts()
-                self.dispatched.labels(pool.name, name).set(sequences)
-                self.starting.labels(pool.name, name).set(starting)
-                self.slots.labels(pool.name, name).set(slots)
+                self.dispatched.labels(pool.name, name).set(ledger.sequences)
+                self.starting.labels(pool.name, name).set(len(ledger.starting))
+                self.slots.labels(pool.name, name).set(ledger.slots.count)
                 self.kv.labels(pool.name, name).set(ledger.kv_fraction())
                 self.up.labels(pool.name, name).set(ledger.healthy)
-                if ledger.grant is not None:
-                    self.granted.labels(pool.name, name).set(ledger.grant.sequences)
+                if ledger.allowance is not None:
+                    self.granted.labels(pool.name, name).set(ledger.allowance.sequences)
 
     def read_exchanges(self, exchanges: Iterable[Exchanges]) -> None:
         """How is it with other replicas?"""

@@ -72,5 +72,7 @@ class Recent:
         for decision, now, request, pressure in reversed(self._decided):
             if decision.id == request_id:
                 waited_s = now - request.arrived_s
-                return Decided(decision, now, waited_s, request.flow, request.stage, request.inside, pressure)
+                return Decided(
+                    decision, now, waited_s, request.flow, request.progress.stage, request.progress.inside, pressure
+                )
         return None

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from policies.admission.decisions import Decided, Decision, Reject
-from policies.capacity.obstacle import Obstacle
-from policies.request import Flow, Limit, Pressure, Refusal, Request
+from policies.capacity.obstacle import Blocked, Obstacle
+from policies.request import Flow, Limit, Pressure, Refusal, Request, State
 
-__all__ = ["Explanation", "explain_decided", "explain_queued"]
+__all__ = ["OF_OBSTACLE", "OF_REFUSAL", "Explanation", "Situation", "explain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """How do things stand now?
+
+    Attributes:
+        blocked: the head of the queue and what stands in its way at each engine.
+        limits: where the caller stands with limits that always hold.
+        numbers: what decides its flow's place: counters, weights, counts and limits by name.
+        kv: by engine, the largest occupancy that what is dispatched is expected to reach (1.0 = full).
+    """
+
+    blocked: Blocked | None
+    pressure: Pressure
+    limits: list[Limit]
+    numbers: dict[str, float]
+    kv: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +37,11 @@ class Explanation:
     Attributes:
         decided_s: when it was decided, by the engine's clock; None while it is queued for the first time.
         reason: one sentence.
-        obstacle: what the head of the queue waits for, if the request waits.
+        obstacle: what the head of the queue waits for, if the request waits: the obstacle that is gone first.
+        obstacles: the same by engine.
         pressure: whether the pool was overloaded when it was decided; for one that waits: whether it is now.
         limits: where its caller stood when it was refused, and stands now with limits that always hold.
-        numbers: what decides its flow's place, now: counters, weights, counts and limits by name.
-        kv: by backend, the largest occupancy that what is dispatched is expected to reach (1.0 = full), now.
+        numbers: as in `Situation`; so is `kv`.
     """
 
     request_id: str
@@ -35,73 +53,25 @@ class Explanation:
     decision: Decision | None
     reason: str
     obstacle: Obstacle | None
+    obstacles: dict[str, Obstacle]
     pressure: Pressure
-    limits: list[Limit] = field(default_factory=list)
-    numbers: dict[str, float] = field(default_factory=dict)
-    kv: dict[str, float] = field(default_factory=dict)
+    limits: list[Limit]
+    numbers: dict[str, float]
+    kv: dict[str, float]
 
 
-def explain_queued(
-    request: Request,
-    last: Decided | None,
-    obstacle: Obstacle | None,
-    pressure: Pressure,
-    *,
-    limits: list[Limit],
-    numbers: dict[str, float],
-    kv: dict[str, float],
-) -> Explanation:
-    """One that waits. `last`: its dispatch, if it came back."""
-    return Explanation(
-        request.id,
-        "queued",
-        request.flow,
-        request.stage,
-        request.inside,
-        decided_s=last.now if last is not None else None,
-        decision=last.decision if last is not None else None,
-        reason=f"queued: {_OF_OBSTACLE[obstacle]}",
-        obstacle=obstacle,
-        pressure=pressure,
-        limits=limits,
-        numbers=numbers,
-        kv=kv,
-    )
-
-
-def explain_decided(
-    decided: Decided, *, limits: list[Limit], numbers: dict[str, float], kv: dict[str, float]
-) -> Explanation:
-    """One that was dispatched or refused."""
-    decision = decided.decision
-    limit = decision.limit if isinstance(decision, Reject) else None
-    return Explanation(
-        decision.id,
-        "rejected" if isinstance(decision, Reject) else "dispatched",
-        decided.flow,
-        decided.stage,
-        decided.inside,
-        decided_s=decided.now,
-        decision=decision,
-        reason=_reason(decided),
-        obstacle=None,
-        pressure=decided.pressure,
-        limits=limits if limit is None else [limit, *limits],
-        numbers=numbers,
-        kv=kv,
-    )
-
-
-_OF_OBSTACLE: dict[Obstacle | None, str] = {
-    None: "it waits for its turn",
-    "closed": "no backend is open for requests",
-    "waiting": "the engine has more requests waiting than its target",
-    "slots": "no sequence slot is free",
-    "prefill": "the prompts of others are processed first",
-    "kv": "the KV cache has no room for the next request in order",
-    "spread": "starts are spread, so that those running do not all need their largest share of the KV cache at once",
+OF_OBSTACLE: Final = {
+    Obstacle.CLOSED: "no backend is open for requests",
+    Obstacle.WAITING: "the engine has more requests waiting than its target",
+    Obstacle.SLOTS: "no sequence slot is free",
+    Obstacle.PREFILL: "the prompts of others are processed first",
+    Obstacle.KV: "the KV cache has no room for the next request in order",
+    Obstacle.SPREAD: (
+        "starts are spread, so that those running do not all need their largest share of the KV cache at once"
+    ),
+    Obstacle.TURN: "somebody who waits at another gateway has received less and goes first",
 }
-_OF_REFUSAL = {
+OF_REFUSAL: Final = {
     Refusal.QUEUE_FULL: "the queue is full, and its tenant has at least its share of it",
     Refusal.QUEUE_TIMEOUT: "it waited for as long as a request may",
     Refusal.NO_BACKEND: "no backend is in service",
@@ -112,12 +82,63 @@ _OF_REFUSAL = {
 }
 
 
+def explain(request_id: str, request: Request | None, last: Decided | None, situation: Situation) -> Explanation:
+    """`request`: it waits. `last`: what was decided of it last, if that is remembered; one of the two is known."""
+    if request is not None:
+        return _of_waiting(request, last, situation)
+    assert last is not None
+    decision, limits = last.decision, situation.limits
+    if isinstance(decision, Reject) and decision.limit is not None:
+        limits = [decision.limit, *limits]
+    return Explanation(
+        request_id,
+        "rejected" if isinstance(decision, Reject) else "dispatched",
+        last.flow,
+        last.stage,
+        last.inside,
+        last.now,
+        decision,
+        _reason(last),
+        None,
+        {},
+        last.pressure,
+        limits,
+        situation.numbers,
+        situation.kv,
+    )
+
+
+def _of_waiting(request: Request, last: Decided | None, situation: Situation) -> Explanation:
+    blocked, progress = situation.blocked, request.progress
+    obstacle = blocked.nearest() if blocked is not None else None
+    if progress.state is not State.QUEUED:
+        why = "other gateways are asked whether a limit that all of them count has room for it"
+    else:
+        why = "it waits for its turn" if obstacle is None else OF_OBSTACLE[obstacle]
+    return Explanation(
+        request.id,
+        "queued",
+        request.flow,
+        progress.stage,
+        progress.inside,
+        last.now if last is not None else None,
+        last.decision if last is not None else None,
+        f"queued: {why}",
+        obstacle,
+        blocked.obstacles if blocked is not None else {},
+        situation.pressure,
+        situation.limits,
+        situation.numbers,
+        situation.kv,
+    )
+
+
 def _reason(decided: Decided) -> str:
     decision = decided.decision
     if not isinstance(decision, Reject):
         how = f"after {decided.waited_s:.3f} s in the queue" if decided.waited_s > 0 else "at once"
         return f"dispatched to {decision.backend} {how}"
-    said = f"refused: {_OF_REFUSAL[decision.reason]}"
+    said = f"refused: {OF_REFUSAL[decision.reason]}"
     if decision.limit is not None:
         said += f" ({decision.limit.name} {decision.limit.limit}, {decision.limit.remaining} left)"
     return f"{said}; {decided.pressure.reason}" if decided.pressure.reason else said

@@ -8,14 +8,24 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Set
+from typing import NamedTuple
 
-from policies.replicas.messages import Presence
 from policies.request import Request
 
-__all__ = ["Shares"]
+__all__ = ["Activity", "FairShares"]
 
 
-class _Share:
+class Activity(NamedTuple):
+    """Who is active, in sums? Of this gateway, or of all others together."""
+
+    weights: float = 0.0
+    held_tokens: int = 0
+    running: int = 0
+    absent: int = 0
+    """Active tenants with nothing in the queue."""
+
+
+class _Tenant:
     __slots__ = ("held_tokens", "queued", "running", "seen_s", "weight")
 
     def __init__(self) -> None:
@@ -26,104 +36,104 @@ class _Share:
         self.seen_s = 0.0
 
 
-class Shares:
+class FairShares:
     """Is this tenant below its fair share? Fair: its weight over the weights of all active tenants."""
 
     def __init__(self, *, active_s: float = 30.0) -> None:
         self._active_s = active_s
-        self._shares: OrderedDict[str, _Share] = OrderedDict()
+        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
         self._weights = 0.0
         self._held_tokens = 0
         self._running = 0
         self._present = 0
         """Active tenants with something queued."""
-        self._elsewhere = Presence()
+        self._elsewhere = Activity()
         self._present_elsewhere = 0
         """Active tenants with nothing queued here, but at another gateway."""
 
     def __len__(self) -> int:
-        return len(self._shares)
+        return len(self._tenants)
 
     def seen(self, request: Request, now: float) -> None:
         """A request of this tenant arrived."""
         tenant = request.flow.tenant
-        share = self._shares.get(tenant)
-        if share is None:
-            share = self._shares[tenant] = _Share()
+        own = self._tenants.get(tenant)
+        if own is None:
+            own = self._tenants[tenant] = _Tenant()
         else:
-            self._shares.move_to_end(tenant)
-        self._weights += request.weight - share.weight
-        share.weight = request.weight
-        share.seen_s = now
-        share.queued += 1
-        self._present += share.queued == 1
+            self._tenants.move_to_end(tenant)
+        self._weights += request.weight - own.weight
+        own.weight = request.weight
+        own.seen_s = now
+        own.queued += 1
+        self._present += own.queued == 1
         self._drop_inactive(now)
 
     def dispatched(self, request: Request, held_tokens: int) -> None:
         """A queued request of this tenant was dispatched and holds so much."""
-        share = self._shares[request.flow.tenant]
-        share.running += 1
+        own = self._tenants[request.flow.tenant]
+        own.running += 1
         self._running += 1
-        share.held_tokens += held_tokens
+        own.held_tokens += held_tokens
         self._held_tokens += held_tokens
-        self._left_queue(share)
+        self._left_queue(own)
 
     def grew(self, request: Request, held_tokens: int) -> None:
         """A dispatched request holds so much more."""
-        self._shares[request.flow.tenant].held_tokens += held_tokens
+        self._tenants[request.flow.tenant].held_tokens += held_tokens
         self._held_tokens += held_tokens
 
     def ended(self, request: Request, held_tokens: int) -> None:
         """A dispatched request is over, and held so much."""
-        share = self._shares[request.flow.tenant]
-        share.running -= 1
+        own = self._tenants[request.flow.tenant]
+        own.running -= 1
         self._running -= 1
-        share.held_tokens -= held_tokens
+        own.held_tokens -= held_tokens
         self._held_tokens -= held_tokens
 
     def withdrawn(self, request: Request) -> None:
         """A queued request is gone without service."""
-        self._left_queue(self._shares[request.flow.tenant])
+        self._left_queue(self._tenants[request.flow.tenant])
 
     def someone_is_absent(self) -> bool:
         """Is some active tenant without a request in the queue? The next one of it may come at any moment."""
-        return self._present + self._present_elsewhere < len(self._shares) or self._elsewhere.absent > 0
+        return self._present + self._present_elsewhere < len(self._tenants) or self._elsewhere.absent > 0
 
     def is_below(self, request: Request) -> bool:
         """Does its tenant hold less of what is dispatched than its weight entitles it to?"""
-        share, elsewhere = self._shares[request.flow.tenant], self._elsewhere
+        own, elsewhere = self._tenants[request.flow.tenant], self._elsewhere
         held_tokens = self._held_tokens + elsewhere.held_tokens
-        return share.held_tokens * (self._weights + elsewhere.weights) < held_tokens * share.weight or not held_tokens
+        return own.held_tokens * (self._weights + elsewhere.weights) < held_tokens * own.weight or not held_tokens
 
     def is_flooding(self, request: Request) -> bool:
         """Has its tenant more in the queue than its fair share of the requests that are dispatched?"""
-        share, elsewhere = self._shares[request.flow.tenant], self._elsewhere
-        return share.queued * (self._weights + elsewhere.weights) > (self._running + elsewhere.running) * share.weight
+        own, elsewhere = self._tenants[request.flow.tenant], self._elsewhere
+        return own.queued * (self._weights + elsewhere.weights) > (self._running + elsewhere.running) * own.weight
 
-    def presence(self) -> Presence:
+    def activity(self) -> Activity:
         """Who is active here."""
-        absent = max(0, len(self._shares) - self._present - self._present_elsewhere)
-        return Presence(self._weights, self._held_tokens, self._running, absent)
+        absent = max(0, len(self._tenants) - self._present - self._present_elsewhere)
+        return Activity(self._weights, self._held_tokens, self._running, absent)
 
-    def elsewhere(self, presence: Presence, waiting: Set[str]) -> None:
+    def set_elsewhere(self, activity: Activity, waiting: Set[str]) -> None:
         """Who is active at other gateways, and which tenants wait there. One that is active at several counts there."""
-        self._elsewhere = presence
-        shares = [self._shares[tenant] for tenant in waiting if tenant in self._shares]
-        self._present_elsewhere = sum([not share.queued for share in shares])
+        self._elsewhere = activity
+        here = [self._tenants[tenant] for tenant in waiting if tenant in self._tenants]
+        self._present_elsewhere = sum([not own.queued for own in here])
 
     def _drop_inactive(self, now: float) -> None:
-        while self._shares:
-            tenant, share = next(iter(self._shares.items()))
-            if now - share.seen_s <= self._active_s:
+        while self._tenants:
+            tenant, own = next(iter(self._tenants.items()))
+            if now - own.seen_s <= self._active_s:
                 break
-            if share.queued or share.running:
+            if own.queued or own.running:
                 # Long requests keep their tenant active; it is looked at again when another period has passed.
-                share.seen_s = now
-                self._shares.move_to_end(tenant)
+                own.seen_s = now
+                self._tenants.move_to_end(tenant)
                 continue
-            self._weights -= share.weight
-            del self._shares[tenant]
+            self._weights -= own.weight
+            del self._tenants[tenant]
 
-    def _left_queue(self, share: _Share) -> None:
-        share.queued -= 1
-        self._present -= not share.queued
+    def _left_queue(self, own: _Tenant) -> None:
+        own.queued -= 1
+        self._present -= not own.queued

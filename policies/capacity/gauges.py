@@ -1,16 +1,17 @@
-"""What does an engine say of itself, and how is its capacity to be judged?"""
+"""What does an engine say of itself, how is its capacity judged, and how much of it may this gateway use?"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import NamedTuple
 
-__all__ = ["CapacitySettings", "Gauges"]
+__all__ = ["Allowance", "CapacitySettings", "Gauges"]
 
 
 @dataclass(frozen=True, slots=True)
 class CapacitySettings:
-    """How is capacity judged? Shares are of the KV capacity and of the slots."""
+    """How is capacity judged? `headroom` is a part of the KV capacity and of the slots."""
 
     waiting_target: int = 2
     kv_ceiling: float = 0.98
@@ -19,13 +20,13 @@ class CapacitySettings:
     gauge_trust_s: float = 1.0
     retry_backoff_s: float = 0.1
     retry_backoff_s_max: float = 5.0
-    share: float = 1.0
-    """So much of each backend is ours, and so much of what it says of itself; other gateways own the rest."""
+    part: float = 1.0
+    """So much of each engine is ours, and so much of what it says of itself; other processes own the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What a backend said of itself at `taken_s`; None: it did not say."""
+    """What an engine said of itself at `taken_s`; None: it did not say."""
 
     taken_s: float
     running: int | None = None
@@ -35,14 +36,25 @@ class Gauges:
     block_size: int | None = None
     preemptions_total: int | None = None
 
-    def share(self, share: float) -> Gauges:
-        """As a backend of this share of the size would say it."""
-        if share == 1.0:
+    def scaled(self, part: float) -> Gauges:
+        """As an engine of this part of the size would say it."""
+        if part == 1.0:
             return self
         running, waiting, tokens = self.running, self.waiting, self.kv_capacity_tokens
         return replace(
             self,
-            running=None if running is None else ceil(running * share),
-            waiting=None if waiting is None else ceil(waiting * share),
-            kv_capacity_tokens=None if tokens is None else int(tokens * share),
+            running=None if running is None else ceil(running * part),
+            waiting=None if waiting is None else ceil(waiting * part),
+            kv_capacity_tokens=None if tokens is None else int(tokens * part),
         )
+
+
+class Allowance(NamedTuple):
+    """How much of one engine may this gateway use, where others use it too, and what do they hold there now?"""
+
+    sequences: int
+    kv_tokens: int
+    sequences_elsewhere: int = 0
+    kv_tokens_elsewhere: int = 0
+    sharers: int = 1
+    """Gateways that have something running or waiting there, this one included."""

@@ -11,7 +11,7 @@ OUTGROWN = 1.25
 
 
 class Lease:
-    """One dispatched request: what it holds of its backend until it ends, in exactly one way."""
+    """One dispatched request: what it holds of its engine until it ends, in exactly one way."""
 
     __slots__ = (
         "backend", "charged_tokens", "dispatched_s", "held_tokens", "output_tokens", "request", "started_s",
@@ -37,5 +37,5 @@ class Lease:
         """Output that each of its sequences may still add, as cautiously as for one alone."""
         done = self.output_each()
         cap = self.request.output_tokens_max / self.request.sequences
-        reserved = self.request.output_tokens_reserved / self.request.sequences
+        reserved = self.request.progress.output_tokens_reserved / self.request.sequences
         return max(0.0, min(max(reserved, done * OUTGROWN), cap) - done)

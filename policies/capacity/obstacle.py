@@ -1,11 +1,55 @@
-"""Why can an engine not start a request now?"""
+"""Why can an engine not start a request now? The obstacle at each engine, as a value."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from enum import StrEnum
 
-__all__ = ["Obstacle"]
+from policies.request import Request
 
-Obstacle = Literal["closed", "waiting", "slots", "prefill", "kv", "spread", "turn"]
-"""Why a backend cannot start a request now: not in service; its own queue is above target; no sequence slot;
-prefill of others first; no KV; starts are spread to keep the KV evenly full; who waits at another gateway is next."""
+__all__ = ["Blocked", "Obstacle", "nearest"]
+
+
+class Obstacle(StrEnum):
+    """What keeps one engine from starting one request now. Listed from the nearest to being gone to the furthest."""
+
+    TURN = "turn"
+    """Somebody who waits at another gateway goes first."""
+    SPREAD = "spread"
+    """It has room, but starts are spread so that the KV cache stays evenly full."""
+    PREFILL = "prefill"
+    """The prompts of others are processed first."""
+    KV = "kv"
+    """Its KV cache has no room."""
+    SLOTS = "slots"
+    """None of its sequence slots is free."""
+    WAITING = "waiting"
+    """Its own queue is above the target."""
+    CLOSED = "closed"
+    """It is not in service."""
+
+
+_BY_NEARNESS = {obstacle: place for place, obstacle in enumerate(Obstacle)}
+
+
+def nearest(obstacles: Iterable[Obstacle]) -> Obstacle | None:
+    """Of the obstacles at several engines, which one stands for all? The one that is gone first; None of none."""
+    return min(obstacles, key=_BY_NEARNESS.__getitem__, default=None)
+
+
+class Blocked:
+    """The next request in order could be placed nowhere: what stood in its way at each engine?"""
+
+    __slots__ = ("obstacles", "request")
+
+    def __init__(self, request: Request, obstacles: dict[str, Obstacle]) -> None:
+        self.request = request
+        self.obstacles = obstacles
+        """By the name of the engine; empty if there is none."""
+
+    def __repr__(self) -> str:
+        return f"<Blocked {self.request.id}: {', '.join(f'{name}: {why}' for name, why in self.obstacles.items())}>"
+
+    def nearest(self) -> Obstacle:
+        """The one that is gone first. Where there is no engine, none is in service."""
+        return nearest(self.obstacles.values()) or Obstacle.CLOSED

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from policies.capacity.ledger import BackendLedger
-from policies.capacity.obstacle import Obstacle
-from policies.request import Request
+from policies.capacity.obstacle import Blocked, Obstacle
 
-__all__ = ["Overload", "OverloadSettings"]
+__all__ = ["Overload", "OverloadSettings", "Overloaded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,32 +31,48 @@ class OverloadSettings:
             raise ValueError(f"overload: dwell_s is {self.dwell_s}; it cannot be negative")
 
 
+class Overloaded(NamedTuple):
+    """Is it, why, and since when is it so?"""
+
+    active: bool
+    reason: str
+    since_s: float
+
+
 class Overload:
-    """Is it overloaded, and why?"""
+    """Is it overloaded, and why? `observe` is an event; asking what it would say changes nothing (`seen`)."""
 
     def __init__(self, settings: OverloadSettings) -> None:
         self._settings = settings
-        self._since_s = float("-inf")
-        self.active = False
-        self.reason = ""
+        self._state = Overloaded(False, "", float("-inf"))
 
-    def observe(
-        self, backends: Iterable[BackendLedger], head: Request | None, obstacle: Obstacle | None, now: float
-    ) -> None:
-        """Look at a pool, whose queue (if there is one) has this head, which waits for that.
+    @property
+    def active(self) -> bool:
+        return self._state.active
 
-        A pool is as full as the emptiest backend in service, and overload begins only while something waits.
+    def observe(self, backends: Iterable[BackendLedger], blocked: Blocked | None, now: float) -> Overloaded:
+        """Look at a pool at an event: what is seen holds from now on."""
+        self._state = self.seen(backends, blocked, now)
+        return self._state
+
+    def seen(self, backends: Iterable[BackendLedger], blocked: Blocked | None, now: float) -> Overloaded:
+        """What would an event find now? `blocked`: the next request and what it waits for; None: nothing waits.
+
+        A pool is as full as the emptiest backend that is open, and overload begins only while something waits.
         """
-        if head is None and not self.active:
-            return
-        levels = [ledger.occupancy(head, obstacle, now) for ledger in backends if ledger.healthy]
+        state, settings = self._state, self._settings
+        if blocked is None and not state.active:
+            return state
+        head = None if blocked is None else blocked.request
+        obstacles = {} if blocked is None else blocked.obstacles
+        in_service = [ledger for ledger in backends if ledger.healthy]
+        is_open = [ledger for ledger in in_service if obstacles.get(ledger.name) is not Obstacle.CLOSED]
+        levels = [ledger.occupancy(head, obstacles.get(ledger.name), now) for ledger in is_open or in_service]
         occupancy, known = min(levels, default=(0.0, "no backend in service,"))
-        settings = self._settings
-        turns = occupancy < settings.leave if self.active else occupancy >= settings.enter
-        if now < self._since_s:
-            self._since_s = now  # the clock was set back: the state has lasted for as long as is known
-        if turns and now - self._since_s >= settings.dwell_s:
-            self.active = not self.active
-            self._since_s = now
+        turns = occupancy < settings.leave if state.active else occupancy >= settings.enter
+        since_s = min(state.since_s, now)  # after a clock was set back it has lasted for as long as is known
+        active = state.active
+        if turns and now - since_s >= settings.dwell_s:
+            active, since_s = not active, now
         bounds = f"overload begins at {settings.enter:.0%}, ends below {settings.leave:.0%}"
-        self.reason = f"{known} {occupancy:.0%} full; {bounds}" if self.active else ""
+        return Overloaded(active, f"{known} {occupancy:.0%} full; {bounds}" if active else "", since_s)

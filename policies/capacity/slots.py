@@ -41,13 +41,6 @@ class Slots:
         self._answer_s = 0.0
         self._answer_s_best = float("inf")
 
-    def has_room(self, sequences: int, *, keep_headroom: bool) -> bool:
-        """May so many sequences be dispatched in all?"""
-        if sequences <= self.most(unkept=not keep_headroom):
-            return True
-        self.is_short()
-        return False
-
     def most(self, *, unkept: bool) -> int:
         """How many sequences may be dispatched in all? `unkept`: the headroom included."""
         if not (self._is_known or self._is_learned):
@@ -115,7 +108,7 @@ class Slots:
             self.count = max(1, running)
             self._is_learned = True
 
-    def answered(self, seconds_per_token: float, sequences: int) -> None:
+    def came_whole(self, seconds_per_token: float, sequences: int) -> None:
         """An engine without gauges gave a whole answer at this pace, with so many sequences dispatched.
 
         Additive in both directions, one for each answer while all slots are in use: twice the best pace is taken for a

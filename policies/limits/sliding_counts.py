@@ -6,28 +6,24 @@ So a count costs O(1) in time and memory, and is exact where the earlier period 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from itertools import islice
-from math import ceil
+from collections.abc import Callable, Hashable
+from typing import Any
 
-from policies.replicas.messages import Counted, Tally
 from policies.request import Limit
 
-__all__ = ["MEASURES", "NO_COUNT", "Count", "SlidingCounts", "hear"]
+__all__ = ["MEASURES", "NO_COUNT", "Count", "SlidingCounts"]
 
 
 class Count:
     """What was counted of one member in one period, and in the one before it."""
 
-    __slots__ = ("before", "last", "members", "requests", "starts", "tokens", "told", "weight")
+    __slots__ = ("before", "members", "requests", "starts", "tokens", "told", "weight")
 
     def __init__(self, before: Count | None, weight: float) -> None:
         self.starts = self.requests = self.tokens = self.members = 0
-        self.told: tuple[int, int, int] | None = None
-        """Starts, requests and tokens that other gateways have heard of, with what is reserved; None: nothing yet."""
-        self.last: tuple[int, int, int] | None = None
-        """What was counted when they were told."""
         self.weight = weight
+        self.told: Any = None
+        """What other gateways have heard of it: kept by whoever tells them."""
         self.before = before
         if before is not None:
             before.before = None
@@ -54,10 +50,11 @@ class SlidingCounts:
         self._before: dict[Hashable, Count] = {}
         self._left = 1.0
         """The part of the counts before that has not faded."""
-        self._name = ""
-        self._epoch_s = 0.0
-        self._untold: dict[Count, tuple[Hashable, int]] | None = None
-        """Counts, of which member and period, that changed since other gateways heard of them; None: no others."""
+        self.epoch_s = 0.0
+        """By how much the clock by which periods begin is ahead of `now`. Whoever sets it calls `begin_anew`."""
+        self.changed: dict[Count, tuple[Hashable, int]] | None = None
+        """Counts that were added to, each with its member and period, for whoever takes them out of it. Bounded: the
+        ones that changed longest ago are dropped. None: nobody does."""
 
     def __len__(self) -> int:
         return len(self._counts) + len(self._before)
@@ -68,13 +65,13 @@ class SlidingCounts:
         if 0.0 < left <= 1.0:
             self._left = left
             return
-        period, into_s = divmod(now + self._epoch_s, self.window_s)
+        period, into_s = divmod(now + self.epoch_s, self.window_s)
         self._left = 1.0 - into_s / self.window_s
         if period != self._period:
             self._before = self._counts if period == self._period + 1 else {}
             self._counts = {}
             self._period = period
-            self.ends_s = (period + 1) * self.window_s - self._epoch_s
+            self.ends_s = (period + 1) * self.window_s - self.epoch_s
 
     def of(self, member: Hashable, weight: float, learn: Callable[[Count], None] | None = None) -> Count:
         """Its count in this period, to add to. `learn` hears what it did in the period before, the first time."""
@@ -88,43 +85,49 @@ class SlidingCounts:
                 learn(before)
         return count
 
-    def sliding(self, member: Hashable) -> tuple[float, float, float]:
-        """Its starts, requests and tokens within the window."""
-        left = self._left
-        count, before = self._of_both(member)
+    def sliding(self, member: Hashable, now: float) -> tuple[float, float, float]:
+        """Its starts, requests and tokens within the window. A question: it may be of a later time."""
+        count, before, left = self._seen(member, now)
         return (
             count.starts + left * before.starts,
             count.requests + left * before.requests,
             count.tokens + left * before.tokens,
         )
 
-    def limit(self, name: str, measure: str, member: Hashable, more: float, limit: float) -> Limit:
+    def limit(self, name: str, measure: str, member: Hashable, more: float, limit: float, now: float) -> Limit:
         """Where does a member stand that wants so much more of a measure? `reset_s`: when it may; 0 if it may now.
 
-        `measure` is "starts", "requests" or "tokens".
+        `measure` is "starts", "requests" or "tokens". A question: it may be of a later time.
         """
-        count, before = (getattr(one, measure) for one in self._of_both(member))
-        fading = before * self._left
+        one, earlier, left = self._seen(member, now)
+        count, before = getattr(one, measure), getattr(earlier, measure)
+        fading = before * left
         room = limit - more
         if count + fading <= room:
             reset_s = 0.0
         elif count <= room:
-            reset_s = self.window_s * (self._left - (room - count) / before)
+            reset_s = self.window_s * (left - (room - count) / before)
         else:
             # The present count begins to fade when its period ends. More than the limit at once waits until it is gone.
-            reset_s = self.window_s * (self._left + 1.0 - max(0.0, room) / count) if count else self.window_s
+            reset_s = self.window_s * (left + 1.0 - max(0.0, room) / count) if count else self.window_s
         return Limit(name, int(limit), max(0, min(int(limit), int(limit - count - fading))), reset_s)
-
-    def own(self, member: Hashable, measure: str) -> tuple[float, float, bool]:
-        """Of a measure: what was counted here beyond what was told; what all told, and whether that is known at all."""
-        count, before = self._of_both(member)
-        told = count.told[MEASURES.index(measure)] if count.told is not None else 0
-        known = told + getattr(before, measure) * self._left
-        return getattr(count, measure) - told, known, count.told is not None
 
     def members(self, member: Hashable) -> int:
         """How many were counted as being part of this member, in this period or the one before?"""
         return max(one.members for one in self._of_both(member))
+
+    def _seen(self, member: Hashable, now: float) -> tuple[Count, Count, float]:
+        """Its counts in the period of this time and in the one before, and the part of the latter that still counts."""
+        left = (self.ends_s - now) / self.window_s
+        if 0.0 < left <= 1.0:
+            return *self._of_both(member), left
+        period, into_s = divmod(now + self.epoch_s, self.window_s)
+        left = 1.0 - into_s / self.window_s
+        if period == self._period:
+            return *self._of_both(member), left
+        if period == self._period + 1:
+            return NO_COUNT, self._counts.get(member, NO_COUNT), left
+        return NO_COUNT, NO_COUNT, left
 
     def _of_both(self, member: Hashable) -> tuple[Count, Count]:
         """Its counts in this period and in the one before."""
@@ -133,67 +136,23 @@ class SlidingCounts:
             return count, count.before or NO_COUNT
         return NO_COUNT, self._before.get(member, NO_COUNT)
 
-    # --- with other gateways ---
-
-    def share(self, name: str, epoch_s: float) -> None:
-        """From now on there may be others that count the same; `epoch_s`: by how much a common clock is ahead."""
-        self._name, self._epoch_s = name, epoch_s
-        self._untold = {}
+    def begin_anew(self) -> None:
+        """Periods begin by another clock from now on."""
         self.ends_s = float("-inf")
 
-    def changed(self, member: Hashable, count: Count) -> None:
-        """Something was counted: others are to hear of it. While nobody can be told, the oldest are given up first."""
-        if self._untold is not None:
-            self._untold[count] = (member, int(self._period))
-            if len(self._untold) > self._members_max:
-                del self._untold[next(iter(self._untold))]
+    def note_change(self, member: Hashable, count: Count) -> None:
+        """Something was added to this count."""
+        if self.changed is not None:
+            self.changed[count] = (member, int(self._period))
+            if len(self.changed) > self._members_max:
+                del self.changed[next(iter(self.changed))]
 
-    def tell(
-        self, most: int, reserve: Callable[[Hashable, Count], tuple[int, int, int]] | None = None
-    ) -> tuple[list[Count], list[Tally]]:
-        """What was counted since the last time, of at most so many.
+    @property
+    def period(self) -> int:
+        """Number of the present period."""
+        return int(self._period)
 
-        `reserve`: how much is to be told as if it were counted, so that so much may be without asking? It is taken back
-        when nothing is counted any more.
-        """
-        counts: list[Count] = []
-        tallies: list[Tally] = []
-        untold = self._untold or {}
-        for count in list(islice(untold, most)):
-            member, period = untold.pop(count)
-            told = count.told or (0, 0, 0)
-            now = (count.starts, count.requests, count.tokens)
-            if reserve is not None and period == self._period and count.last != now:
-                extra = reserve(member, count)
-                if any(extra):
-                    untold[count] = (member, period)
-            else:
-                extra = (0, 0, 0)
-            count.last = now
-            telling = (now[0] + extra[0], now[1] + extra[1], now[2] + extra[2])
-            counts.append(count)
-            starts, requests, tokens = telling[0] - told[0], telling[1] - told[1], telling[2] - told[2]
-            name, ttl_s = f"{self._name}:{_joined(member)}", ceil(3 * self.window_s)
-            tallies.append(Tally(name, period, ttl_s, starts, requests, tokens, told, count.told is None))
-            count.told = telling
-        return counts, tallies
-
-
-def hear(counts: Sequence[Count], counted: Sequence[Counted]) -> None:
-    """What all gateways together counted, as of what was told."""
-    for count, (starts, requests, tokens, *before) in zip(counts, counted, strict=True):
-        told = count.told or (0, 0, 0)
-        more = (starts - told[0], requests - told[1], tokens - told[2])
-        count.starts += more[0]
-        count.requests += more[1]
-        count.tokens += more[2]
-        count.told = (starts, requests, tokens)
-        if count.last is not None:
-            count.last = (count.last[0] + more[0], count.last[1] + more[1], count.last[2] + more[2])
-        if any(before):
-            earlier = count.before = Count(None, count.weight)
-            earlier.starts, earlier.requests, earlier.tokens = before
-
-
-def _joined(member: Hashable) -> str:
-    return "\x1f".join(member) if isinstance(member, tuple) else str(member)
+    def counted(self, member: Hashable) -> tuple[Count, Count, float]:
+        """What was counted of it in this period and in the one before, and the part of the latter that still counts."""
+        count, before = self._of_both(member)
+        return count, before, self._left

@@ -147,15 +147,15 @@ class _Level:
         pressure: Pressure,
     ) -> Refused:
         """The refusal of one that is beyond this limit, and when it may come back."""
-        self.counts.at(now)
         more = request.prompt_tokens if measure == TOKENS else 1
-        found = self.counts.limit(f"{self.name}_{MEASURES[measure]}", MEASURES[measure], member, more, limit)
+        found = self.counts.limit(f"{self.name}_{MEASURES[measure]}", MEASURES[measure], member, more, limit, now)
         return Refused(reason, min(RETRY_S_MAX, max(1.0, pressure.drain_s, found.reset_s)), found)
 
-    def explain(self, member: Hashable, weight: float) -> dict[str, float]:
-        """Counts and limits by name."""
+    def explain(self, member: Hashable, weight: float, now: float) -> dict[str, float]:
+        """Counts and limits by name. Changes nothing, not even what is remembered."""
         numbers = {}
-        counts, limits = self.counts.sliding(member), self.history(member).at_weight(weight)
+        known = self.histories.get(self._population(member)) or _History(self._ceilings)
+        counts, limits = self.counts.sliding(member, now), known.at_weight(weight)
         for measure, done, limit in zip(MEASURES, counts, limits, strict=True):
             if limit != float("inf"):
                 numbers[f"{self.name}_{measure}"] = done
@@ -214,10 +214,11 @@ class Throttle:
         self._app_user = _Level("app_user", settings.app_user, settings, _users_of_app, members_max)
         self._app = _Level("app", settings.app, settings, _itself, members_max)
         self._levels = {"users": self._user, "app_users": self._app_user, "apps": self._app}
+        self.counts = {name: level.counts for name, level in self._levels.items()}
+        """By level: what each member did within the window."""
         self._window_s = settings.window_s
         self._members_max = members_max
         self._began_s = self._ends_s = float("-inf")
-        self._is_shared = False
         self._members: dict[Flow, _Member] = {}
         """Of every flow that was seen in this period, so that a request looks up one thing and not six."""
 
@@ -227,7 +228,7 @@ class Throttle:
 
     def refusal(self, request: Request, now: float, pressure: Pressure, waiting: int) -> Refused | None:
         """May it not be queued, of whose tenant so many requests wait? None: it may. Counts nothing."""
-        if not pressure.overloaded or request.inside:
+        if not pressure.overloaded or request.progress.inside:
             return None
         member = self._member(request, now)
         left, weight, tokens = (self._ends_s - now) / self._window_s, request.weight, request.prompt_tokens
@@ -266,8 +267,8 @@ class Throttle:
         user.tokens += tokens
         app_user.tokens += tokens
         app.tokens += tokens
-        self._changed(member, request.flow)
-        if request.inside:
+        self._note_change(member, request.flow)
+        if request.progress.inside:
             return self._is_beyond(member, request.weight, now)
         user.starts += 1
         app_user.starts += 1
@@ -292,25 +293,16 @@ class Throttle:
             member.user.tokens += tokens
             member.app_user.tokens += tokens
             member.app.tokens += tokens
-            self._changed(member, request.flow)
+            self._note_change(member, request.flow)
 
-    def share(self, epoch_s: float) -> list[SlidingCounts]:
-        """From now on there may be other gateways, with a clock that is so much ahead; what they count together."""
-        self._is_shared = True
-        for name, level in self._levels.items():
-            level.counts.share(name, epoch_s)
-        self._members.clear()
-        self._began_s = self._ends_s = float("-inf")
-        return [level.counts for level in self._levels.values()]
-
-    def _changed(self, member: _Member, flow: Flow) -> None:
-        if self._is_shared:
-            self._user.counts.changed((flow.tenant, flow.user), member.user)
-            self._app_user.counts.changed(flow, member.app_user)
-            self._app.counts.changed(flow[:2], member.app)
+    def _note_change(self, member: _Member, flow: Flow) -> None:
+        if self._user.counts.changed is not None:
+            self._user.counts.note_change((flow.tenant, flow.user), member.user)
+            self._app_user.counts.note_change(flow, member.app_user)
+            self._app.counts.note_change(flow[:2], member.app)
 
     def _member(self, request: Request, now: float) -> _Member:
-        if not self._began_s <= now < self._ends_s:
+        if not self._began_s <= now < self._ends_s or self._ends_s != self._user.counts.ends_s:
             self._at(now)
         flow = request.flow
         member = self._members.get(flow)
@@ -335,11 +327,10 @@ class Throttle:
 
     def explain(self, flow: Flow, weight: float, now: float) -> dict[str, float]:
         """Counts and limits of its user, its user in this app, and its app."""
-        self._at(now)
         return {
-            **self._user.explain((flow.tenant, flow.user), weight),
-            **self._app_user.explain(flow, weight),
-            **self._app.explain(flow[:2], weight),
+            **self._user.explain((flow.tenant, flow.user), weight, now),
+            **self._app_user.explain(flow, weight, now),
+            **self._app.explain(flow[:2], weight, now),
         }
 
     def snapshot(self) -> dict[str, object]:
@@ -368,7 +359,7 @@ class Throttle:
     def _at(self, now: float) -> None:
         for level in self._levels.values():
             level.counts.at(now)
-        if not self._began_s <= now < self._ends_s:
+        if not self._began_s <= now < self._ends_s or self._ends_s != self._user.counts.ends_s:
             self._members.clear()
             self._ends_s = self._user.counts.ends_s
             self._began_s = self._ends_s - self._window_s

@@ -1,82 +1,89 @@
-"""Who goes next? The policy protocol, its numbered contract, and the values that pass through it.
+"""WHO goes next? The contract of an order, and the values that pass through it.
 
-A policy orders requests; it holds no capacity, time, socket or randomness. The `AdmissionEngine` asks it for the next
-request and tells it what each request is known to have cost.
+An order holds no capacity, time, socket or randomness. The admission engine asks it for the next request, and tells it
+what each request is known to have cost. WHERE a request goes is for a placement to say (`placements.contract`): the
+order offers requests to a `Room`, which answers with an engine, or with what stands in the way at each.
 
-Contract (tests/policies/test_contract.py runs every clause over every registered policy):
+The clauses (tests/policies/orders/test_contract.py runs each of them over every policy):
 
-P1  Work conserving: if some queued request is eligible and the view places whatever it is offered, `pop` returns one.
-    A policy that holds requests for time declares when in `next_eligible`. Otherwise GPUs idle while users wait.
+P1  Work conserving: if a request is queued and the room places whatever it is offered, `pop` returns one. Otherwise
+    GPUs idle while users wait.
 P2  Deterministic: the same calls give the same answers, whatever the hash seed. Otherwise the simulation lies.
 P3  Exactly once: every pushed request leaves by `pop` or by `remove`, never by both.
 P4  A request removed before dispatch has charged nothing; one that ends after dispatch keeps what was charged.
-P5  Idle flows bank no credit: a flow that returns is served as if it had been present, within the bound of the policy.
+P5  Idle flows bank no credit: a flow that returns is served as if it had been present, within the bound of the order.
 P6  Estimates are trued up: after the final charge, counters are what an oracle would have charged.
 P7  Memory is O(queued + running + `flows_max`): beyond so many, the flows that have been idle longest are forgotten.
 P8  `pop` and `push` are O(log flows); `charge` is O(1).
-P9  The service bound that the policy's docstring states holds on every trace.
+P9  The service bound that the order's docstring states holds on every trace.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
 
+from policies.capacity.obstacle import Blocked
+from policies.limits.sliding_counts import SlidingCounts
+from policies.plain_data import Learned
+from policies.queue.backlog import Backlog
 from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
 
-if TYPE_CHECKING:
-    from policies.limits.sliding_counts import SlidingCounts
-    from policies.queue.backlog import Backlog
-
-__all__ = ["ClusterView", "Policy", "Selection"]
+__all__ = ["Order", "Room", "Selection"]
 
 
-class ClusterView(Protocol):
-    """Where would this request fit now?"""
+class Room(Protocol):
+    """Where would this request go now?"""
 
-    def place(self, request: Request) -> str | None:
-        """Name of the backend that can start it now, or None."""
-
-    def fits(self, request: Request, backend: str) -> bool:
-        """Can this backend start it now? For a policy that chooses the backend itself."""
-
-    def loads(self) -> dict[str, int]:
-        """Requests dispatched to each backend in service, by its name."""
+    def place(self, request: Request) -> str | Blocked:
+        """Name of the engine that starts it now; or what stands in the way at each."""
 
 
-@dataclass(slots=True, init=False)
 class Selection:
     """What goes next, and where?"""
 
-    request: Request
-    backend: str
+    __slots__ = ("backend", "request")
 
     def __init__(self, request: Request, backend: str) -> None:
         self.request = request
         self.backend = backend
 
 
-class Policy(ABC):
-    """Which request is served next, and where? A policy that learns what is normal overrides the last three."""
+class Order(ABC):
+    """Which request is served next? Seven questions and events, of which some have an answer for most orders."""
 
     reads_prefixes: ClassVar[bool] = False
     """Requests are to come with the hashes of their prompt's blocks."""
+    knows_interactions: ClassVar[bool] = False
+    """Calls are to come with what they show of their interaction."""
 
-    @abstractmethod
+    def __init__(self) -> None:
+        self.backlog: Backlog | None = None
+        """The counters of tenants and flows, if it keeps them: gateways compare them."""
+        self.learned: Mapping[str, Learned] = {}
+        """What it learns and a restart should not lose, by name."""
+        self.counts: Mapping[str, SlidingCounts] = {}
+        """What it counts over time windows, by name: gateways count together."""
+
+    def beside(self, engine: str) -> Order:
+        """An order of the same kind for the queue of one engine. What is learned and counted is common to all."""
+        raise NotImplementedError(f"{type(self).__name__} has no order for the queue of one engine")
+
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
         """May an arriving request not be queued? None: it may. Changes nothing: what is queued is counted by `push`."""
+        return None
 
     @abstractmethod
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
-        """Queue it; `front` puts a request that a backend refused back at the head of its flow.
+        """Queue it; `front` puts a request that an engine refused back at the head of its flow.
 
         A request that comes back was charged nothing, finally, before it is pushed.
         """
 
     @abstractmethod
-    def pop(self, now: float, view: ClusterView) -> Selection | None:
-        """Take out the next request that the view places, or None if the next one in order has no room."""
+    def pop(self, now: float, room: Room) -> Selection | Blocked | None:
+        """Take out the next request that the room places. `Blocked`: the next one has none. None: nothing waits."""
 
     @abstractmethod
     def remove(self, request: Request, now: float) -> None:
@@ -86,38 +93,14 @@ class Policy(ABC):
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         """The service that a dispatched request has received is now this much in all (not: more)."""
 
-    @abstractmethod
-    def next_eligible(self, now: float) -> float | None:
-        """When will time alone make a queued request eligible? None: nothing waits for time."""
-
-    @abstractmethod
-    def explain(self, flow: Flow, now: float) -> dict[str, float]:
-        """The numbers that decide this flow's place, by name."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Requests queued."""
-
-    def backlog(self) -> Backlog | None:
-        """The counters that gateways share; None: it has none, or some for each backend."""
-        return None
-
-    def share_counts(self, epoch_s: float) -> list[SlidingCounts]:
-        """From now on there may be other gateways that count the same, by a clock that is so much ahead: what is it?"""
-        return []
-
     def learn(self, request: Request, service: ServiceTokens, now: float) -> None:
         """An answer came whole, and took this much."""
         return
 
-    def snapshot(self) -> dict[str, Any]:
-        """What was learned, as plain data that JSON can hold; empty if nothing ever is."""
-        return {}
+    @abstractmethod
+    def explain(self, flow: Flow, now: float) -> dict[str, float]:
+        """The numbers that decide this flow's place, by name. Changes nothing."""
 
-    def restore(self, learned: Any) -> None:
-        """Go on from a snapshot. ValueError if it is none; then nothing has changed."""
-        return
-
-    def adopt(self, learned: Any) -> None:
-        """Take from a snapshot of another gateway what it has seen more of. ValueError if it is none."""
-        return
+    @abstractmethod
+    def __len__(self) -> int:
+        """Requests queued."""

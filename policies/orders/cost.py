@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from policies.request import ServiceTokens
+from policies.settings import setting
 
-__all__ = ["Cost", "ExtendCost", "LinearCost", "ProfiledCost"]
+__all__ = [
+    "Cost",
+    "ExtendCost",
+    "LinearCost",
+    "ProfiledCost",
+    "cost_of",
+    "cost_setting",
+    "input_weight_setting",
+    "output_weight_setting",
+]
 
 
 class Cost(Protocol):
@@ -52,3 +62,24 @@ class ProfiledCost:
         if not p and not q:
             return 0.0  # what an engine refused took no time: the constant is that of a request that was served
         return 0.21001891 * p + (0.10075395 + 0.0039868 * p + 0.00324733 * q) * q + 1.14601454
+
+
+def cost_setting() -> Any:
+    return setting(
+        "linear",
+        "What service is: weighted tokens, or the time that one engine was measured to take for them.",
+        choices=("linear", "profiled"),
+    )
+
+
+def input_weight_setting() -> Any:
+    return setting(1.0, "What one prompt token costs its tenant; cost: linear.", least=0, most=1000)
+
+
+def output_weight_setting() -> Any:
+    return setting(2.0, "What one generated token costs its tenant; cost: linear.", above=0, most=1000)
+
+
+def cost_of(cost: str, input_weight: float, output_weight: float) -> Cost:
+    """The cost that these settings name."""
+    return ProfiledCost() if cost == "profiled" else LinearCost(input_weight, output_weight)

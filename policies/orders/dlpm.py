@@ -33,16 +33,20 @@ flows of one round.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from policies.orders.contract import ClusterView, Policy, Selection
+from policies.capacity.obstacle import Blocked
+from policies.orders.contract import Order, Room, Selection
 from policies.orders.cost import Cost, ExtendCost
-from policies.placements.prefix_index import Prefix, PrefixIndex, blocks_of_tokens, tokens_of_blocks
+from policies.placements.prefix_index import Prefix, PrefixIndex, tokens_of_blocks
+from policies.placements.siblings import Siblings
 from policies.queue.backlog import Backlog
-from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
+from policies.request import Flow, Request, ServiceTokens
+from policies.settings import setting
 
-__all__ = ["QUANTUM", "Dlpm"]
+__all__ = ["QUANTUM", "Dlpm", "DlpmParams"]
 
 QUANTUM: Final = 20_000.0
 """About the cost of loading one long document: a smaller one evicts hot prefixes before they were used."""
@@ -75,53 +79,7 @@ class _Waiting:
 
 
 _Entry = Any
-"""(place, serial, request): serials differ, so requests are never compared. Told apart by identity, as in `Line`."""
-
-
-class _Siblings:
-    """Which queued requests begin alike? Known by the blocks at depths 1, 2, 4, 8, ..., so O(log blocks) for each."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, dict[str, _Waiting]] = {}
-
-    def add(self, waiting: _Waiting) -> None:
-        for block in _landmarks(waiting.request.prefix):
-            self._waiting.setdefault(block, {})[waiting.request.id] = waiting
-
-    def remove(self, waiting: _Waiting) -> None:
-        for block in _landmarks(waiting.request.prefix):
-            alike = self._waiting[block]
-            del alike[waiting.request.id]
-            if not alike:
-                del self._waiting[block]
-
-    def nearest(self, prefix: Prefix, most: int) -> Iterator[_Waiting]:
-        """At most so many, those that share most first; within that, as they came."""
-        found: set[str] = set()
-        for block in reversed(_landmarks(prefix)):
-            for request_id, waiting in self._waiting.get(block, {}).items():
-                if request_id not in found:
-                    found.add(request_id)
-                    yield waiting
-                    if len(found) == most:
-                        return
-
-    def depth(self, prefix: Prefix) -> int:
-        """How many leading blocks are shared with somebody who waits? To within a factor of two."""
-        depth, shared = 1, 0
-        for block in _landmarks(prefix):
-            if block not in self._waiting:
-                break
-            depth, shared = 2 * depth, depth
-        return shared
-
-
-def _landmarks(prefix: Prefix) -> list[int]:
-    marks, depth = [], 1
-    while depth <= len(prefix):
-        marks.append(prefix[depth - 1])
-        depth *= 2
-    return marks
+"""(place, serial, request): serials differ, so requests are never compared. Told apart by identity."""
 
 
 class _MatchedBacklog(Backlog):
@@ -129,7 +87,7 @@ class _MatchedBacklog(Backlog):
 
     def __init__(self, prefixes: PrefixIndex, backend: str | None, *, flows_max: int, quantum: float) -> None:
         super().__init__(flows_max=flows_max, quantum=quantum)
-        self.siblings = _Siblings()
+        self._siblings = Siblings()
         self._prefixes = prefixes
         self._backend = backend
         self._waiting: dict[str, _Waiting] = {}
@@ -141,7 +99,7 @@ class _MatchedBacklog(Backlog):
         self._serial += 1
         waiting = self._waiting[request.id] = _Waiting(request, self._serial - (_FRONT if front else 0))
         if request.prefix:
-            self.siblings.add(waiting)
+            self._siblings.add(waiting.request)
         self._match(waiting)
 
     def dispatch(self, request: Request) -> None:
@@ -155,7 +113,7 @@ class _MatchedBacklog(Backlog):
     def head(self) -> Request | None:
         """The best-matched request of those in the earliest round."""
         looks = REMATCHED_MAX
-        while (tenant := self._line.least()) is not None:
+        while (tenant := self.tenants.least()) is not None:
             member = tenant.flows.least()
             assert member is not None  # a tenant waits for as long as one of its flows does
             waiting = self._best(self._heaps[member.flow])
@@ -170,14 +128,14 @@ class _MatchedBacklog(Backlog):
 
     def others(self) -> Iterator[Request]:
         """Who is tried where the head does not fit: the heads of some flows of this round and of the next."""
-        for tenant in self._line.first(TENANTS_TRIED):
+        for tenant in self.tenants.first(TENANTS_TRIED):
             for member in tenant.flows.first(FLOWS_TRIED):
                 yield self._best(self._heaps[member.flow]).request
 
     def rematch_siblings(self, prefix: Prefix) -> None:
         """This is in a cache now, so those that begin alike have a longer match."""
-        for waiting in list(self.siblings.nearest(prefix, SIBLINGS_REMATCHED)):
-            self._match(waiting)
+        for request_id in list(self._siblings.nearest(prefix, SIBLINGS_REMATCHED)):
+            self._match(self._waiting[request_id])
 
     def _match(self, waiting: _Waiting) -> None:
         """Look up how much of it is cached, and give it the place that follows from that."""
@@ -192,7 +150,7 @@ class _MatchedBacklog(Backlog):
         waiting.entry = (place, self._serial, waiting)
         heap = self._heaps.setdefault(request.flow, [])
         heappush(heap, waiting.entry)
-        if len(heap) > 2 * self._flows[request.flow].queued + 8:
+        if len(heap) > 2 * self._by_flow[request.flow].queued + 8:
             heap[:] = [entry for entry in heap if entry[2].entry is entry]
             heapify(heap)
         self._moved(request.flow)
@@ -212,12 +170,12 @@ class _MatchedBacklog(Backlog):
         waiting = self._waiting.pop(request.id)
         waiting.entry = None
         if request.prefix:
-            self.siblings.remove(waiting)
+            self._siblings.remove(request)
         self._moved(request.flow)
 
     def _moved(self, flow: Flow) -> None:
         """The best of this flow may be another one: bring the lines of flows and of tenants up to it."""
-        member = self._flows[flow]
+        member = self._by_flow[flow]
         heap = self._heaps[flow]
         while heap and heap[0][2].entry is not heap[0]:
             heappop(heap)
@@ -230,120 +188,85 @@ class _MatchedBacklog(Backlog):
         least = tenant.flows.least()
         if least is not None:
             tenant.turn = least.turn
-            self._line.moved(tenant)
+            self.tenants.moved(tenant)
 
 
-class _Placed(NamedTuple):
-    """Where a dispatched request went, and how many of its leading blocks were taken to be cached there."""
+@dataclass(frozen=True, slots=True)
+class DlpmParams:
+    """What is service, and how much of it is a turn?"""
 
-    backend: str
-    blocks: int
+    input_weight: float = setting(
+        1.0, "What one prompt token that was not cached costs its tenant.", least=0, most=1000
+    )
+    output_weight: float = setting(2.0, "What one generated token costs its tenant.", above=0, most=1000)
+    quantum: float = setting(
+        QUANTUM, "Service that a flow receives per turn and weight before the next one's turn.", least=1, most=1e9
+    )
 
 
-class Dlpm(Policy):
+class Dlpm(Order):
     """Who finds most of its prompt in the cache, among those that have deficit left?
 
-    With `backend`, matches are those at this backend only: one engine's local order, as `orders.d2lpm` uses it.
+    With `engine`, matches are those at this engine only: the order of one engine's own queue.
     """
 
     reads_prefixes = True
 
     def __init__(
         self,
+        params: DlpmParams | None = None,
         *,
-        cost: Cost | None = None,
-        quantum: float | None = None,
         flows_max: int = 10_000,
         prefixes: PrefixIndex | None = None,
-        backend: str | None = None,
+        engine: str | None = None,
     ) -> None:
-        self.prefixes = prefixes if prefixes is not None else PrefixIndex()
-        self._cost = cost if cost is not None else ExtendCost()
-        self._backlog = _MatchedBacklog(
-            self.prefixes, backend, flows_max=flows_max, quantum=QUANTUM if quantum is None else quantum
-        )
-        self._placed: dict[str, _Placed] = {}
+        super().__init__()
+        self._params = params = params or DlpmParams()
+        self._flows_max = flows_max
+        self._prefixes = prefixes if prefixes is not None else PrefixIndex()
+        self._cost: Cost = ExtendCost(params.input_weight, params.output_weight)
+        self._matched = _MatchedBacklog(self._prefixes, engine, flows_max=flows_max, quantum=params.quantum)
+        self.backlog = self._matched
+        self._dispatched: Prefix = ()
+        """Beginning of what was dispatched last: by now its engine is taken to hold it."""
 
-    def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
-        return None
+    def beside(self, engine: str) -> Dlpm:
+        return Dlpm(self._params, flows_max=self._flows_max, prefixes=self._prefixes, engine=engine)
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
-        self._backlog.push(request, front=front)
+        self._matched.push(request, front=front)
 
-    def pop(self, now: float, view: ClusterView) -> Selection | None:
-        request = self._backlog.head()
-        if request is None:
+    def pop(self, now: float, room: Room) -> Selection | Blocked | None:
+        if self._dispatched:
+            self._matched.rematch_siblings(self._dispatched)
+            self._dispatched = ()
+        head = self._matched.head()
+        if head is None:
             return None
-        backend = self._backend(request, view)
-        if backend is None:
-            for request in self._backlog.others():
-                backend = self._backend(request, view)
-                if backend is not None:
-                    break
-            else:
-                return None
-        self._dispatch(request, backend)
-        return Selection(request, backend)
+        placed = room.place(head)
+        if not isinstance(placed, Blocked):
+            return self._dispatch(head, placed)
+        for request in self._matched.others():
+            instead = room.place(request)
+            if not isinstance(instead, Blocked):
+                return self._dispatch(request, instead)
+        return placed
 
     def remove(self, request: Request, now: float) -> None:
-        self._backlog.withdraw(request)
+        self._matched.withdraw(request)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
-        placed, reported = self._placed[request.id], service.cached
-        if reported is None and placed.blocks:
-            cached = tokens_of_blocks(placed.blocks, request.prefix, service.prompt)
-            service = ServiceTokens(service.prompt, service.output, cached)
-        self._backlog.charge(request, self._cost(service))
-        if not final:
-            return
-        del self._placed[request.id]
-        self._backlog.end(request)
-        if not request.prefix:
-            return
-        if not service.prompt:
-            self.prefixes.forget(request.prefix, placed.backend, placed.blocks)  # refused: it never got there
-        elif reported is not None:
-            found = blocks_of_tokens(reported, request.prefix, service.prompt)
-            self.prefixes.reported(placed.backend, placed.blocks, found)
-
-    def backlog(self) -> Backlog:
-        return self._backlog
-
-    def next_eligible(self, now: float) -> float | None:
-        return None
+        self._matched.charge(request, self._cost(service))
+        if final:
+            self._matched.end(request)
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
-        return self._backlog.explain(flow)
-
-    def remembered(self) -> int:
-        """Tenants and flows in memory."""
-        return self._backlog.remembered()
-
-    def shared_depth(self, request: Request) -> int:
-        """How many leading blocks does it share with one that waits here? To within a factor of two."""
-        return self._backlog.siblings.depth(request.prefix)
+        return self._matched.explain(flow)
 
     def __len__(self) -> int:
-        return len(self._backlog)
+        return len(self._matched)
 
-    def _backend(self, request: Request, view: ClusterView) -> str | None:
-        """Where it fits and most of it is cached; the least loaded of those where nothing is. None: it fits nowhere."""
-        free = view.place(request)
-        if free is None or not request.prefix:
-            return free
-        depths = self.prefixes.depths(request.prefix)
-        for depth, backend in sorted(((-depth, name) for name, depth in depths.items())):
-            if -depth <= depths.get(free, 0):
-                break
-            if view.fits(request, backend):
-                return backend
-        return free
-
-    def _dispatch(self, request: Request, backend: str) -> None:
-        self._backlog.dispatch(request)
-        if not request.prefix:
-            self._placed[request.id] = _Placed(backend, 0)
-        else:
-            self._placed[request.id] = _Placed(backend, self.prefixes.depth(request.prefix, backend))
-            self.prefixes.insert(request.prefix, backend)
-            self._backlog.rematch_siblings(request.prefix)
+    def _dispatch(self, request: Request, engine: str) -> Selection:
+        self._matched.dispatch(request)
+        self._dispatched = request.prefix
+        return Selection(request, engine)

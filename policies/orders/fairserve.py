@@ -11,20 +11,60 @@ differs by at most 2 (U + lead). Proof sketch in docs/policies/fairserve.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from policies.limits.ceilings import ThrottleSettings
-from policies.limits.sliding_counts import SlidingCounts
 from policies.limits.throttle import Throttle
-from policies.orders.cost import Cost
-from policies.orders.wsc import Wsc, WscSettings
-from policies.plain_data import fields
+from policies.orders.cost import cost_setting, input_weight_setting, output_weight_setting
+from policies.orders.profiles import Profiles
+from policies.orders.wsc import Wsc, WscParams, alpha_setting, beta_setting, gamma_setting
 from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
+from policies.settings import setting
 
-__all__ = ["LEAD_CALLS", "LEAD_TOKENS", "FairServe"]
+__all__ = ["LEAD_CALLS", "LEAD_TOKENS", "FairServe", "FairServeParams"]
 
 LEAD_TOKENS: Final = 8192.0
 LEAD_CALLS: Final = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class FairServeParams:
+    """What is service, what is a call worth, how far may an interaction go ahead, and who is throttled?
+
+    Attributes:
+        weights: as in `WscParams`; so is `across_tenants`.
+        throttle: limits at the start of an interaction, which hold while the KV cache is overloaded.
+    """
+
+    cost: str = cost_setting()
+    input_weight: float = input_weight_setting()
+    output_weight: float = output_weight_setting()
+    alpha: float = alpha_setting()
+    beta: float = beta_setting()
+    gamma: float = gamma_setting()
+    lead_tokens: float = setting(
+        LEAD_TOKENS,
+        "Tokens that a tenant's calls inside interactions may receive ahead of other tenants, once.",
+        least=0,
+        most=1e9,
+    )
+    lead_calls: float = setting(
+        LEAD_CALLS,
+        "The same of one user's calls ahead of the tenant's other users, in normal calls.",
+        least=0,
+        most=1e6,
+    )
+    weights: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
+    across_tenants: bool = False
+    throttle: ThrottleSettings = field(default_factory=ThrottleSettings)
+
+    def __post_init__(self) -> None:
+        if not (self.lead_tokens >= 0 and self.lead_calls >= 0):
+            raise ValueError(
+                f"fairserve: a lead cannot be negative: {self.lead_tokens} tokens, {self.lead_calls} calls"
+            )
 
 
 class FairServe(Wsc):
@@ -32,57 +72,42 @@ class FairServe(Wsc):
 
     def __init__(
         self,
-        settings: WscSettings | None = None,
-        throttle: ThrottleSettings | None = None,
+        params: FairServeParams | None = None,
         *,
-        cost: Cost | None = None,
         flows_max: int = 10_000,
-        lead_tokens: float = LEAD_TOKENS,
-        lead_calls: float = LEAD_CALLS,
+        profiles: Profiles | None = None,
+        throttle: Throttle | None = None,
     ) -> None:
-        settings = settings or WscSettings()
-        if not (lead_tokens >= 0 and lead_calls >= 0):
-            raise ValueError(f"fairserve: a lead cannot be negative: {lead_tokens} tokens, {lead_calls} calls")
-        leads = (lead_calls if settings.across_tenants else lead_tokens, lead_calls)
-        super().__init__(settings, cost=cost, flows_max=flows_max, leads=leads)
-        self.throttle = Throttle(throttle, members_max=flows_max)
+        """`profiles`, `throttle`: what is normal and what is too much, where several queues learn it together."""
+        self._fairserve = params = params or FairServeParams()
+        wsc = WscParams(
+            params.cost, params.input_weight, params.output_weight, params.alpha, params.beta, params.gamma,
+            params.weights, params.across_tenants,
+        )  # fmt: skip
+        leads = (params.lead_calls if params.across_tenants else params.lead_tokens, params.lead_calls)
+        super().__init__(wsc, flows_max=flows_max, leads=leads, profiles=profiles)
+        self.throttle = throttle if throttle is not None else Throttle(params.throttle, members_max=flows_max)
+        self.learned = {"profiles": self.profiles, "throttle": self.throttle}
+        self.counts = self.throttle.counts
+
+    def beside(self, engine: str) -> FairServe:
+        return FairServe(self._fairserve, flows_max=self._flows_max, profiles=self.profiles, throttle=self.throttle)
 
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
         if not pressure.overloaded:
             return None
         return self.throttle.refusal(request, now, pressure, self._backlog.waiting_of(request.flow.tenant))
 
-    def push(self, request: Request, now: float, *, front: bool = False, leads: bool = True) -> None:
+    def push(self, request: Request, now: float, *, front: bool = False) -> None:
         beyond = self.throttle.is_beyond(request, now) if front else self.throttle.count(request, now)
         # Those beyond their limits are not cut inside an interaction, but they go before nobody either.
-        super().push(request, now, front=front, leads=leads and request.inside and not beyond)
+        self.push_with_lead(request, front=front, leads=request.progress.inside and not beyond)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         super().charge(request, service, now, final=final)
         if final:
             self.throttle.settle(request, service, now)
 
-    def share_counts(self, epoch_s: float) -> list[SlidingCounts]:
-        return self.throttle.share(epoch_s)
-
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
         numbers = super().explain(flow, now)
         return numbers | self.throttle.explain(flow, numbers.get("weight", 1.0), now)
-
-    def snapshot(self) -> dict[str, object]:
-        return super().snapshot() | {"throttle": self.throttle.snapshot()}
-
-    def restore(self, learned: object) -> None:
-        (throttle,) = fields(learned, "throttle")
-        before = self.snapshot()
-        super().restore(learned)
-        try:
-            self.throttle.restore(throttle)
-        except ValueError:
-            super().restore(before)
-            raise
-
-    def adopt(self, learned: object) -> None:
-        profiles, throttle = fields(learned, "profiles", "throttle")
-        self.throttle.adopt(throttle)
-        self.profiles.adopt(profiles)

@@ -3,45 +3,50 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
-from policies.orders.contract import ClusterView, Policy, Selection
-from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
+from policies.capacity.obstacle import Blocked
+from policies.orders.contract import Order, Room, Selection
+from policies.request import Flow, Request, ServiceTokens
 
-__all__ = ["Fcfs"]
+__all__ = ["Fcfs", "FcfsParams"]
 
 
-class Fcfs(Policy):
+@dataclass(frozen=True, slots=True)
+class FcfsParams:
+    """There is nothing to set."""
+
+
+class Fcfs(Order):
     """Who came first? No fairness: one flow with a long queue delays everybody behind it. Stops at the first misfit."""
 
-    def __init__(self) -> None:
+    def __init__(self, params: FcfsParams | None = None, *, flows_max: int = 10_000) -> None:
+        super().__init__()
         self._queue: OrderedDict[str, Request] = OrderedDict()
 
-    def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
-        return None
+    def beside(self, engine: str) -> Fcfs:
+        return Fcfs()
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         self._queue[request.id] = request
         if front:
             self._queue.move_to_end(request.id, last=False)
 
-    def pop(self, now: float, view: ClusterView) -> Selection | None:
+    def pop(self, now: float, room: Room) -> Selection | Blocked | None:
         if not self._queue:
             return None
         head = next(iter(self._queue.values()))
-        backend = view.place(head)
-        if backend is None:
-            return None
+        placed = room.place(head)
+        if isinstance(placed, Blocked):
+            return placed
         del self._queue[head.id]
-        return Selection(head, backend)
+        return Selection(head, placed)
 
     def remove(self, request: Request, now: float) -> None:
         del self._queue[request.id]
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         """Arrival order does not depend on service."""
-
-    def next_eligible(self, now: float) -> float | None:
-        return None
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
         return {"queued": float(sum(request.flow == flow for request in self._queue.values()))}

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
-from policies.orders.cost import Cost
-from policies.orders.vtc import Vtc
+from dataclasses import dataclass
 
-__all__ = ["Lcf"]
+from policies.orders.cost import cost_of, cost_setting, input_weight_setting, output_weight_setting
+from policies.orders.vtc import CounterOrder, predict_output_setting
+from policies.queue.backlog import Backlog
+
+__all__ = ["Lcf", "LcfParams"]
 
 
-class Lcf(Vtc):
+@dataclass(frozen=True, slots=True)
+class LcfParams:
+    """What is service, and is it charged ahead?"""
+
+    cost: str = cost_setting()
+    input_weight: float = input_weight_setting()
+    output_weight: float = output_weight_setting()
+    predict_output: bool = predict_output_setting()
+
+
+class Lcf(CounterOrder):
     """Who has received least service, ever? VTC (section 5.1) whose flows bank credit while they are idle.
 
     No bound: a flow that was idle while another received S is served alone until it has caught up with all of S.
     A flow forgotten beyond `flows_max` starts at nothing again, as one never seen.
     """
 
-    def __init__(self, *, cost: Cost | None = None, predict_output: bool = False, flows_max: int = 10_000) -> None:
-        super().__init__(cost=cost, predict_output=predict_output, flows_max=flows_max, lift=False)
+    def __init__(self, params: LcfParams | None = None, *, flows_max: int = 10_000) -> None:
+        self._params = params = params or LcfParams()
+        self._flows_max = flows_max
+        cost = cost_of(params.cost, params.input_weight, params.output_weight)
+        super().__init__(Backlog(flows_max=flows_max, lift=False), cost, predict_output=params.predict_output)
+
+    def beside(self, engine: str) -> Lcf:
+        return Lcf(self._params, flows_max=self._flows_max)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 
 from policies.orders.fcfs import Fcfs
 from policies.request import Limit, Pressure, Refusal, Refused, Request
+from policies.settings import setting
 
-__all__ = ["Rpm"]
+__all__ = ["Rpm", "RpmParams"]
 
 WINDOW_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class RpmParams:
+    """How many requests of a tenant are admitted?"""
+
+    requests_per_minute: int = setting(
+        30, "Requests of one tenant that are admitted in any 60 seconds; more are refused.", least=1, most=100_000
+    )
 
 
 class Rpm(Fcfs):
@@ -22,12 +33,18 @@ class Rpm(Fcfs):
     No bound on service: within its limit a tenant is served in order of arrival, whatever its requests cost.
     """
 
-    def __init__(self, *, requests_per_minute: int = 30, flows_max: int = 10_000) -> None:
+    def __init__(self, params: RpmParams | None = None, *, flows_max: int = 10_000) -> None:
         super().__init__()
-        self._limit = requests_per_minute
+        self._params = params or RpmParams()
+        self._limit = self._params.requests_per_minute
         self._flows_max = flows_max
         self._admitted_s: OrderedDict[str, deque[float]] = OrderedDict()
         """Per tenant, when each of its last requests was admitted; the tenant admitted longest ago first."""
+
+    def beside(self, engine: str) -> Rpm:
+        order = Rpm(self._params, flows_max=self._flows_max)
+        order._admitted_s = self._admitted_s
+        return order
 
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
         admitted_s = self._admitted_s.get(request.flow.tenant)

@@ -6,7 +6,7 @@ and output that streams subtracts too, so that a flow may be several quanta in d
 rounds. Tenants take turns, and the flows of a tenant take turns inside it.
 
 Rounds are not played. A flow that has received c in all, at a quantum of Q, has its next turn in round floor(c / Q):
-it is the virtual token counter read in whole quanta, and its debt is refilled by that division. So the same `Line`
+it is the virtual token counter read in whole quanta, and its debt is refilled by that division. So the same `Counters`
 serves, ordered by (round, place in the round), and with a tiny quantum it is VTC.
 
 Bound, at a gateway: two tenants that are both backlogged over an interval receive service, per weight, that differs by
@@ -17,29 +17,42 @@ least r Q, for a newcomer is raised to the beginning of that round. Waiting coun
 
 from __future__ import annotations
 
-from policies.orders.cost import Cost
-from policies.orders.vtc import Vtc
+from dataclasses import dataclass
+from typing import Final
 
-__all__ = ["Rr"]
+from policies.orders.cost import cost_of, cost_setting, input_weight_setting, output_weight_setting
+from policies.orders.vtc import CounterOrder, predict_output_setting
+from policies.queue.backlog import Backlog
+from policies.settings import setting
 
-QUANTUM = 500.0
+__all__ = ["Rr", "RrParams"]
+
+QUANTUM: Final = 500.0
 """That of the paper's own round robin: a twentieth of the 10,000 tokens that its engine holds."""
 
 
-class Rr(Vtc):
+@dataclass(frozen=True, slots=True)
+class RrParams:
+    """What is service, and how much of it is a turn?"""
+
+    cost: str = cost_setting()
+    input_weight: float = input_weight_setting()
+    output_weight: float = output_weight_setting()
+    predict_output: bool = predict_output_setting()
+    quantum: float = setting(
+        QUANTUM, "Service that a flow receives per turn and weight before the next one's turn.", least=1, most=1e9
+    )
+
+
+class Rr(CounterOrder):
     """Whose turn is it? A larger quantum keeps requests of one flow together; a smaller one is fairer."""
 
-    def __init__(
-        self,
-        *,
-        cost: Cost | None = None,
-        predict_output: bool = False,
-        flows_max: int = 10_000,
-        quantum: float | None = None,
-    ) -> None:
-        super().__init__(
-            cost=cost,
-            predict_output=predict_output,
-            flows_max=flows_max,
-            quantum=QUANTUM if quantum is None else quantum,
-        )
+    def __init__(self, params: RrParams | None = None, *, flows_max: int = 10_000) -> None:
+        self._params = params = params or RrParams()
+        self._flows_max = flows_max
+        cost = cost_of(params.cost, params.input_weight, params.output_weight)
+        backlog = Backlog(flows_max=flows_max, quantum=params.quantum)
+        super().__init__(backlog, cost, predict_output=params.predict_output)
+
+    def beside(self, engine: str) -> Rr:
+        return Rr(self._params, flows_max=self._flows_max)

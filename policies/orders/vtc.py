@@ -24,70 +24,85 @@ yet adds what the engine generates within one charging interval.
 
 from __future__ import annotations
 
-from policies.orders.contract import ClusterView, Policy, Selection
-from policies.orders.cost import Cost, LinearCost
+from dataclasses import dataclass
+from typing import Any
+
+from policies.capacity.obstacle import Blocked
+from policies.orders.contract import Order, Room, Selection
+from policies.orders.cost import Cost, cost_of, cost_setting, input_weight_setting, output_weight_setting
 from policies.queue.backlog import Backlog
-from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
+from policies.request import Flow, Request, ServiceTokens
+from policies.settings import setting
 
-__all__ = ["Vtc"]
+__all__ = ["CounterOrder", "Vtc", "VtcParams", "predict_output_setting"]
 
 
-class Vtc(Policy):
-    """Who has received least service for its weight?"""
+def predict_output_setting() -> Any:
+    return setting(
+        False, "Charge the output that a flow's requests usually have at dispatch, and correct it at the end."
+    )
 
-    def __init__(
-        self,
-        *,
-        cost: Cost | None = None,
-        predict_output: bool = False,
-        flows_max: int = 10_000,
-        lift: bool = True,
-        quantum: float = 0.0,
-        leads: tuple[float, float] | None = None,
-    ) -> None:
-        self._cost = cost if cost is not None else LinearCost()
+
+@dataclass(frozen=True, slots=True)
+class VtcParams:
+    """What is service, and is it charged ahead?"""
+
+    cost: str = cost_setting()
+    input_weight: float = input_weight_setting()
+    output_weight: float = output_weight_setting()
+    predict_output: bool = predict_output_setting()
+
+
+class CounterOrder(Order):
+    """The head of a backlog goes next, and nobody overtakes it: what VTC, LCF, RR, WSC and FairServe have in common."""
+
+    def __init__(self, backlog: Backlog, cost: Cost, *, predict_output: bool) -> None:
+        super().__init__()
+        self._backlog = backlog
+        self.backlog = backlog
+        self._cost = cost
         self._predict_output = predict_output
-        self._backlog = Backlog(flows_max=flows_max, lift=lift, quantum=quantum, leads=leads)
-
-    def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
-        return None
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         self._backlog.push(request, front=front)
 
-    def pop(self, now: float, view: ClusterView) -> Selection | None:
+    def pop(self, now: float, room: Room) -> Selection | Blocked | None:
         # Strict, as in the paper: when the next in order does not fit, nobody overtakes it, or it might wait for ever.
         head = self._backlog.head()
         if head is None:
             return None
-        backend = view.place(head)
-        if backend is None:
-            return None
+        placed = room.place(head)
+        if isinstance(placed, Blocked):
+            return placed
         self._backlog.dispatch(head)
-        return Selection(head, backend)
+        return Selection(head, placed)
 
     def remove(self, request: Request, now: float) -> None:
         self._backlog.withdraw(request)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
-        if self._predict_output and not final and service.output < request.output_tokens_expected:
-            service = ServiceTokens(service.prompt, round(request.output_tokens_expected), service.cached)
+        expected = request.progress.output_tokens_expected
+        if self._predict_output and not final and service.output < expected:
+            service = ServiceTokens(service.prompt, round(expected), service.cached)
         self._backlog.charge(request, self._cost(service))
         if final:
             self._backlog.end(request)
 
-    def backlog(self) -> Backlog:
-        return self._backlog
-
-    def next_eligible(self, now: float) -> float | None:
-        return None
-
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
         return self._backlog.explain(flow)
 
-    def remembered(self) -> int:
-        """Tenants and flows in memory."""
-        return self._backlog.remembered()
-
     def __len__(self) -> int:
         return len(self._backlog)
+
+
+class Vtc(CounterOrder):
+    """Who has received least service for its weight?"""
+
+    def __init__(self, params: VtcParams | None = None, *, flows_max: int = 10_000) -> None:
+        self._params = params = params or VtcParams()
+        self._flows_max = flows_max
+        cost = cost_of(params.cost, params.input_weight, params.output_weight)
+        super().__init__(Backlog(flows_max=flows_max), cost, predict_output=params.predict_output)
+
+    def beside(self, engine: str) -> Vtc:
+        return Vtc(self._params, flows_max=self._flows_max)

@@ -23,60 +23,107 @@ from then on grows by at most what it has dispatched, expected or true.
 
 from __future__ import annotations
 
-from policies.orders.cost import Cost
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from policies.orders.cost import cost_of, cost_setting, input_weight_setting, output_weight_setting
 from policies.orders.profiles import Profiles, WscSettings
-from policies.orders.vtc import Vtc
-from policies.plain_data import fields
+from policies.orders.vtc import CounterOrder
+from policies.queue.backlog import Backlog
 from policies.request import Request, ServiceTokens
+from policies.settings import setting
 
-__all__ = ["Wsc", "WscSettings"]
+__all__ = ["Wsc", "WscParams", "alpha_setting", "beta_setting", "gamma_setting"]
 
 
-class Wsc(Vtc):
+def alpha_setting() -> Any:
+    return setting(
+        1.0, "What a call's input tokens count in what is normal for its app at its stage.", above=0, most=1000
+    )
+
+
+def beta_setting() -> Any:
+    return setting(
+        2.0,
+        "The same of system tokens. The paper prints 1, 2, 1; it may have meant 2 for the output (gamma).",
+        least=0,
+        most=1000,
+    )
+
+
+def gamma_setting() -> Any:
+    return setting(1.0, "The same of output tokens.", least=0, most=1000)
+
+
+@dataclass(frozen=True, slots=True)
+class WscParams:
+    """What is service between tenants, and what is a call worth inside a tenant?
+
+    Attributes:
+        weights: what a call of an app is worth, where that is configured (`WscSettings`).
+        across_tenants: tenants are compared as the paper compares users (`WscSettings`).
+    """
+
+    cost: str = cost_setting()
+    input_weight: float = input_weight_setting()
+    output_weight: float = output_weight_setting()
+    alpha: float = alpha_setting()
+    beta: float = beta_setting()
+    gamma: float = gamma_setting()
+    weights: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
+    across_tenants: bool = False
+
+
+class Wsc(CounterOrder):
     """Which user has received least of what is normal for what they use?"""
+
+    knows_interactions = True
 
     def __init__(
         self,
-        settings: WscSettings | None = None,
+        params: WscParams | None = None,
         *,
-        cost: Cost | None = None,
         flows_max: int = 10_000,
         leads: tuple[float, float] | None = None,
+        profiles: Profiles | None = None,
     ) -> None:
-        super().__init__(cost=cost, predict_output=True, flows_max=flows_max, leads=leads)
-        self.settings = settings or WscSettings()
-        self.profiles = Profiles(self.settings, populations_max=flows_max)
+        """`profiles`: what is normal, where several queues learn it together."""
+        self._params = params = params or WscParams()
+        self._flows_max = flows_max
+        cost = cost_of(params.cost, params.input_weight, params.output_weight)
+        super().__init__(Backlog(flows_max=flows_max, leads=leads), cost, predict_output=True)
+        settings = WscSettings(params.alpha, params.beta, params.gamma, params.weights, params.across_tenants)
+        self.profiles = profiles if profiles is not None else Profiles(settings, populations_max=flows_max)
+        self.learned = {"profiles": self.profiles}
 
-    def push(self, request: Request, now: float, *, front: bool = False, leads: bool = True) -> None:
+    def beside(self, engine: str) -> Wsc:
+        return Wsc(self._params, flows_max=self._flows_max, profiles=self.profiles)
+
+    def push(self, request: Request, now: float, *, front: bool = False) -> None:
+        self.push_with_lead(request, front=front, leads=True)
+
+    def push_with_lead(self, request: Request, *, front: bool, leads: bool) -> None:
+        """Queue it; `leads`: it may go before others if it is inside an interaction."""
         if not front:
-            request.norm = self.profiles.norm(self._scope(request), request.flow.app, request.stage)
+            request.progress.norm = self.profiles.norm(self._scope(request), request.flow.app, request.progress.stage)
         self._backlog.push(request, front=front, leads=leads)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         prompt, output = service.prompt, service.output
-        if not final and output < request.output_tokens_expected:
-            output = round(request.output_tokens_expected)
+        if not final and output < request.progress.output_tokens_expected:
+            output = round(request.progress.output_tokens_expected)
             service = ServiceTokens(prompt, output, service.cached)
-        normalised = self.profiles.worth(prompt, min(request.system_tokens, prompt), output) / request.norm
-        plain = normalised if self.settings.across_tenants else self._cost(service)
+        worth = self.profiles.worth(prompt, min(request.system_tokens, prompt), output)
+        normalised = worth / request.progress.norm
+        plain = normalised if self._params.across_tenants else self._cost(service)
         self._backlog.charge(request, plain, normalised)
         if final:
             self._backlog.end(request)
 
     def learn(self, request: Request, service: ServiceTokens, now: float) -> None:
         worth = self.profiles.worth(service.prompt, min(request.system_tokens, service.prompt), service.output)
-        self.profiles.learn(self._scope(request), request.flow.app, request.stage, worth)
-
-    def snapshot(self) -> dict[str, object]:
-        return {"profiles": self.profiles.snapshot()}
-
-    def restore(self, learned: object) -> None:
-        (profiles,) = fields(learned, "profiles")
-        self.profiles.restore(profiles)
-
-    def adopt(self, learned: object) -> None:
-        (profiles,) = fields(learned, "profiles")
-        self.profiles.adopt(profiles)
+        self.profiles.learn(self._scope(request), request.flow.app, request.progress.stage, worth)
 
     def _scope(self, request: Request) -> str:
-        return "" if self.settings.across_tenants else request.flow.tenant
+        return "" if self._params.across_tenants else request.flow.tenant

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 
 from policies.request import Request
 
-__all__ = ["QueueLimits", "WaitingRoom"]
+__all__ = ["BoundedQueue", "QueueLimits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,10 @@ class QueueLimits:
     attempts_max: int = 3
     wait_s_max_inside: float = 600.0
     """The same for a call inside an interaction."""
+
+    def wait_s(self, request: Request) -> float:
+        """How long may this one wait?"""
+        return self.wait_s_max_inside if request.progress.inside else self.wait_s_max
 
 
 class _TenantQueue:
@@ -42,10 +46,10 @@ class _TenantQueue:
         return len(self.starts) + len(self.inside)
 
     def of(self, request: Request) -> OrderedDict[str, Request]:
-        return self.inside if request.inside else self.starts
+        return self.inside if request.progress.inside else self.starts
 
 
-class WaitingRoom:
+class BoundedQueue:
     """Every queued request by id, by tenant and by deadline."""
 
     def __init__(self, limits: QueueLimits) -> None:
@@ -81,7 +85,7 @@ class WaitingRoom:
         tenant.bytes += request.body_bytes
         tenant.weight = request.weight
         self.bytes += request.body_bytes
-        heappush(self._deadlines, (request.deadline_s, request.id))
+        heappush(self._deadlines, (request.progress.deadline_s, request.id))
 
     def remove(self, request: Request) -> None:
         del self.requests[request.id]
@@ -94,9 +98,13 @@ class WaitingRoom:
 
     def earliest_deadline_s(self) -> float:
         """When the first of those waiting expires; infinite if nobody waits."""
-        while self._deadlines and self._deadlines[0][1] not in self.requests:
+        while self._deadlines:
+            deadline_s, request_id = self._deadlines[0]
+            request = self.requests.get(request_id)
+            if request is not None and request.progress.deadline_s == deadline_s:
+                return deadline_s
             heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else float("inf")
+        return float("inf")
 
     def expired(self, now: float) -> Request | None:
         """One whose time is up, or None."""
@@ -122,9 +130,9 @@ class WaitingRoom:
         if own is not most and own_after / request.weight <= len(most) / most.weight:
             if most.starts:
                 return [next(reversed(most.starts.values()))]
-            if request.inside or 2 * len(most) > limits.requests_max:
+            if request.progress.inside or 2 * len(most) > limits.requests_max:
                 return [next(reversed(most.inside.values()))]
-        if not request.inside:
+        if not request.progress.inside:
             return None
         giver = self._giver(own, within_half=2 * own_after <= limits.requests_max)
         return [next(reversed(giver.starts.values()))] if giver is not None else None
@@ -137,10 +145,10 @@ class WaitingRoom:
         own = self._tenants.get(request.flow.tenant)
         own_after = (own.bytes if own else 0) + request.body_bytes
         if own is not most and own_after / request.weight <= (most.bytes - missing) / most.weight:
-            victims = _newest(most, missing, may_cut=request.inside or 2 * most.bytes > bytes_max)
+            victims = _newest(most, missing, may_cut=request.progress.inside or 2 * most.bytes > bytes_max)
             if victims is not None:
                 return victims
-        if not request.inside:
+        if not request.progress.inside:
             return None
         giver = self._giver(own, within_half=2 * own_after <= bytes_max)
         return _newest(giver, missing, may_cut=False) if giver is not None else None

@@ -1,6 +1,6 @@
 """Who of those waiting has received least? One level of counters, kept in order as they grow.
 
-A `Line` holds the members that have something queued, ordered by (counter, turn, name). Counters mostly grow, and grow
+`Counters` hold the members that have something queued, ordered by (counter, turn, name). Counters mostly grow, and grow
 often (a token at a time), so the heap is corrected lazily: an entry whose member has moved back since is moved when it
 comes to the top. A counter that falls below its entry (a refund) gets a second entry; the older one is dropped when
 it is met.
@@ -25,7 +25,7 @@ from collections import OrderedDict
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Line", "Member"]
+__all__ = ["Counters", "Member"]
 
 Entry = Any
 """(counter or round, turn, name, member): ordered by the first three, and told apart by identity. Typed as a tuple it
@@ -35,15 +35,15 @@ would have none once compiled."""
 class Member:
     """One who waits: a tenant among tenants, or a flow inside its tenant."""
 
-    __slots__ = ("base", "counter", "entry", "is_raised", "lead", "name", "queued", "running", "turn")
+    __slots__ = ("counter", "entry", "is_sole", "lead", "lifted", "name", "queued", "running", "told", "turn")
 
     def __init__(self, name: tuple[str, ...]) -> None:
         self.name = name
         self.counter = 0.0
-        self.base = 0.0
-        """The counter but for what was charged here and other gateways have not heard of."""
-        self.is_raised = False
-        """Lifted since they heard of it."""
+        self.lifted = 0.0
+        """Of the counter, so much came from lifts in all, and not from service."""
+        self.is_sole = False
+        """Nobody else waited here when it came last."""
         self.lead = 0.0
         """It goes before others until it has received this much more than they."""
         self.queued = 0
@@ -52,32 +52,39 @@ class Member:
         """Place among equal counters."""
         self.entry: Entry = None
         """Its valid heap entry; None when it does not wait."""
+        self.told: Any = None
+        """What other gateways have heard of it: kept by whoever tells them."""
 
     def __hash__(self) -> int:
-        # Compiled, whoever can be compared cannot be a key, unless it says how.
+        # A compiled class with __lt__ has no hash of its own, and members are keys of dictionaries.
         return id(self)
 
     def __lt__(self, other: Member) -> bool:
-        # Asked by the heap of a namesake only: one of the two was forgotten, and its entry is dropped when it is met.
+        # The heap compares members only if all else is equal: then one of the two was forgotten, and is dropped later.
         return False
 
 
 M = TypeVar("M", bound=Member)
 
 
-class Line(Generic[M]):
+class Counters(Generic[M]):
     """Which member is least served? It holds those who wait, and those who are idle until they are forgotten."""
 
     def __init__(self, *, lift: bool = True, quantum: float = 0.0) -> None:
-        self._lift = lift
+        self._lifts = lift
         self._quantum = quantum
         self._heap: list[Entry] = []
         self._idle: OrderedDict[tuple[str, ...], M] = OrderedDict()
-        self._last_left: M | None = None
+        self.last_left: M | None = None
+        """Whose queue emptied last."""
+        self.times_left = 0
+        """How often a queue emptied."""
+        self.told: Any = None
+        """What other gateways have heard of that: kept by whoever tells them."""
         self._turn = 0
         self._waiting = 0
         self.least_elsewhere: float | None = None
-        """Counter of the next one of those that wait at other gateways; None: nobody, as far as is known."""
+        """Counter of the next one that waits at another gateway; None: nobody is known to."""
 
     def floor(self) -> float:
         """Counter of the next one, here or elsewhere, or of the member that left last if nobody waits."""
@@ -86,7 +93,7 @@ class Line(Generic[M]):
             return least.counter if elsewhere is None else min(least.counter, elsewhere)
         if elsewhere is not None:
             return elsewhere
-        return self._last_left.counter if self._last_left is not None else 0.0
+        return self.last_left.counter if self.last_left is not None else 0.0
 
     def least(self) -> M | None:
         """The waiting member that goes next, or None. Amortised O(log members)."""
@@ -106,20 +113,21 @@ class Line(Generic[M]):
             heapreplace(heap, member.entry)
         return None
 
-    def _lift_up(self, member: M) -> None:
-        raised_to = self.floor()
+    def _lift(self, member: M) -> None:
+        """Raise it to the next one's counter, so that it banks no credit; to the beginning of its round, if any."""
+        floor = self.floor()
         if self._quantum:
-            raised_to -= raised_to % self._quantum
-        if raised_to > member.counter:
-            member.base += raised_to - member.counter
-            member.counter = raised_to
-            member.is_raised = True
+            floor -= floor % self._quantum
+        if floor > member.counter:
+            member.lifted += floor - member.counter
+            member.counter = floor
 
     def queued(self, member: M) -> None:
         """One more request of this member waits."""
         if not member.queued:
-            if self._lift:
-                self._lift_up(member)
+            if self._lifts:
+                member.is_sole = not self._waiting
+                self._lift(member)
             if self._quantum:
                 self._turn += 1
                 member.turn = self._turn
@@ -163,11 +171,6 @@ class Line(Generic[M]):
         if member.entry is not None and member.turn < member.entry[1]:
             self._enter(member)
 
-    def heard(self, member: M, total: float, told: float) -> None:
-        """All gateways together charged it this much, of which its counter was `told` when they were asked."""
-        member.base += total - told
-        self.charged(member, total - told)
-
     def first(self, most: int, *, within: float = 1.0) -> list[M]:
         """Those that go next, in order, at most so many, and only those ranked at most so far behind the first.
 
@@ -203,7 +206,8 @@ class Line(Generic[M]):
         if not member.queued:
             self._waiting -= 1
             member.entry = None
-            self._last_left = member
+            self.last_left = member
+            self.times_left += 1
             if not self._waiting:
                 self._heap.clear()
 

@@ -1,104 +1,101 @@
-"""What does one gateway among several tell the others, and what does it make of what it hears?
+"""How much of each engine is one gateway's own? What it tells of its engines, and what it makes of a grant.
 
-Each owns part of every backend (`Grant`) until the next exchange, and dispatches within it without asking. What comes
-free is used again by whoever freed it, unless one that waits elsewhere has received less, by more than some usual
-requests: then it is handed back with the next exchange, and goes there.
+Each gateway owns a part of every engine until the next exchange, and dispatches within it without asking. What comes
+free is used again by whoever freed it, unless one that waits elsewhere has received less: then it is handed back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
-from policies.capacity.fair_shares import Shares
+from policies.capacity.fair_shares import FairShares
+from policies.capacity.gauges import Allowance
 from policies.capacity.ledger import BackendLedger
-from policies.limits.sliding_counts import Count, hear
-from policies.orders.contract import Policy
-from policies.queue.counters import Member
-from policies.replicas.messages import Charge, Grant, Heard, Standing, Told
+from policies.capacity.obstacle import Obstacle
+from policies.replicas.messages import Grant, Holding
 from policies.request import Request
 
-__all__ = ["Replica"]
+__all__ = ["GrantedEngines"]
 
-TALLIES_MAX = 256
-"""Members of each population that others hear of at a time."""
-WAITS_S = 0.3
-"""Who waited elsewhere so long ago is no reason to hold back."""
-AHEAD_S = 0.1
-"""Where the order is that of arrival, somebody may go before one elsewhere who came so much earlier."""
+TRUST_S: Final = 2.0
+"""What was granted so long ago may be somebody else's by now."""
+GRANT_MEMORY_S: Final = 5.0
+"""Over which the grants of an engine are averaged: what is gone on with when other gateways cannot be heard."""
 
 
-class Replica:
-    """One gateway's side of the exchange, for one engine."""
+class _Granted:
+    """The grants of one engine so far."""
 
-    def __init__(
-        self, policy: Policy, backends: Mapping[str, BackendLedger], shares: Shares, *, epoch_s: float
-    ) -> None:
-        """`epoch_s`: by how much a clock that all gateways have in common is ahead of this one's."""
-        self._epoch_s = epoch_s
-        self._populations = policy.share_counts(epoch_s)
-        self._counts: list[Count] = []
-        self._backlog = policy.backlog()
-        if self._backlog is not None:
-            self._backlog.share()
-        self._backends = backends
-        self._shares = shares
-        self._next_elsewhere: Standing | None = None
-        self._told_s = self._heard_s = float("-inf")
-        self._members: Sequence[Member] = ()
-        self._charges: Sequence[Charge] = ()
-        for ledger in backends.values():
-            ledger.grant = Grant(0, 0)
+    def __init__(self) -> None:
+        self.usual_sequences = self.usual_tokens = 0.0
+        self.left_over = 0.0
+        """Part of a sequence that the last allowance did not use."""
+        self.granted_s = float("-inf")
 
-    def is_ahead(self, request: Request, now: float) -> bool:
-        """Does one that waits elsewhere go before it?"""
-        elsewhere = self._next_elsewhere
-        if elsewhere is None or now > self._heard_s + WAITS_S:
-            return False
-        if self._backlog is None:
-            return request.arrived_s + self._epoch_s > elsewhere.served + AHEAD_S
-        return self._backlog.is_ahead(request.flow, elsewhere)
+    def note(self, grant: Grant, now: float) -> None:
+        weight = min(1.0, max(0.0, (now - self.granted_s) / GRANT_MEMORY_S))
+        self.usual_sequences += weight * (grant.sequences - self.usual_sequences)
+        self.usual_tokens += weight * (grant.kv_tokens - self.usual_tokens)
+        self.granted_s = now
 
-    def is_news(self, request: Request) -> bool:
-        """Has it come since the others were told?"""
-        return request.arrived_s >= self._told_s
 
-    def tell(self, head: Request | None, waiting: int, now: float) -> Told:
-        """What the others are to know. `head`: the next one of those that wait, `waiting` in all."""
-        self._told_s = now
-        backlog, shares = self._backlog, self._shares
-        if backlog is None:
-            standings = [] if head is None else [Standing("", "", head.arrived_s + self._epoch_s, 0.0)]
-        else:
-            standings = backlog.standings()
-            self._members, self._charges = backlog.tell()
-        spare, absent = head is not None and shares.is_below(head), shares.someone_is_absent()
-        holdings = [
-            ledger.holding(head, waiting, now, spare=spare, absent=absent) for ledger in self._backends.values()
-        ]
-        self._counts, tallies = [], []
-        for population in self._populations:
-            counts, of_population = population.tell(TALLIES_MAX)
-            self._counts += counts
-            tallies += of_population
-        return Told(standings, shares.presence(), holdings, list(self._charges), tallies, [], [])
+class GrantedEngines:
+    """The engines of one pool, as far as they are this gateway's."""
 
-    def hear(self, heard: Heard, asked_s: float) -> None:
-        """What came of what was told last, asked at this time."""
-        self._heard_s = asked_s
-        self._next_elsewhere = heard.next_elsewhere
-        self._shares.elsewhere(heard.presence, {standing.tenant for standing in heard.standings})
-        if self._backlog is not None:
-            self._backlog.hear(self._members, self._charges, heard.totals)
-            self._backlog.waits_elsewhere(heard.standings)
-        self._members = self._charges = ()
-        hear(self._counts, heard.counted)
-        for ledger, grant in zip(self._backends.values(), heard.grants, strict=True):
-            ledger.granted(grant, asked_s)
+    def __init__(self, ledgers: Mapping[str, BackendLedger]) -> None:
+        self._ledgers = ledgers
+        self._granted = {name: _Granted() for name in ledgers}
+        for ledger in ledgers.values():
+            ledger.allowance = Allowance(0, 0)  # nothing before the first exchange
+
+    def holdings(self, head: Request | None, waiting: int, tenants: FairShares, now: float) -> list[Holding]:
+        """What is held, and what does the next one of those that wait here (`waiting` in all) want of each?"""
+        spare, absent = head is not None and tenants.is_below(head), tenants.someone_is_absent()
+        return [_holding(one, head, waiting, now, spare=spare, absent=absent) for one in self._ledgers.values()]
+
+    def hear(self, grants: Sequence[Grant], now: float) -> None:
+        """This is ours until the next exchange, or until it is too long ago. In the order of the holdings."""
+        for ledger, grant in zip(self._ledgers.values(), grants, strict=True):
+            ledger.allowance = Allowance(*grant)
+            ledger.allowed_until_s = now + TRUST_S
+            self._granted[ledger.name].note(grant, now)
 
     def cut_off(self) -> None:
-        """The others cannot be heard: go on alone, with what was ours of late."""
-        self._next_elsewhere = None
-        if self._backlog is not None:
-            self._backlog.waits_elsewhere(())
-        for ledger in self._backends.values():
-            ledger.cut_off()
+        """Other gateways cannot be heard: go on with what was ours of late, as they do.
+
+        Where nothing ever was, all of it is, and what others do shows in its gauges only.
+        """
+        for ledger in self._ledgers.values():
+            granted = self._granted[ledger.name]
+            ledger.allowed_until_s = float("inf")
+            if ledger.allowance is None or granted.granted_s == float("-inf"):
+                ledger.allowance = None
+                continue
+            # Sequences are whole, and a part may be less than one: what is left over counts when it is looked at again.
+            granted.left_over += granted.usual_sequences
+            whole = int(granted.left_over)
+            granted.left_over -= whole
+            # Grants were given for whole requests. In a fixed one half a request stays unused: of few it is a larger
+            # part.
+            half = ledger.kv.held_tokens / ledger.sequences / 2 if ledger.sequences else 0.0
+            tokens = round(granted.usual_tokens + half)
+            ledger.allowance = Allowance(max(1, whole), tokens, sharers=ledger.allowance.sharers)
+
+
+def _holding(
+    ledger: BackendLedger, head: Request | None, waiting: int, now: float, *, spare: bool, absent: bool
+) -> Holding:
+    use = ledger.kv.use(ledger.starting_tokens, now)
+    most = ledger.slots.most(unkept=True)
+    told = Holding(ledger.name, ledger.sequences, use.peak, use.now, most, use.limit)
+    if head is None:
+        return told
+    obstacle = ledger.obstacle(head, spare=spare, absent=absent, now=now)
+    if obstacle is not None and obstacle is not Obstacle.SLOTS and obstacle is not Obstacle.KV:
+        return told
+    needed = ledger.kv.needed_tokens(head, use, now)
+    told = told._replace(waiting=waiting, next_sequences=head.sequences, next_kv_tokens=needed)
+    if spare or not absent:
+        return told
+    return told._replace(left_sequences=most - ledger.slots.most(unkept=False), left_kv_tokens=use.kept)

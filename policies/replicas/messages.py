@@ -9,7 +9,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Call", "Charge", "Counted", "Grant", "Heard", "Holding", "Opened", "Presence", "Standing", "Tally", "Told"]
+__all__ = [
+    "Call",
+    "Charge",
+    "Counted",
+    "Grant",
+    "Heard",
+    "Holding",
+    "Left",
+    "Opened",
+    "Presence",
+    "Standing",
+    "Tally",
+    "Told",
+]
 
 
 class Standing(NamedTuple):
@@ -80,6 +93,20 @@ class Charge(NamedTuple):
     base: float
     service: float
     raises: bool
+    is_sole: bool = False
+    """It began to wait while nobody else waited here: it is lifted to what waits elsewhere, or left last anywhere."""
+
+
+class Left(NamedTuple):
+    """Whose queue emptied last, among tenants or among the flows of one tenant?"""
+
+    among: str
+    """Name of the tenant whose flows they are; "": they are tenants."""
+    name: str
+    """By the name of its counter."""
+    counter: float
+    left_s: float
+    """By the clock that all gateways have in common."""
 
 
 class Tally(NamedTuple):
@@ -140,6 +167,10 @@ class Told(NamedTuple):
     calls: list[Call]
     under_way: list[tuple[str, int]]
     """Requests of tenants that may have so many at once."""
+    lefts: list[Left]
+    """Where queues emptied since the last time; the last tenant that is known to have left anywhere comes first."""
+    quantum: float
+    """Counters are lifted to the beginning of a round of this size; 0: there are no rounds."""
 
 
 class Heard(NamedTuple):
@@ -159,3 +190,7 @@ class Heard(NamedTuple):
     """None: it is not open."""
     under_way: list[tuple[str, int]]
     """Of all others together."""
+    left: Left | None
+    """The tenant that left last anywhere, as far as is known."""
+    is_forgotten: bool
+    """The store knew nothing of this gateway, which had told it something before: all that it held is lost."""

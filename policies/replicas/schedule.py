@@ -1,9 +1,9 @@
-"""When does a gateway talk to the others, what is said again, and when is it on its own? No I/O: see `gateway.state`.
+"""When does a gateway talk to the others, what is said again, and when is it on its own? No I/O: see `gateway.redis`.
 
 An exchange is numbered, and what it said is kept until an answer comes: whatever was lost on the way is said again
 under the same number, and counts once. Who has not been answered for `ALONE_S` goes on alone, with the share it last
 had. Who was away without noticing, because its process stood still, owns nothing until it has asked (`TRUST_S` in
-`policies.capacity.ledger`): others may have been given what was its own.
+`replicas.grants`): others may have been given what was its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 from policies.admission.decisions import Decision
 from policies.replicas.messages import Heard, Told
 
-__all__ = ["DEADLINE_S", "Conversation", "Speaker"]
+__all__ = ["DEADLINE_S", "Schedule", "Speaker"]
 
 INTERVAL_S = 0.025
 IDLE_S = 0.1
@@ -29,9 +29,7 @@ ALONE_S = 1.0
 
 
 class Speaker(Protocol):
-    """What gateways have in common: an `AdmissionEngine`, or the `Tables` of all pools."""
-
-    def share(self, epoch_s: float) -> None: ...
+    """What a gateway has to say: about one pool (`PoolReplica`), or about tenants (`TenantReplica`)."""
 
     def is_urgent(self) -> bool: ...
 
@@ -45,12 +43,10 @@ class Speaker(Protocol):
         """Called again and again, for as long as nobody is heard."""
 
 
-class Conversation:
+class Schedule:
     """One gateway's side of the exchanges about one of them."""
 
-    def __init__(self, speaker: Speaker, *, epoch_s: float = 0.0) -> None:
-        """`epoch_s`: by how much a clock that all gateways have in common is ahead of the one here."""
-        speaker.share(epoch_s)
+    def __init__(self, speaker: Speaker) -> None:
         self.is_alone = False
         self._speaker = speaker
         self._number = 0

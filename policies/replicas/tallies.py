@@ -1,153 +1,187 @@
-"""What do the pools of one gateway, and all gateways, count together? Limits that hold at any time, and interactions.
+"""What each member of a population did within a window, counted over several gateways.
 
 Most requests are decided at once, by what the last exchange said: as long as a tenant is far from its limits, what all
-gateways admit until the next exchange cannot reach them. Near a limit a request is held until an exchange has counted
-it, so that no limit is exceeded by the number of gateways. One that may go on with an interaction of another gateway is
-held as well, but only while it would matter: while something waits.
+gateways admit until the next exchange cannot reach them. Near a limit others must be asked first (`is_sure`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from itertools import islice
+from math import ceil
+from typing import Final
 
-from policies.admission.decisions import Decision
-from policies.interactions import Interaction, Interactions
-from policies.limits.quotas import Quotas
-from policies.limits.sliding_counts import Count, hear
-from policies.replicas.messages import Call, Heard, Presence, Tally, Told
-from policies.request import Refused, Request
+from policies.limits.quotas import UNLIMITED, Quotas
+from policies.limits.sliding_counts import MEASURES, Count, SlidingCounts
+from policies.replicas.messages import Counted, Tally
+from policies.request import Request
 
-__all__ = ["Tables"]
+__all__ = ["SharedCounts", "SharedQuotas"]
 
-TOLD_MAX = 256
-"""Members of each table that others hear of at a time."""
-ASKED_MAX = 256
-"""Held requests that are asked for at a time."""
+RESERVED: Final = 4
+"""Of what is left of a limit each gateway may use a part without asking while its tenant is active: one in so many
+times the number of gateways."""
+
+Measures = tuple[int, int, int]
+"""Starts, requests and tokens."""
 
 
-class Tables:
-    """One gateway's side of the exchange about what its pools have in common."""
+class _Told:
+    """What others know of one count."""
 
-    def __init__(
-        self, quotas: Quotas | None, interactions: Interactions | None, *, refuses_alone: bool = False
-    ) -> None:
-        """`refuses_alone`: while others cannot be heard, nobody who has a limit is served."""
-        self.quotas = quotas
-        self.interactions = interactions
-        self._refuses_alone = refuses_alone
-        self._is_alone = False
-        self._held: dict[str, Request] = {}
-        """Not asked for yet."""
-        self._asked: dict[str, tuple[Request, int, int]] = {}
-        """Asked for and counted, with the place of the keys that its interaction may have."""
-        self._decided: dict[str, Refused | None] = {}
-        self._counts: list[Count] = []
-        self._told: list[Interaction] = []
-        self._keys_asked = 0
+    __slots__ = ("last", "sums")
 
-    # --- for the engines ---
+    def __init__(self) -> None:
+        self.sums: Measures | None = None
+        """With what is reserved; None: nothing yet."""
+        self.last: Measures | None = None
+        """What was counted when they were told."""
 
-    def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
-        """Is it to be held until the others have answered?"""
-        if self._is_alone:
-            return False
-        if self.quotas is not None and not self.quotas.is_sure(request, now):
-            return True
-        return not is_calm and self.interactions is not None and self.interactions.is_unknown(request)
 
-    def hold(self, request: Request) -> None:
-        """Ask for it with the next exchange."""
-        self._held[request.id] = request
+class SharedCounts:
+    """One gateway's side of the exchange about the counts of one population."""
 
-    def is_decided(self, request: Request) -> bool:
-        return request.id in self._decided
+    def __init__(self, name: str, counts: SlidingCounts, *, epoch_s: float) -> None:
+        counts.epoch_s = epoch_s
+        counts.changed = {}
+        counts.begin_anew()
+        self.counts = counts
+        self._name = name
+        self._asked: list[Count] = []
 
-    def decision(self, request: Request) -> Refused | None:
-        """Is it beyond a limit? If it is not, it has been counted. Only once."""
-        return self._decided.pop(request.id)
+    def tell(self, most: int, reserve: Callable[[Hashable], Measures] | None = None) -> list[Tally]:
+        """What was counted since the last time, of at most so many.
 
-    def let_go(self, request: Request, now: float) -> None:
-        """Nobody wants it any more."""
-        if self._held.pop(request.id, None) is not None:
-            return
-        is_counted = self._asked.pop(request.id, None) is not None or (
-            request.id in self._decided and self._decided.pop(request.id) is None
-        )
-        if is_counted and self.quotas is not None:
-            self.quotas.withdrawn(request, now)
-
-    # --- with other gateways ---
-
-    def share(self, epoch_s: float) -> None:
-        """From now on there may be others, with a clock that is so much ahead."""
-        if self.quotas is not None:
-            self.quotas.share(epoch_s)
-        if self.interactions is not None:
-            self.interactions.share()
-
-    def is_urgent(self) -> bool:
-        return bool(self._held)
-
-    def is_busy(self) -> bool:
-        """What was counted can wait: what others may do meanwhile is reserved, and a call takes longer."""
-        return False
-
-    def tell(self, now: float) -> Told:
-        """What was counted, and what is asked."""
+        `reserve`: how much is to be told as if it were counted, so that so much may be without asking? It is taken back
+        when nothing is counted any more.
+        """
+        self._asked = []
         tallies: list[Tally] = []
-        calls: list[Call] = []
-        under_way: list[tuple[str, int]] = []
-        for request in list(self._held.values())[:ASKED_MAX]:
-            del self._held[request.id]
-            if self.quotas is not None:
-                self.quotas.admitted(request, now)
-            asked = self.interactions.ask(request) if self.interactions is not None else []
-            calls += asked
-            self._asked[request.id] = request, len(calls) - len(asked), len(calls)
-        self._keys_asked = len(calls)
-        self._counts = []
-        if self.quotas is not None:
-            self._counts, tallies = self.quotas.tell(TOLD_MAX)
-            under_way = self.quotas.under_way()
-        self._told = []
-        if self.interactions is not None:
-            self._told, told = self.interactions.tell(TOLD_MAX, now)
-            calls += told
-        return Told([], Presence(), [], [], tallies, calls, under_way)
+        changed = self.counts.changed or {}
+        for count in list(islice(changed, most)):
+            member, period = changed.pop(count)
+            told = _told_of(count)
+            sums = told.sums or (0, 0, 0)
+            now = (count.starts, count.requests, count.tokens)
+            extra = (0, 0, 0)
+            if reserve is not None and period == self.counts.period and told.last != now:
+                extra = reserve(member)
+                if any(extra):
+                    changed[count] = (member, period)
+            told.last = now
+            telling = (now[0] + extra[0], now[1] + extra[1], now[2] + extra[2])
+            starts, requests, tokens = telling[0] - sums[0], telling[1] - sums[1], telling[2] - sums[2]
+            name, ttl_s = f"{self._name}:{_joined(member)}", ceil(3 * self.counts.window_s)
+            tallies.append(Tally(name, period, ttl_s, starts, requests, tokens, sums, told.sums is None))
+            told.sums = telling
+            self._asked.append(count)
+        return tallies
 
-    def hear(self, heard: Heard, asked_s: float, now: float) -> Sequence[Decision]:
-        """What came of it. The engines then ask what was decided of what they hold."""
-        self._is_alone = False
-        hear(self._counts, heard.counted)
-        if self.interactions is not None:
-            for request, begin, end in self._asked.values():
-                known = [(n, one) for n, one in enumerate(heard.opened[begin:end]) if one is not None]
-                if known:
-                    self.interactions.take_up(request, *known[0], now)
-            self.interactions.hear(self._told, heard.opened[self._keys_asked :])
-        if self.quotas is not None:
-            self.quotas.heard(heard.replicas, heard.under_way)
-        self._decide(now)
-        return ()
+    def hear(self, counted: Sequence[Counted]) -> None:
+        """What all gateways together counted, as of what was told."""
+        for count, (starts, requests, tokens, *before) in zip(self._asked, counted, strict=True):
+            told = _told_of(count)
+            sums = told.sums or (0, 0, 0)
+            more = (starts - sums[0], requests - sums[1], tokens - sums[2])
+            count.starts += more[0]
+            count.requests += more[1]
+            count.tokens += more[2]
+            told.sums = (starts, requests, tokens)
+            if told.last is not None:
+                told.last = (told.last[0] + more[0], told.last[1] + more[1], told.last[2] + more[2])
+            if any(before):
+                earlier = count.before = Count(None, count.weight)
+                earlier.starts, earlier.requests, earlier.tokens = before
+        self._asked = []
 
-    def cut_off(self, now: float) -> Sequence[Decision]:
-        """The others cannot be heard: each keeps to its part of every limit."""
-        self._is_alone = True
-        if self.quotas is not None:
-            self.quotas.cut_off(refuses=self._refuses_alone)
-        for request in self._held.values():
-            if self.quotas is not None:
-                self.quotas.admitted(request, now)
-            self._asked[request.id] = request, 0, 0
-        self._held.clear()
-        self._decide(now)
-        return ()
+    def own(self, member: Hashable, measure: str) -> tuple[float, float, bool]:
+        """Of a measure: what was counted here beyond what was told; what all told, and whether that is known at all."""
+        count, before, left = self.counts.counted(member)
+        sums = _told_of(count).sums if count.told is not None else None
+        told = sums[MEASURES.index(measure)] if sums is not None else 0
+        return getattr(count, measure) - told, told + getattr(before, measure) * left, sums is not None
 
-    def _decide(self, now: float) -> None:
-        """Who was counted last is refused first where that was too much, and is not counted any more."""
-        for request, _, _ in reversed(list(self._asked.values())):
-            refused = self.quotas.overrun(request, now) if self.quotas is not None else None
-            if refused is not None and self.quotas is not None:
-                self.quotas.withdrawn(request, now)
-            self._decided[request.id] = refused
-        self._asked.clear()
+
+class SharedQuotas:
+    """The limits that hold at any time, counted by all gateways."""
+
+    def __init__(self, quotas: Quotas, *, epoch_s: float) -> None:
+        self.quotas = quotas
+        self._minute = SharedCounts("minute", quotas.minute, epoch_s=epoch_s)
+        self._day = SharedCounts("day", quotas.day, epoch_s=epoch_s)
+        self._gateways = 1
+        self._tallies_of_minute = 0
+
+    def is_sure(self, request: Request, now: float) -> bool:
+        """Is the answer to `refusal` the same whatever other gateways admit until they are heard again?"""
+        tenant = request.flow.tenant
+        if self.quotas.quota(tenant) is UNLIMITED:
+            return True
+        return self.quotas.refusal(request, now) is not None or self._has_left(tenant, 1, request.prompt_tokens, 0.0)
+
+    def tell(self, most: int) -> list[Tally]:
+        """What was counted since the last time, of at most so many tenants and windows."""
+        minute = self._minute.tell(most, self._reserve_of_minute)
+        self._tallies_of_minute = len(minute)
+        return minute + self._day.tell(most, self._reserve_of_day)
+
+    def under_way(self) -> list[tuple[str, int]]:
+        """Requests here of those that may have so many at once."""
+        quotas = self.quotas
+        return [item for item in quotas.under_way.items() if quotas.quota(item[0]).concurrent is not None]
+
+    def hear(self, counted: Sequence[Counted], gateways: int, under_way: Sequence[tuple[str, int]]) -> None:
+        """So many gateways there are; this is what they counted, and what is under way at the others."""
+        self._minute.hear(counted[: self._tallies_of_minute])
+        self._day.hear(counted[self._tallies_of_minute :])
+        self._gateways = gateways
+        self.quotas.may_have = None
+        self.quotas.under_way_elsewhere = dict(under_way)
+
+    def cut_off(self, *, refuses: bool) -> None:
+        """Others cannot be heard: keep to an equal part of what was left, or refuse whoever has a limit."""
+
+        def may_have(tenant: str, requests: int, tokens: int) -> bool:
+            return not refuses and self._has_left(tenant, requests, tokens, 1 / self._gateways)
+
+        self.quotas.may_have = may_have
+
+    def _has_left(self, tenant: str, requests: int, tokens: int, part: float) -> bool:
+        """Is so much more reserved? With a part: is it within that part of what was left?"""
+        quota = self.quotas.quota(tenant)
+        for counts, measure, more, limit in (
+            (self._minute, "requests", requests, quota.requests_per_minute),
+            (self._minute, "tokens", tokens, quota.tokens_per_minute),
+            (self._day, "tokens", tokens, quota.tokens_per_day),
+        ):
+            if limit is not None:
+                own, known, is_heard = counts.own(tenant, measure)
+                if own + more > (limit - known) * part or not (is_heard or part):
+                    return False
+        return True
+
+    def _reserve_of_minute(self, tenant: Hashable) -> Measures:
+        quota = self.quotas.quota(str(tenant))
+        requests = self._part_left(self._minute, tenant, "requests", quota.requests_per_minute)
+        return 0, requests, self._part_left(self._minute, tenant, "tokens", quota.tokens_per_minute)
+
+    def _reserve_of_day(self, tenant: Hashable) -> Measures:
+        return 0, 0, self._part_left(self._day, tenant, "tokens", self.quotas.quota(str(tenant)).tokens_per_day)
+
+    def _part_left(self, counts: SharedCounts, tenant: Hashable, measure: str, limit: int | None) -> int:
+        """A small part of what is left: what may be admitted before the others are heard again."""
+        if limit is None:
+            return 0
+        own, known, _ = counts.own(tenant, measure)
+        return max(0, int((limit - known - own) / (RESERVED * self._gateways)))
+
+
+def _told_of(count: Count) -> _Told:
+    told: _Told | None = count.told
+    if told is None:
+        told = count.told = _Told()
+    return told
+
+
+def _joined(member: Hashable) -> str:
+    return "\x1f".join(member) if isinstance(member, tuple) else str(member)

@@ -15,13 +15,12 @@ from statistics import mean
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile
-from policies.admission.engine import AdmissionEngine, QueueLimits
-from policies.orders.contract import Policy
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.admission.policy import Policy
 from policies.orders.cost import ExtendCost
-from policies.orders.d2lpm import D2lpm
-from policies.orders.dlpm import Dlpm
-from policies.orders.vtc import Vtc
-from simulation.baselines import Preble, lpm, round_robin_lpm, vtc_round_robin
+from policies.queue.bounds import QueueLimits
+from simulation.baselines import lpm, preble, round_robin_lpm, vtc_round_robin
 from simulation.driver import Record, simulate
 from simulation.experiments.base import Experiment, Figure, Inputs, Outcome, Row, holds, shown
 from simulation.metrics import jain, percentile, service
@@ -125,6 +124,10 @@ class Study:
     p99_s: float
 
 
+def vtc() -> Policy:
+    return named_policy("vtc")
+
+
 def run(policy: Policy, programs: Programs, profile: EngineProfile, backends: int = 1) -> Study:
     """Serve these programs to the last one."""
     engine = AdmissionEngine(policy, limits=QueueLimits(requests_max=1_000_000, wait_s_max=1e6))
@@ -171,8 +174,8 @@ def frontier(inputs: Inputs) -> Outcome:
         def traffic(seed: int, misbehaviour: Misbehaviour = misbehaviour) -> Programs:
             return long_context_qa(5, 60, 1.5, misbehaviour=misbehaviour, documents=8, seed=seed)
 
-        fair, fast = average(Vtc, traffic, A100), average(lpm, traffic, A100)
-        swept = {quantum: average(partial(Dlpm, quantum=quantum), traffic, A100) for quantum in QUANTA}
+        fair, fast = average(vtc, traffic, A100), average(lpm, traffic, A100)
+        swept = {quantum: average(partial(named_policy, "dlpm", quantum=quantum), traffic, A100) for quantum in QUANTA}
         ours = swept[20_000.0]
         rows += [
             holds(
@@ -216,7 +219,7 @@ def clients(inputs: Inputs) -> Outcome:
         def traffic(seed: int, number: int = number) -> Programs:
             return long_context_qa(number, 500 // number, 25 / number, misbehaviour="none", documents=2, seed=seed)
 
-        for name, make in (("DLPM", partial(Dlpm, quantum=80_000.0)), ("LPM", lpm), ("VTC", Vtc)):
+        for name, make in (("DLPM", partial(named_policy, "dlpm", quantum=80_000.0)), ("LPM", lpm), ("VTC", vtc)):
             rates[name].append((float(number), average(make, traffic, A10G).throughput))
     rows: list[Row] = []
     for (count, ours), (_, fast), (_, fair) in zip(rates["DLPM"], rates["LPM"], rates["VTC"], strict=True):
@@ -241,10 +244,10 @@ paper's, so that fewer steps need to be simulated."""
 LOCAL_QUANTUM = 5000.0
 """About what the longest prompts of these workloads cost; a run serves each client only a few times as much."""
 SCHEDULERS: Mapping[str, Callable[[], Policy]] = {
-    "D2LPM": lambda: D2lpm(quantum=LOCAL_QUANTUM),
+    "D2LPM": lambda: named_policy("d2lpm", quantum=LOCAL_QUANTUM),
     "RR+LPM": round_robin_lpm,
     "VTC+RR": vtc_round_robin,
-    "Preble-like": Preble,
+    "Preble-like": preble,
 }
 
 
@@ -298,9 +301,9 @@ def _cells(values: Mapping[str, float]) -> str:
 def backend_quantum(inputs: Inputs) -> Outcome:
     """Figure 10: how long a client may stick to one worker (four workers)."""
     traffic = partial(WORKLOADS["judge, S1"], 4)
+    make = partial(named_policy, "d2lpm", quantum=LOCAL_QUANTUM)
     swept = [
-        (quantum, average(partial(D2lpm, quantum=LOCAL_QUANTUM, backend_quantum=quantum), traffic, WORKER, 4))
-        for quantum in BACKEND_QUANTA
+        (quantum, average(partial(make, backend_quantum=quantum), traffic, WORKER, 4)) for quantum in BACKEND_QUANTA
     ]
     rows: list[Row] = []
     for quantum, study in swept:

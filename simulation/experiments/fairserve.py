@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import profile
-from policies.admission.engine import AdmissionEngine, QueueLimits
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
 from policies.limits.ceilings import Ceilings, ThrottleSettings
-from policies.orders.registry import POLICIES, PolicyParams
-from policies.orders.wsc import WscSettings
+from policies.queue.bounds import QueueLimits
 from policies.request import Refusal
 from simulation.driver import Arrival, Record, Run, simulate
 from simulation.experiments.base import Experiment, Figure, Inputs, Outcome, Row, holds, shown
@@ -164,21 +165,20 @@ def study(name: str, engine: AdmissionEngine, planned: Sequence[Interaction], du
     return Study(name, run, courses, duration_s / 10, duration_s, kv_at_refusal, calm_refusals)
 
 
-def _engine(policy: str, params: PolicyParams | None = None) -> AdmissionEngine:
-    return AdmissionEngine(POLICIES[policy](params or PolicyParams()), limits=QueueLimits(wait_s_max=WAIT_S_MAX))
+def _engine(policy: str, **settings: Any) -> AdmissionEngine:
+    return AdmissionEngine(named_policy(policy, **settings), limits=QueueLimits(wait_s_max=WAIT_S_MAX))
 
 
 def compare(population: Population, only: Collection[str] = ()) -> dict[str, Study]:
     """The same workload under every policy, or under those of these names."""
     planned = workload(population)
-    as_printed = WscSettings(across_tenants=True)
     throttle = ThrottleSettings(user=Ceilings(starts=LIMIT), app_user=Ceilings())
     engines = {
-        f"RPM({LIMIT})": _engine("rpm", PolicyParams(requests_per_minute=LIMIT)),
+        f"RPM({LIMIT})": _engine("rpm", requests_per_minute=LIMIT),
         "VTC": _engine("vtc"),
-        "WSC": _engine("wsc", PolicyParams(wsc=as_printed)),
-        "FairServe, users as printed": _engine("fairserve", PolicyParams(wsc=as_printed, throttle=throttle)),
-        "FairServe": _engine("fairserve", PolicyParams(throttle=throttle)),
+        "WSC": _engine("wsc", across_tenants=True),
+        "FairServe, users as printed": _engine("fairserve", across_tenants=True, throttle=throttle),
+        "FairServe": _engine("fairserve", throttle=throttle),
     }
     return {
         name: study(name, engine, planned, population.duration_s)

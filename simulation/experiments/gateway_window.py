@@ -6,18 +6,20 @@ that only count requests, or only read the engine's waiting gauge.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile, profile
-from policies.admission.engine import AdmissionEngine, QueueLimits
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.output_lengths import KnownLengths, OutputPredictor
-from policies.orders.contract import Policy
+from policies.orders.contract import Order
 from policies.orders.fcfs import Fcfs
 from policies.orders.vtc import Vtc
+from policies.queue.bounds import QueueLimits
 from simulation.driver import Arrival, Run, simulate
 from simulation.experiments.base import Experiment, Figure, Inputs, Outcome, holds, shown
 from simulation.experiments.vtc_runs import arena, measure, serve, step_times, vtc
@@ -72,7 +74,7 @@ def production(
     lengths: OutputPredictor | None = None,
 ) -> Point:
     """VTC in the production engine, one millisecond away from a vLLM that it scrapes ten times a second."""
-    engine = AdmissionEngine(Vtc(), limits=NOTHING_EXPIRES, capacity=capacity, lengths=lengths)
+    engine = AdmissionEngine(named_policy("vtc"), limits=NOTHING_EXPIRES, capacity=capacity, lengths=lengths)
     engine.add_backend(BACKEND, max_num_seqs=engine_profile.max_num_seqs)
     return _point(simulate(arrivals, engine=engine, backends={BACKEND: EngineModel(engine_profile)}))
 
@@ -81,8 +83,8 @@ def gateway_window(arrivals: Sequence[Arrival], points: int = 3) -> Outcome:
     engines = _profiles(points)
     middle = engines[points // 2]
 
-    def ruled(policy: type[Policy], rule: Rule, profiles: Sequence[EngineProfile]) -> Point:
-        return _mean([_point(serve_with_rule(arrivals, policy(), each, rule)) for each in profiles])
+    def ruled(order: Callable[[], Order], rule: Rule, profiles: Sequence[EngineProfile]) -> Point:
+        return _mean([_point(serve_with_rule(arrivals, order(), each, rule)) for each in profiles])
 
     paper = _mean([_point(serve(vtc, arrivals, loop=loop)) for loop in step_times(points)])
     inside = ruled(Vtc, starts_now, engines)

@@ -9,12 +9,12 @@ from statistics import median
 from typing import NamedTuple
 
 from policies.capacity.output_lengths import KnownLengths, OutputLengths, OutputPredictor
-from policies.orders.contract import Policy
-from policies.orders.cost import Cost, LinearCost
+from policies.orders.contract import Order
+from policies.orders.cost import Cost, LinearCost, ProfiledCost
 from policies.orders.fcfs import Fcfs
-from policies.orders.lcf import Lcf
-from policies.orders.rpm import Rpm
-from policies.orders.vtc import Vtc
+from policies.orders.lcf import Lcf, LcfParams
+from policies.orders.rpm import Rpm, RpmParams
+from policies.orders.vtc import Vtc, VtcParams
 from simulation.driver import Arrival, Run
 from simulation.experiments.base import Inputs
 from simulation.fairness import Discrepancy, Served, discrepancy, served, tokens_per_s
@@ -32,9 +32,9 @@ LINEAR = LinearCost()
 
 
 class Scheduler(NamedTuple):
-    """A policy, and the predictor it needs: made anew for each run."""
+    """An order, and the predictor it needs: made anew for each run."""
 
-    policy: Callable[[Cost], Policy]
+    policy: Callable[[Cost], Order]
     lengths: Callable[[Sequence[Arrival], int], OutputPredictor] | None = None
     """From the arrivals and a seed."""
 
@@ -48,16 +48,22 @@ def _noisy_lengths(arrivals: Sequence[Arrival], seed: int) -> OutputPredictor:
     return KnownLengths({arrival.id: arrival.output_tokens * random.uniform(0.5, 1.5) for arrival in arrivals})
 
 
+def _name(cost: Cost) -> str:
+    return "profiled" if isinstance(cost, ProfiledCost) else "linear"
+
+
 fcfs = Scheduler(lambda cost: Fcfs())
-lcf = Scheduler(lambda cost: Lcf(cost=cost))
-vtc = Scheduler(lambda cost: Vtc(cost=cost))
-predict = Scheduler(lambda cost: Vtc(cost=cost, predict_output=True), lambda arrivals, seed: OutputLengths())
-oracle = Scheduler(lambda cost: Vtc(cost=cost, predict_output=True), _true_lengths)
-noisy_oracle = Scheduler(lambda cost: Vtc(cost=cost, predict_output=True), _noisy_lengths)
+lcf = Scheduler(lambda cost: Lcf(LcfParams(cost=_name(cost))))
+vtc = Scheduler(lambda cost: Vtc(VtcParams(cost=_name(cost))))
+predict = Scheduler(
+    lambda cost: Vtc(VtcParams(cost=_name(cost), predict_output=True)), lambda arrivals, seed: OutputLengths()
+)
+oracle = Scheduler(lambda cost: Vtc(VtcParams(cost=_name(cost), predict_output=True)), _true_lengths)
+noisy_oracle = Scheduler(lambda cost: Vtc(VtcParams(cost=_name(cost), predict_output=True)), _noisy_lengths)
 
 
 def rpm(requests_per_minute: int) -> Scheduler:
-    return Scheduler(lambda cost: Rpm(requests_per_minute=requests_per_minute))
+    return Scheduler(lambda cost: Rpm(RpmParams(requests_per_minute)))
 
 
 def arena(inputs: Inputs) -> list[Arrival]:

@@ -156,7 +156,7 @@ class Live:
         """Is every queue empty, and every ledger as it was before the first request?"""
         return all(
             engine.queued == engine.queued_bytes == engine.dispatched == len(pool.dispatcher) == 0
-            and all(ledger.counts()[:2] == (0, 0) and not ledger.leases for ledger in engine.backends.values())
+            and not any(ledger.sequences or ledger.starting or ledger.leases for ledger in engine.backends.values())
             for pool in self.gateway.pools
             for engine in [pool.dispatcher.engine]
         )

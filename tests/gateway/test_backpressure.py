@@ -128,7 +128,7 @@ async def test_a_slow_reader_stops_its_own_engine_and_loses_nothing(start: Start
 async def test_many_slow_readers_hold_no_more_than_their_number(start: Starter) -> None:
     engine = Floods(pieces=ENDLESS, framed=True)
     async with flooded(start, engine) as (live, _):
-        live.engine.backends[next(iter(live.engine.backends))]._slots.count = 64
+        live.engine.backends[next(iter(live.engine.backends))].slots.count = 64
         slow = [Reader(live, stream=True) for _ in range(8)]
         await stuck(engine, len(slow))
         held = held_bytes(live)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
-from tests.gateway.live import MODEL, Starter, chat, closed_port, events, long_chat, simulated, until
+from tests.gateway.live import MODEL, Simulated, Starter, chat, closed_port, events, long_chat, simulated, until
 
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
 MESSAGES = {"model": MODEL, "max_tokens": 50, "ignore_eos": True, "messages": [{"role": "user", "content": "x"}]}
@@ -21,6 +21,12 @@ DIALECTS = {
 }
 
 
+def preferring(first: Simulated, second: Simulated) -> list[dict[str, Any]]:
+    """One pool with two backends, of which the first is taken where both are idle: it comes first by name."""
+    backends = [{"url": first.url, "name": "a"}, {"url": second.url, "name": "b"}]
+    return [{"name": "pool", "backends": backends}]
+
+
 async def test_one_of_two_backends_down_at_start(start: Starter) -> None:
     async with simulated(time_scale=0) as sim, start(f"http://127.0.0.1:{closed_port()}", sim.url) as live:
         got = await asyncio.gather(*(live.ask("/v1/chat/completions", chat(max_tokens=3)) for _ in range(10)))
@@ -31,14 +37,18 @@ async def test_one_of_two_backends_down_at_start(start: Starter) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_refused_connection_is_tried_elsewhere(start: Starter, stream: bool) -> None:
-    async with simulated(time_scale=0) as dies, simulated(time_scale=0) as stays, start(dies.url, stays.url) as live:
+    async with (
+        simulated(time_scale=0) as dies,
+        simulated(time_scale=0) as stays,
+        start(pools=preferring(dies, stays)) as live,
+    ):
         await dies.server.stop()
         for _ in range(5):
             got = await live.ask("/v1/chat/completions", chat(stream=stream, max_tokens=3))
             assert got.status == 200
         lines = await live.lines(5)
         assert lines[0]["tries"] == 2
-        assert {line["backend"] for line in lines} == {stays.url.removeprefix("http://")}
+        assert {line["backend"] for line in lines} == {"b"}
         assert live.holds_nothing()
 
 
@@ -47,14 +57,14 @@ async def test_a_reset_before_the_first_byte_is_tried_elsewhere(start: Starter, 
     async with (
         simulated(time_scale=0) as resets,
         simulated(time_scale=0) as well,
-        start(resets.url, well.url) as live,
+        start(pools=preferring(resets, well)) as live,
     ):
         resets.faults.reset_next = 1
         got = await live.ask("/v1/chat/completions", chat(stream=stream, max_tokens=3))
         assert (got.status, resets.faults.reset_next) == (200, 0)
         [line] = await live.lines(1)
         assert (line["tries"], line["outcome"]) == (2, "completed")
-        assert line["backend"] == well.url.removeprefix("http://")
+        assert line["backend"] == "b"
         assert live.holds_nothing()
 
 
@@ -72,7 +82,7 @@ async def test_attempts_are_bounded(start: Starter, attempts_max: int) -> None:
 
 @pytest.mark.parametrize("path", DIALECTS)
 async def test_a_truncated_stream_ends_with_a_visible_error(start: Starter, path: str) -> None:
-    async with simulated() as breaks, simulated() as well, start(breaks.url, well.url) as live:
+    async with simulated() as breaks, simulated() as well, start(pools=preferring(breaks, well)) as live:
         breaks.faults.truncate_after_events = 12
         broken = asyncio.ensure_future(live.ask(path, {**DIALECTS[path], "stream": True}, key="a"))
         await until(lambda: breaks.server.gauges.running)
@@ -185,7 +195,7 @@ async def test_a_draining_engine_s_empty_abort_is_tried_elsewhere(start: Starter
     async with (
         simulated(time_scale=0) as drains,
         simulated(time_scale=0) as well,
-        start(drains.url, well.url) as live,
+        start(pools=preferring(drains, well)) as live,
     ):
         drains.server.begin_drain()
         got = await live.ask(path, {**DIALECTS[path], "stream": stream})
@@ -235,12 +245,12 @@ async def test_a_backend_that_keeps_breaking_its_answers_is_taken_out_of_service
     async with (
         simulated(time_scale=0) as breaks,
         simulated(time_scale=0) as well,
-        start(breaks.url, well.url) as live,
+        start(pools=preferring(breaks, well)) as live,
     ):
         breaks.faults.truncate_after_events = 2
         bodies = [(await live.ask("/v1/chat/completions", chat(stream=True, max_tokens=9))).body for _ in range(8)]
         assert [body.endswith(DONE) for body in bodies] == [False] * 5 + [True] * 3
         metrics = await live.metrics()
         up = {name[1]: value for name, value in metrics.items() if name[0] == "fairgate_backend_up"}
-        assert up == {breaks.url.removeprefix("http://"): 0, well.url.removeprefix("http://"): 1}
+        assert up == {"a": 0, "b": 1}
         assert (await live.get("/ready", admin=True)).status == 200

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import fields
 from typing import get_args
 
 import pytest
 
-from gateway.config.model import PolicyConfig, PolicyName
-from policies.orders.registry import POLICIES, PolicyParams
+from gateway.config.policy import PolicyConfig, PolicyName, policy_settings
+from policies.admission.named import named_policy
+from policies.orders.registry import POLICIES
 from tests.gateway.live import Starter, chat, simulated, until
 
 PATH = "/v1/chat/completions"
@@ -19,12 +19,19 @@ def test_every_policy_has_a_name_in_the_file() -> None:
     assert sorted(get_args(PolicyName)) == sorted(POLICIES)
 
 
-def test_defaults_of_the_file_are_those_of_the_policies() -> None:
-    of_file = {name: field.default for name, field in PolicyConfig.model_fields.items()}
-    of_policies = {field.name: field.default for field in fields(PolicyParams)}
-    shared = of_file.keys() & of_policies.keys()
-    assert {name: of_file[name] for name in shared} == {name: of_policies[name] for name in shared}
-    assert len(shared) >= 6
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_policy_of_which_nothing_is_set_has_its_own_defaults(name: str) -> None:
+    assert PolicyConfig(name=name).settings() == {}
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_every_setting_of_a_policy_can_be_written_in_the_file_and_reaches_it(name: str) -> None:
+    known = policy_settings(POLICIES[name])
+    assert known.keys() <= PolicyConfig.model_fields.keys()
+    written = {setting: one.default for setting, one in known.items()}
+    config = PolicyConfig(name=name, **written)
+    assert config.settings() == written
+    assert named_policy(name, **config.settings()).order is not None
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from gateway.pool.learned_file import LearnedFile
+from policies.admission import memory
 from tests.gateway.live import Live, Starter, chat, simulated
 
 CHAT = "/v1/chat/completions"
 
 
 def learned(live: Live) -> Any:
-    return json.loads(json.dumps(live.engine.snapshot()))
+    return json.loads(json.dumps(memory.snapshot(live.engine)))
 
 
 async def use(live: Live, answers: int = 30) -> None:

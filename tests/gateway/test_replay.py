@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from backends.simulated.profiles import profile
-from policies.admission.engine import AdmissionEngine, Decision, Dispatch, Reject
-from policies.orders.registry import POLICIES, PolicyParams
+from policies.admission.decisions import Decision, Dispatch, Reject
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
 from simulation.replay import replay_under
 from simulation.traces.reader import Trace
 from tests.gateway.live import MODEL, Live, Starter, chat, long_chat, simulated, until
@@ -30,6 +31,7 @@ class RecordingEngine(AdmissionEngine):
         self.settings = settings
         self.events: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self.decisions: list[list[Decision]] = []
+        self.is_inside_event = False
         self.made.append(self)
 
 
@@ -37,8 +39,17 @@ def _recorded(name: str) -> Any:
     original = getattr(AdmissionEngine, name)
 
     def event(self: RecordingEngine, *args: Any, **named: Any) -> Sequence[Decision] | None:
+        decisions: Sequence[Decision] | None
+        if self.is_inside_event:
+            # The engine may treat one event as another one: from outside that is one event.
+            decisions = original(self, *args, **named)
+            return decisions
         self.events.append((name, copy.deepcopy(args), named))
-        decisions: Sequence[Decision] | None = original(self, *args, **named)
+        self.is_inside_event = True
+        try:
+            decisions = original(self, *args, **named)
+        finally:
+            self.is_inside_event = False
         self.decisions.append(list(decisions or ()))
         return decisions
 
@@ -50,7 +61,7 @@ for _name in EVENTS:
 
 
 def _replay(recording: RecordingEngine, policy: str) -> list[list[Decision]]:
-    engine = AdmissionEngine(POLICIES[policy](PolicyParams()), **recording.settings)
+    engine = AdmissionEngine(named_policy(policy), **recording.settings)
     return [list(getattr(engine, name)(*args, **named) or ()) for name, args, named in recording.events]
 
 

@@ -18,8 +18,11 @@ import pytest
 from backends.simulated.engine import EngineModel, EngineRequest, Step
 from backends.simulated.profiles import profile
 from gateway.pool.dispatcher import TIMER_S_MAX, Dispatcher
-from policies.admission.engine import AdmissionEngine, Decision, Dispatch, Failure, QueueLimits, Reject
-from policies.orders.registry import POLICIES, PolicyParams
+from policies.admission.decisions import Decision, Dispatch, Failure, Reject
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.orders.registry import POLICIES
+from policies.queue.bounds import QueueLimits
 from policies.request import Flow, Request, ServiceTokens
 from simulation.driver import TIMER_RESOLUTION_S, Arrival, read_gauges, simulate
 
@@ -173,7 +176,7 @@ def traffic() -> list[Arrival]:
 
 
 def make_engine(policy: str) -> tuple[AdmissionEngine, dict[str, EngineModel]]:
-    engine = AdmissionEngine(POLICIES[policy](PolicyParams()), limits=LIMITS)
+    engine = AdmissionEngine(named_policy(policy), limits=LIMITS)
     engine.add_backend("one", max_num_seqs=4)
     engine.add_backend("two")
     return engine, {"one": EngineModel(profile("tiny-cpu")), "two": EngineModel(profile("demo"))}

@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ import pytest
 from gateway.config.model import Config, StateConfig
 from gateway.workers import share_of
 from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from tests.gateway.capture import Upstream
 from tests.gateway.live import chat, events, until
 from tests.gateway.test_command_line import DONE, OK, Running, Streams, _refused, config_file, run, running, token
+from tests.policies.making import make_request
 
 WORKERS = 2
 
@@ -192,7 +195,7 @@ def test_a_worker_owns_its_part_of_whatever_is_counted() -> None:
     })  # fmt: skip
     share = share_of(config, 3)
     assert (share.admin, share.state_file) == ("127.0.0.1:9093", "/tmp/learned.json.3")
-    assert share.policy.requests_per_minute == 25
+    assert share.policy.settings() == {"requests_per_minute": 25}
     assert (share.pools[0].backends[0].max_num_seqs, share.pools[0].capacity.max_concurrency) == (8, 1)
     assert share.tenants[0].quota is not None
     assert (share.tenants[0].quota.tokens_per_day, share.tenants[1].quota) == (100, None)
@@ -205,14 +208,36 @@ def test_a_worker_owns_its_part_of_whatever_is_counted() -> None:
     assert (sharing.pools, sharing.policy) == (config.pools, config.policy)
 
 
-def test_a_ledger_counts_its_share_of_what_an_engine_says() -> None:
-    def ledger(share: float) -> BackendLedger:
-        made = BackendLedger("b", CapacitySettings(share=share), max_num_seqs=4)
-        made.observe(Gauges(0.0, running=6, waiting=3, kv_usage=0.5, kv_capacity_tokens=1000), 0.0)
+def test_a_worker_owns_its_part_of_what_a_policy_counts_unasked() -> None:
+    def parts(policy: str) -> dict[str, Any]:
+        pools = [{"name": "p", "backends": [{"url": "http://a:1"}]}]
+        config = Config.model_validate({"workers": 4, "policy": policy, "open_access": True, "pools": pools})
+        return share_of(config, 0).policy.settings()
+
+    assert parts("rpm") == {"requests_per_minute": 7}, "a quarter of its default"
+    assert parts("vtc") == {}
+
+
+def test_a_ledger_counts_its_part_of_what_an_engine_says() -> None:
+    said = Gauges(0.0, running=6, waiting=3, kv_usage=0.5, kv_capacity_tokens=1000)
+    half = said.scaled(0.5)
+    assert (half.running, half.waiting, half.kv_usage, half.kv_capacity_tokens) == (3, 2, 0.5, 500)
+    assert said.scaled(1.0) == said
+
+    def ledger(part: float) -> BackendLedger:
+        """With eight requests dispatched, of which the engine says that it runs six and three wait."""
+        made = BackendLedger("b", CapacitySettings(part=part, waiting_target=2))
+        for _ in range(8):
+            made.add(Lease(make_request(), "b", 0.0))
+        made.observe(said, 0.0)
         return made
 
-    half, whole = ledger(0.5)._gauges, ledger(1.0)._gauges
-    assert half is not None
-    assert whole is not None
-    assert (half.running, half.waiting, half.kv_usage, half.kv_capacity_tokens) == (3, 2, 0.5, 500)
-    assert (whole.running, whole.waiting, whole.kv_capacity_tokens) == (6, 3, 1000)
+    of_half, of_whole = ledger(0.5), ledger(1.0)
+    assert (of_half.kv.capacity_tokens, of_whole.kv.capacity_tokens) == (500, 1000)
+    assert (of_half.occupancy(None, None, 0.0)[0], of_whole.occupancy(None, None, 0.0)[0]) == (0.5, 0.5)
+    # Two that wait are as many as may; three are a queue inside the engine, until the gauge is too old to be trusted.
+    assert (of_half.opens_s(0.0), of_whole.opens_s(0.0)) == (None, 1.0)
+    # Once nobody waits, as many slots are believed as are seen to run.
+    for one in (of_half, of_whole):
+        one.observe(replace(said, waiting=0, running=12), 0.1)
+    assert (of_half.slots.count, of_whole.slots.count) == (6, 8)

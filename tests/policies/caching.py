@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from policies.orders.contract import Policy
+from policies.admission.policy import Policy
+from policies.capacity.obstacle import Blocked, Obstacle
+from policies.orders.contract import Selection
+from policies.placements.contract import EngineLoad
 from policies.request import Request, ServiceTokens
 from tests.policies.making import make_request
 
@@ -41,6 +44,17 @@ class Questions:
         return BLOCK * (self.blocks_max + 1)
 
 
+@dataclass(frozen=True)
+class _Load:
+    """How many run at an engine: the fuller, the more."""
+
+    name: str
+    running: int
+
+    def kv_fraction(self) -> float:
+        return float(self.running)
+
+
 class CachingServers:
     """Engines that compute one token of every request per step. Their caches drop what was used longest ago.
 
@@ -65,25 +79,26 @@ class CachingServers:
             for index, tenant in enumerate(questions.weights)
         }
 
-    # --- ClusterView ---
+    # --- Engines ---
 
-    def place(self, request: Request) -> str | None:
-        return min((name for name in self.running if self.fits(request, name)), key=self._load, default=None)
+    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
+        found = [_Load(name, len(running)) for name, running in self.running.items() if self._has_slot(name)]
+        return found or Blocked(request, dict.fromkeys(self.running, Obstacle.SLOTS))
 
-    def fits(self, request: Request, backend: str) -> bool:
-        return self._load(backend) < self.questions.slots
+    def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
+        return None if self._has_slot(engine) else Obstacle.SLOTS
 
     def loads(self) -> dict[str, int]:
-        return {name: self._load(name) for name in self.running}
+        return {name: len(running) for name, running in self.running.items()}
 
-    def _load(self, backend: str) -> int:
-        return len(self.running[backend])
+    def _has_slot(self, engine: str) -> bool:
+        return len(self.running[engine]) < self.questions.slots
 
     # --- time ---
 
     def step(self, now: int) -> None:
         self._ask(now)
-        while (selection := self.policy.pop(float(now), self)) is not None:
+        while isinstance(selection := self.policy.pop(float(now), self), Selection):
             self._start(selection.request, selection.backend, now)
         for backend, running in self.running.items():
             for request, service, output_tokens in list(running.values()):
@@ -116,8 +131,7 @@ class CachingServers:
             for _ in range(4 * questions.engines * questions.slots - self.queued[tenant]):
                 text = self.random.choice(self.texts[tenant])
                 prefix = (*text, hash((self.random.random(), "question")))
-                request = make_request(tenant, weight=weight, prompt=BLOCK * len(prefix))
-                request.prefix = prefix
+                request = make_request(tenant, weight=weight, prompt=BLOCK * len(prefix), prefix=prefix)
                 self.policy.push(request, float(now))
                 self.queued[tenant] += 1
         if questions.sometimes_idle and self.random.random() < 0.02:

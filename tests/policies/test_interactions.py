@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import count
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.interactions import Interactions, InteractionSettings
+from policies.interactions import Interaction, Interactions, InteractionSettings, Key
 from policies.request import Claim, Flow, Request, ServiceTokens
 from tests.policies.making import make_request
 
@@ -17,9 +18,8 @@ SOME = ServiceTokens(10, 5)
 
 
 def call(claim: Claim | str = "i", tenant: str = "a", *, app: str = "", user: str = "", prompt: int = 10) -> Request:
-    request = make_request(tenant, app=app, user=user, prompt=prompt)
-    request.claim = Claim(claim) if isinstance(claim, str) else claim
-    return request
+    claimed = Claim(claim) if isinstance(claim, str) else claim
+    return make_request(tenant, app=app, user=user, prompt=prompt, claim=claimed)
 
 
 def admit(table: Interactions, request: Request, now: float = 0.0) -> Request:
@@ -40,8 +40,8 @@ def serve(
 def test_calls_with_one_id_are_stages_of_one_interaction() -> None:
     table = Interactions()
     calls = [serve(table, call()) for _ in range(3)]
-    assert [one.stage for one in calls] == [1, 2, 3]
-    assert [one.inside for one in calls] == [False, True, True]
+    assert [one.progress.stage for one in calls] == [1, 2, 3]
+    assert [one.progress.inside for one in calls] == [False, True, True]
     assert len(table) == 1
 
 
@@ -50,7 +50,7 @@ def test_nobody_joins_the_interaction_of_another_flow(other: Flow) -> None:
     table = Interactions()
     serve(table, call("secret"))
     forged = serve(table, call(Claim("secret", 7, begins=False), other.tenant, app=other.app, user=other.user))
-    assert (forged.stage, forged.inside) == (1, False)
+    assert (forged.progress.stage, forged.progress.inside) == (1, False)
     assert len(table) == 2
 
 
@@ -59,7 +59,7 @@ def test_what_was_never_admitted_opens_nothing() -> None:
     table.arrived(call("guessed"), 0.0)
     later = call(Claim("guessed", begins=False))
     table.arrived(later, 0.0)
-    assert (later.inside, later.interaction) == (False, None)
+    assert (later.progress.inside, later.progress.interaction) == (False, None)
     assert len(table) == 0
 
 
@@ -71,7 +71,7 @@ def test_a_first_call_that_left_the_queue_unserved_opened_nothing() -> None:
 
 def test_a_call_without_a_claim_costs_nothing() -> None:
     table = Interactions()
-    assert serve(table, call(Claim())).interaction is None
+    assert serve(table, call(Claim())).progress.interaction is None
     assert len(table) == 0
 
 
@@ -79,7 +79,7 @@ def test_a_new_question_under_an_open_id_is_a_new_interaction() -> None:
     table = Interactions()
     serve(table, call(), awaits_more=True)
     again = admit(table, call(Claim("i", begins=True)))
-    assert (again.stage, again.inside) == (1, False)
+    assert (again.progress.stage, again.progress.inside) == (1, False)
     assert len(table) == 1
 
 
@@ -87,7 +87,7 @@ def test_what_the_client_named_goes_on_whatever_its_content_looks_like() -> None
     table = Interactions()
     named = Claim("i", begins=True, explicit=True)
     serve(table, call(named), awaits_more=False)
-    assert serve(table, call(named), awaits_more=False).stage == 2
+    assert serve(table, call(named), awaits_more=False).progress.stage == 2
     serve(table, call(named._replace(ends=True)))
     assert len(table) == 0
 
@@ -110,23 +110,23 @@ def test_an_end_waits_for_the_calls_that_are_under_way() -> None:
 
 def test_a_stage_is_believed_only_downwards() -> None:
     table = Interactions()
-    assert admit(table, call(Claim("i", 40))).stage == 1
-    assert admit(table, call(Claim("i", 1))).stage == 1, "calls side by side share a stage"
-    assert admit(table, call(Claim("i", 40))).stage == 3
-    assert admit(table, call(Claim("i", -2))).stage == 4
+    assert admit(table, call(Claim("i", 40))).progress.stage == 1
+    assert admit(table, call(Claim("i", 1))).progress.stage == 1, "calls side by side share a stage"
+    assert admit(table, call(Claim("i", 40))).progress.stage == 3
+    assert admit(table, call(Claim("i", -2))).progress.stage == 4
 
 
 def test_silence_ends_it() -> None:
     table = Interactions(InteractionSettings(idle_s=10.0))
     serve(table, call(), 0.0)
-    assert serve(table, call(), 10.0).inside
-    assert not serve(table, call(), 20.1).inside
+    assert serve(table, call(), 10.0).progress.inside
+    assert not serve(table, call(), 20.1).progress.inside
 
 
 def test_a_call_under_way_is_not_silence() -> None:
     table = Interactions(InteractionSettings(idle_s=10.0))
     admit(table, call(), 0.0)
-    assert admit(table, call(), 500.0).inside
+    assert admit(table, call(), 500.0).progress.inside
 
 
 def test_idle_ones_are_collected_without_being_asked_for() -> None:
@@ -141,11 +141,11 @@ def test_idle_ones_are_collected_without_being_asked_for() -> None:
 def test_a_clock_that_is_set_back_loses_no_interaction_and_keeps_none_for_ever() -> None:
     table = Interactions(InteractionSettings(idle_s=10.0))
     serve(table, call("i"), 1000.0)
-    assert serve(table, call("i"), 3.0).inside
+    assert serve(table, call("i"), 3.0).progress.inside
     serve(table, call("left"), 1000.0)
     for number in range(50):
         serve(table, call(f"n{number}"), 20.0 + number)
-    assert not serve(table, call("left"), 75.0).inside
+    assert not serve(table, call("left"), 75.0).progress.inside
 
 
 # --- raw prompts ---
@@ -155,16 +155,18 @@ def test_a_prompt_that_extends_an_earlier_one_goes_on_with_it() -> None:
     table = Interactions()
     serve(table, call(Claim(extends=(1, 2, 3))))
     second = serve(table, call(Claim(extends=(1, 2, 3, 4, 5))))
-    assert (second.stage, second.inside) == (2, True)
-    assert serve(table, call(Claim(extends=(1, 2, 3, 4, 5, 6)))).stage == 3
-    assert serve(table, call(Claim(extends=(1, 2, 3, 9)))).stage == 1, "another branch of what is no longer the end"
+    assert (second.progress.stage, second.progress.inside) == (2, True)
+    assert serve(table, call(Claim(extends=(1, 2, 3, 4, 5, 6)))).progress.stage == 3
+    assert serve(table, call(Claim(extends=(1, 2, 3, 9)))).progress.stage == 1, (
+        "another branch of what is no longer the end"
+    )
     assert len(table) == 2
 
 
 def test_a_prompt_of_another_flow_is_not_extended() -> None:
     table = Interactions()
     serve(table, call(Claim(extends=(1, 2, 3))))
-    assert serve(table, call(Claim(extends=(1, 2, 3, 4)), user="u")).stage == 1
+    assert serve(table, call(Claim(extends=(1, 2, 3, 4)), user="u")).progress.stage == 1
 
 
 # --- caps ---
@@ -177,8 +179,8 @@ def test_a_prompt_of_another_flow_is_not_extended() -> None:
 def test_beyond_its_caps_it_loses_its_immunity_not_its_life(caps: InteractionSettings) -> None:
     table = Interactions(caps)
     calls = [serve(table, call(), float(number)) for number in range(5)]
-    assert [one.inside for one in calls] == [False, True, True, False, False]
-    assert [one.stage for one in calls] == [1, 2, 3, 4, 5]
+    assert [one.progress.inside for one in calls] == [False, True, True, False, False]
+    assert [one.progress.stage for one in calls] == [1, 2, 3, 4, 5]
     assert len(table) == 1
 
 
@@ -238,11 +240,15 @@ def test_of_too_many_the_tenant_that_has_most_loses_its_oldest() -> None:
     table = Interactions(InteractionSettings(open_max=100))
     for number in range(10):
         serve(table, call(f"i{number}", "small"))
-    for number in range(1000):
-        serve(table, call(f"i{number}", "flood"))
+    for number in range(90):
+        serve(table, call(f"i{number:04}", "flood"))
+    assert len(table) == 100
+    full = len(pickle.dumps(table))
+    for number in range(90, 1000):
+        serve(table, call(f"i{number:04}", "flood"))
         assert len(table) <= 100
-    assert all(serve(table, call(f"i{number}", "small")).inside for number in range(10))
-    assert len(table._to_look_at) <= 200
+        assert len(pickle.dumps(table)) <= 2.1 * full, "of those that have closed only as many are kept"
+    assert all(serve(table, call(f"i{number}", "small")).progress.inside for number in range(10))
 
 
 actions = st.lists(
@@ -263,6 +269,8 @@ actions = st.lists(
 def test_the_books_are_right_after_anything(trace: list[tuple[str, str, str, bool | None, bool, float]]) -> None:
     table = Interactions(InteractionSettings(idle_s=20.0, open_max=3))
     under_way: list[Request] = []
+    begun: dict[tuple[str, Key], Interaction] = {}
+    """Of each key the one that began last: the only one that can be open."""
     now = 100.0
     for what, tenant, id, begins, ends, step_s in trace:
         now += step_s
@@ -274,21 +282,24 @@ def test_the_books_are_right_after_anything(trace: list[tuple[str, str, str, boo
                 continue
             table.admitted(request, now)
             under_way.append(request)
+            interaction = request.progress.interaction
+            if interaction is not None:
+                begun[interaction.tenant, interaction.key] = interaction
         elif under_way:
             request = under_way.pop(0)
             if what == "serve":
                 table.served(request, SOME, now, begins)
             else:
                 table.broke_off(request, ServiceTokens(0, 0), now)
-        opened = [one for own in table._open.values() for one in own.values()]
+        opened = [one for one in begun.values() if table.is_open(one.tenant, one.key)]
         assert len(table) == len(opened) <= 3
-        assert all(own for own in table._open.values())
+        assert repr(table) == f"<Interactions: {len(opened)} open, of {len({one.tenant for one in opened})} tenants>"
         for interaction in opened:
-            assert interaction.under_way == sum(request.interaction is interaction for request in under_way)
+            assert interaction.under_way == sum(request.progress.interaction is interaction for request in under_way)
         for request in under_way:
-            if request.interaction is not None:
-                assert request.interaction.tenant == request.flow.tenant
-                assert request.inside <= (request.stage >= 1)
+            if request.progress.interaction is not None:
+                assert request.progress.interaction.tenant == request.flow.tenant
+                assert request.progress.inside <= (request.progress.stage >= 1)
 
 
 # --- across restarts ---

@@ -99,7 +99,7 @@ class NaiveVtc:
 
     def charge(self, request: Request, service: ServiceTokens, *, final: bool) -> None:
         """Algorithm 3, with w_p = 1 and w_q = 2: line by line where it differs from algorithm 2."""
-        predicted = int(request.output_tokens_expected) if self.predict_output else 0
+        predicted = int(request.progress.output_tokens_expected) if self.predict_output else 0
         if request.id not in self.output:
             self.output[request.id] = 0
             self._add(request, 1.0 * service.prompt + 2.0 * predicted)

@@ -21,11 +21,10 @@ from policies.admission.engine import AdmissionEngine
 from policies.interactions import CALLS, Interactions, InteractionSettings
 from policies.limits.ceilings import Ceilings, ThrottleSettings
 from policies.orders.cost import Cost, ExtendCost
-from policies.orders.registry import POLICIES, PolicyParams
-from policies.orders.wsc import WscSettings
 from policies.request import Claim, Flow
 from simulation.driver import Arrival, Record, simulate
 from simulation.metrics import service
+from tests.policies.making import policy_with
 
 GAIN_MAX = 1.05
 START_S, END_S = 5.0, 20.0
@@ -186,11 +185,11 @@ class SharedPrefix(Caller):
 
 NOBODY = Ceilings()
 A_FEW = Ceilings(starts=60)
-PARAMS = {
-    "default": PolicyParams(),
-    "weighed": PolicyParams(wsc=WscSettings(weights={"chat": 500.0, "report": 15_000.0})),
+PARAMS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "weighed": {"weights": {"chat": 500.0, "report": 15_000.0}},
     # Every tenant of the mix starts more than that in a minute.
-    "limited": PolicyParams(throttle=ThrottleSettings(user=A_FEW, app_user=NOBODY, app=A_FEW)),
+    "limited": {"throttle": ThrottleSettings(user=A_FEW, app_user=NOBODY, app=A_FEW)},
 }
 
 
@@ -203,7 +202,7 @@ def records(
     everybody += [Caller(tenant, number) for tenant in ("one", "two", "three") for number in range(CALLERS)]
     by_name = {f"{caller.tenant}/{caller.number}": caller for caller in everybody}
     interactions = Interactions(InteractionSettings(calls_max=calls_max))
-    engine = AdmissionEngine(POLICIES[policy](PARAMS[params]), interactions=interactions)
+    engine = AdmissionEngine(policy_with(policy, **PARAMS[params]), interactions=interactions)
     engine.add_backend("only", max_num_seqs=32)
 
     def follow(record: Record, now: float) -> Arrival | None:

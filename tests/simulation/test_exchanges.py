@@ -1,4 +1,4 @@
-"""Whatever happens to exchanges, every charge counts once and no room is given twice: the production script, random."""
+"""Whatever happens to exchanges, every charge counts once and no room is given twice: the script and its twin."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from gateway.redis.store import Script, pool_key
-from policies.replicas.messages import Charge, Heard, Holding, Presence, Standing, Told
+from policies.replicas.exchange import Exchange
+from policies.replicas.messages import Charge, Heard, Holding, Left, Presence, Standing, Told
 from tests.redis_server import redis_client
+from tests.simulation.test_replicas import as_plain
 
 BACKEND = "engine"
 NAMES = ("a", "b", "c")
@@ -40,6 +42,9 @@ class Replica:
     pending: Told | None = None
     granted: int = 0
     held: int = 0
+    left_s: float = 0.0
+    alone: set[str] = field(default_factory=set)
+    """Who came while nobody else waited here."""
     charged: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
     """In all, here."""
     told: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
@@ -49,6 +54,11 @@ class Replica:
         self.counters[name] += service
         self.charged[name] += service
 
+    def lefts(self, waiting: int) -> list[Left]:
+        """Whose queue emptied last here."""
+        self.left_s += 1.0
+        return [] if waiting else [Left("", NAMES[self.number % 3], self.counters[NAMES[self.number % 3]], self.left_s)]
+
     def use(self, part: float) -> None:
         """Dispatch, or end, until this part of what is granted is held."""
         self.held = round(self.granted * part)
@@ -56,14 +66,18 @@ class Replica:
     def tell(self, waiting: int) -> Told:
         if self.pending is None:
             self.number += 1
-            charges = [Charge(one, self.bases[one], self.counters[one] - self.bases[one], False) for one in NAMES]
+            charges = [
+                Charge(one, self.bases[one], self.counters[one] - self.bases[one], False, one in self.alone)
+                for one in NAMES
+            ]
+            self.alone.clear()
             self.bases = dict(self.counters)
             held = Holding(
                 BACKEND, self.held, KV_EACH * self.held, 0, self.most, KV_EACH * self.most,
                 waiting, int(waiting > 0), KV_EACH * (waiting > 0),
             )  # fmt: skip
             standings = [Standing("a", "a", self.counters["a"], 0.0)] if waiting else []
-            self.pending = Told(standings, Presence(), [held], charges, [], [], [])
+            self.pending = Told(standings, Presence(), [held], charges, [], [], [], self.lefts(waiting), 0.0)
         return self.pending
 
     def hear(self, heard: Heard) -> None:
@@ -82,6 +96,7 @@ class World:
     def __init__(self, redis: Redis) -> None:
         redis.flushall()
         self.redis = redis
+        self.twin = Exchange()
         self.now_ms = 1_000_000
         self._run = redis.register_script(_SCRIPT.source)
         self._serial = 0
@@ -105,6 +120,7 @@ class World:
         others = self.granted_to_others(replica)
         args: list[Any] = [replica.name, replica.number, msgspec.msgpack.encode(told), self.now_ms]
         heard = _decode(self._run(keys=_KEYS, args=args))
+        assert as_plain(self.twin.exchange(replica.name, replica.number, told, self.now_ms)) == as_plain(heard)
         for name in NAMES:
             replica.told[name] = self.known_as_told(replica, name)
         held, granted = told.holdings[0].sequences, heard.grants[0].sequences
@@ -155,6 +171,8 @@ def play(world: World, steps: list[tuple[str, int, str, int]]) -> None:
         replica = world.replicas[at]
         if what == "charge":
             replica.charge(which, amount)
+        elif what == "alone":
+            replica.alone.add(which)
         elif what == "use":
             replica.use(amount / 100)
         elif what == "exchange":
@@ -165,6 +183,7 @@ def play(world: World, steps: list[tuple[str, int, str, int]]) -> None:
             world.now_ms += amount
         else:
             world.redis.flushall()
+            world.twin = Exchange()
 
 
 async def test_what_was_charged_counts_once_and_no_room_is_given_twice() -> None:
@@ -217,5 +236,19 @@ async def test_a_flush_takes_nothing_that_one_who_is_left_has_heard_of() -> None
                 charged += sum(replica.told[name] for replica in world.dead)
                 assert known[name] <= world.counter(name) <= charged
                 assert {replica.counters[name] for replica in world.replicas} == {world.counter(name)}
+
+        check()
+
+
+LIFTED = st.tuples(st.just("alone"), REPLICA, st.sampled_from(NAMES), st.just(0))
+
+
+async def test_the_twin_lifts_whom_the_script_lifts() -> None:
+    async with redis_client() as redis:
+
+        @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+        @given(st.lists(st.one_of(STEP, LIFTED, FLUSH), max_size=40))
+        def check(steps: list[tuple[str, int, str, int]]) -> None:
+            play(World(redis), steps)  # every exchange compares the two
 
         check()

@@ -12,8 +12,8 @@ import pytest
 from backends.simulated.engine import EngineModel, EngineRequest
 from backends.simulated.profiles import EngineProfile, profile
 from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
-from policies.orders.registry import POLICIES, PolicyParams
 from policies.request import Flow, ServiceTokens
 from simulation.driver import Arrival, Record, Run, read_gauges, simulate
 from simulation.metrics import service, service_per_weight, throughput, ttft_s
@@ -26,10 +26,10 @@ STEP_TIMES = ("base_s", "per_prefill_token_s", "per_seq_s", "per_context_token_s
 
 def make_engine(policy: str = "vtc", *, output_tokens: int | None = None) -> AdmissionEngine:
     """`output_tokens`: the length of answers that it has learned."""
-    engine = AdmissionEngine(POLICIES[policy](PolicyParams()))
+    engine = AdmissionEngine(named_policy(policy))
     engine.add_backend("one", max_num_seqs=32)
     for _ in range(0 if output_tokens is None else 64):
-        engine.lengths.learn(Arrival("", Flow("before"), 0.0, 1, 1).request(), output_tokens or 0)
+        engine.books.lengths.learn(Arrival("", Flow("before"), 0.0, 1, 1).request(), output_tokens or 0)
     return engine
 
 
@@ -108,7 +108,7 @@ def test_a_burst_as_a_scrape_comes_does_not_queue_inside_the_engine_either(is_kn
         for start_s in (0.5, 3.0, 6.533, 9.566)
         for arrival in burst(200, 16)
     ]
-    engine = AdmissionEngine(POLICIES["vtc"](PolicyParams()))
+    engine = AdmissionEngine(named_policy("vtc"))
     engine.add_backend("one", max_num_seqs=32 if is_known else None)
     run = simulate(bursts, engine=engine, backends={"one": EngineModel(slowed(5))}, network_s=0.005)
     assert run.waiting_max <= 4, "the target is 2"
@@ -140,7 +140,7 @@ def test_small_requests_find_no_empty_slots_however_long_their_way(streamed: boo
     """Clients that each keep one open, before a slow engine: some must be under way when others end."""
     fast = profile("tiny-cpu")
     slow = replace(fast, base_s=3 * fast.base_s, per_seq_s=3 * fast.per_seq_s)
-    engine = AdmissionEngine(POLICIES["vtc"](PolicyParams()))
+    engine = AdmissionEngine(named_policy("vtc"))
     engine.add_backend("one")
     arrivals = [replace(arrival, streamed=streamed) for arrival in clients("one", 128, output=16)]
     run = simulate(
@@ -221,7 +221,7 @@ def test_a_refusing_backend_means_waiting_and_nothing_billed() -> None:
 
 def test_a_backend_that_refuses_above_its_limit_is_kept_busy() -> None:
     arrivals = burst(300)
-    engine = AdmissionEngine(POLICIES["vtc"](PolicyParams()))
+    engine = AdmissionEngine(named_policy("vtc"))
     engine.add_backend("one")
     run = simulate(arrivals, engine=engine, backends=tiny(), refuses=lambda name, gauges, now: gauges.running >= 16)
     free = simulate(burst(300), engine=make_engine(), backends=tiny())

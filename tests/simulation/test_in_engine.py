@@ -13,15 +13,18 @@ from hypothesis import strategies as st
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import profile
 from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.admission.policy import Policy
 from policies.capacity.output_lengths import KnownLengths
 from policies.orders.fcfs import Fcfs
-from policies.orders.registry import POLICIES, PolicyParams
-from policies.orders.vtc import Vtc
+from policies.orders.registry import POLICIES
+from policies.orders.vtc import Vtc, VtcParams
 from policies.request import Flow
 from simulation.driver import IMPOSSIBLE, Arrival, Record, simulate
 from simulation.in_engine import A10G_LLAMA2_7B, serve_in_engine
 from simulation.windows import in_flight, serve_with_rule, starts_now, waiting
 from simulation.workloads.vtc import overload
+from tests.policies.making import policy_with
 
 LOOP = A10G_LLAMA2_7B
 
@@ -84,13 +87,13 @@ def test_an_impossible_request_is_refused_and_counted() -> None:
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_policy_serves_everything_the_same_way_twice(name: str) -> None:
     arrivals = overload((60, 120), 60.0)
-    runs = [serve_in_engine(arrivals, POLICIES[name](PolicyParams(requests_per_minute=1000))) for _ in range(2)]
+    runs = [serve_in_engine(arrivals, policy_with(name, requests_per_minute=1000).order) for _ in range(2)]
     assert {record.outcome for record in runs[0].records.values()} == {"completed"}
     assert [r.token_s for r in runs[0].records.values()] == [r.token_s for r in runs[1].records.values()]
 
 
 def test_a_rate_limit_refuses_at_once() -> None:
-    run = serve_in_engine(overload((60,), 30.0), POLICIES["rpm"](PolicyParams(requests_per_minute=5)))
+    run = serve_in_engine(overload((60,), 30.0), named_policy("rpm", requests_per_minute=5).order)
     outcomes = [record.outcome for record in run.records.values()]
     assert outcomes[:5] == ["completed"] * 5
     assert set(outcomes[5:]) == {"rate_limited"}
@@ -101,7 +104,7 @@ def test_a_predictor_is_charged_ahead() -> None:
     arrivals = [arrival(i, 10, 500 if i % 2 == 0 else 2, client="ab"[i % 2]) for i in range(80)]
     lengths = KnownLengths({one.id: float(one.output_tokens) for one in arrivals})
     plain = serve_in_engine(arrivals, Vtc())
-    told = serve_in_engine(arrivals, Vtc(predict_output=True), lengths=lengths)
+    told = serve_in_engine(arrivals, Vtc(VtcParams(predict_output=True)), lengths=lengths)
 
     def last_dispatch(run_records: dict[str, Record], client: str) -> float:
         return max(each.dispatched_s or 0.0 for each in run_records.values() if each.arrival.flow.tenant == client)
@@ -162,7 +165,7 @@ def test_a_waiting_target_is_kept() -> None:
 def test_impossible_requests_are_refused_before_an_engine_too() -> None:
     arrivals = [arrival(0, 4_000, 2_000), arrival(1, 100, 10)]
     ruled = serve_with_rule(arrivals, Vtc(), TINY, starts_now)
-    engine = AdmissionEngine(Vtc())
+    engine = AdmissionEngine(Policy(Vtc()))
     engine.add_backend("one")
     driven = simulate(arrivals, engine=engine, backends={"one": EngineModel(TINY)})
     for run in (ruled, driven):

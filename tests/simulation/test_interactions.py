@@ -7,6 +7,7 @@ import pytest
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import profile
 from policies.admission.engine import AdmissionEngine
+from policies.admission.policy import Policy
 from policies.orders.fcfs import Fcfs
 from policies.request import Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
 from simulation.driver import Arrival, simulate
@@ -29,9 +30,9 @@ class RefusesStage(Fcfs):
 CALLS = (Call(100, 10, 40, tools_s=0.5), Call(150, 20, 40, tools_s=0.25), Call(200, 30, 40))
 
 
-def run_one(policy: Fcfs) -> tuple[Interactions, list[Arrival]]:
+def run_one(order: Fcfs) -> tuple[Interactions, list[Arrival]]:
     interactions = Interactions([Interaction("i", Flow("a"), 1.0, CALLS)])
-    engine = AdmissionEngine(policy)
+    engine = AdmissionEngine(Policy(order))
     engine.add_backend("one")
     run = simulate(
         interactions.arrivals(), engine=engine, backends={"one": EngineModel(profile("demo"))},
@@ -71,7 +72,7 @@ def test_who_hangs_up_leaves_the_engine_and_is_charged_for_what_was_read() -> No
             if final:
                 charged[request.id] = service
 
-    engine = AdmissionEngine(Noting())
+    engine = AdmissionEngine(Policy(Noting()))
     engine.add_backend("one")
     model = EngineModel(profile("demo"))
     arrivals = [

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 
 from backends.simulated.engine import EngineModel
-from policies.admission.engine import AdmissionEngine, QueueLimits
-from policies.orders.dlpm import Dlpm
-from policies.orders.vtc import Vtc
-from simulation.baselines import Preble, lpm, round_robin_lpm, vtc_round_robin
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.queue.bounds import QueueLimits
+from simulation.baselines import lpm, preble, round_robin_lpm, vtc_round_robin
 from simulation.driver import Run, replay, simulate
 from simulation.experiments.dlpm import A10G, run
 from simulation.workloads.prefixes import BLOCK_TOKENS, Programs, judge, long_context_qa, tree_of_thoughts
 
 
 def make_engine(policy: object = None) -> AdmissionEngine:
-    engine = AdmissionEngine(policy or Dlpm(), limits=QueueLimits(wait_s_max=1e6))  # type: ignore[arg-type]
+    engine = AdmissionEngine(policy or named_policy("dlpm"), limits=QueueLimits(wait_s_max=1e6))  # type: ignore[arg-type]
     engine.add_backend("one", max_num_seqs=256)
     return engine
 
@@ -85,7 +85,7 @@ def test_locality_pays_and_fairness_is_kept() -> None:
         programs = long_context_qa(3, 12, 2.0, misbehaviour="more", documents=2, document_tokens=30_000)
         return run(policy, programs, A10G)  # type: ignore[arg-type]
 
-    fair, fast, ours = study(Vtc()), study(lpm()), study(Dlpm(quantum=60_000.0))
+    fair, fast, ours = study(named_policy("vtc")), study(lpm()), study(named_policy("dlpm", quantum=60_000.0))
     assert ours.throughput > 1.5 * fair.throughput  # type: ignore[attr-defined]
     assert ours.throughput > 0.8 * fast.throughput  # type: ignore[attr-defined]
 
@@ -105,4 +105,4 @@ def test_the_baselines_place_as_they_are_named() -> None:
 
     assert backends(round_robin_lpm()) == {"0": {"one", "two"}, "1": {"one", "two"}}
     assert backends(vtc_round_robin()) == {"0": {"one", "two"}, "1": {"one", "two"}}
-    assert all(len(names) == 1 for names in backends(Preble()).values()), "each goes where its document is"
+    assert all(len(names) == 1 for names in backends(preble()).values()), "each goes where its document is"

@@ -12,8 +12,9 @@ import pytest
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile, profile
 from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
 from policies.orders.cost import LinearCost
-from policies.orders.registry import POLICIES, PolicyParams
+from policies.orders.registry import POLICIES
 from policies.request import Flow, ServiceTokens
 from simulation.driver import Arrival, Record, simulate
 from simulation.metrics import percentile
@@ -68,7 +69,7 @@ def test_every_request_is_accounted_for_under_every_policy(flood: Trace, policy:
 
 
 def test_numbers_are_those_of_the_run_itself(flood: Trace) -> None:
-    engine = AdmissionEngine(POLICIES["vtc"](PolicyParams()))
+    engine = AdmissionEngine(named_policy("vtc"))
     engine.add_backend("engine-1", max_num_seqs=TINY.max_num_seqs)
     run = simulate(flood.arrivals(TINY.block_size), engine=engine, backends={"engine-1": EngineModel(TINY)})
     seen = replay_under("vtc", flood, TINY)
@@ -88,7 +89,7 @@ def test_numbers_are_those_of_the_run_itself(flood: Trace) -> None:
 
 
 def test_a_long_run_keeps_nothing_of_what_has_ended(flood: Trace) -> None:
-    engine = AdmissionEngine(POLICIES["fcfs"](PolicyParams()))
+    engine = AdmissionEngine(named_policy("fcfs"))
     engine.add_backend("one")
     open_max = 0
 

@@ -15,15 +15,16 @@ import redis
 from gateway.redis.store import Script, pool_key
 from policies.admission.decisions import Decision, Dispatch
 from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.interactions import Interactions
 from policies.limits.ceilings import Ceilings, ThrottleSettings
 from policies.limits.quotas import Quota, Quotas
-from policies.orders.fairserve import FairServe
 from policies.replicas.messages import Heard
-from policies.replicas.schedule import DEADLINE_S, Conversation
-from policies.replicas.tallies import Tables
-from policies.request import Claim, Flow, Refusal, Request, ServiceTokens
+from policies.replicas.pool_replica import PoolReplica
+from policies.replicas.schedule import DEADLINE_S, Schedule
+from policies.replicas.tenant_replica import TenantReplica
+from policies.request import NO_CLAIM, Claim, Flow, Refusal, Request, ServiceTokens
 from tests.redis_server import redis_client
 
 EXCHANGE = Script("exchange.lua")
@@ -44,11 +45,12 @@ class Gateway:
         self.name = name
         quotas, interactions = Quotas(quota), Interactions()
         throttle = ThrottleSettings(user=Ceilings(starts=5), app_user=Ceilings(), app=Ceilings())
-        self.engine = AdmissionEngine(FairServe(throttle=throttle), quotas=quotas, interactions=interactions)
+        self.engine = AdmissionEngine(
+            named_policy("fairserve", throttle=throttle), quotas=quotas, interactions=interactions
+        )
         self.engine.add_backend("b", max_num_seqs=32)
-        self.tables = Tables(quotas, interactions, refuses_alone=refuses_alone)
-        self.engine.share_tables(self.tables)
-        self.conversations = {"*": Conversation(self.tables), "pool": Conversation(self.engine)}
+        self.tenants = TenantReplica(quotas, interactions, [self.engine], refuses_alone=refuses_alone)
+        self.schedules = {"*": Schedule(self.tenants), "pool": Schedule(PoolReplica(self.engine))}
 
 
 class Gateways:
@@ -71,8 +73,8 @@ class Gateways:
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._serial = count()
         for n, gateway in enumerate(self.gateways):
-            for name, conversation in gateway.conversations.items():
-                self.at(0.001 * n, lambda now, g=gateway, k=name, c=conversation: self._look(g, k, c, now))
+            for name, schedule in gateway.schedules.items():
+                self.at(0.001 * n, lambda now, g=gateway, k=name, s=schedule: self._look(g, k, s, now))
 
     def at(self, when_s: float, happens: Callable[[float], None]) -> None:
         heappush(self._heap, (when_s, next(self._serial), happens))
@@ -97,11 +99,11 @@ class Gateways:
     def _answered(self, gateway: Gateway, request_id: str, now: float) -> None:
         self._carry_out(gateway, gateway.engine.finished(request_id, ServiceTokens(10, 5), now), now)
 
-    def _look(self, gateway: Gateway, name: str, conversation: Conversation, now: float) -> None:
-        if conversation.due_s() > now:
-            self.at(now + LOOK_S, lambda at: self._look(gateway, name, conversation, at))
+    def _look(self, gateway: Gateway, name: str, schedule: Schedule, now: float) -> None:
+        if schedule.due_s() > now:
+            self.at(now + LOOK_S, lambda at: self._look(gateway, name, schedule, at))
             return
-        number, told = conversation.ask(now)
+        number, told = schedule.ask(now)
         heard: Heard | None = None
         if not self._is_down(now):
             args = [gateway.name, number, msgspec.msgpack.encode(told), int(now * 1000) + 10**9]
@@ -109,19 +111,16 @@ class Gateways:
             heard = msgspec.msgpack.decode(answer, type=Heard)
 
         def ended(at: float) -> None:
-            decisions = conversation.lost(at) if heard is None else conversation.heard(heard, at)
+            decisions = schedule.lost(at) if heard is None else schedule.heard(heard, at)
             self._carry_out(gateway, decisions, at)
-            self._carry_out(gateway, gateway.engine.answered(at), at)
-            self._look(gateway, name, conversation, at)
+            self._carry_out(gateway, gateway.tenants.decisions_of(gateway.engine), at)
+            self._look(gateway, name, schedule, at)
 
         self.at(now + (DEADLINE_S if heard is None else WAY_S), ended)
 
 
-def asks(request_id: str, now: float, claim: Claim | None = None) -> Request:
-    request = Request(request_id, Flow("tenant", "app", "user"), 1.0, 10, 5, now)
-    if claim is not None:
-        request.claim = claim
-    return request
+def asks(request_id: str, now: float, claim: Claim = NO_CLAIM) -> Request:
+    return Request(request_id, Flow("tenant", "app", "user"), 1.0, 10, 5, now, claim=claim)
 
 
 def traffic(gateways: Gateways, per_s: float, until_s: float, seed: int = 0) -> None:
@@ -219,5 +218,8 @@ async def test_an_interaction_goes_on_at_another_gateway_under_overload(server: 
     assert all(f"call-{n}" in gateways.dispatched_s for n in range(8))
     known = [gateway.engine.interactions for gateway in gateways.gateways]
     assert [len(interactions) for interactions in known] == [1, 1]
-    # Each as of its own last call: the eighth was at the second gateway.
-    assert [next(iter(one._open["tenant"].values())).calls for one in known] == [7, 8]
+    # Each as of its own last call, so that the next would come after it: the eighth was at the second gateway.
+    again = asks("again", 60.0, agent), asks("again'", 60.0, agent)
+    for interactions, request in zip(known, again, strict=True):
+        interactions.arrived(request, 60.0)
+    assert [request.progress.stage for request in again] == [7 + 1, 8 + 1]

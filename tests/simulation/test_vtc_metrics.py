@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from policies.orders.fcfs import Fcfs
+from policies.orders.lcf import Lcf
 from policies.orders.vtc import Vtc
 from policies.request import Flow
 from simulation.driver import Arrival, Record
@@ -89,7 +90,7 @@ def test_a_lift_less_counter_is_caught_by_the_bound() -> None:
     arrivals = overload((180, 180), 210.0)
     idle = [each for each in arrivals if each.flow.tenant == "1" or each.arrived_s >= 120.0]
     assert backlogged_gap(serve_in_engine(idle, Vtc()).records.values()) < 40_000
-    assert backlogged_gap(serve_in_engine(idle, Vtc(lift=False)).records.values()) > 40_000
+    assert backlogged_gap(serve_in_engine(idle, Lcf()).records.values()) > 40_000
 
 
 @pytest.mark.skipif(not RUNS.exists(), reason=f"needs the recorded runs of the VTC artifact: {RUNS.name}")

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from policies.admission.engine import AdmissionEngine, Decision, Dispatch, Failure, QueueLimits, Reject
+from policies.admission.decisions import Decision, Dispatch, Failure, Reject
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.limits.ceilings import Ceilings, ThrottleSettings
-from policies.orders.registry import POLICIES, PolicyParams
-from policies.orders.vtc import Vtc
+from policies.orders.registry import POLICIES
+from policies.orders.vtc import CounterOrder
+from policies.queue.bounds import QueueLimits
 from policies.request import NO_CLAIM, Claim, Refusal, Request, ServiceTokens
-from tests.policies.making import make_request
+from tests.policies.making import make_request, policy_with
 
 LIMITS = QueueLimits(requests_max=8, bytes_max=400, wait_s_max=2.0, attempts_max=3, wait_s_max_inside=4.0)
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
 
 
 def engine_of(policy: str = "vtc", *, slots: int | None = 2, limits: QueueLimits = LIMITS) -> AdmissionEngine:
-    engine = AdmissionEngine(POLICIES[policy](PolicyParams()), limits=limits)
+    engine = AdmissionEngine(named_policy(policy), limits=limits)
     engine.add_backend("one", max_num_seqs=slots)
     return engine
 
@@ -75,9 +79,9 @@ def test_the_end_of_one_starts_the_next() -> None:
 def test_a_refused_request_goes_back_to_the_head_unbilled_and_the_backend_is_left_alone() -> None:
     engine = engine_of()
     ids = fill(engine)
-    request = engine._leases[ids[-1]].request
+    request = engine.books.leases[ids[-1]].request
     assert engine.failed(request.id, Failure.REFUSED, 1.0) == []
-    assert request.charged == 0.0
+    assert request.progress.charged == 0.0
     wakeup_s = engine.next_wakeup()
     assert wakeup_s is not None
     assert 1.0 < wakeup_s < 1.5
@@ -127,7 +131,7 @@ def test_waking_at_the_named_time_leads_to_a_later_one() -> None:
         engine.woke(wakeup_s)
         after_s = engine.next_wakeup()
         assert after_s is None or after_s > wakeup_s
-        for request_id in list(engine._leases)[1:]:
+        for request_id in list(engine.books.leases)[1:]:
             engine.cancelled(request_id, wakeup_s)
 
 
@@ -137,7 +141,8 @@ def test_an_arrival_takes_the_room_that_time_has_made() -> None:
     engine.backend_changed("one", Gauges(0.0, running=0, waiting=0), 0.0)
     engine.arrived(make_request("a", prompt=2000, streamed=False), 0.0)
     assert engine.arrived(make_request("a", id="waits", prompt=2000), 0.0) == []
-    assert engine.obstacle == "prefill"
+    assert engine.blocked is not None
+    assert engine.blocked.nearest() == "prefill"
     started_s = engine.next_wakeup()
     assert started_s is not None
     seen = dispatched(engine.arrived(make_request("a", id="next", prompt=1), started_s + 0.5))
@@ -175,8 +180,8 @@ class Admission(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from(sorted(POLICIES)), slots=st.sampled_from([None, 1, 3]), headroom=st.booleans())
     def begin(self, policy: str, slots: int | None, headroom: bool) -> None:
         settings = CapacitySettings(headroom=0.3 if headroom else 0.0)
-        params = PolicyParams(throttle=ThrottleSettings(user=Ceilings(starts=2)), lead_tokens=1000.0)
-        self.engine = AdmissionEngine(POLICIES[policy](params), limits=LIMITS, capacity=settings)
+        throttled = policy_with(policy, throttle=ThrottleSettings(user=Ceilings(starts=2)), lead_tokens=1000.0)
+        self.engine = AdmissionEngine(throttled, limits=LIMITS, capacity=settings)
         self.engine.add_backend("one", max_num_seqs=slots)
         self.engine.add_backend("two")
 
@@ -184,21 +189,21 @@ class Admission(RuleBasedStateMachine):
         for decision in decisions:
             request = self.queued.pop(decision.id)  # nothing else can be dispatched or rejected
             if isinstance(decision, Dispatch):
-                assert request.arrived_s <= self.now < request.deadline_s
+                assert request.arrived_s <= self.now < request.progress.deadline_s
                 assert self.engine.backends[decision.backend].healthy
                 self.dispatched[request.id] = (request, decision.backend)
                 self.was_dispatched.add(request.id)
             else:
-                assert request.charged == 0.0, "a rejected request was charged"
+                assert request.progress.charged == 0.0, "a rejected request was charged"
                 assert 1.0 <= decision.retry_after_s <= 60.0
                 self.ended[request.id] = request
 
     def end(self, request_id: str, service: ServiceTokens | None) -> None:
         request, _ = self.dispatched.pop(request_id)
         self.ended[request_id] = request
-        if service is not None and isinstance(self.engine.policy, Vtc):
-            assert request.charged == service.prompt + 2 * service.output
-        self.settled[request.flow.tenant] += request.charged / request.weight
+        if service is not None and isinstance(self.engine.policy.order, CounterOrder):
+            assert request.progress.charged == service.prompt + 2 * service.output
+        self.settled[request.flow.tenant] += request.progress.charged / request.weight
 
     def pick(self, number: int) -> str:
         ids = sorted(self.dispatched)
@@ -229,7 +234,7 @@ class Admission(RuleBasedStateMachine):
         for decision in decisions:
             if isinstance(decision, Reject) and decision.reason in (Refusal.OVER_USER_LIMIT, Refusal.OVER_APP_LIMIT):
                 assert self.engine.pressure(self.now).overloaded
-                assert not request.inside
+                assert not request.progress.inside
                 assert decision.limit is not None
                 assert decision.limit.remaining == 0
         self.apply(decisions)
@@ -268,11 +273,11 @@ class Admission(RuleBasedStateMachine):
         request_id = self.pick(number)
         request, _ = self.dispatched.pop(request_id)
         self.queued[request_id] = request
-        attempts = request.attempts
+        attempts = request.progress.attempts
         decisions = self.engine.failed(request_id, failure, self.now)
-        assert request.attempts == attempts + (failure is Failure.UNREACHED) <= LIMITS.attempts_max
+        assert request.progress.attempts == attempts + (failure is Failure.UNREACHED) <= LIMITS.attempts_max
         if request_id not in dispatched(decisions):
-            assert request.charged == 0.0, "what was refused was billed"
+            assert request.progress.charged == 0.0, "what was refused was billed"
         self.apply(decisions)
 
     @precondition(lambda self: self.dispatched)
@@ -299,7 +304,7 @@ class Admission(RuleBasedStateMachine):
         request_id = sorted(self.queued)[number % len(self.queued)]
         decisions = self.engine.cancelled(request_id, self.now)
         request = self.ended[request_id] = self.queued.pop(request_id)
-        assert request.charged == 0.0
+        assert request.progress.charged == 0.0
         self.apply(decisions)
 
     @rule(name=st.sampled_from(["one", "two"]), healthy=st.sampled_from([True, True, False]))
@@ -344,8 +349,8 @@ class Admission(RuleBasedStateMachine):
     def every_request_is_in_one_state(self) -> None:
         engine = self.engine
         assert engine.queued == len(engine.policy) == len(self.queued)
-        assert all(engine._waiting.get(request_id) is request for request_id, request in self.queued.items())
-        assert {(lease.request.id, lease.backend) for lease in engine._leases.values()} == {
+        assert all(engine.books.waiting.get(request_id) is request for request_id, request in self.queued.items())
+        assert {(lease.request.id, lease.backend) for lease in engine.books.leases.values()} == {
             (request_id, backend) for request_id, (_, backend) in self.dispatched.items()
         }
         assert len(self.queued) + len(self.dispatched) + len(self.ended) == self.serial
@@ -353,11 +358,13 @@ class Admission(RuleBasedStateMachine):
     @invariant()
     def interactions_know_their_calls(self) -> None:
         requests = [*self.queued.values(), *(request for request, _ in self.dispatched.values())]
-        table = self.engine.interactions
-        for interaction in (one for own in table._open.values() for one in own.values()):
-            assert interaction.under_way == sum(request.interaction is interaction for request in requests)
+        known = {request.progress.interaction for request in (*requests, *self.ended.values())} - {None}
+        assert len(self.engine.interactions) <= len(known)
+        for interaction in known:
+            assert interaction is not None
+            assert interaction.under_way == sum(request.progress.interaction is interaction for request in requests)
         for request in requests:
-            assert (request.interaction is None) == (request.claim == NO_CLAIM)
+            assert (request.progress.interaction is None) == (request.claim == NO_CLAIM)
 
     @invariant()
     def every_request_can_be_explained(self) -> None:
@@ -375,38 +382,50 @@ class Admission(RuleBasedStateMachine):
     @invariant()
     def ledgers_are_the_sums_of_their_leases(self) -> None:
         for name, ledger in self.engine.backends.items():
-            leases = [lease for lease in self.engine._leases.values() if lease.backend == name]
+            leases = [lease for lease in self.engine.books.leases.values() if lease.backend == name]
             assert sorted(ledger.leases) == sorted(lease.request.id for lease in leases)
             starting = [lease for lease in leases if lease.started_s is None]
-            assert sorted(ledger._starting) == sorted(lease.request.id for lease in starting)
-            assert ledger._sequences == sum(lease.request.sequences for lease in leases)
-            assert ledger._held_tokens == sum(lease.held_tokens for lease in leases)
-            assert ledger._starting_tokens == sum(lease.request.prompt_tokens for lease in starting)
+            assert sorted(ledger.starting) == sorted(lease.request.id for lease in starting)
+            assert ledger.sequences == sum(lease.request.sequences for lease in leases)
+            assert ledger.kv.held_tokens == sum(lease.held_tokens for lease in leases)
+            assert ledger.starting_tokens == sum(lease.request.prompt_tokens for lease in starting)
 
     @invariant()
     def shares_are_the_sums_of_their_leases(self) -> None:
-        shares = self.engine._shares
-        leases = list(self.engine._leases.values())
-        assert shares._held_tokens == sum(lease.held_tokens for lease in leases)
-        for tenant, share in shares._shares.items():
-            own = [lease for lease in leases if lease.request.flow.tenant == tenant]
-            queued = [request for request in self.queued.values() if request.flow.tenant == tenant]
-            assert (share.running, share.queued) == (len(own), len(queued))
-            assert share.held_tokens == sum(lease.held_tokens for lease in own)
-        assert shares._weights == sum(share.weight for share in shares._shares.values())
+        shares = self.engine.books.tenants
+        activity = shares.activity()
+        leases = list(self.engine.books.leases.values())
+        requests = [*self.queued.values(), *(lease.request for lease in leases)]
+        present = {request.flow.tenant for request in self.queued.values()}
+        assert activity.held_tokens == sum(lease.held_tokens for lease in leases)
+        assert activity.running == len(leases)
+        assert activity.absent == len(shares) - len(present)
+        busy = {request.flow.tenant for request in requests}
+        actives = [set(active) for active in combinations(WEIGHTS, len(shares)) if busy <= set(active)]
+        assert activity.weights in [sum(WEIGHTS[tenant] for tenant in active) for active in actives]
+        for request in requests:
+            tenant, weight = request.flow.tenant, request.weight
+            held = sum(lease.held_tokens for lease in leases if lease.request.flow.tenant == tenant)
+            queued = sum(other.flow.tenant == tenant for other in self.queued.values())
+            below = held * activity.weights < activity.held_tokens * weight or not activity.held_tokens
+            assert shares.is_below(request) == below
+            assert shares.is_flooding(request) == (queued * activity.weights > len(leases) * weight)
 
     @invariant()
     def counters_are_service_and_lifts(self) -> None:
         """What a counter has beyond the service of its tenant are lifts, and a lift only raises."""
-        if not isinstance(self.engine.policy, Vtc):
+        if not isinstance(self.engine.policy.order, CounterOrder):
             return
-        members = self.engine.policy._backlog._tenants
+        backlog = self.engine.policy.order.backlog
+        assert backlog is not None
         for tenant, weight in WEIGHTS.items():
-            member = members.get(tenant)
+            member = backlog.tenant(tenant)
             if member is None:
                 self.lifts.pop(tenant, None)
                 continue
-            running = [request.charged for request, _ in self.dispatched.values() if request.flow.tenant == tenant]
+            running = [
+                request.progress.charged for request, _ in self.dispatched.values() if request.flow.tenant == tenant
+            ]
             service = self.settled[tenant] + sum(running) / weight
             known, before, lifted = self.lifts.get(tenant, (None, 0.0, 0.0))
             if known is not member:
@@ -421,7 +440,7 @@ class Admission(RuleBasedStateMachine):
         wakeup_s = self.engine.next_wakeup()
         assert (wakeup_s is None) == (not self.queued)
         if wakeup_s is not None:
-            assert wakeup_s <= min(request.deadline_s for request in self.queued.values())
+            assert wakeup_s <= min(request.progress.deadline_s for request in self.queued.values())
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):

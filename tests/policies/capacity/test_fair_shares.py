@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.capacity.fair_shares import Shares
+from policies.capacity.fair_shares import FairShares
 from tests.policies.making import make_request
 
 
 def test_shares_are_by_weight() -> None:
-    shares = Shares()
+    shares = FairShares()
     light, heavy = make_request("light", weight=1.0), make_request("heavy", weight=3.0)
     for request in (light, heavy):
         shares.seen(request, 0.0)
@@ -25,7 +25,7 @@ def test_shares_are_by_weight() -> None:
 
 
 def test_with_nothing_dispatched_everybody_is_below() -> None:
-    shares = Shares()
+    shares = FairShares()
     request = make_request()
     shares.seen(request, 0.0)
     assert shares.is_below(request)
@@ -33,7 +33,7 @@ def test_with_nothing_dispatched_everybody_is_below() -> None:
 
 
 def test_a_tenant_is_active_for_a_while_after_its_last_request() -> None:
-    shares = Shares(active_s=30.0)
+    shares = FairShares(active_s=30.0)
     gone, here = make_request("gone"), make_request("here")
     shares.seen(gone, 0.0)
     shares.withdrawn(gone)
@@ -44,7 +44,7 @@ def test_a_tenant_is_active_for_a_while_after_its_last_request() -> None:
 
 
 def test_a_tenant_with_a_long_request_stays_active() -> None:
-    shares = Shares(active_s=30.0)
+    shares = FairShares(active_s=30.0)
     long, here = make_request("long"), make_request("here")
     shares.seen(long, 0.0)
     shares.dispatched(long, 10)
@@ -59,7 +59,7 @@ def test_a_tenant_with_a_long_request_stays_active() -> None:
 
 
 def test_whoever_waits_in_the_queue_is_not_absent() -> None:
-    shares = Shares()
+    shares = FairShares()
     one, two = make_request("one"), make_request("two")
     shares.seen(one, 0.0)
     shares.seen(two, 0.0)
@@ -75,11 +75,14 @@ def test_whoever_waits_in_the_queue_is_not_absent() -> None:
     )
 )
 def test_weights_are_those_of_the_active(arrivals: list[tuple[str, float, int]]) -> None:
-    shares, now = Shares(), 0.0
+    shares, now = FairShares(), 0.0
+    last: dict[str, tuple[float, float]] = {}
     for tenant, weight, seconds in arrivals:
         now += seconds
         request = make_request(tenant, weight=weight)
         shares.seen(request, now)
         shares.withdrawn(request)
-        assert shares._weights == pytest.approx(sum(share.weight for share in shares._shares.values()))
-        assert all(now - share.seen_s <= 30.0 for share in shares._shares.values())
+        last[tenant] = (now, weight)
+        active = [weight for seen_s, weight in last.values() if now - seen_s <= 30.0]
+        assert shares.activity().weights == pytest.approx(sum(active))
+        assert shares.activity().absent == len(shares) == len(active)

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.capacity.kv_forecast import LOOKS, Growing, KvForecast, still_to_come
 from policies.capacity.lease import Lease
-from policies.capacity.ledger import PREFILL_TOKENS_MAX, PREFILL_TOKENS_MIN, BackendLedger
+from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
+from policies.capacity.pace import PREFILL_TOKENS_MAX, PREFILL_TOKENS_MIN
 from policies.capacity.slots import FIRST_SLOTS, Slots
 from policies.request import Request
 from tests.policies.making import make_request
@@ -33,7 +34,12 @@ def start(
 def obstacle(
     ledger: BackendLedger, request: Request | None = None, now: float = 0.0, *, spare: bool = True, absent: bool = False
 ) -> Obstacle | None:
-    return ledger.obstacle(request or make_request(), spare=spare, absent=absent, now=now)
+    """Asked within an event: what holds a request back is learned."""
+    asked = request or make_request()
+    found = ledger.obstacle(asked, spare=spare, absent=absent, now=now)
+    if found is not None:
+        ledger.held_back(asked, found)
+    return found
 
 
 def admitted(ledger: BackendLedger, *, spare: bool, absent: bool) -> int:
@@ -63,15 +69,23 @@ def test_the_configured_concurrency_is_never_exceeded() -> None:
     assert admitted(ledger, spare=True, absent=False) == 5
 
 
+def has_room(slots: Slots, sequences: int) -> bool:
+    """May so many be dispatched in all? Asked within an event: what holds a request back is learned."""
+    if sequences <= slots.most(unkept=True):
+        return True
+    slots.is_short()
+    return False
+
+
 def test_more_are_under_way_only_if_slots_stay_empty_for_as_long_as_requests_are_held_back() -> None:
     def under_way(*, held_back_s: float) -> int:
         slots = Slots(32, waiting_target=2, headroom=0.0, most=None)
         for tick in range(105):
             if tick >= 105 - 10 * held_back_s:
-                assert not slots.has_room(33 + 32 + 2, keep_headroom=False)
+                assert not has_room(slots, 33 + 32 + 2)
             slots.seen(22, 0, tick / 10, lifetime_s=0.3, is_sustained=True)
         room = 32
-        while slots.has_room(room + 1, keep_headroom=False):
+        while has_room(slots, room + 1):
             room += 1
         return room - 32 - 2
 
@@ -82,9 +96,9 @@ def test_more_are_under_way_only_if_slots_stay_empty_for_as_long_as_requests_are
 def test_a_burst_is_not_judged_by_its_first_page_though_none_was_read_while_idle() -> None:
     slots = Slots(32, waiting_target=2, headroom=0.0, most=None)
     for now in (1.0, 9.0):
-        assert not slots.has_room(35, keep_headroom=False)
+        assert not has_room(slots, 35)
         slots.seen(2, 0, now, lifetime_s=0.3, is_sustained=True)
-        assert not slots.has_room(35, keep_headroom=False)
+        assert not has_room(slots, 35)
         slots.emptied()
 
 
@@ -96,11 +110,11 @@ def test_unknown_slots_grow_as_requests_are_seen_to_start() -> None:
         unseen += 1
     assert FIRST_SLOTS <= unseen <= FIRST_SLOTS + 4
     for _ in range(50):
-        for lease in list(ledger._starting.values()):
+        for lease in list(ledger.starting.values()):
             ledger.started(lease, 0.1)
         while obstacle(ledger) is None:
             start(ledger, make_request(prompt=1), started=False)
-    assert ledger.counts()[2] > 100
+    assert ledger.slots.count > 100
 
 
 def test_an_engine_with_a_queue_of_its_own_shows_its_slots() -> None:
@@ -109,7 +123,7 @@ def test_an_engine_with_a_queue_of_its_own_shows_its_slots() -> None:
         start(ledger, make_request(prompt=1))
     ledger.observe(Gauges(1.0, running=32, waiting=8), 1.0)
     ledger.observe(Gauges(1.1, running=32, waiting=8), 1.1)
-    assert ledger.counts()[2] == 32
+    assert ledger.slots.count == 32
 
 
 def test_a_queue_for_want_of_kv_says_nothing_of_slots() -> None:
@@ -118,7 +132,7 @@ def test_a_queue_for_want_of_kv_says_nothing_of_slots() -> None:
         start(ledger, make_request(prompt=1))
     ledger.observe(Gauges(1.0, running=32, waiting=8, kv_usage=0.97), 1.0)
     ledger.observe(Gauges(1.1, running=32, waiting=8, kv_usage=0.97), 1.1)
-    assert ledger.counts()[2] == 40
+    assert ledger.slots.count == 40
 
 
 def test_the_prefill_window_holds_one_however_long_and_then_its_size() -> None:
@@ -136,17 +150,17 @@ def test_the_prefill_window_adapts_between_its_bounds() -> None:
     for second in range(100):
         assert obstacle(ledger, make_request(prompt=PREFILL_TOKENS_MAX)) == "prefill"
         ledger.observe(Gauges(float(second), waiting=0), float(second))
-    assert ledger._prefill_tokens == PREFILL_TOKENS_MAX
+    assert ledger.prefill.tokens == PREFILL_TOKENS_MAX
     for second in range(100, 200):
         ledger.observe(Gauges(float(second), running=1, waiting=3), float(second))
-    assert ledger._prefill_tokens == PREFILL_TOKENS_MIN
+    assert ledger.prefill.tokens == PREFILL_TOKENS_MIN
 
 
 def test_an_unused_prefill_window_does_not_grow() -> None:
     ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
     for second in range(10):
         ledger.observe(Gauges(float(second), waiting=0), float(second))
-    assert ledger._prefill_tokens == PREFILL_TOKENS_MIN
+    assert ledger.prefill.tokens == PREFILL_TOKENS_MIN
 
 
 def test_a_waiting_gauge_holds_back_until_it_is_stale() -> None:
@@ -170,7 +184,7 @@ def test_a_waiting_gauge_at_the_target_does_not() -> None:
 def test_each_refusal_in_a_row_doubles_the_pause_up_to_its_bound() -> None:
     ledger, now, pauses = BackendLedger("b", SETTINGS), 0.0, []
     for _ in range(8):
-        ledger.refused(now)
+        ledger.refused(now, is_full=False)
         assert obstacle(ledger, now=now) == "closed"
         opens_s = ledger.opens_s(now)
         assert opens_s is not None
@@ -179,7 +193,7 @@ def test_each_refusal_in_a_row_doubles_the_pause_up_to_its_bound() -> None:
         now = opens_s
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
     start(ledger, make_request(), now)
-    ledger.refused(now)
+    ledger.refused(now, is_full=False)
     assert ledger.opens_s(now) == pytest.approx(now + 0.1), "a start ends the row"
 
 
@@ -328,13 +342,13 @@ def test_an_answer_that_outgrows_its_reserve_takes_more_of_the_ledger() -> None:
     lease = start(ledger, make_request(prompt=100, output_max=1000, reserved=50))
     assert lease.held_tokens == 158
     lease.output_tokens = 40
-    ledger.regrown(lease)
+    ledger.kv.regrown(lease)
     assert lease.held_tokens == 158
     lease.output_tokens = 80
-    ledger.regrown(lease)
+    ledger.kv.regrown(lease)
     assert lease.held_tokens == 208, "a quarter of what it has taken, on top"
     ledger.remove(lease, 1.0)
-    assert (ledger._held_tokens, ledger.counts()[:2]) == (0, (0, 0))
+    assert (ledger.kv.held_tokens, ledger.sequences, len(ledger.starting)) == (0, 0, 0)
 
 
 def test_unstreamed_answers_start_by_the_gauges_in_order_of_dispatch() -> None:
@@ -349,5 +363,5 @@ def test_full_means_the_slots_that_run() -> None:
     for _ in range(6):
         start(ledger, make_request())
     start(ledger, make_request(), started=False)
-    ledger.full()
-    assert ledger.counts()[2] == 6
+    ledger.refused(0.0, is_full=True)
+    assert ledger.slots.count == 6

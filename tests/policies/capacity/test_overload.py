@@ -7,16 +7,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from policies.admission.engine import AdmissionEngine, Decision, Dispatch, Failure, Reject
+from policies.admission.decisions import Decision, Dispatch, Failure, Reject
+from policies.admission.engine import AdmissionEngine
+from policies.admission.memory import restore, snapshot
+from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
+from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.overload import Overload, OverloadSettings
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.ceilings import Ceilings, ThrottleSettings
 from policies.limits.quotas import Quota, Quotas
-from policies.orders.fairserve import FairServe
-from policies.orders.vtc import Vtc
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Refusal, Request, ServiceTokens
 from tests.policies.making import make_request
@@ -31,7 +33,7 @@ class Pool:
 
     def __init__(self, *, slots: int | None = 64, kv: bool = True, limits: QueueLimits | None = None, **params: object):
         self.engine = AdmissionEngine(
-            FairServe(throttle=STARTS), limits=limits, capacity=CapacitySettings(headroom=0.0), **params  # type: ignore[arg-type]
+            named_policy("fairserve", throttle=STARTS), limits=limits, capacity=CapacitySettings(headroom=0.0), **params  # type: ignore[arg-type]
         )  # fmt: skip
         self.engine.add_backend("one", max_num_seqs=slots)
         self.kv = kv
@@ -79,7 +81,10 @@ def filled(level: float, now: float) -> BackendLedger:
 
 def observed(overload: Overload, level: float, now: float, *others: float, waits: bool = True) -> bool:
     ledgers = [filled(each, now) for each in (level, *others)]
-    overload.observe(ledgers, make_request() if waits else None, "kv", now)
+    blocked = Blocked(make_request(), {"one": Obstacle.KV}) if waits else None
+    foreseen = overload.seen(ledgers, blocked, now)
+    assert overload.observe(ledgers, blocked, now) == foreseen
+    assert overload.active == foreseen.active
     return overload.active
 
 
@@ -92,8 +97,10 @@ def test_it_begins_and_ends_at_different_levels_and_lasts() -> None:
 
 def test_it_shows_its_reason() -> None:
     overload = Overload(OverloadSettings())
-    observed(overload, 0.97, 0.0)
-    assert overload.reason == "KV cache, measured, 97% full; overload begins at 95%, ends below 85%"
+    blocked = Blocked(make_request(), {"one": Obstacle.KV})
+    state = overload.observe([filled(0.97, 0.0)], blocked, 0.0)
+    assert state.active
+    assert state.reason == "KV cache, measured, 97% full; overload begins at 95%, ends below 85%"
 
 
 def test_a_pool_is_as_full_as_its_emptiest_backend() -> None:
@@ -147,7 +154,8 @@ def test_starts_beyond_a_limit_are_refused_only_while_the_kv_cache_is_overloaded
 def test_full_slots_are_no_overload_while_the_kv_cache_has_room() -> None:
     pool = Pool(slots=4)
     pool.fill("a")
-    assert pool.engine.obstacle == "slots"
+    assert pool.engine.blocked is not None
+    assert pool.engine.blocked.nearest() == "slots"
     assert all(pool.ask("a") is None for _ in range(20))
 
 
@@ -167,7 +175,7 @@ def test_calls_inside_an_interaction_are_queued_whatever_the_counts() -> None:
     assert isinstance(pool.ask("a"), Reject)
     assert all(pool.ask("a", "i") is None for _ in range(20))
     assert isinstance(pool.ask("a", "forged"), Reject)
-    assert pool.engine.wasted == {}
+    assert pool.engine.interactions.wasted == {}
 
 
 def test_an_interaction_beyond_its_caps_may_be_refused_and_what_it_took_is_wasted() -> None:
@@ -177,7 +185,7 @@ def test_an_interaction_beyond_its_caps_may_be_refused_and_what_it_took_is_waste
     pool.engine.finished(first.id, SOME, pool.now)
     pool.fill("a")
     assert isinstance(pool.ask("a", "i"), Reject)
-    assert (pool.engine.wasted["a"].interactions, pool.engine.wasted["a"].tokens) == (1, 100)
+    assert (pool.engine.interactions.wasted["a"].interactions, pool.engine.interactions.wasted["a"].tokens) == (1, 100)
 
 
 def test_a_full_queue_lets_starts_give_way_before_calls_inside() -> None:
@@ -194,7 +202,7 @@ def test_a_full_queue_lets_starts_give_way_before_calls_inside() -> None:
     refused = pool.ask("g")
     assert isinstance(refused, Reject), "a start does not cut an interaction"
     assert refused.reason is Refusal.QUEUE_FULL
-    assert pool.engine.wasted["a"].interactions == 1
+    assert pool.engine.interactions.wasted["a"].interactions == 1
     assert pool.engine.queued == 6
 
 
@@ -214,12 +222,13 @@ def test_what_is_inside_waits_longer_before_it_expires() -> None:
 
 
 def test_limits_that_always_hold_work_with_any_policy() -> None:
-    engine = AdmissionEngine(Vtc(), quotas=Quotas(Quota(concurrent=2)))
+    engine = AdmissionEngine(named_policy("vtc"), quotas=Quotas(Quota(concurrent=2)))
     engine.add_backend("one")
     ids = [make_request("a", id=str(number)) for number in range(3)]
     decisions = [engine.arrived(request, 0.0)[0] for request in ids]
     assert [type(decision) for decision in decisions] == [Dispatch, Dispatch, Reject]
-    assert decisions[2][1] is Refusal.RATE_LIMITED
+    assert isinstance(decisions[2], Reject)
+    assert decisions[2].reason is Refusal.RATE_LIMITED
     engine.failed("0", Failure.REFUSED, 0.1)
     engine.cancelled("0", 0.2)
     assert not isinstance(engine.arrived(make_request("a", id="3"), 9.0)[0], Reject)
@@ -243,13 +252,13 @@ def test_what_was_learned_survives_a_restart_and_nothing_else_is_taken_for_it() 
         assert isinstance(decision, Dispatch)
         pool.engine.finished(decision.id, SOME, pool.now, awaits_more=False)
         pool.now += 10.0
-    learned = json.loads(json.dumps(pool.engine.snapshot()))
+    learned = json.loads(json.dumps(snapshot(pool.engine)))
     fresh = Pool().engine
-    fresh.restore(learned)
-    assert fresh.snapshot() == learned
+    restore(fresh, learned)
+    assert snapshot(fresh) == learned
     for wrong in ({}, [], {**learned, "version": 99}, {**learned, "policy": {"profiles": 3}}):
         with pytest.raises(ValueError, match=r"missing|expected|version"):
-            Pool().engine.restore(wrong)
+            restore(Pool().engine, wrong)
 
 
 # --- explained ---
@@ -333,4 +342,4 @@ def test_a_request_without_anything_to_do_with_interactions_is_its_own() -> None
     pool = Pool()
     request: Request = make_request("a")
     pool.engine.arrived(request, 0.0)
-    assert (request.interaction, request.stage, request.inside) == (None, 1, False)
+    assert (request.progress.interaction, request.progress.stage, request.progress.inside) == (None, 1, False)

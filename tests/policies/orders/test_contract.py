@@ -20,11 +20,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.orders.contract import Policy
-from policies.orders.profiles import WscSettings
-from policies.orders.registry import POLICIES, PolicyParams
+from policies.admission.policy import Policy
+from policies.capacity.obstacle import Blocked
+from policies.orders.contract import Selection
+from policies.orders.registry import POLICIES
 from policies.request import Flow, Request, ServiceTokens
-from tests.policies.making import NoRoom, Room, make_request
+from tests.policies.making import NoRoom, Room, make_request, policy_with
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Claim:
     """What it can count as service."""
 
 
-IN_TOKENS = WscSettings(gamma=2.0, weights={"": 1.0})
+IN_TOKENS = {"gamma": 2.0, "weights": {"": 1.0}}
 """Makes the flows of a tenant comparable by the same service as tenants; what calls are worth has tests of its own."""
 
 CLAIMS = {
@@ -61,12 +62,12 @@ CLAIMS = {
     "vtc": Claim(bound=lambda prompt, output, weight: 2 * (prompt + output) / weight),
     "wsc": Claim(
         bound=lambda prompt, output, weight: 2 * (prompt + output) / weight,
-        params={"wsc": IN_TOKENS},
+        params=IN_TOKENS,
         costs=("linear",),
     ),
     "fairserve": Claim(
         bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10),
-        params={"wsc": IN_TOKENS, "lead_tokens": 10.0, "lead_calls": 10.0},
+        params={**IN_TOKENS, "lead_tokens": 10.0, "lead_calls": 10.0},
         costs=("linear",),
     ),
 }
@@ -76,7 +77,7 @@ fair_policy = pytest.mark.parametrize("name", sorted(name for name, claim in CLA
 
 
 def make(name: str, **params: Any) -> Policy:
-    return POLICIES[name](PolicyParams(**{**CLAIMS[name].params, **params}))
+    return policy_with(name, **{**CLAIMS[name].params, **params})
 
 
 def test_every_policy_states_its_claim() -> None:
@@ -86,7 +87,7 @@ def test_every_policy_states_its_claim() -> None:
 def pop(policy: Policy, now: float = 0.0) -> Request:
     """The next request, dispatched and charged as the engine does it."""
     selection = policy.pop(now, Room())
-    assert selection is not None
+    assert isinstance(selection, Selection)
     policy.charge(selection.request, ServiceTokens(selection.request.prompt_tokens, 0), now, final=False)
     return selection.request
 
@@ -168,13 +169,12 @@ def test_p1_pops_whenever_something_is_queued_and_fits(name: str, trace: list[Ac
     for action in trace:
         driven.act(*action)
         if driven.queued:
-            assert policy.pop(0.0, NoRoom()) is None
+            blocked = policy.pop(0.0, NoRoom())
+            assert isinstance(blocked, Blocked)
+            assert blocked.obstacles
             assert len(policy) == len(driven.queued), "what has no room stays queued"
     while driven.queued:
-        eligible_s = policy.next_eligible(0.0)
-        assert eligible_s is None or eligible_s > 0.0
-        if eligible_s is None:
-            driven.act("pop", 0, 0)  # fails if nothing is popped
+        driven.act("pop", 0, 0)  # fails if nothing is popped
 
 
 # --- P2 ---
@@ -247,7 +247,7 @@ def test_p4_removed_before_dispatch_charges_nothing(name: str) -> None:
                 policy.push(request, 0.0)
             for request in huge:
                 policy.remove(request, 0.0)
-                assert request.charged == 0.0
+                assert request.progress.charged == 0.0
         return [pop(policy).id for _ in range(8)]
 
     assert order(with_removed=True) == order(with_removed=False)
@@ -261,7 +261,7 @@ def test_p4_ended_after_dispatch_keeps_what_was_charged(name: str) -> None:
             policy.push(make_request(tenant, id=f"{tenant}{number}", prompt=10), 0.0)
     first = pop(policy)
     policy.charge(first, ServiceTokens(10, 100), 0.0, final=True)  # cut off in mid-answer
-    assert first.charged == 210.0
+    assert first.progress.charged == 210.0
     others = [pop(policy).flow.tenant for _ in range(21)]
     assert others == [t for t in "ab" if t != first.flow.tenant] * 21
 
@@ -275,7 +275,7 @@ def serve(policy: Policy, requests: int, output: int = 10) -> dict[str, float]:
     for _ in range(requests):
         request = pop(policy)
         policy.charge(request, ServiceTokens(request.prompt_tokens, output), 0.0, final=True)
-        received[request.flow.tenant] = received.get(request.flow.tenant, 0.0) + request.charged
+        received[request.flow.tenant] = received.get(request.flow.tenant, 0.0) + request.progress.charged
     return received
 
 
@@ -348,7 +348,7 @@ def test_p6_after_the_last_charge_counters_are_those_of_an_oracle(
                 policy.charge(request, ServiceTokens(request.prompt_tokens + 7, 0), 0.0, final=False)
         for request, (_, prompt, output, _) in zip(sent, requests, strict=True):
             policy.charge(request, ServiceTokens(prompt, output), 0.0, final=True)
-        assert all(popped)
+        assert all(isinstance(selection, Selection) for selection in popped)
         return {tenant: policy.explain(Flow(tenant), 0.0) for tenant in "abc"}
 
     estimated, truth = run(oracle=False), run(oracle=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import pairwise
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count, pairwise
 from math import inf
 from typing import Any
 
@@ -11,31 +13,44 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.orders.dlpm import Dlpm
-from policies.orders.vtc import Vtc
+from policies.admission.named import named_policy
+from policies.admission.policy import Policy
+from policies.capacity.obstacle import Blocked, Obstacle
+from policies.orders.contract import Selection
+from policies.orders.dlpm import Dlpm, DlpmParams
+from policies.placements.contract import EngineLoad
+from policies.placements.prefix import LongestPrefix
+from policies.placements.prefix_index import PrefixIndex
 from policies.request import Request, ServiceTokens
 from tests.policies.caching import BLOCK, CachingServers, Questions, document
 from tests.policies.making import NoRoom, Room, make_request
 from tests.policies.orders.test_contract import lines_counted
 
+_serial = count()
 
-def ask(policy: Dlpm, tenant: str, text: tuple[int, ...], *, user: str = "", prompt: int | None = None) -> Request:
+
+def prefixes_of(policy: Policy) -> PrefixIndex:
+    """What the engines are taken to have cached."""
+    assert policy.prefixes is not None
+    return policy.prefixes
+
+
+def ask(policy: Policy, tenant: str, text: tuple[int, ...], *, user: str = "", prompt: int | None = None) -> Request:
     """Queue a question of one block about a text."""
-    request = make_request(tenant, user=user)
-    request.prefix = (*text, hash(("question", request.id)))
-    request.prompt_tokens = BLOCK * len(request.prefix) if prompt is None else prompt
+    prefix = (*text, hash(("question", next(_serial))))
+    request = make_request(tenant, user=user, prefix=prefix, prompt=BLOCK * len(prefix) if prompt is None else prompt)
     policy.push(request, 0.0)
     return request
 
 
-def pop(policy: Dlpm, view: Any = None) -> Request:
+def pop(policy: Policy, view: Any = None) -> Request:
     selection = policy.pop(0.0, view or Room())
-    assert selection is not None
+    assert isinstance(selection, Selection)
     policy.charge(selection.request, ServiceTokens(selection.request.prompt_tokens, 0), 0.0, final=False)
     return selection.request
 
 
-def finish(policy: Dlpm, request: Request, cached: int | None, output: int = 0) -> None:
+def finish(policy: Policy, request: Request, cached: int | None, output: int = 0) -> None:
     policy.charge(request, ServiceTokens(request.prompt_tokens, output, cached), 0.0, final=True)
 
 
@@ -43,7 +58,7 @@ def finish(policy: Dlpm, request: Request, cached: int | None, output: int = 0) 
 
 
 def test_the_longest_cached_prefix_goes_first_then_who_came_first() -> None:
-    policy = Dlpm()
+    policy = named_policy("dlpm")
     shared, longer, unknown = document(1, 5), document(1, 5) + document(2, 20), document(3, 50)
     pop_of_longer = ask(policy, "a", longer)
     assert pop(policy) is pop_of_longer
@@ -53,7 +68,7 @@ def test_the_longest_cached_prefix_goes_first_then_who_came_first() -> None:
 
 
 def test_who_comes_has_a_whole_round_to_use_what_it_has_loaded() -> None:
-    policy = Dlpm(quantum=10 * BLOCK)
+    policy = named_policy("dlpm", quantum=10 * BLOCK)
     known = document(1, 5)
     ask(policy, "a", known)
     pop(policy)  # six blocks: a has four left of this round
@@ -63,7 +78,7 @@ def test_who_comes_has_a_whole_round_to_use_what_it_has_loaded() -> None:
 
 
 def test_a_burst_about_several_documents_is_served_document_by_document() -> None:
-    policy = Dlpm(quantum=inf)
+    policy = named_policy("dlpm", quantum=inf)
     texts = [document(number, 30) for number in range(3)]
     for number in range(60):
         ask(policy, "ab"[number % 2], texts[number % 3])
@@ -73,28 +88,28 @@ def test_a_burst_about_several_documents_is_served_document_by_document() -> Non
 
 
 def test_a_match_that_was_evicted_since_counts_no_more() -> None:
-    policy = Dlpm()
-    policy.prefixes.insert(document(1, 30), "b")
-    policy.prefixes.insert(document(2, 10), "b")
+    policy = named_policy("dlpm")
+    prefixes_of(policy).insert(document(1, 30), "b")
+    prefixes_of(policy).insert(document(2, 10), "b")
     gone, here = ask(policy, "a", document(1, 30)), ask(policy, "b", document(2, 10))
-    policy.prefixes.forget(document(1, 30), "b", 0)
+    prefixes_of(policy).forget(document(1, 30), "b", 0)
     assert [pop(policy), pop(policy)] == [here, gone]
 
 
 def test_what_comes_back_goes_first_in_its_flow_however_well_others_match() -> None:
-    policy = Dlpm()
+    policy = named_policy("dlpm")
     returned = ask(policy, "a", document(1, 3))
     assert pop(policy) is returned
     finish(policy, returned, 0)
-    policy.prefixes.insert(document(2, 30), "b")
+    prefixes_of(policy).insert(document(2, 30), "b")
     matched = ask(policy, "a", document(2, 30))
     policy.push(returned, 0.0, front=True)
     assert [pop(policy), pop(policy)] == [returned, matched]
 
 
 def test_a_quantum_is_the_most_that_a_match_can_gain() -> None:
-    policy = Dlpm(quantum=100.0)
-    policy.prefixes.insert(document(1, 20), "b")
+    policy = named_policy("dlpm", quantum=100.0)
+    prefixes_of(policy).insert(document(1, 20), "b")
     for _ in range(50):
         ask(policy, "hot", document(1, 20))
         ask(policy, "cold", ())
@@ -106,72 +121,83 @@ def test_a_quantum_is_the_most_that_a_match_can_gain() -> None:
 # --- what does not fit ---
 
 
-class Small:
-    """A cluster that has room for requests of up to so many tokens."""
+class Small(Room):
+    """An engine that has room for requests of up to so many tokens."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
 
-    def place(self, request: Request) -> str | None:
-        return "b" if request.prompt_tokens <= self.tokens else None
+    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
+        obstacle = self.obstacle_at(request, "b")
+        return super().with_room(request) if obstacle is None else Blocked(request, {"b": obstacle})
 
-    def fits(self, request: Request, backend: str) -> bool:
-        return self.place(request) == backend
-
-    def loads(self) -> dict[str, int]:
-        return {"b": 0}
+    def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
+        return None if request.prompt_tokens <= self.tokens else Obstacle.KV
 
 
 def test_one_that_does_not_fit_is_overtaken_but_not_for_ever() -> None:
-    policy = Dlpm(quantum=100.0)
+    policy = named_policy("dlpm", quantum=100.0)
     large = ask(policy, "large", (), prompt=1000)
     for _ in range(60):
         ask(policy, "small", ())
         ask(policy, "other", ())
     overtaking = []
-    while (selection := policy.pop(0.0, Small(50))) is not None:
+    while isinstance(selection := policy.pop(0.0, Small(50)), Selection):
         policy.charge(selection.request, ServiceTokens(BLOCK, 0), 0.0, final=False)
         overtaking.append(selection.request.flow.tenant)
+    assert selection is not None
+    assert selection.request is large
     # What is left of this round and the next one: 20 requests of 10 tokens each.
     assert [overtaking.count(tenant) for tenant in ("small", "other")] == [20, 20]
     assert pop(policy) is large
 
 
 def test_nothing_leaves_where_nothing_fits() -> None:
-    policy = Dlpm()
+    policy = named_policy("dlpm")
     for number in range(20):
         ask(policy, f"t{number}", document(number, 3))
-    assert policy.pop(0.0, NoRoom()) is None
+    assert isinstance(policy.pop(0.0, NoRoom()), Blocked)
     assert len(policy) == 20
 
 
-class Two:
-    """Two backends, of which one is busy and one may be full."""
+@dataclass(frozen=True)
+class Load:
+    """How full is it?"""
+
+    name: str
+    kv: float
+
+    def kv_fraction(self) -> float:
+        return self.kv
+
+
+class Two(Room):
+    """Two engines, of which one is busy and one may be full."""
 
     def __init__(self, *, full: str = "") -> None:
         self.full = full
 
-    def place(self, request: Request) -> str | None:
-        return "idle" if self.full != "idle" else "busy"
+    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
+        return [load for load in (Load("busy", 0.5), Load("idle", 0.0)) if load.name != self.full]
 
-    def fits(self, request: Request, backend: str) -> bool:
-        return backend != self.full
+    def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
+        return Obstacle.SLOTS if engine == self.full else None
 
     def loads(self) -> dict[str, int]:
         return {"busy": 5, "idle": 0}
 
 
 def test_of_several_backends_the_one_that_has_it_is_taken_if_it_has_room() -> None:
-    policy = Dlpm()
-    policy.prefixes.insert(document(1, 10), "busy")
+    policy = named_policy("dlpm")
+    prefixes_of(policy).insert(document(1, 10), "busy")
     for full, expected in (("", "busy"), ("busy", "idle")):
         ask(policy, "a", document(1, 10))
         selection = policy.pop(0.0, Two(full=full))
-        assert selection is not None
+        assert isinstance(selection, Selection)
         assert selection.backend == expected
     ask(policy, "a", document(2, 10))
     selection = policy.pop(0.0, Two())
-    assert selection is not None
+    assert isinstance(selection, Selection)
     assert selection.backend == "idle", "nobody has it: the least loaded"
 
 
@@ -179,36 +205,36 @@ def test_of_several_backends_the_one_that_has_it_is_taken_if_it_has_room() -> No
 
 
 def test_the_estimate_is_charged_at_dispatch_and_the_truth_at_the_end() -> None:
-    policy = Dlpm()
+    policy = named_policy("dlpm")
     first = ask(policy, "a", document(1, 9))
     pop(policy)
-    assert first.charged == 100.0
+    assert first.progress.charged == 100.0
     finish(policy, first, 0, output=5)
-    assert first.charged == 110.0
+    assert first.progress.charged == 110.0
     again = ask(policy, "a", document(1, 9))
     pop(policy)
-    assert again.charged == 10.0
+    assert again.progress.charged == 10.0
     finish(policy, again, 60, output=5)
-    assert again.charged == 50.0, "the engine had only 60 of the 90 tokens"
+    assert again.progress.charged == 50.0, "the engine had only 60 of the 90 tokens"
 
 
 def test_an_answer_that_breaks_off_is_charged_by_the_estimate() -> None:
-    policy = Dlpm()
-    policy.prefixes.insert(document(1, 9), "b")
+    policy = named_policy("dlpm")
+    prefixes_of(policy).insert(document(1, 9), "b")
     broken = ask(policy, "a", document(1, 9))
     pop(policy)
     finish(policy, broken, None, output=3)
-    assert broken.charged == 16.0
+    assert broken.progress.charged == 16.0
 
 
 def test_a_refused_dispatch_leaves_no_belief_behind() -> None:
-    policy = Dlpm()
-    policy.prefixes.insert(document(1, 4), "b")
+    policy = named_policy("dlpm")
+    prefixes_of(policy).insert(document(1, 4), "b")
     refused = ask(policy, "a", document(1, 9))
     pop(policy)
     policy.charge(refused, ServiceTokens(0, 0), 0.0, final=True)
-    assert refused.charged == 0.0
-    assert policy.prefixes.depth(document(1, 9), "b") == 4
+    assert refused.progress.charged == 0.0
+    assert prefixes_of(policy).depth(document(1, 9), "b") == 4
 
 
 # --- cost ---
@@ -216,7 +242,7 @@ def test_a_refused_dispatch_leaves_no_belief_behind() -> None:
 
 def test_a_pop_does_not_look_at_the_whole_queue() -> None:
     def lines_per_pop(queued: int) -> float:
-        policy = Dlpm()
+        policy = named_policy("dlpm")
         for number in range(queued):
             ask(policy, "a", document(number % 7, 16))
         with lines_counted() as lines:
@@ -228,18 +254,22 @@ def test_a_pop_does_not_look_at_the_whole_queue() -> None:
 
 
 def test_nothing_is_kept_of_requests_that_have_gone() -> None:
-    policy = Dlpm(flows_max=10)
-    for number in range(200):
-        one, other = (ask(policy, f"t{number}", document(number, 5), user=user) for user in "ab")
-        policy.remove(one, 0.0)
-        assert pop(policy) is other
-        finish(policy, other, 0)
-    backlog = policy._backlog
-    assert not backlog._heaps
-    assert not backlog._waiting
-    assert not backlog.siblings._waiting
-    assert not policy._placed
-    assert policy.remembered() <= 10
+    def kept(requests: int) -> int:
+        """Bytes of the policy, pickled, after so many, with an engine that holds nothing of them any more."""
+        policy = named_policy("dlpm", flows_max=10)
+        for number in range(requests):
+            one, other = (ask(policy, f"t{number}", document(number, 5), user=user) for user in "ab")
+            policy.remove(one, 0.0)
+            assert pop(policy) is other
+            finish(policy, other, 0)
+            prefixes_of(policy).forget(other.prefix, "b", 0)
+        backlog = policy.order.backlog
+        assert backlog is not None
+        assert backlog.remembered() <= 10
+        assert len(prefixes_of(policy)) == 0
+        return len(pickle.dumps(policy))
+
+    assert kept(200) < kept(10) + 100, "a request takes far more"
 
 
 # --- the bound ---
@@ -269,7 +299,7 @@ def bound(traffic: Questions) -> float:
 @settings(max_examples=25, deadline=None)
 @given(traffic=questions)
 def test_backlogged_tenants_stay_within_the_bound_in_extend_service(traffic: Questions) -> None:
-    assert CachingServers(Dlpm(quantum=QUANTUM), traffic).spread(150, "a", "c") <= bound(traffic)
+    assert CachingServers(named_policy("dlpm", quantum=QUANTUM), traffic).spread(150, "a", "c") <= bound(traffic)
 
 
 @settings(max_examples=15, deadline=None)
@@ -277,7 +307,7 @@ def test_backlogged_tenants_stay_within_the_bound_in_extend_service(traffic: Que
 def test_a_backlogged_tenant_gets_no_less_than_one_that_comes_and_goes(traffic: Questions) -> None:
     """Theorem 4.2, with the bound taken over both directions of every interval in which c pauses."""
     traffic = replace(traffic, sometimes_idle="c")
-    servers = CachingServers(Dlpm(quantum=QUANTUM), traffic)
+    servers = CachingServers(named_policy("dlpm", quantum=QUANTUM), traffic)
     worst, least = 0.0, 0.0
     for now in range(150):
         servers.step(now)
@@ -287,15 +317,24 @@ def test_a_backlogged_tenant_gets_no_less_than_one_that_comes_and_goes(traffic: 
     assert worst <= 2 * bound(traffic)
 
 
+def policy_of(order: type[Dlpm], quantum: float) -> Policy:
+    """This order with the placement that goes with it."""
+    prefixes = PrefixIndex()
+    order_of_all = order(DlpmParams(quantum=quantum), prefixes=prefixes)
+    return Policy(order_of_all, LongestPrefix(prefixes=prefixes), prefixes=prefixes)
+
+
 class Forgiving(Dlpm):
     """A mutant: debt ends with the queue, as in the printed algorithm when a client leaves the list."""
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         super().push(request, now, front=front)
-        member = self._backlog._flows[request.flow]
+        assert self.backlog is not None
+        member = self.backlog.flow(request.flow)
+        assert member is not None
         if member.queued == 1:
-            line = self._backlog._line
-            line.charged(member.tenant, min(0.0, line.floor() - member.tenant.counter))
+            tenants = self.backlog.tenants
+            tenants.charged(member.tenant, min(0.0, tenants.floor() - member.tenant.counter))
 
 
 class Free(Dlpm):
@@ -311,9 +350,9 @@ HARD = Questions({"a": 1.0, "b": 1.0, "c": 1.0}, 1, 20, 20, 4, 1, KEEPS_ALL, see
 @pytest.mark.parametrize(
     ("mutant", "is_caught"),
     [
-        (lambda: Dlpm(quantum=QUANTUM), False),
-        (lambda: Dlpm(quantum=inf), True),  # nobody's deficit ever runs out
-        (lambda: Dlpm(quantum=50 * QUANTUM), True),
+        (lambda: named_policy("dlpm", quantum=QUANTUM), False),
+        (lambda: named_policy("dlpm", quantum=inf), True),  # nobody's deficit ever runs out
+        (lambda: named_policy("dlpm", quantum=50 * QUANTUM), True),
     ],
 )
 def test_the_bound_is_one_that_mutants_break(mutant: Any, is_caught: bool) -> None:
@@ -323,7 +362,7 @@ def test_the_bound_is_one_that_mutants_break(mutant: Any, is_caught: bool) -> No
 
 @pytest.mark.interpreted_only("extends a policy")
 def test_debt_outlives_an_absence_and_a_mutant_that_forgives_it_is_caught() -> None:
-    def served_to_the_spendthrift(policy: Dlpm) -> int:
+    def served_to_the_spendthrift(policy: Policy) -> int:
         """It asks for one long answer at a time, and the other always waits."""
         for _ in range(400):
             ask(policy, "steady", ())
@@ -338,21 +377,21 @@ def test_debt_outlives_an_absence_and_a_mutant_that_forgives_it_is_caught() -> N
                 ask(policy, "spendthrift", ())
         return count
 
-    assert served_to_the_spendthrift(Dlpm(quantum=QUANTUM)) <= 4
-    assert served_to_the_spendthrift(Forgiving(quantum=QUANTUM)) > 4
+    assert served_to_the_spendthrift(named_policy("dlpm", quantum=QUANTUM)) <= 4
+    assert served_to_the_spendthrift(policy_of(Forgiving, QUANTUM)) > 4
 
 
 @pytest.mark.interpreted_only("extends a policy")
 def test_without_a_charge_at_dispatch_one_tenant_takes_every_slot() -> None:
-    def first_eight(policy: Dlpm) -> int:
+    def first_eight(policy: Policy) -> int:
         for _ in range(20):
             ask(policy, "a", ())
         for _ in range(20):
             ask(policy, "b", ())
         return [pop(policy).flow.tenant for _ in range(8)].count("a")
 
-    assert first_eight(Dlpm(quantum=10.0)) == 4
-    assert first_eight(Free(quantum=10.0)) == 8
+    assert first_eight(named_policy("dlpm", quantum=10.0)) == 4
+    assert first_eight(policy_of(Free, 10.0)) == 8
 
 
 def test_locality_is_kept_where_a_fair_order_without_it_thrashes() -> None:
@@ -364,4 +403,4 @@ def test_locality_is_kept_where_a_fair_order_without_it_thrashes() -> None:
             servers.step(now)
         return servers.cached / servers.prompts
 
-    assert hits(Dlpm(quantum=2000.0)) > hits(Vtc()) + 0.2
+    assert hits(named_policy("dlpm", quantum=2000.0)) > hits(named_policy("vtc")) + 0.2

@@ -11,9 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.orders.fairserve import FairServe
+from policies.admission.engine import AdmissionEngine
+from policies.admission.memory import restore, snapshot
+from policies.admission.named import named_policy
+from policies.admission.policy import Policy
+from policies.orders.contract import Selection
+from policies.orders.fairserve import FairServe, FairServeParams
 from policies.orders.profiles import CLAMP, ENOUGH, NEUTRAL, Profiles, WscSettings
-from policies.orders.wsc import Wsc
 from policies.request import Flow, Request, ServiceTokens
 from tests.policies.making import Room, make_request
 
@@ -42,11 +46,11 @@ def test_what_is_known_of_a_stage_falls_back_to_its_app_its_scope_the_pool_and_n
 
 
 def test_tenants_do_not_teach_each_other() -> None:
-    policy = Wsc()
+    policy = named_policy("wsc")
     for _ in range(LEARNED):
         policy.learn(make_request("long", app="chat"), ServiceTokens(9000, 1000), 0.0)
         policy.learn(make_request("short", app="chat"), ServiceTokens(90, 10), 0.0)
-    norms = [push(policy, make_request(tenant, app="chat")).norm for tenant in ("long", "short")]
+    norms = [push(policy, make_request(tenant, app="chat")).progress.norm for tenant in ("long", "short")]
     assert norms == pytest.approx([10_000.0, 100.0])
 
 
@@ -106,36 +110,40 @@ def test_what_was_learned_is_restored_and_nothing_else_is_taken_for_it() -> None
 
 
 def test_fairserve_restores_all_or_nothing() -> None:
-    policy = FairServe()
+    def engine() -> AdmissionEngine:
+        return AdmissionEngine(named_policy("fairserve"))
+
+    taught_one, fresh = engine(), engine()
     for _ in range(LEARNED):
-        policy.learn(make_request("t", app="a"), ServiceTokens(70, 30), 0.0)
-    learned = policy.snapshot()
-    fresh = FairServe()
+        taught_one.policy.learn(make_request("t", app="a"), ServiceTokens(70, 30), 0.0)
+    learned = snapshot(taught_one)
+    parts = learned["policy"]
+    assert isinstance(parts, dict)
     with pytest.raises(ValueError, match="missing"):
-        fresh.restore({**learned, "throttle": {}})
-    assert fresh.snapshot() == FairServe().snapshot()
-    fresh.restore(learned)
-    assert fresh.snapshot() == learned
+        restore(fresh, {**learned, "policy": {**parts, "throttle": {}}})
+    assert snapshot(fresh) == snapshot(engine()) != learned
+    restore(fresh, learned)
+    assert snapshot(fresh) == learned
 
 
 # --- order ---
 
 
-def push(policy: Wsc, request: Request, *, inside: bool = False) -> Request:
-    request.inside = inside
+def push(policy: Policy, request: Request, *, inside: bool = False) -> Request:
+    request.progress.inside = inside
     policy.push(request, 0.0)
     return request
 
 
-def pop(policy: Wsc) -> Request:
+def pop(policy: Policy) -> Request:
     selection = policy.pop(0.0, Room())
-    assert selection is not None
+    assert isinstance(selection, Selection)
     policy.charge(selection.request, ServiceTokens(selection.request.prompt_tokens, 0), 0.0, final=False)
     return selection.request
 
 
 def test_users_of_one_tenant_are_compared_by_what_is_normal_for_their_app() -> None:
-    policy = Wsc(WscSettings(weights={"long": 1000.0, "short": 10.0}))
+    policy = named_policy("wsc", weights={"long": 1000.0, "short": 10.0})
     for _ in range(40):
         push(policy, make_request("t", app="long", prompt=1000))
         push(policy, make_request("t", app="short", prompt=10))
@@ -144,18 +152,20 @@ def test_users_of_one_tenant_are_compared_by_what_is_normal_for_their_app() -> N
 
 
 def test_system_tokens_cost_their_own_factor() -> None:
-    policy = Wsc(WscSettings(weights={"": 100.0}))
+    policy = named_policy("wsc", weights={"": 100.0})
     plain = push(policy, make_request("t", user="u", prompt=100))
     system = push(policy, make_request("t", user="v", prompt=100, system=60))
     pop(policy), pop(policy)
-    assert plain.normalised == pytest.approx(1.0)
-    assert system.normalised == pytest.approx(1.6)
-    assert plain.charged == system.charged == 100.0, "between tenants only what the engine counts counts"
+    assert plain.progress.normalised == pytest.approx(1.0)
+    assert system.progress.normalised == pytest.approx(1.6)
+    assert plain.progress.charged == system.progress.charged == 100.0, (
+        "between tenants only what the engine counts counts"
+    )
 
 
 @pytest.mark.parametrize("across", [False, True])
 def test_what_a_tenant_teaches_decides_between_tenants_only_if_the_operator_says_so(across: bool) -> None:
-    policy = Wsc(WscSettings(weights={"long": 1000.0, "short": 10.0}, across_tenants=across))
+    policy = named_policy("wsc", weights={"long": 1000.0, "short": 10.0}, across_tenants=across)
     for _ in range(600):
         push(policy, make_request("l", app="long", prompt=1000))
         push(policy, make_request("s", app="short", prompt=10))
@@ -164,18 +174,18 @@ def test_what_a_tenant_teaches_decides_between_tenants_only_if_the_operator_says
 
 
 def test_a_prediction_is_charged_at_dispatch_and_corrected() -> None:
-    policy = Wsc(WscSettings(weights={"": 10.0}))
+    policy = named_policy("wsc", weights={"": 10.0})
     request = push(policy, make_request("t", prompt=10, expected=20.0))
     pop(policy)
-    assert (request.charged, request.normalised) == (50.0, 3.0)
+    assert (request.progress.charged, request.progress.normalised) == (50.0, 3.0)
     policy.charge(request, ServiceTokens(10, 30), 0.0, final=False)
-    assert (request.charged, request.normalised) == (70.0, 4.0)
+    assert (request.progress.charged, request.progress.normalised) == (70.0, 4.0)
     policy.charge(request, ServiceTokens(10, 5), 0.0, final=True)
-    assert (request.charged, request.normalised) == (20.0, 1.5)
+    assert (request.progress.charged, request.progress.normalised) == (20.0, 1.5)
 
 
 def test_calls_inside_an_interaction_go_before_starts_up_to_the_lead() -> None:
-    policy = FairServe(lead_tokens=250.0)
+    policy = named_policy("fairserve", lead_tokens=250.0)
     for _ in range(10):
         push(policy, make_request("b", prompt=100))
         push(policy, make_request("a", prompt=100), inside=True)
@@ -183,7 +193,7 @@ def test_calls_inside_an_interaction_go_before_starts_up_to_the_lead() -> None:
 
 
 def test_a_lead_ends_with_the_last_call_inside() -> None:
-    policy = FairServe(lead_tokens=250.0, lead_calls=10.0)
+    policy = named_policy("fairserve", lead_tokens=250.0, lead_calls=10.0)
     push(policy, make_request("a", user="x", prompt=100), inside=True)
     for tenant, user in (("a", "x"), ("a", "y"), ("b", "x")):
         push(policy, make_request(tenant, user=user, prompt=100))
@@ -192,7 +202,7 @@ def test_a_lead_ends_with_the_last_call_inside() -> None:
 
 
 def test_inside_a_tenant_the_lead_is_in_calls() -> None:
-    policy = FairServe(WscSettings(weights={"": 100.0}), lead_calls=2.0)
+    policy = named_policy("fairserve", weights={"": 100.0}, lead_calls=2.0)
     for _ in range(10):
         push(policy, make_request("t", user="b", prompt=100))
         push(policy, make_request("t", user="a", prompt=100), inside=True)
@@ -200,7 +210,7 @@ def test_inside_a_tenant_the_lead_is_in_calls() -> None:
 
 
 def test_among_calls_inside_the_least_served_owner_goes_first() -> None:
-    policy = FairServe(lead_tokens=1000.0)
+    policy = named_policy("fairserve", lead_tokens=1000.0)
     for _ in range(3):
         push(policy, make_request("a", prompt=100), inside=True)
         push(policy, make_request("b", prompt=250), inside=True)
@@ -209,14 +219,14 @@ def test_among_calls_inside_the_least_served_owner_goes_first() -> None:
 
 
 def test_a_flow_serves_its_own_open_interactions_first() -> None:
-    policy = FairServe()
+    policy = named_policy("fairserve")
     start = push(policy, make_request("a"))
     going_on = push(policy, make_request("a"), inside=True)
     assert [pop(policy), pop(policy)] == [going_on, start]
 
 
 def test_a_returned_call_goes_back_to_the_head_of_those_inside() -> None:
-    policy = FairServe()
+    policy = named_policy("fairserve")
     first = push(policy, make_request("a"), inside=True)
     push(policy, make_request("a"), inside=True)
     assert pop(policy) is first
@@ -252,7 +262,7 @@ class Habit:
 class Server:
     """So many requests at a time, one token each per step; everybody who is present always has some waiting."""
 
-    policy: Wsc
+    policy: Policy
     habits: dict[str, Habit]
     seed: int = 1
     waiting: dict[Flow, int] = field(default_factory=dict)
@@ -285,13 +295,13 @@ class Server:
             flow = request.flow
             self.waiting[flow] -= 1
             self.received[flow] += request.prompt_tokens
-            self.normalised[flow] += request.prompt_tokens / request.norm
+            self.normalised[flow] += request.prompt_tokens / request.progress.norm
             self.running.append((request, 0, self.rng.randint(*self.habits[flow.tenant].output)))
         still = []
         for request, before, length in self.running:
             output, flow = before + 1, request.flow
             self.received[flow] += 2.0
-            self.normalised[flow] += 1 / request.norm
+            self.normalised[flow] += 1 / request.progress.norm
             aborts = self.habits[flow.tenant].stops_at
             over = output == (length if aborts is None else max(1, length - aborts))
             service = ServiceTokens(request.prompt_tokens, output)
@@ -327,7 +337,7 @@ def of_tenants(server: Server) -> float:
 @given(inside=insides, users=st.integers(1, 4), seed=st.integers(0, 10_000))
 def test_tenants_stay_within_twice_u_and_the_lead(inside: tuple[float, float], users: int, seed: int) -> None:
     habits = {"a": Habit(users, inside[0]), "b": Habit(1, inside[1], prompt=(1, 8)), "c": Habit(2, 0.3)}
-    server = Server(FairServe(lead_tokens=LEAD_TOKENS), habits, seed)
+    server = Server(named_policy("fairserve", lead_tokens=LEAD_TOKENS), habits, seed)
     assert largest_gap(server, 300, of_tenants) <= 2 * (IN_FLIGHT + LEAD_TOKENS)
 
 
@@ -335,7 +345,7 @@ def test_tenants_stay_within_twice_u_and_the_lead(inside: tuple[float, float], u
 @given(inside=st.sampled_from([0.0, 0.1, 0.5, 1.0]), seed=st.integers(0, 10_000))
 def test_flows_of_a_tenant_stay_within_twice_u_and_the_lead_in_normal_calls(inside: float, seed: int) -> None:
     norm = 20.0
-    policy = FairServe(WscSettings(weights={"chat": norm}), lead_calls=LEAD_CALLS)
+    policy = named_policy("fairserve", weights={"chat": norm}, lead_calls=LEAD_CALLS)
     server = Server(policy, {"a": Habit(3, inside), "b": Habit(1)}, seed)
     mine, other = [flow for flow in server.waiting if flow.tenant == "a"][:2]
 
@@ -348,7 +358,7 @@ def test_flows_of_a_tenant_stay_within_twice_u_and_the_lead_in_normal_calls(insi
 
 @pytest.mark.parametrize("lead_tokens", [1e9])
 def test_a_lead_without_a_bound_would_be_seen(lead_tokens: float) -> None:
-    server = Server(FairServe(lead_tokens=lead_tokens), {"a": Habit(1, 1.0), "b": Habit(1)})
+    server = Server(named_policy("fairserve", lead_tokens=lead_tokens), {"a": Habit(1, 1.0), "b": Habit(1)})
     assert largest_gap(server, 300, of_tenants) > 2 * (IN_FLIGHT + LEAD_TOKENS)
 
 
@@ -359,8 +369,8 @@ def test_a_policy_that_does_not_charge_at_dispatch_would_be_seen() -> None:
             super().charge(request, service if final else ServiceTokens(0, 0), now, final=final)
 
     habits = {"a": Habit(1, prompt=(60, 60)), "b": Habit(1, prompt=(1, 1), output=(1, 1))}
-    server = Server(Late(lead_tokens=0.0), habits)
-    strict = Server(FairServe(lead_tokens=0.0), habits)
+    server = Server(Policy(Late(FairServeParams(lead_tokens=0.0))), habits)
+    strict = Server(named_policy("fairserve", lead_tokens=0.0), habits)
     assert largest_gap(server, 300, of_tenants) > 1.2 * largest_gap(strict, 300, of_tenants)
 
 
@@ -380,7 +390,7 @@ CHEATS = {
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_cheating_gains_no_service(cheat: str) -> None:
     def served(habit: Habit) -> float:
-        policy = FairServe(WscSettings(weights={"heaviest": 10_000.0}), lead_tokens=LEAD_TOKENS)
+        policy = named_policy("fairserve", weights={"heaviest": 10_000.0}, lead_tokens=LEAD_TOKENS)
         server = Server(policy, {"me": habit, "b": Habit(2, 0.3), "c": Habit(1)})
         for step in range(5000):
             server.step(step)

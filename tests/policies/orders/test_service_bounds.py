@@ -14,10 +14,11 @@ from itertools import permutations
 
 import pytest
 
-from policies.orders.contract import Policy
+from policies.admission.policy import Policy
+from policies.orders.contract import Order, Selection
 from policies.orders.cost import Cost, LinearCost, ProfiledCost
-from policies.orders.lcf import Lcf
-from policies.orders.vtc import Vtc
+from policies.orders.lcf import Lcf, LcfParams
+from policies.orders.vtc import Vtc, VtcParams
 from policies.request import Flow, Request, ServiceTokens
 from tests.policies.making import Room, make_request
 from tests.policies.orders.test_contract import CLAIMS, fair_policy, make
@@ -203,7 +204,7 @@ class Server:
     def dispatches(self) -> None:
         while len(self.running) < self.trace.slots and len(self.policy):
             selection = self.policy.pop(0.0, Room())
-            assert selection is not None
+            assert isinstance(selection, Selection)
             request = selection.request
             self.tenants[request.flow.tenant].queued -= 1
             self.flows[request.flow].queued -= 1
@@ -263,7 +264,8 @@ class ForgetsDebt(Vtc):
     """Whoever has nothing waiting starts again from the floor."""
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
-        tenant = self._backlog._tenants.get(request.flow.tenant)
+        assert self.backlog is not None
+        tenant = self.backlog.tenant(request.flow.tenant)
         if tenant is not None and not tenant.queued:
             tenant.counter = 0.0
         super().push(request, now, front=front)
@@ -273,24 +275,40 @@ class ChargesTwice(Vtc):
     """Takes what was received in all for what is new."""
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
-        request.charged = 0.0
+        request.progress.charged = 0.0
         super().charge(request, service, now, final=final)
+
+
+def at_weight(weight: float, request: Request) -> Request:
+    """The same request of a tenant of another weight."""
+    return Request(
+        request.id,
+        request.flow,
+        weight,
+        request.prompt_tokens,
+        request.output_tokens_max,
+        request.arrived_s,
+        progress=request.progress,
+    )
 
 
 class IgnoresWeights(Vtc):
     """Everybody is charged the same."""
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
-        request.weight = 1.0
-        super().push(request, now, front=front)
+        super().push(at_weight(1.0, request), now, front=front)
 
 
 class NeverRefunds(Vtc):
     """Keeps what was charged ahead for an answer that was shorter."""
 
+    def __init__(self, params: VtcParams) -> None:
+        super().__init__(params)
+        self.predicts = params.predict_output
+
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
-        if self._predict_output and service.prompt:
-            service = replace(service, output=max(service.output, round(request.output_tokens_expected)))
+        if self.predicts and service.prompt:
+            service = replace(service, output=max(service.output, round(request.progress.output_tokens_expected)))
         super().charge(request, service, now, final=final)
 
 
@@ -299,12 +317,18 @@ class NewestFirst(Vtc):
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         super().push(request, now, front=front)
-        flow = self._backlog._flows[request.flow]
-        flow.counter = -float(self._backlog._tenants[request.flow.tenant].queued)
+        assert self.backlog is not None
+        flow = self.backlog.flow(request.flow)
+        assert flow is not None
+        flow.counter = -float(self.backlog.waiting_of(request.flow.tenant))
 
 
-MUTANTS: dict[str, type[Vtc]] = {
-    "no lift": Lcf,
+def without_lift(params: VtcParams) -> Order:
+    return Lcf(LcfParams(cost=params.cost, predict_output=params.predict_output))
+
+
+MUTANTS: dict[str, Callable[[VtcParams], Order]] = {
+    "no lift": without_lift,
     "no charge at dispatch": NoChargeAtDispatch,
     "forgets debt": ForgetsDebt,
     "charges twice": ChargesTwice,
@@ -318,7 +342,7 @@ MUTANTS: dict[str, type[Vtc]] = {
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_p9_a_broken_policy_is_caught_by_the_same_check(mutant: str) -> None:
     def policy(trace: Trace) -> Policy:
-        return MUTANTS[mutant](cost=trace.cost, predict_output=trace.predict_output)
+        return Policy(MUTANTS[mutant](VtcParams(cost=trace.service, predict_output=trace.predict_output)))
 
     assert any(complaint(policy(trace), trace, "vtc") for trace in map(Trace.of, range(TRACES)))
 

@@ -2,63 +2,89 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.admission.named import named_policy
+from policies.admission.policy import Policy
+from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.contract import Selection
-from policies.orders.d2lpm import D2lpm
+from policies.placements.contract import EngineLoad
+from policies.placements.prefix_index import PrefixIndex
 from policies.request import Flow, Request, ServiceTokens
 from simulation.baselines import round_robin_lpm
 from tests.policies.caching import BLOCK, CachingServers, Questions, document
 from tests.policies.making import make_request
 
 
+@dataclass(frozen=True)
+class Load:
+    """How many run at an engine."""
+
+    name: str
+    running: int
+
+    def kv_fraction(self) -> float:
+        return float(self.running)
+
+
 class Cluster:
-    """Backends by name, with what they run and how much they can."""
+    """Engines by name, with what they run and how much they can."""
 
     def __init__(self, slots: int, *names: str) -> None:
         self.slots = slots
         self.running = dict.fromkeys(names, 0)
 
-    def place(self, request: Request) -> str | None:
-        return min((name for name in self.running if self.fits(request, name)), default=None)
+    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
+        found = [Load(name, running) for name, running in self.running.items() if running < self.slots]
+        return found or Blocked(request, dict.fromkeys(self.running, Obstacle.SLOTS))
 
-    def fits(self, request: Request, backend: str) -> bool:
-        return self.running[backend] < self.slots
+    def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
+        return None if self.running[engine] < self.slots else Obstacle.SLOTS
 
     def loads(self) -> dict[str, int]:
         return self.running
 
 
-def ask(policy: D2lpm, text: tuple[int, ...], *, tenant: str = "a", weight: float = 1.0) -> Request:
-    request = make_request(tenant, weight=weight)
-    request.prefix = (*text, hash(("question", request.id)))
-    request.prompt_tokens = BLOCK * len(request.prefix)
+_serial = count()
+
+
+def prefixes_of(policy: Policy) -> PrefixIndex:
+    """What the engines are taken to have cached."""
+    assert policy.prefixes is not None
+    return policy.prefixes
+
+
+def ask(policy: Policy, text: tuple[int, ...], *, tenant: str = "a", weight: float = 1.0) -> Request:
+    prefix = (*text, hash(("question", next(_serial))))
+    request = make_request(tenant, weight=weight, prefix=prefix, prompt=BLOCK * len(prefix))
     policy.push(request, 0.0)
     return request
 
 
-def pop(policy: D2lpm, cluster: Cluster) -> Selection | None:
+def pop(policy: Policy, cluster: Cluster) -> Selection | Blocked | None:
     selection = policy.pop(0.0, cluster)
-    if selection is not None:
+    if isinstance(selection, Selection):
         cluster.running[selection.backend] += 1
         policy.charge(selection.request, ServiceTokens(selection.request.prompt_tokens, 0), 0.0, final=False)
     return selection
 
 
-def pop_all(policy: D2lpm, cluster: Cluster) -> list[str]:
+def pop_all(policy: Policy, cluster: Cluster) -> list[str]:
     backends = []
-    while (selection := pop(policy, cluster)) is not None:
+    while isinstance(selection := pop(policy, cluster), Selection):
         backends.append(selection.backend)
     return backends
 
 
 def test_requests_that_begin_alike_go_to_one_backend_and_others_elsewhere() -> None:
-    policy, cluster = D2lpm(), Cluster(100, "x", "y")
+    policy, cluster = named_policy("d2lpm"), Cluster(100, "x", "y")
     wanted = {}
     for number in range(8):
         for text in (1, 2):
@@ -68,13 +94,13 @@ def test_requests_that_begin_alike_go_to_one_backend_and_others_elsewhere() -> N
     served += [pop(policy, cluster) for _ in range(8)]
     where: dict[int, set[str]] = {1: set(), 2: set()}
     for selection in served:
-        assert selection is not None
+        assert isinstance(selection, Selection)
         where[wanted[selection.request.id]].add(selection.backend)
     assert sorted(map(sorted, where.values())) == [["x"], ["y"]]
 
 
 def test_what_is_not_cached_anywhere_goes_to_the_shortest_queue() -> None:
-    policy, cluster = D2lpm(), Cluster(100, "x", "y", "z")
+    policy, cluster = named_policy("d2lpm"), Cluster(100, "x", "y", "z")
     cluster.running.update(x=5, y=2, z=4)
     for number in range(7):
         ask(policy, document(number, 3))
@@ -85,8 +111,8 @@ def test_what_is_not_cached_anywhere_goes_to_the_shortest_queue() -> None:
 def test_a_quantum_limits_how_long_a_tenant_sticks_to_one_backend(
     backend_quantum: float, backends_used: set[str]
 ) -> None:
-    policy, cluster = D2lpm(backend_quantum=backend_quantum), Cluster(100, "x", "y")
-    policy.prefixes.insert(document(1, 4), "x")
+    policy, cluster = named_policy("d2lpm", backend_quantum=backend_quantum), Cluster(100, "x", "y")
+    prefixes_of(policy).insert(document(1, 4), "x")
     for _ in range(20):
         ask(policy, document(1, 4))
     assert set(pop_all(policy, cluster)) == backends_used
@@ -94,15 +120,15 @@ def test_a_quantum_limits_how_long_a_tenant_sticks_to_one_backend(
 
 def test_a_heavier_tenant_may_stick_for_longer() -> None:
     def at_home(weight: float) -> int:
-        policy, cluster = D2lpm(backend_quantum=200.0), Cluster(100, "x", "y")
-        policy.prefixes.insert(document(1, 4), "x")
+        policy, cluster = named_policy("d2lpm", backend_quantum=200.0), Cluster(100, "x", "y")
+        prefixes_of(policy).insert(document(1, 4), "x")
         for _ in range(16):
             ask(policy, document(1, 4), weight=weight)
             cluster.running["y"] = 0  # always the shorter queue
         first = []
         for _ in range(16):
             selection = pop(policy, cluster)
-            assert selection is not None
+            assert isinstance(selection, Selection)
             first.append(selection.backend)
         return first.count("x")
 
@@ -110,8 +136,8 @@ def test_a_heavier_tenant_may_stick_for_longer() -> None:
 
 
 def test_an_idle_engine_takes_what_waits_for_another() -> None:
-    policy, cluster = D2lpm(backend_quantum=inf), Cluster(1, "x", "y")
-    policy.prefixes.insert(document(1, 4), "x")
+    policy, cluster = named_policy("d2lpm", backend_quantum=inf), Cluster(1, "x", "y")
+    prefixes_of(policy).insert(document(1, 4), "x")
     for _ in range(3):
         ask(policy, document(1, 4))
     assert pop_all(policy, cluster) == ["x", "y"]
@@ -121,8 +147,8 @@ def test_an_idle_engine_takes_what_waits_for_another() -> None:
 
 
 def test_what_waits_for_a_backend_that_fails_is_placed_again() -> None:
-    policy, cluster = D2lpm(backend_quantum=inf), Cluster(1, "x", "y")
-    policy.prefixes.insert(document(1, 4), "x")
+    policy, cluster = named_policy("d2lpm", backend_quantum=inf), Cluster(1, "x", "y")
+    prefixes_of(policy).insert(document(1, 4), "x")
     asked = [ask(policy, document(1, 4)) for _ in range(4)]
     cluster.running.update(x=1, y=1)
     assert pop_all(policy, cluster) == []
@@ -136,16 +162,18 @@ def test_what_waits_for_a_backend_that_fails_is_placed_again() -> None:
 
 
 def test_nothing_is_placed_where_nothing_is_in_service() -> None:
-    policy = D2lpm()
+    policy = named_policy("d2lpm")
     request = ask(policy, document(1, 4))
-    assert policy.pop(0.0, Cluster(1)) is None
+    blocked = policy.pop(0.0, Cluster(1))
+    assert isinstance(blocked, Blocked)
+    assert blocked.nearest() == "closed"
     assert len(policy) == 1
     policy.remove(request, 0.0)
     assert len(policy) == 0
 
 
 def test_deficits_are_trued_up_and_given_back() -> None:
-    policy, cluster = D2lpm(backend_quantum=1000.0), Cluster(1, "x")
+    policy, cluster = named_policy("d2lpm", backend_quantum=1000.0), Cluster(1, "x")
     removed, kept = ask(policy, document(1, 9)), ask(policy, document(2, 9))
     flow = kept.flow
     assert pop_all(policy, cluster) == ["x"]
@@ -183,14 +211,14 @@ def bound(traffic: Questions) -> float:
 @settings(max_examples=20, deadline=None)
 @given(traffic=questions)
 def test_backlogged_tenants_stay_within_the_bound_over_all_engines(traffic: Questions) -> None:
-    policy = D2lpm(quantum=QUANTUM, backend_quantum=QUANTUM)
+    policy = named_policy("d2lpm", quantum=QUANTUM, backend_quantum=QUANTUM)
     servers = CachingServers(policy, traffic)
     assert servers.spread(120, "a", "c", both_wait=lambda: wait_everywhere(policy, "a", "c")) <= bound(traffic)
 
 
-def wait_everywhere(policy: D2lpm, *tenants: str) -> bool:
+def wait_everywhere(policy: Policy, *tenants: str) -> bool:
     """What the theorem asks for: has each of them something waiting at every engine?"""
-    explained = [local.explain(Flow(tenant), 0.0) for local in policy._local.values() for tenant in tenants]
+    explained = [order.explain(Flow(tenant), 0.0) for order in policy.orders() for tenant in tenants]
     return all(numbers.get("tenant_queued", 0.0) > 0 for numbers in explained)
 
 
@@ -201,7 +229,9 @@ def test_the_bound_is_one_that_longest_prefix_match_breaks() -> None:
     spreads = [CachingServers(round_robin_lpm(), replace(HARD, seed=seed)).spread(800, "a", "c") for seed in range(4)]
     assert max(spreads) > bound(HARD)
     fair = [
-        CachingServers(D2lpm(quantum=QUANTUM, backend_quantum=QUANTUM), replace(HARD, seed=seed)).spread(800, "a", "c")
+        CachingServers(
+            named_policy("d2lpm", quantum=QUANTUM, backend_quantum=QUANTUM), replace(HARD, seed=seed)
+        ).spread(800, "a", "c")
         for seed in range(4)
     ]
     assert max(fair) <= bound(HARD)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.queue.bounds import QueueLimits, WaitingRoom
+from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.request import Request
 from tests.policies.making import make_request
 
 LIMITS = QueueLimits(requests_max=6, bytes_max=100)
 
 
-def enter(room: WaitingRoom, request: Request) -> list[Request] | None:
+def enter(room: BoundedQueue, request: Request) -> list[Request] | None:
     victims = room.giving_way(request)
     for victim in victims or ():
         room.remove(victim)
@@ -30,7 +30,7 @@ def enter(room: WaitingRoom, request: Request) -> list[Request] | None:
     )
 )
 def test_bounds_hold_whoever_comes(arrivals: list[tuple[str, int, float]]) -> None:
-    room = WaitingRoom(LIMITS)
+    room = BoundedQueue(LIMITS)
     inside: list[Request] = []
     for tenant, body_bytes, weight in arrivals:
         request = make_request(tenant, body_bytes=body_bytes, weight=weight)
@@ -43,7 +43,7 @@ def test_bounds_hold_whoever_comes(arrivals: list[tuple[str, int, float]]) -> No
 
 
 def test_a_full_queue_of_small_requests_does_not_take_in_a_huge_one() -> None:
-    room = WaitingRoom(LIMITS)
+    room = BoundedQueue(LIMITS)
     for _ in range(LIMITS.requests_max):
         enter(room, make_request("flood", body_bytes=15))
     enter(room, make_request("light", body_bytes=90))
@@ -51,7 +51,7 @@ def test_a_full_queue_of_small_requests_does_not_take_in_a_huge_one() -> None:
 
 
 def test_whoever_has_most_in_the_queue_gives_up_its_newest() -> None:
-    room = WaitingRoom(LIMITS)
+    room = BoundedQueue(LIMITS)
     flood = [make_request("flood") for _ in range(LIMITS.requests_max)]
     for request in flood:
         assert enter(room, request) == []
@@ -63,7 +63,7 @@ def test_whoever_has_most_in_the_queue_gives_up_its_newest() -> None:
 
 
 def test_weights_count_in_a_full_queue() -> None:
-    room = WaitingRoom(LIMITS)
+    room = BoundedQueue(LIMITS)
     for _ in range(LIMITS.requests_max):
         enter(room, make_request("heavy", weight=5.0))
     assert enter(room, make_request("light", weight=1.0)) is not None
@@ -71,7 +71,7 @@ def test_weights_count_in_a_full_queue() -> None:
 
 
 def test_bytes_are_shared_like_places() -> None:
-    room = WaitingRoom(LIMITS)
+    room = BoundedQueue(LIMITS)
     flood = [make_request("flood", body_bytes=30) for _ in range(3)]
     for request in flood:
         enter(room, request)
@@ -82,25 +82,25 @@ def test_bytes_are_shared_like_places() -> None:
 @settings(max_examples=100, deadline=None)
 @given(deadlines=st.lists(st.integers(0, 20), min_size=1, max_size=20), removed=st.sets(st.integers(0, 19)))
 def test_requests_expire_in_order_of_their_deadlines(deadlines: list[int], removed: set[int]) -> None:
-    room = WaitingRoom(QueueLimits())
+    room = BoundedQueue(QueueLimits())
     requests = []
     for deadline_s in deadlines:
         request = make_request()
-        request.deadline_s = float(deadline_s)
+        request.progress.deadline_s = float(deadline_s)
         requests.append(request)
         room.add(request)
     for number in removed:
         if number < len(requests):
             room.remove(requests[number])
     left = [request for number, request in enumerate(requests) if number not in removed]
-    assert room.earliest_deadline_s() == min((request.deadline_s for request in left), default=float("inf"))
+    assert room.earliest_deadline_s() == min((request.progress.deadline_s for request in left), default=float("inf"))
     expired = []
     while (late := room.expired(10.0)) is not None:
         room.remove(late)
-        expired.append(late.deadline_s)
-    assert expired == sorted(request.deadline_s for request in left if request.deadline_s <= 10.0)
+        expired.append(late.progress.deadline_s)
+    assert expired == sorted(request.progress.deadline_s for request in left if request.progress.deadline_s <= 10.0)
 
 
 def test_a_request_that_is_not_waiting_cannot_be_removed() -> None:
     with pytest.raises(KeyError):
-        WaitingRoom(LIMITS).remove(make_request())
+        BoundedQueue(LIMITS).remove(make_request())

@@ -1,11 +1,11 @@
-"""A `Line` gives the least counter first, however counters rise and fall, and stays small."""
+"""A `Counters` gives the least counter first, however counters rise and fall, and stays small."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.queue.counters import Line, Member
+from policies.queue.counters import Counters, Member
 
 NAMES = [(letter,) for letter in "abcdef"]
 
@@ -24,7 +24,7 @@ class Lined:
     """A line and all its members by name, and changes to them as the callers of a line make them."""
 
     def __init__(self) -> None:
-        self.line: Line[Member] = Line()
+        self.line: Counters[Member] = Counters()
         self.members: dict[tuple[str, ...], Member] = {}
 
     def member(self, name: tuple[str, ...]) -> Member:
@@ -99,7 +99,7 @@ def test_who_waits_or_runs_is_kept_and_all_others_can_be_forgotten(
 
 
 def test_entries_of_refunds_do_not_pile_up() -> None:
-    line: Line[Member] = Line()
+    line: Counters[Member] = Counters()
     members = [Member(name) for name in NAMES]
     for member in members:
         for _ in range(3):
@@ -113,7 +113,7 @@ def test_entries_of_refunds_do_not_pile_up() -> None:
 
 
 def test_a_refund_moves_a_member_forward() -> None:
-    line: Line[Member] = Line()
+    line: Counters[Member] = Counters()
     generous, other = Member(("a",)), Member(("b",))
     for member in (generous, generous, other):
         line.queued(member)
@@ -129,7 +129,7 @@ def test_a_refund_moves_a_member_forward() -> None:
 
 
 def test_a_newcomer_to_an_empty_line_starts_where_the_last_one_left() -> None:
-    line: Line[Member] = Line()
+    line: Counters[Member] = Counters()
     early, late = Member(("early",)), Member(("late",))
     line.queued(early)
     line.dispatched(early)
@@ -139,7 +139,7 @@ def test_a_newcomer_to_an_empty_line_starts_where_the_last_one_left() -> None:
 
 
 def test_without_lift_a_newcomer_starts_with_what_it_has() -> None:
-    line: Line[Member] = Line(lift=False)
+    line: Counters[Member] = Counters(lift=False)
     early, late = Member(("early",)), Member(("late",))
     line.queued(early)
     line.charged(early, 40.0)

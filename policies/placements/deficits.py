@@ -1,14 +1,14 @@
-"""Double Deficit Longest Prefix Match: which backend is this request for, and who goes next there?
+"""The placement of Double Deficit Longest Prefix Match (D2LPM): which backend is this request for?
 
-("Locality-aware Fair Scheduling in LLM Serving", arXiv 2501.14312, algorithm 2.) Placement: a request goes where most
+("Locality-aware Fair Scheduling in LLM Serving", arXiv 2501.14312, algorithm 2.) A request goes where most
 of its prompt is cached, or is about to be since one that begins alike waits there, as long as its tenant has deficit
 left at that backend; otherwise where the tenant has some; ties go to the shortest queue. Input is charged to that
 deficit in full when it is placed, output at the end; when a tenant has none left anywhere, all of its backends get a
 quantum (times its weight), as many as are needed at once. So `backend_quantum` limits how long a tenant sticks to one
 backend: an infinite one is unfair (theorem A.5).
 
-Local order: each backend has a `Dlpm` of its own, see `placements.per_backend`. One rule is not in the paper: an idle
-engine takes what waits elsewhere.
+D2LPM is this placement with the order `dlpm` in the queue of each backend. One rule is not in the paper: an idle engine
+takes what waits elsewhere.
 
 Bound (theorems 5.1 and 5.2): two tenants that both have requests waiting at every backend receive extend service, per
 weight, that differs by at most 2 W (U + Q) over W backends, with U and Q as in `orders.dlpm`; `backend_quantum` is
@@ -18,18 +18,30 @@ not in it. The paper takes whoever is backlogged to wait everywhere; few request
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from policies.orders.cost import Cost, ExtendCost
-from policies.orders.dlpm import Dlpm
-from policies.placements.per_backend import PerBackend
+from policies.placements.contract import Assignment
 from policies.placements.prefix_index import PrefixIndex
-from policies.request import Flow, Request, ServiceTokens
+from policies.request import Request, ServiceTokens
+from policies.settings import setting
 
-__all__ = ["BACKEND_QUANTUM", "D2lpm"]
+__all__ = ["BACKEND_QUANTUM", "ByDeficits", "DeficitParams"]
 
 BACKEND_QUANTUM: Final = 1_000_000.0
 """Some tens of long prompts. Placement charges input in full, so a smaller one drives a tenant from its cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeficitParams:
+    """What is service, and how much of it does a tenant receive at one backend before it is sent to others?"""
+
+    input_weight: float = 1.0
+    output_weight: float = 2.0
+    backend_quantum: float = setting(
+        BACKEND_QUANTUM, "Service that a tenant receives at one backend before it is sent to others.", least=1, most=1e9
+    )
 
 
 class _Deficits:
@@ -73,57 +85,27 @@ class _Deficits:
         return deficits
 
 
-class D2lpm(PerBackend[Dlpm]):
-    """Where does a request find its prefix, without its tenant sticking there, and who is next at that backend?"""
+class ByDeficits(Assignment):
+    """Where does a request find its prefix, without its tenant sticking there?"""
 
     reads_prefixes = True
+    idle_takes = True
 
     def __init__(
         self,
+        params: DeficitParams | None = None,
         *,
-        cost: Cost | None = None,
-        quantum: float | None = None,
-        backend_quantum: float | None = None,
+        prefixes: PrefixIndex | None = None,
         flows_max: int = 10_000,
     ) -> None:
-        super().__init__(idle_takes=True)
-        self.prefixes = PrefixIndex()
-        self._cost = cost if cost is not None else ExtendCost()
-        self._quantum = quantum
-        self._flows_max = flows_max
-        self._deficits = _Deficits(
-            tenants_max=flows_max, quantum=BACKEND_QUANTUM if backend_quantum is None else backend_quantum
-        )
+        params = params or DeficitParams()
+        self._input_weight = params.input_weight
+        self._output_weight = params.output_weight
+        self._deficits = _Deficits(tenants_max=flows_max, quantum=params.backend_quantum)
 
-    def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
-        backend, _ = self._running[request.id]
-        super().charge(request, service, now, final=final)
-        if final:
-            received = self._cost(ServiceTokens(service.prompt, service.output, 0))
-            self._deficits.charge(request.flow.tenant, backend, received - self._input(request))
-
-    def explain(self, flow: Flow, now: float) -> dict[str, float]:
-        """As of all backends, and what its tenant has left at each."""
-        return {**super().explain(flow, now), **self._deficits.explain(flow.tenant)}
-
-    def remembered(self) -> int:
-        """Tenants and flows in memory, over all backends."""
-        return sum(local.remembered() for local in self._local.values())
-
-    def _local_policy(self, backend: str) -> Dlpm:
-        return Dlpm(
-            cost=self._cost,
-            quantum=self._quantum,
-            flows_max=self._flows_max,
-            prefixes=self.prefixes,
-            backend=backend,
-        )
-
-    def _choose(self, request: Request, loads: dict[str, int]) -> str:
+    def assign(self, request: Request, loads: Mapping[str, int], depths: Mapping[str, int]) -> str:
         candidates = self._deficits.entitled(request.flow.tenant, request.weight, sorted(loads))
-        if request.prefix:
-            cached = self.prefixes.depths(request.prefix)
-            depths = {name: max(cached.get(name, 0), self._local[name].shared_depth(request)) for name in loads}
+        if depths:
             longest = max(depths.values())
             candidates = [name for name in candidates if depths[name] == longest] or candidates
         chosen = candidates[0]
@@ -132,12 +114,17 @@ class D2lpm(PerBackend[Dlpm]):
                 chosen = name
         return chosen
 
-    def _moved(self, request: Request, before: str | None, after: str | None) -> None:
-        tenant, service = request.flow.tenant, self._input(request)
+    def moved(self, request: Request, before: str | None, after: str | None) -> None:
+        tenant, service = request.flow.tenant, self._input_weight * request.prompt_tokens
         if before is not None:
             self._deficits.charge(tenant, before, -service)
         if after is not None:
             self._deficits.charge(tenant, after, service)
 
-    def _input(self, request: Request) -> float:
-        return self._cost(ServiceTokens(request.prompt_tokens, 0, 0))
+    def ended(self, request: Request, engine: str, service: ServiceTokens) -> None:
+        more_input = self._input_weight * (service.prompt - request.prompt_tokens)
+        self._deficits.charge(request.flow.tenant, engine, more_input + self._output_weight * service.output)
+
+    def explain(self, tenant: str) -> dict[str, float]:
+        """What its tenant has left at each engine."""
+        return self._deficits.explain(tenant)

@@ -1,0 +1,83 @@
+"""Which policy, and what is set for it? The section follows from the registry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_serializer,
+)
+
+from gateway.config.fields import fault
+from gateway.config.section import Section
+from policies.orders.registry import POLICIES, Entry
+from policies.settings import Setting, settings_of
+
+__all__ = ["PolicyConfig", "PolicyName", "policy_settings"]
+
+if TYPE_CHECKING:
+    PolicyName = str
+else:
+    PolicyName = Literal[tuple(POLICIES)]
+
+
+def policy_settings(entry: Entry) -> dict[str, Setting]:
+    """What may be set for a policy, by name: for its order and for its placement."""
+    of_placement = settings_of(entry.placement_params) if entry.placement_params is not None else {}
+    return settings_of(entry.params) | of_placement
+
+
+_OF_POLICY = {name: policy_settings(entry) for name, entry in POLICIES.items()}
+
+
+class _Named(Section):
+    """Which request goes next. A setting that the policy does not have is a fault."""
+
+    name: PolicyName = Field(
+        default="fairserve",
+        description="\n".join(f"{name}: {entry.summary}." for name, entry in POLICIES.items()),
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _has_it(cls, value: Any, info: ValidationInfo) -> Any:
+        name, field = info.data.get("name"), info.field_name
+        if name is not None and field is not None and field != "name" and field not in _OF_POLICY[name]:
+            having = ", ".join(one for one, settings in _OF_POLICY.items() if field in settings)
+            raise fault(f"is not a setting of {name}, but of {having}")
+        return value
+
+    @model_serializer(mode="wrap")
+    def _what_was_set(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in whole(self).items() if value is not None}
+
+    def settings(self) -> dict[str, Any]:
+        """What was set, by name."""
+        return self.model_dump(exclude={"name"})
+
+
+def _field(name: str) -> Any:
+    """One field for all policies that have this setting; they agree on its kind and bounds. None: it was not set."""
+    having = {policy: settings[name] for policy, settings in _OF_POLICY.items() if name in settings}
+    first = next(iter(having.values()))
+    kind: Any = Literal[first.choices] if first.choices else first.kind
+    defaults = {policy: one.default for policy, one in having.items()}
+    doc, extra = f"{first.doc} {', '.join(having)}.", {"default": first.default}
+    if len(set(defaults.values())) > 1:
+        own = ", ".join(f"{value:g} for {policy}" for policy, value in defaults.items())
+        kind, doc, extra = kind | None, f"{first.doc} Default: {own}.", {}
+    field = Field(default=None, ge=first.least, gt=first.above, le=first.most, description=doc, json_schema_extra=extra)
+    return (kind, field)
+
+
+_FIELDS: dict[str, Any] = {name: _field(name) for settings in _OF_POLICY.values() for name in settings}
+
+if TYPE_CHECKING:
+    PolicyConfig = _Named
+else:
+    PolicyConfig = create_model("PolicyConfig", __base__=_Named, __doc__=_Named.__doc__, **_FIELDS)

@@ -1,0 +1,177 @@
+"""A queue for each engine: requests are assigned when they come, and each engine has an order of its own.
+
+An engine serves first come, first served, so what waits for it is held here and goes out in that order when the engine
+can start it. To which engine a request is assigned is for the placement to say. When an engine goes out of service,
+what waits for it is assigned again.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from policies.admission.policy import Engines, Policy
+from policies.capacity.obstacle import Blocked
+from policies.orders.contract import Order, Selection
+from policies.placements.contract import Assignment
+from policies.placements.prefix_index import PrefixIndex
+from policies.placements.siblings import Siblings
+from policies.request import Flow, Request, ServiceTokens
+
+__all__ = ["AssignedPolicy"]
+
+
+class _Queued(NamedTuple):
+    request: Request
+    front: bool
+    engine: str
+
+
+class _RoomOfOne:
+    """One engine of a pool, as the room that its order asks."""
+
+    def __init__(self, engines: Engines, engine: str) -> None:
+        self._engines = engines
+        self._engine = engine
+
+    def place(self, request: Request) -> str | Blocked:
+        obstacle = self._engines.obstacle_at(request, self._engine)
+        return self._engine if obstacle is None else Blocked(request, {self._engine: obstacle})
+
+
+class AssignedPolicy(Policy):
+    """Which engine is a request for, and who goes next there?"""
+
+    def __init__(self, order: Order, placement: Assignment, *, prefixes: PrefixIndex | None = None) -> None:
+        """`order`: its like orders the queue of each engine, and it says who may not be queued at all."""
+        super().__init__(order, placement, prefixes=prefixes)
+        self._assignment = placement
+        self._orders: dict[str, Order] = {}
+        self._siblings: dict[str, Siblings] = {}
+        self._arrived: OrderedDict[str, tuple[Request, bool]] = OrderedDict()
+        """Not assigned yet: where they can go is only known to `pop`. True: it came back, and goes first."""
+        self._queued: dict[str, _Queued] = {}
+        self._running: dict[str, tuple[str, Order]] = {}
+        """Where it runs, and whose queue it came from."""
+
+    def orders(self) -> Sequence[Order]:
+        return tuple(self._orders.values())
+
+    def push(self, request: Request, now: float, *, front: bool = False) -> None:
+        self._arrived[request.id] = (request, front)
+
+    def pop(self, now: float, engines: Engines) -> Selection | Blocked | None:
+        running = engines.loads()
+        if not running:
+            return self._none_in_service()
+        if running.keys() != self._orders.keys():
+            self._follow(running, now)
+        if self._arrived:
+            self._assign_arrived(running, now)
+        least_busy_first = sorted([(count, name) for name, count in running.items()])
+        blocked: Blocked | None = None
+        longest: Order | None = None
+        for _, name in least_busy_first:
+            order = self._orders[name]
+            if not len(order):
+                continue
+            selection = order.pop(now, _RoomOfOne(engines, name))
+            if isinstance(selection, Selection):
+                return self._dispatched(selection, order)
+            blocked = blocked or selection
+            if longest is None or len(order) > len(longest):
+                longest = order
+        if longest is None or not self._assignment.idle_takes:
+            return blocked
+        for count, name in least_busy_first:
+            if not count and not len(self._orders[name]):
+                selection = longest.pop(now, _RoomOfOne(engines, name))
+                if isinstance(selection, Selection):
+                    return self._dispatched(selection, longest)
+        return blocked
+
+    def remove(self, request: Request, now: float) -> None:
+        if self._arrived.pop(request.id, None) is None:
+            self._withdraw(self._queued[request.id], now)
+
+    def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
+        super().charge(request, service, now, final=final)
+        if final:
+            engine, _ = self._running.pop(request.id)
+            self._assignment.ended(request, engine, service)
+
+    def explain(self, flow: Flow, now: float) -> dict[str, float]:
+        """Requests over all engines; how far `ahead` as at the engine where it is least; what the placement says."""
+        numbers = {"queued": float(sum(request.flow == flow for request, _ in self._arrived.values()))}
+        for order in self._orders.values():
+            for name, number in order.explain(flow, now).items():
+                if name.endswith("_ahead"):
+                    numbers[name] = min(numbers.get(name, number), number)
+                else:
+                    numbers[name] = number if name == "weight" else numbers.get(name, 0.0) + number
+        return numbers | self._assignment.explain(flow.tenant)
+
+    def __len__(self) -> int:
+        return len(self._arrived) + len(self._queued)
+
+    def _order_of(self, request: Request) -> Order:
+        return self._running[request.id][1]
+
+    def _none_in_service(self) -> Blocked | None:
+        for request, _ in self._arrived.values():
+            return Blocked(request, {})
+        for queued in self._queued.values():
+            return Blocked(queued.request, {})
+        return None
+
+    def _follow(self, running: dict[str, int], now: float) -> None:
+        """Some engine is new, or out of service."""
+        for name in running:
+            if name not in self._orders:
+                self._orders[name] = self.order.beside(name)
+                self._siblings[name] = Siblings()
+        if any(len(order) for name, order in self._orders.items() if name not in running):
+            for queued in [queued for queued in self._queued.values() if queued.engine not in running]:
+                self._withdraw(queued, now)
+                self._arrived[queued.request.id] = (queued.request, queued.front)
+
+    def _assign_arrived(self, running: dict[str, int], now: float) -> None:
+        loads = {name: count + len(self._orders[name]) for name, count in running.items()}
+        for request, front in self._arrived.values():
+            engine = self._assignment.assign(request, loads, self._depths(request, loads))
+            loads[engine] += 1
+            self._orders[engine].push(request, now, front=front)
+            self._queued[request.id] = _Queued(request, front, engine)
+            if request.prefix:
+                self._siblings[engine].add(request)
+            self._assignment.moved(request, None, engine)
+        self._arrived.clear()
+
+    def _depths(self, request: Request, loads: dict[str, int]) -> dict[str, int]:
+        """Leading blocks that each engine holds, or is about to hold for one that waits there."""
+        if self.prefixes is None or not request.prefix:
+            return {}
+        cached = self.prefixes.depths(request.prefix)
+        return {name: max(cached.get(name, 0), self._siblings[name].depth(request.prefix)) for name in loads}
+
+    def _withdraw(self, queued: _Queued, now: float) -> None:
+        self._left(queued)
+        self._orders[queued.engine].remove(queued.request, now)
+        self._assignment.moved(queued.request, queued.engine, None)
+
+    def _dispatched(self, selection: Selection, order: Order) -> Selection:
+        request, engine = selection.request, selection.backend
+        queued = self._queued[request.id]
+        self._left(queued)
+        if queued.engine != engine:
+            self._assignment.moved(request, queued.engine, engine)
+        self._running[request.id] = (engine, order)
+        if self.prefixes is not None:
+            self._note_prefix(selection, self.prefixes)
+        return selection
+
+    def _left(self, queued: _Queued) -> None:
+        del self._queued[queued.request.id]
+        if queued.request.prefix:
+            self._siblings[queued.engine].remove(queued.request)

@@ -1,0 +1,137 @@
+"""WHO goes next and WHERE: an order and a placement, side by side. Any order goes with any placement.
+
+A `Policy` has one queue in front of all engines. Where the placement assigns requests to engines when they come, each
+engine has a queue with an order of its own (`admission.assigned`). Both keep the index of cached prefixes up to date,
+where the order or the placement reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from policies.capacity.obstacle import Blocked, Obstacle
+from policies.orders.contract import Order, Selection
+from policies.placements.contract import EngineLoad, Placement
+from policies.placements.least_loaded import LeastLoaded
+from policies.placements.prefix_index import PrefixIndex, blocks_of_tokens, tokens_of_blocks
+from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
+
+__all__ = ["Engines", "Policy"]
+
+
+class Engines(Protocol):
+    """What can the engines of a pool start now?"""
+
+    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
+        """The engines that can start it now, at least one; or what stands in the way at each."""
+
+    def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
+        """What keeps this one engine from starting it now? None: nothing."""
+
+    def loads(self) -> dict[str, int]:
+        """Requests dispatched to each engine in service, by its name."""
+
+
+class _RoomOfAll:
+    """The engines of a pool, as the room that an order asks."""
+
+    def __init__(self, placement: Placement) -> None:
+        self._placement = placement
+        self.engines: Engines | None = None
+
+    def place(self, request: Request) -> str | Blocked:
+        assert self.engines is not None
+        found = self.engines.with_room(request)
+        return found if isinstance(found, Blocked) else self._placement.choose(request, found)
+
+
+class Policy:
+    """Which request is served next, and at which engine?"""
+
+    def __init__(
+        self, order: Order, placement: Placement | None = None, *, prefixes: PrefixIndex | None = None
+    ) -> None:
+        """`prefixes`: what the engines are taken to have cached; None: neither of the two reads it."""
+        self.order = order
+        self.placement = placement if placement is not None else LeastLoaded()
+        self.prefixes = prefixes
+        self._room = _RoomOfAll(self.placement)
+        self._placed: dict[str, str] = {}
+        """Engine of each dispatched request whose prompt is known."""
+
+    @property
+    def reads_prefixes(self) -> bool:
+        """Are requests to come with the hashes of their prompt's blocks?"""
+        return self.prefixes is not None
+
+    @property
+    def knows_interactions(self) -> bool:
+        """Are calls to come with what they show of their interaction?"""
+        return self.order.knows_interactions
+
+    def orders(self) -> Sequence[Order]:
+        """The orders of all queues: one for each."""
+        return (self.order,)
+
+    def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
+        """May an arriving request not be queued? None: it may."""
+        return self.order.refusal(request, now, pressure)
+
+    def push(self, request: Request, now: float, *, front: bool = False) -> None:
+        """Queue it; `front`: an engine refused it, and it goes first in its flow."""
+        self.order.push(request, now, front=front)
+
+    def pop(self, now: float, engines: Engines) -> Selection | Blocked | None:
+        """Take out the next request that can start. `Blocked`: the next in order has no room. None: nothing waits."""
+        self._room.engines = engines
+        selection = self.order.pop(now, self._room)
+        if isinstance(selection, Selection) and self.prefixes is not None:
+            self._note_prefix(selection, self.prefixes)
+        return selection
+
+    def remove(self, request: Request, now: float) -> None:
+        """Take out a queued request that was cancelled or has expired."""
+        self.order.remove(request, now)
+
+    def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
+        """The service that a dispatched request has received is now this much in all (not: more)."""
+        if self.prefixes is None or not request.prefix:
+            self._order_of(request).charge(request, service, now, final=final)
+            return
+        reported, expected_blocks = service.cached, request.progress.cached_blocks
+        if reported is None and expected_blocks:
+            # The engine has not said yet, or never does: what was expected stands.
+            cached = tokens_of_blocks(expected_blocks, request.prefix, service.prompt)
+            service = ServiceTokens(service.prompt, service.output, cached)
+        self._order_of(request).charge(request, service, now, final=final)
+        if final:
+            engine = self._placed.pop(request.id)
+            if not service.prompt:
+                self.prefixes.forget(request.prefix, engine, expected_blocks)  # refused: it never got there
+            elif reported is not None:
+                found = blocks_of_tokens(reported, request.prefix, service.prompt)
+                self.prefixes.reported(engine, expected_blocks, found)
+
+    def learn(self, request: Request, service: ServiceTokens, now: float) -> None:
+        """An answer came whole, and took this much."""
+        self.order.learn(request, service, now)
+
+    def explain(self, flow: Flow, now: float) -> dict[str, float]:
+        """The numbers that decide this flow's place, by name."""
+        return self.order.explain(flow, now)
+
+    def __len__(self) -> int:
+        """Requests queued."""
+        return len(self.order)
+
+    def _order_of(self, request: Request) -> Order:
+        """The order that a dispatched request came from."""
+        return self.order
+
+    def _note_prefix(self, selection: Selection, prefixes: PrefixIndex) -> None:
+        request, engine = selection.request, selection.backend
+        if request.prefix:
+            self._placed[request.id] = engine
+            request.progress.cached_blocks = prefixes.depth(request.prefix, engine)
+            prefixes.insert(request.prefix, engine)

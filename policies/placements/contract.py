@@ -1,0 +1,75 @@
+"""WHERE does a request go? The contract of a placement.
+
+A placement is asked when a request can start: which of the engines that have room gets it? It never holds a request
+back, and changes nothing by being asked. An `Assignment` answers earlier, when the request comes: each engine then
+has a queue of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+from policies.placements.prefix_index import PrefixIndex
+from policies.request import Request, ServiceTokens
+
+__all__ = ["Assignment", "EngineLoad", "Placement"]
+
+
+class EngineLoad(Protocol):
+    """How full is an engine?"""
+
+    @property
+    def name(self) -> str: ...
+
+    def kv_fraction(self) -> float:
+        """Largest occupancy of its KV cache that what is dispatched is expected to reach (1.0 = full)."""
+
+
+class Placement(ABC):
+    """Which of the engines that can start a request now gets it?"""
+
+    reads_prefixes: ClassVar[bool] = False
+    """Requests are to come with the hashes of their prompt's blocks."""
+
+    def __init__(self, params: Any = None, *, prefixes: PrefixIndex | None = None, flows_max: int = 10_000) -> None:
+        """`params`: what may be set for it; `prefixes`: what engines have cached; `flows_max`: tenants it remembers."""
+        return
+
+    @abstractmethod
+    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> str:
+        """Name of the engine. `engines`: at least one, in an order that means nothing."""
+
+
+class Assignment(Placement):
+    """Which engine is a request for? Asked when it comes; what waits for an engine waits in a queue of that engine."""
+
+    idle_takes: ClassVar[bool] = False
+    """An engine that runs nothing, with nothing waiting for it, takes what is next at the longest queue."""
+
+    @abstractmethod
+    def assign(self, request: Request, loads: Mapping[str, int], depths: Mapping[str, int]) -> str:
+        """Name of the engine.
+
+        Args:
+            loads: requests that run at each engine in service or wait for it; at least one engine.
+            depths: leading blocks of the prompt that each of these holds, or is about to hold for one that waits there;
+                empty if the prompt is not known.
+        """
+
+    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> str:
+        """It was assigned already: there is one engine."""
+        return engines[0].name
+
+    def moved(self, request: Request, before: str | None, after: str | None) -> None:
+        """It is not for this engine any more (None: it was for none), but for that one (None: it has left)."""
+        return
+
+    def ended(self, request: Request, engine: str, service: ServiceTokens) -> None:
+        """It ran at this engine, and received this much."""
+        return
+
+    def explain(self, tenant: str) -> dict[str, float]:
+        """The numbers that decide where its requests go, by name."""
+        return {}

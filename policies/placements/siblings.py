@@ -1,0 +1,59 @@
+"""Which queued requests begin alike?
+
+Known by the hashes of the blocks at depths 1, 2, 4, 8, ..., so a request costs O(log blocks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from policies.placements.prefix_index import Prefix
+from policies.request import Request
+
+__all__ = ["Siblings"]
+
+
+class Siblings:
+    """The requests of one queue by how they begin."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, dict[str, None]] = {}
+
+    def add(self, request: Request) -> None:
+        for block in _landmarks(request.prefix):
+            self._waiting.setdefault(block, {})[request.id] = None
+
+    def remove(self, request: Request) -> None:
+        for block in _landmarks(request.prefix):
+            alike = self._waiting[block]
+            del alike[request.id]
+            if not alike:
+                del self._waiting[block]
+
+    def nearest(self, prefix: Prefix, most: int) -> Iterator[str]:
+        """Ids of at most so many, those that share most first; within that, as they came."""
+        found: set[str] = set()
+        for block in reversed(_landmarks(prefix)):
+            for request_id in self._waiting.get(block, {}):
+                if request_id not in found:
+                    found.add(request_id)
+                    yield request_id
+                    if len(found) == most:
+                        return
+
+    def depth(self, prefix: Prefix) -> int:
+        """How many leading blocks are shared with somebody who waits? To within a factor of two."""
+        depth, shared = 1, 0
+        for block in _landmarks(prefix):
+            if block not in self._waiting:
+                break
+            depth, shared = 2 * depth, depth
+        return shared
+
+
+def _landmarks(prefix: Prefix) -> list[int]:
+    marks, depth = [], 1
+    while depth <= len(prefix):
+        marks.append(prefix[depth - 1])
+        depth *= 2
+    return marks

@@ -1,0 +1,182 @@
+"""The counters of tenants and flows, over several gateways: what is told of them, and what is made of the answer.
+
+The store keeps one sum for each counter. A gateway tells what it charged since it last told, and hears the sum, so that
+nothing counts twice and nothing is lost. Whoever returns while nobody waits is lifted to the counter of whoever left
+last anywhere, not only here: idling banks no credit over gateways either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from math import inf
+from typing import Final, TypeVar
+
+from policies.queue.backlog import Backlog, FlowMember, TenantMember
+from policies.queue.counters import Counters, Member
+from policies.replicas.messages import Charge, Left, Standing
+from policies.request import Flow
+
+__all__ = ["SharedCounters"]
+
+TOLD_MAX: Final = 256
+"""Tenants and flows that other gateways hear of at a time; those beyond have their turn next time."""
+TENANTS_TOLD: Final = 8
+TENANTS_ASKED: Final = 16
+FLOWS_ASKED: Final = 8
+"""Of so many tenants that are next, and of so many flows of the first of them, it is asked what they got elsewhere."""
+AHEAD: Final = 2.0
+"""By so many usual requests somebody may go before one who waits elsewhere: enough that a place that becomes free
+is seldom handed back and forth."""
+
+
+M = TypeVar("M", bound=Member)
+
+
+class _Told:
+    """What others know of one counter: its value, and how much of that came from lifts."""
+
+    __slots__ = ("counter", "lifted")
+
+    def __init__(self, counter: float, lifted: float) -> None:
+        self.counter = counter
+        self.lifted = lifted
+
+
+class _ToldLeft:
+    """What others know of who left last: how often one had left by then, and when it was."""
+
+    __slots__ = ("left_s", "times")
+
+    def __init__(self, times: int, left_s: float) -> None:
+        self.times = times
+        self.left_s = left_s
+
+
+class SharedCounters:
+    """One gateway's side of the exchange about its backlog."""
+
+    def __init__(self, backlog: Backlog, *, epoch_s: float) -> None:
+        backlog.changed = {}
+        self._backlog = backlog
+        self._epoch_s = epoch_s
+        self._waiting_elsewhere: list[TenantMember] = []
+        """Tenants that are known here and wait at other gateways too."""
+        self._members: Sequence[Member] = ()
+        self._last_left: Left | None = None
+        self._to_tell_again: Iterator[str] = iter(())
+
+    @property
+    def quantum(self) -> float:
+        """Size of a round; 0: there are none."""
+        return self._backlog.quantum
+
+    def standings(self) -> list[Standing]:
+        """How much have those received that are next, one of each tenant?"""
+        found = []
+        for tenant in self._backlog.tenants.first(TENANTS_TOLD, within=inf):
+            flow = tenant.flows.least()
+            if flow is not None:
+                served, flow_served = tenant.counter - tenant.lead, flow.counter - flow.lead
+                found.append(Standing(tenant.name[0], _name(flow), served, flow_served))
+        return found
+
+    def is_ahead(self, flow: Flow, elsewhere: Standing) -> bool:
+        """Has this flow received more than one that waits elsewhere, by more than some usual requests?"""
+        backlog = self._backlog
+        member = backlog.flow(flow)
+        if member is None:
+            return False
+        tenant = member.tenant
+        if flow.tenant == elsewhere.tenant:
+            ahead = member.counter - member.lead - elsewhere.flow_served
+            return ahead > max(AHEAD * backlog.usual_of_flow, backlog.quantum)
+        return tenant.counter - tenant.lead - elsewhere.served > max(AHEAD * backlog.usual, backlog.quantum)
+
+    def tell(self, now: float) -> tuple[list[Charge], list[Left]]:
+        """What was charged since the last time, who else it is asked of (those that are next), and who left."""
+        backlog = self._backlog
+        changed = backlog.changed if backlog.changed is not None else {}
+        asked = dict.fromkeys(islice(changed, TOLD_MAX))
+        for member in asked:
+            del changed[member]
+        for place, tenant in enumerate(backlog.tenants.first(TENANTS_ASKED, within=inf)):
+            asked[tenant] = None
+            if place < FLOWS_ASKED:
+                asked.update(dict.fromkeys(tenant.flows.first(FLOWS_ASKED, within=inf)))
+        self._members = list(asked)
+        return [_charge(member) for member in asked], self._lefts(asked, now)
+
+    def hear(self, totals: Sequence[float], left: Left | None, *, is_forgotten: bool) -> None:
+        """What all gateways together charged those that were told, with the lift of those that came alone."""
+        for member, total in zip(self._members, totals, strict=True):
+            told: _Told = member.told
+            correction = total - told.counter
+            told.counter = total
+            if isinstance(member, FlowMember):
+                member.tenant.flows.charged(member, correction)
+            elif isinstance(member, TenantMember):
+                self._backlog.tenants.charged(member, correction)
+        self._members = ()
+        self._last_left = left
+        if is_forgotten:
+            self._to_tell_again = iter(self._backlog.tenant_names())
+
+    def wait_elsewhere(self, standings: Sequence[Standing]) -> None:
+        """Those that are next at other gateways: who comes here is not raised above one that waits there."""
+        for tenant in self._waiting_elsewhere:
+            tenant.flows.least_elsewhere = None
+        self._waiting_elsewhere = []
+        self._backlog.tenants.least_elsewhere = min([standing.served for standing in standings], default=None)
+        for name, _, _, served in standings:
+            tenant_here = self._backlog.tenant(name)
+            if tenant_here is not None:
+                flows = tenant_here.flows
+                flows.least_elsewhere = served if flows.least_elsewhere is None else min(served, flows.least_elsewhere)
+                self._waiting_elsewhere.append(tenant_here)
+
+    def _lefts(self, told: dict[Member, None], now: float) -> list[Left]:
+        """The tenant that left last anywhere, as far as is known here, and which flows left last of those told."""
+        left_s = now + self._epoch_s
+        own = _left("", self._backlog.tenants, left_s, again=False)
+        if own is not None:
+            self._last_left = own
+        lefts = [] if self._last_left is None else [self._last_left]
+        again = set(islice(self._to_tell_again, TOLD_MAX))
+        names = {member.name[0]: None for member in told if isinstance(member, TenantMember)}
+        for name in [*names, *sorted(again - names.keys())]:
+            tenant = self._backlog.tenant(name)
+            if tenant is None:
+                continue
+            left = _left(name, tenant.flows, left_s, again=name in again)
+            if left is not None:
+                lefts.append(left)
+        return lefts
+
+
+def _left(among: str, counters: Counters[M], now_s: float, *, again: bool) -> Left | None:
+    """Who left last here, if the others have not heard of that, or (`again`) have forgotten it."""
+    last = counters.last_left
+    told: _ToldLeft | None = counters.told
+    if last is None or (told is not None and told.times == counters.times_left and not again):
+        return None
+    if told is None or told.times != counters.times_left:
+        told = counters.told = _ToldLeft(counters.times_left, now_s)
+    return Left(among, _name(last), last.counter, told.left_s)
+
+
+def _charge(member: Member) -> Charge:
+    told: _Told | None = member.told
+    known, lifted = (0.0, 0.0) if told is None else (told.counter, told.lifted)
+    base = known + member.lifted - lifted
+    charge = Charge(_name(member), base, member.counter - base, member.lifted != lifted, member.is_sole)
+    member.told = _Told(member.counter, member.lifted)
+    member.is_sole = False
+    return charge
+
+
+def _name(member: Member) -> str:
+    """Tenants come first in a name, so that whatever a client calls its app and user stays within its tenant."""
+    if isinstance(member, FlowMember):
+        return "\x1f".join((member.tenant.name[0], *member.name))
+    return member.name[0]

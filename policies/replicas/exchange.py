@@ -1,0 +1,368 @@
+"""What all gateways have told, and what each hears of it: the twin of the script that Redis runs.
+
+Who goes first, how an engine is divided, what was counted together: all of it is decided here, in plain Python without
+a clock, and in `gateway/redis/exchange.lua`. A differential test holds the two together, answer by answer. Simulations
+use this one.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from math import floor as rounded_down
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from policies.replicas.messages import (
+    Call,
+    Charge,
+    Counted,
+    Grant,
+    Heard,
+    Holding,
+    Left,
+    Opened,
+    Presence,
+    Standing,
+    Tally,
+    Told,
+)
+
+__all__ = ["Exchange"]
+
+MEMBER_MS: Final = 3_000
+"""Who was not heard of for so long has nothing any more."""
+WAITS_MS: Final = 300
+"""Nor, after so long, a place among those that wait."""
+NUMBERS_MS: Final = 3_600_000
+"""The number of its last exchange is kept longer: it may have been paused."""
+COUNTERS_MS: Final = 900_000
+"""What a tenant or a flow received is forgotten when it was idle for so long."""
+SWEEP_MS: Final = 60_000
+
+
+T = TypeVar("T")
+
+
+class _Kept(NamedTuple, Generic[T]):
+    value: T
+    until_ms: float
+
+
+class _Held(NamedTuple):
+    """What one gateway told of one engine, and what it was granted."""
+
+    told: Holding
+    granted: int
+    granted_kv: int
+
+
+class _Record:
+    """What one gateway said last."""
+
+    def __init__(self, number: int, seen_ms: int, told: Told) -> None:
+        self.number = number
+        self.seen_ms = seen_ms
+        self.standings = told.standings
+        self.counters: tuple[float, float] | None = None
+        """Sums of the first standing's counters when it was told."""
+        self.presence = told.presence
+        self.under_way = told.under_way
+        self.holdings: dict[str, _Held] = {}
+
+
+class _Other(NamedTuple):
+    """Another gateway, as it is seen in one exchange."""
+
+    record: _Record
+    is_silent: bool
+    standings: list[Standing]
+    first: Standing | None
+    """The first of them, with what was charged to it since."""
+
+    def standings_now(self) -> list[Standing]:
+        """Those that wait there, the first as it stands now."""
+        return self.standings if self.first is None else [self.first, *self.standings[1:]]
+
+
+class Exchange:
+    """The common store of the gateways of one pool, or of what all pools have in common."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, _Record] = {}
+        self._counters: dict[str, _Kept[float]] = {}
+        self._lefts: dict[str, _Kept[Left]] = {}
+        self._sums: dict[tuple[int, str], _Kept[tuple[int, int, int]]] = {}
+        self._open: dict[str, _Kept[tuple[int, int, int]]] = {}
+        """Calls, tokens, and when it began (ms)."""
+        self._swept_ms = 0
+
+    def exchange(self, me: str, number: int, told: Told, now_ms: int) -> Heard:
+        """One gateway tells, and hears. The same number may come twice, since its answer was lost: it counts once."""
+        self._sweep(now_ms)
+        before = self._records.get(me)
+        others = self._others(me, now_ms)
+        is_repeated = before is not None and number <= before.number
+        waiting = [one for record in others for one in self._seen(record, now_ms).standings_now()]
+        floors = [self._floor(one.name, waiting, told.quantum) if one.is_sole else None for one in told.charges]
+        totals = [
+            self._charged(one, floor, now_ms, is_repeated, before is not None)
+            for one, floor in zip(told.charges, floors, strict=True)
+        ]
+        for left in told.lefts:
+            known = self._lefts.get(left.among)
+            if known is None or left.left_s > known.value.left_s:
+                self._lefts[left.among] = _Kept(left, now_ms + COUNTERS_MS)
+        sums = [self._tallied(one, now_ms, is_repeated, before is not None) for one in told.tallies]
+        opened = [self._called(one, now_ms, is_repeated) for one in told.calls]
+        standing, counters = _as_of_now(told, totals)
+        seen = [self._seen(record, now_ms) for record in others]
+        next_elsewhere: Standing | None = None
+        for other in seen:
+            for held in other.record.holdings.values():
+                first = other.first
+                if first is None or not held.told.waiting:
+                    continue
+                if next_elsewhere is None or _goes_first(first, next_elsewhere):
+                    next_elsewhere = first
+        mine = [_divided(holding, standing, seen) for holding in told.holdings]
+        record = _Record(max(number, before.number if before is not None else 0), now_ms, told)
+        record.standings = [standing, *told.standings[1:]] if standing is not None else []
+        record.counters = counters
+        record.holdings = {one.told.backend: one for one, _ in mine}
+        self._records[me] = record
+        return Heard(
+            len(others) + 1,
+            next_elsewhere,
+            [one for other in seen for one in other.standings],
+            _together([other.record.presence for other in seen]),
+            [grant for _, grant in mine],
+            totals,
+            sums,
+            opened,
+            _sum_under_way(seen),
+            self._left(),
+            before is None and number > 1,
+        )
+
+    def leave(self, me: str) -> None:
+        """This gateway is gone, and has nothing any more."""
+        self._records.pop(me, None)
+
+    # --- who is there ---
+
+    def _others(self, me: str, now_ms: int) -> list[_Record]:
+        found = []
+        for name, record in sorted(self._records.items()):
+            # The clock of a server that took over may be behind that of the one before it.
+            age_ms = abs(now_ms - record.seen_ms)
+            if name == me:
+                continue
+            if age_ms > NUMBERS_MS:
+                del self._records[name]
+            elif age_ms <= MEMBER_MS:
+                found.append(record)
+        return found
+
+    def _seen(self, record: _Record, now_ms: int) -> _Other:
+        if abs(now_ms - record.seen_ms) > WAITS_MS:
+            return _Other(record, True, [], None)
+        first = record.standings[0] if record.standings else None
+        if first is not None and record.counters is not None and first.flow:
+            # Where it stood when it said so, and what was charged to it since, by whomever: or everybody who serves the
+            # same flow would find that the others have received less, as of a while ago.
+            tenant = self._counter(first.tenant)
+            flow = self._counter(first.flow)
+            known_tenant, known_flow = record.counters
+            first = first._replace(
+                served=first.served + (known_tenant if tenant is None else tenant) - known_tenant,
+                flow_served=first.flow_served + (known_flow if flow is None else flow) - known_flow,
+            )
+        return _Other(record, False, record.standings, first)
+
+    def _sweep(self, now_ms: int) -> None:
+        """Drop what was kept for long enough, now and then."""
+        if abs(now_ms - self._swept_ms) < SWEEP_MS:
+            return
+        self._swept_ms = now_ms
+        kept: tuple[dict[object, _Kept[object]], ...] = (  # type: ignore[assignment]
+            self._counters, self._lefts, self._sums, self._open,
+        )  # fmt: skip
+        for table in kept:
+            for key in [key for key, one in table.items() if one.until_ms <= now_ms]:
+                del table[key]
+
+    # --- what was charged ---
+
+    def _counter(self, name: str) -> float | None:
+        kept = self._counters.get(name)
+        return None if kept is None else kept.value
+
+    def _charged(self, charge: Charge, floor: float | None, now_ms: int, is_repeated: bool, was_here: bool) -> float:
+        """A counter that is not known, because it expired or all was lost, goes on from what its gateway takes it to
+        be."""
+        known = self._counter(charge.name)
+        total = charge.base if known is None else known
+        if not is_repeated:
+            # One that is not known here may have been here before all was lost: whoever knows most of it is right.
+            if charge.raises or not was_here:
+                total = max(total, charge.base)
+            if floor is not None:
+                total = max(total, floor)
+            total += charge.service
+        if total != known:
+            self._counters[charge.name] = _Kept(total, now_ms + COUNTERS_MS)
+        return total
+
+    def _left(self) -> Left | None:
+        """The tenant that left last, with its counter as it is now."""
+        kept = self._lefts.get("")
+        if kept is None:
+            return None
+        counter = self._counter(kept.value.name)
+        return kept.value if counter is None else kept.value._replace(counter=counter)
+
+    def _floor(self, name: str, waiting: list[Standing], quantum: float) -> float | None:
+        """To what is one lifted that comes where nobody else of its kind waits at its own gateway?
+
+        To the least counter that waits elsewhere; or, if nobody waits anywhere, to that of whoever left last. One that
+        waits elsewhere itself, or left last itself, is not lifted.
+        """
+        among, separator, _ = name.partition("\x1f")
+        if not separator:
+            among = ""
+        if any(name == (one.flow if among else one.tenant) for one in waiting):
+            return None
+        served = [one.flow_served if among else one.served for one in waiting if not among or one.tenant == among]
+        if served:
+            floor = min(served)
+        else:
+            kept = self._lefts.get(among)
+            if kept is None or kept.value.name == name:
+                return None
+            counter = self._counter(kept.value.name)
+            floor = kept.value.counter if counter is None else counter
+        return floor - floor % quantum if quantum else floor
+
+    # --- what was counted, and which interactions are open ---
+
+    def _tallied(self, tally: Tally, now_ms: int, is_repeated: bool, was_here: bool) -> Counted:
+        key = (tally.period, tally.name)
+        kept = self._sums.get(key)
+        sums = tally.base if kept is None else kept.value
+        if not was_here:
+            sums = (max(sums[0], tally.base[0]), max(sums[1], tally.base[1]), max(sums[2], tally.base[2]))
+        if not is_repeated and (tally.starts or tally.requests or tally.tokens):
+            sums = (sums[0] + tally.starts, sums[1] + tally.requests, sums[2] + tally.tokens)
+            self._sums[key] = _Kept(sums, now_ms + tally.ttl_s * 1000)
+        earlier = self._sums.get((tally.period - 1, tally.name)) if tally.is_new else None
+        return Counted(*sums, *(earlier.value if earlier is not None else (0, 0, 0)))
+
+    def _called(self, call: Call, now_ms: int, is_repeated: bool) -> Opened | None:
+        kept = self._open.get(call.name)
+        known = kept.value if kept is not None else (0, 0, 0)
+        if call.is_over:
+            self._open.pop(call.name, None)
+            return None
+        if known[2] == 0:
+            if not call.calls and not call.tokens:
+                return None
+            known = (0, 0, rounded_down(now_ms - call.age_s * 1000))
+        if not is_repeated:
+            known = (known[0] + call.calls, known[1] + call.tokens, known[2])
+        self._open[call.name] = _Kept(known, now_ms + ceil(call.idle_s * 1000))
+        return Opened(known[0], known[1], (now_ms - known[2]) / 1000)
+
+
+def _goes_first(one: Standing, other: Standing) -> bool:
+    if one.tenant == other.tenant and one.flow_served != other.flow_served:
+        return one.flow_served < other.flow_served
+    return one.served < other.served
+
+
+def _as_of_now(told: Told, totals: list[float]) -> tuple[Standing | None, tuple[float, float] | None]:
+    """The first standing with what others charged to it, and the sums of its counters, if they were told."""
+    standing = told.standings[0] if told.standings else None
+    if standing is None or not standing.flow:
+        return standing, None
+    at = {one.name: (one.base + one.service, total) for one, total in zip(told.charges, totals, strict=True)}
+    tenant, flow = at.get(standing.tenant), at.get(standing.flow)
+    if tenant is None or flow is None:
+        return standing, None
+    served = standing.served + tenant[1] - tenant[0]
+    return standing._replace(served=served, flow_served=standing.flow_served + flow[1] - flow[0]), (tenant[1], flow[1])
+
+
+def _divided(own: Holding, standing: Standing | None, others: list[_Other]) -> tuple[_Held, Grant]:
+    """How much of one engine is whose?"""
+    most, kv_most = own.sequences_max, own.kv_tokens_max
+    granted = granted_kv = elsewhere = kv_elsewhere = 0
+    sharers = 1
+    is_wanted = False
+    first: list[Holding] = []
+    for other in others:
+        held = other.record.holdings.get(own.backend)
+        if held is None:
+            continue
+        # Whoever has used the engine for longer has seen it run more.
+        most, kv_most = max(most, held.told.sequences_max), max(kv_most, held.told.kv_tokens_max)
+        granted, granted_kv = granted + held.granted, granted_kv + held.granted_kv
+        waits = other.first is not None and held.told.waiting > 0
+        if not other.is_silent:
+            # Of a silent one the gauges of the engine know better what it still holds there.
+            elsewhere, kv_elsewhere = elsewhere + held.told.sequences, kv_elsewhere + held.told.kv_tokens_now
+            sharers += held.told.sequences > 0 or waits
+        if waits and other.first is not None:
+            is_wanted = True
+            if standing is None or _goes_first(other.first, standing):
+                first.append(held.told)
+    wanted, wanted_kv = 0, 0
+    # More than the free slots take cannot start, and needs no KV yet: else who waits for slots would keep all KV free.
+    for before in first:
+        startable = ceil((most - granted - own.sequences - wanted) / max(1, before.next_sequences))
+        starts = max(1, min(before.waiting, startable))
+        wanted, wanted_kv = wanted + starts * before.next_sequences, wanted_kv + starts * before.next_kv_tokens
+    live = len(others) + 1
+    sequences = own.sequences + _part(
+        most - granted - own.sequences, wanted, is_wanted, own.next_sequences, own.waiting, own.left_sequences, live
+    )
+    tokens = own.kv_tokens + _part(
+        kv_most - granted_kv - own.kv_tokens,
+        wanted_kv,
+        is_wanted,
+        own.next_kv_tokens,
+        own.waiting,
+        own.left_kv_tokens,
+        live,
+    )
+    return _Held(own, sequences, tokens), Grant(sequences, tokens, elsewhere, kv_elsewhere, sharers)
+
+
+def _part(
+    free: int, wanted_before: int, wanted_elsewhere: bool, needed: int, waiting: int, left: int, live: int
+) -> int:
+    """Of what is free and nobody before me wants: what my next request needs, and of the rest a part for each gateway.
+
+    Where nobody waits, that part is mine in advance.
+    """
+    if waiting > 0:
+        free -= wanted_before + left
+        return max(0, min(free, max(needed, min(needed * waiting, ceil(free / live)))))
+    if wanted_elsewhere:
+        return 0
+    return max(0, rounded_down(free / live))
+
+
+def _together(each: list[Presence]) -> Presence:
+    return Presence(
+        sum(one.weights for one in each),
+        sum(one.held_tokens for one in each),
+        sum(one.running for one in each),
+        sum(one.absent for one in each),
+    )
+
+
+def _sum_under_way(others: list[_Other]) -> list[tuple[str, int]]:
+    sums: dict[str, int] = {}
+    for other in others:
+        for tenant, requests in other.record.under_way:
+            sums[tenant] = sums.get(tenant, 0) + requests
+    return list(sums.items())

@@ -1,0 +1,88 @@
+"""Open interactions, over several gateways: the calls of one may come to any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+from policies.interactions import Interaction, Interactions
+from policies.replicas.messages import Call, Opened
+from policies.request import Flow, Request
+
+__all__ = ["SharedInteractions"]
+
+ASKED_MAX: Final = 8
+"""Of the hashes of a raw prompt, so many are looked for at other gateways."""
+
+
+class SharedInteractions:
+    """One gateway's side of the exchange about its open interactions."""
+
+    def __init__(self, interactions: Interactions) -> None:
+        interactions.changed = {}
+        self.interactions = interactions
+        self._told: list[Interaction] = []
+
+    def is_unknown(self, request: Request) -> bool:
+        """May it go on with one that was opened at another gateway?"""
+        claim = request.claim
+        if request.progress.interaction is not None or not (claim.id or claim.extends):
+            return False
+        return claim.explicit or not claim.begins
+
+    def ask(self, request: Request) -> list[Call]:
+        """Is one open elsewhere that it may go on with? The longest known beginning of a raw prompt comes first."""
+        claim = request.claim
+        keys: Iterable[str | int] = (claim.id,) if claim.id else islice(reversed(claim.extends), ASKED_MAX)
+        idle_s = self.interactions.settings.idle_s
+        return [Call(_name(request.flow, key), 0, 0, 0.0, idle_s, False) for key in keys]
+
+    def take_up(self, request: Request, opened: Sequence[Opened | None], now: float) -> None:
+        """The first that is open, in the order of what was asked, is known here from now on."""
+        claim, flow = request.claim, request.flow
+        for place, known in enumerate(opened):
+            if known is None:
+                continue
+            key = (flow.app, flow.user, claim.id or claim.extends[-1 - place])
+            if not self.interactions.is_open(flow.tenant, key):
+                interaction = self.interactions.open(flow, key, now)
+                interaction.calls, interaction.tokens = interaction.told = (known.calls, known.tokens)
+                interaction.began_s = now - known.age_s
+            return
+
+    def tell(self, most: int, now: float) -> list[Call]:
+        """What was added to interactions since the last time, to at most so many."""
+        changed = self.interactions.changed or {}
+        self._told = list(islice(changed, most))
+        calls = []
+        for interaction in self._told:
+            del changed[interaction]
+            app, user, key = interaction.key
+            calls_told, tokens_told = interaction.told or (0, 0)
+            calls.append(
+                Call(
+                    _name(Flow(interaction.tenant, app, user), key),
+                    interaction.calls - calls_told,
+                    interaction.tokens - tokens_told,
+                    now - interaction.began_s,
+                    self.interactions.settings.idle_s,
+                    interaction.over and not interaction.under_way,
+                )
+            )
+            interaction.told = interaction.calls, interaction.tokens
+        return calls
+
+    def hear(self, opened: Sequence[Opened | None]) -> None:
+        """What all gateways together know of what was told."""
+        for interaction, known in zip(self._told, opened, strict=True):
+            if known is not None:
+                calls, tokens = interaction.told or (0, 0)
+                interaction.calls += known.calls - calls
+                interaction.tokens += known.tokens - tokens
+                interaction.told = known.calls, known.tokens
+        self._told = []
+
+
+def _name(flow: Flow, key: str | int) -> str:
+    return "\x1f".join((*flow, str(key)))

@@ -1,0 +1,118 @@
+"""One gateway among several in front of the same engines: its side of the exchange about one pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from policies.admission.decisions import Decision
+from policies.admission.engine import AdmissionEngine
+from policies.capacity.fair_shares import Activity
+from policies.capacity.obstacle import Obstacle
+from policies.replicas.counters import SharedCounters
+from policies.replicas.grants import GrantedEngines
+from policies.replicas.messages import Charge, Heard, Left, Presence, Standing, Told
+from policies.replicas.tallies import SharedCounts
+from policies.request import Request
+
+__all__ = ["PoolReplica"]
+
+TALLIES_MAX: Final = 256
+"""Members of each population that others hear of at a time."""
+WAITS_S: Final = 0.3
+"""Who waited elsewhere so long ago is no reason to hold back."""
+AHEAD_S: Final = 0.1
+"""Where the order is that of arrival, somebody may go before one elsewhere who came so much earlier."""
+
+
+class PoolReplica:
+    """Tells the others what this gateway's engine holds, charged and wants, and lets it go by what they say.
+
+    Nothing is ours before the first exchange. All backends must have been added.
+    """
+
+    def __init__(self, engine: AdmissionEngine, *, epoch_s: float = 0.0) -> None:
+        """`epoch_s`: by how much a clock that all gateways have in common is ahead of that of the events here."""
+        order = engine.policy.order
+        backlog = order.backlog if len(engine.policy.orders()) == 1 else None
+        self._engine = engine
+        self._epoch_s = epoch_s
+        self._counters = SharedCounters(backlog, epoch_s=epoch_s) if backlog is not None else None
+        self._counts = [SharedCounts(name, counts, epoch_s=epoch_s) for name, counts in order.counts.items()]
+        self._tallied: list[int] = []
+        self._grants = GrantedEngines(engine.backends)
+        self._next_elsewhere: Standing | None = None
+        self._told_s = self._heard_s = float("-inf")
+        engine.room.rivals = self
+
+    def has_turn(self, request: Request, now: float) -> bool:
+        """Does one that waits at another gateway go before it (`admission.room.Rivals`)?"""
+        elsewhere = self._next_elsewhere
+        if elsewhere is None or now > self._heard_s + WAITS_S:
+            return False
+        if self._counters is None:
+            return request.arrived_s + self._epoch_s > elsewhere.served + AHEAD_S
+        return self._counters.is_ahead(request.flow, elsewhere)
+
+    def is_busy(self) -> bool:
+        """Is there anything that others should hear of soon?"""
+        return bool(self._engine.dispatched or self._engine.queued)
+
+    def is_urgent(self) -> bool:
+        """Should the others be asked at once? The next one has come since they were, and lacks room that is ours."""
+        blocked = self._engine.blocked
+        if blocked is None or blocked.request.arrived_s < self._told_s:
+            return False
+        return any(why in (Obstacle.SLOTS, Obstacle.KV) for why in blocked.obstacles.values())
+
+    def tell(self, now: float) -> Told:
+        """What the others are to know, and what is wanted of them. `hear` or `cut_off` must follow."""
+        engine, counters = self._engine, self._counters
+        now = self._told_s = engine.catch_up(now)
+        head = engine.blocked.request if engine.blocked is not None else None
+        charges: list[Charge] = []
+        lefts: list[Left] = []
+        if counters is not None:
+            standings = counters.standings()
+            charges, lefts = counters.tell(now)
+        else:
+            standings = [] if head is None else [Standing("", "", head.arrived_s + self._epoch_s, 0.0)]
+        tallies = [counts.tell(TALLIES_MAX) for counts in self._counts]
+        self._tallied = [len(of_population) for of_population in tallies]
+        tenants = engine.books.tenants
+        return Told(
+            standings,
+            Presence(*tenants.activity()),
+            self._grants.holdings(head, engine.queued, tenants, now),
+            charges,
+            [tally for of_population in tallies for tally in of_population],
+            [],
+            [],
+            lefts,
+            counters.quantum if counters is not None else 0.0,
+        )
+
+    def hear(self, heard: Heard, asked_s: float, now: float) -> Sequence[Decision]:
+        """What came of what was told last, asked at this time."""
+        engine = self._engine
+        asked_s += engine.set_back_s
+        self._heard_s = asked_s
+        self._next_elsewhere = heard.next_elsewhere
+        engine.books.tenants.set_elsewhere(Activity(*heard.presence), {standing.tenant for standing in heard.standings})
+        if self._counters is not None:
+            self._counters.hear(heard.totals, heard.left, is_forgotten=heard.is_forgotten)
+            self._counters.wait_elsewhere(heard.standings)
+        place = 0
+        for counts, tallied in zip(self._counts, self._tallied, strict=True):
+            counts.hear(heard.counted[place : place + tallied])
+            place += tallied
+        self._grants.hear(heard.grants, asked_s)
+        return engine.woke(now)
+
+    def cut_off(self, now: float) -> Sequence[Decision]:
+        """The others cannot be heard: go on alone, with what was ours of late."""
+        self._next_elsewhere = None
+        if self._counters is not None:
+            self._counters.wait_elsewhere(())
+        self._grants.cut_off()
+        return self._engine.woke(now)

@@ -1,0 +1,156 @@
+"""One gateway among several that serve the same tenants: its side of the exchange about limits and interactions.
+
+They do not depend on the pool, so one exchange serves all pools of a gateway. Near a limit a request waits, undecided,
+until an exchange has counted it, so that no limit is exceeded by the number of gateways. One that may go on with an
+interaction of another gateway is undecided as well, but only while it would matter: while something waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from policies.admission.decisions import Decision
+from policies.admission.engine import AdmissionEngine
+from policies.interactions import Interactions
+from policies.limits.quotas import Quotas
+from policies.replicas.interactions import SharedInteractions
+from policies.replicas.messages import Call, Heard, Presence, Told
+from policies.replicas.tallies import SharedQuotas
+from policies.request import Refused, Request
+
+__all__ = ["TenantReplica"]
+
+TOLD_MAX: Final = 256
+"""Members of each table that others hear of at a time."""
+ASKED_MAX: Final = 256
+"""Undecided requests that are asked for at a time."""
+
+
+class _Undecided(NamedTuple):
+    """A request, the engine at which it waits, and the places of the keys that were asked for it."""
+
+    request: Request
+    engine: AdmissionEngine
+    begin: int = 0
+    end: int = 0
+
+
+class TenantReplica:
+    """Asks the others about requests that cannot be decided alone (`admission.engine.Elsewhere`)."""
+
+    def __init__(
+        self,
+        quotas: Quotas | None,
+        interactions: Interactions | None,
+        engines: Sequence[AdmissionEngine],
+        *,
+        epoch_s: float = 0.0,
+        refuses_alone: bool = False,
+    ) -> None:
+        """`epoch_s`: by how much a clock that all gateways have in common is ahead of that of the events here.
+
+        `refuses_alone`: while others cannot be heard, nobody who has a limit is served.
+        """
+        self._quotas = SharedQuotas(quotas, epoch_s=epoch_s) if quotas is not None else None
+        self._interactions = SharedInteractions(interactions) if interactions is not None else None
+        self._refuses_alone = refuses_alone
+        self._is_alone = False
+        self._undecided: dict[str, _Undecided] = {}
+        """Not asked for yet."""
+        self._asked: dict[str, _Undecided] = {}
+        """Asked for and counted."""
+        self._keys_asked = 0
+        self._decisions: dict[AdmissionEngine, list[Decision]] = {engine: [] for engine in engines}
+        for engine in engines:
+            engine.elsewhere = self
+
+    # --- for the engines ---
+
+    def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
+        """Is it to wait, undecided, until the others have answered?"""
+        if self._is_alone:
+            return False
+        if self._quotas is not None and not self._quotas.is_sure(request, now):
+            return True
+        return not is_calm and self._interactions is not None and self._interactions.is_unknown(request)
+
+    def ask(self, engine: AdmissionEngine, request: Request) -> None:
+        """Ask for it with the next exchange."""
+        self._undecided[request.id] = _Undecided(request, engine)
+
+    def let_go(self, request: Request) -> None:
+        """Nobody wants it any more."""
+        if self._undecided.pop(request.id, None) is None:
+            self._asked.pop(request.id, None)
+
+    def decisions_of(self, engine: AdmissionEngine) -> Sequence[Decision]:
+        """What was decided at this engine since the last time it was asked."""
+        decisions, self._decisions[engine] = self._decisions[engine], []
+        return decisions
+
+    # --- with other gateways ---
+
+    def is_urgent(self) -> bool:
+        return bool(self._undecided)
+
+    def is_busy(self) -> bool:
+        """What was counted can wait: what others may do meanwhile is reserved, and a call takes longer."""
+        return False
+
+    def tell(self, now: float) -> Told:
+        """What was counted, and what is asked."""
+        calls: list[Call] = []
+        for one in list(self._undecided.values())[:ASKED_MAX]:
+            del self._undecided[one.request.id]
+            one.engine.told(one.request.id, now)
+            asked = self._interactions.ask(one.request) if self._interactions is not None else []
+            self._asked[one.request.id] = one._replace(begin=len(calls), end=len(calls) + len(asked))
+            calls += asked
+        self._keys_asked = len(calls)
+        quotas = self._quotas
+        tallies = quotas.tell(TOLD_MAX) if quotas is not None else []
+        under_way = quotas.under_way() if quotas is not None else []
+        if self._interactions is not None:
+            calls += self._interactions.tell(TOLD_MAX, now)
+        return Told([], Presence(), [], [], tallies, calls, under_way, [], 0.0)
+
+    def hear(self, heard: Heard, asked_s: float, now: float) -> Sequence[Decision]:
+        """What came of it. Each engine's decisions are to be taken from `decisions_of`."""
+        self._is_alone = False
+        if self._interactions is not None:
+            for one in self._asked.values():
+                self._interactions.take_up(one.request, heard.opened[one.begin : one.end], now)
+            self._interactions.hear(heard.opened[self._keys_asked :])
+        if self._quotas is not None:
+            self._quotas.hear(heard.counted, heard.replicas, heard.under_way)
+        self._decide(now)
+        return ()
+
+    def cut_off(self, now: float) -> Sequence[Decision]:
+        """The others cannot be heard: each keeps to its part of every limit."""
+        self._is_alone = True
+        if self._quotas is not None:
+            self._quotas.cut_off(refuses=self._refuses_alone)
+        for one in self._undecided.values():
+            one.engine.told(one.request.id, now)
+            self._asked[one.request.id] = one
+        self._undecided.clear()
+        self._decide(now)
+        return ()
+
+    def _decide(self, now: float) -> None:
+        """Who was counted last is refused first where that was too much, and is not counted any more."""
+        asked, self._asked = list(self._asked.values()), {}
+        admitted = []
+        for one in reversed(asked):
+            refused = self._quotas.quotas.overrun(one.request, now) if self._quotas is not None else None
+            if refused is None:
+                admitted.append(one)
+            else:
+                self._decided(one, refused, now)
+        for one in reversed(admitted):
+            self._decided(one, None, now)
+
+    def _decided(self, one: _Undecided, refused: Refused | None, now: float) -> None:
+        self._decisions[one.engine] += one.engine.decided(one.request.id, refused, now)

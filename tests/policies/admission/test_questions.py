@@ -1,0 +1,242 @@
+"""Only events change what is decided: no question does, whenever it is asked, and no order of a list in the config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.admission.decisions import Decision, Dispatch, Failure, Reject
+from policies.admission.engine import AdmissionEngine
+from policies.capacity.gauges import Gauges
+from policies.capacity.obstacle import Obstacle
+from policies.capacity.overload import OverloadSettings
+from policies.limits.ceilings import Ceilings, ThrottleSettings
+from policies.limits.quotas import Quota, Quotas
+from policies.orders.registry import POLICIES
+from policies.queue.bounds import QueueLimits
+from policies.request import Claim, Refusal, ServiceTokens
+from tests.policies.making import make_request, policy_with
+
+BACKENDS = ("one", "two", "three")
+KV_TOKENS = 2000
+LIMITS = QueueLimits(requests_max=12, bytes_max=600, wait_s_max=3.0, attempts_max=3, wait_s_max_inside=6.0)
+
+
+def engine_of(policy: str, backends: Sequence[str] = BACKENDS) -> AdmissionEngine:
+    throttle = ThrottleSettings(user=Ceilings(starts=2), app_user=Ceilings(), app=Ceilings(starts=4))
+    engine = AdmissionEngine(
+        policy_with(policy, throttle=throttle, requests_per_minute=20),
+        limits=LIMITS,
+        overload=OverloadSettings(0.6, 0.5, 0.05),
+        quotas=Quotas(Quota(concurrent=10)),
+    )
+    for name in backends:
+        engine.add_backend(name, max_num_seqs=3 if name == "one" else None)
+    return engine
+
+
+Step = tuple[str, int, int]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                "arrives",
+                "arrives",
+                "arrives",
+                "gauges",
+                "gauges",
+                "streams",
+                "finishes",
+                "fails",
+                "leaves",
+                "health",
+                "wakes",
+            ]
+        ),
+        st.integers(0, 11),
+        st.integers(0, 11),
+    ),
+    min_size=30,
+    max_size=80,
+)
+
+
+@dataclass
+class Play:
+    """One engine that lives through these steps, with its decisions."""
+
+    engine: AdmissionEngine
+    now: float = 0.0
+    log: list[Decision] = field(default_factory=list)
+    dispatched: dict[str, int] = field(default_factory=dict)
+    """With its prompt tokens."""
+    queued: dict[str, int] = field(default_factory=dict)
+    serial: int = 0
+
+    def step(self, what: str, one: int, other: int) -> None:
+        self.now += 0.01 * (1 + other)
+        engine, now = self.engine, self.now
+        names = sorted(engine.backends)
+        running = sorted(self.dispatched)
+        chosen = running[one % len(running)] if running else ""
+        decisions: Sequence[Decision] = ()
+        if what == "arrives":
+            decisions = self.arrive(one, other)
+        elif what == "gauges":
+            kv = (0.1, 0.4, 0.55, 0.62, 0.8, 0.99)[other % 6]
+            gauges = Gauges(now, len(running), (0, 0, 0, 4)[one % 4], kv, KV_TOKENS, 16)
+            decisions = engine.backend_changed(names[one % len(names)], gauges, now)
+        elif what == "health":
+            decisions = engine.backend_changed(names[one % len(names)], other % 5 > 0, now)
+        elif what == "wakes":
+            decisions = engine.woke(now)
+        elif what == "leaves" and self.queued and other % 2:
+            gone = sorted(self.queued)[one % len(self.queued)]
+            del self.queued[gone]
+            decisions = engine.cancelled(gone, now)
+        elif chosen:
+            decisions = self.goes_on(what, chosen, other)
+        for decision in decisions:
+            prompt = self.queued.pop(decision.id)
+            if isinstance(decision, Dispatch):
+                self.dispatched[decision.id] = prompt
+        self.log += decisions
+
+    def arrive(self, one: int, other: int) -> Sequence[Decision]:
+        self.serial += 1
+        request = make_request(
+            "abc"[one % 3], id=f"r{self.serial:03}", user=str(one % 2), weight=1.0 + one % 2, prompt=20 + 60 * other,
+            body_bytes=10 * other, streamed=one % 4 != 0, arrived_s=self.now,
+            claim=Claim(f"i{one % 4}", begins=True if other % 3 == 0 else None),
+        )  # fmt: skip
+        self.queued[request.id] = request.prompt_tokens
+        return self.engine.arrived(request, self.now)
+
+    def goes_on(self, what: str, chosen: str, other: int) -> Sequence[Decision]:
+        if what == "streams":
+            return self.engine.progressed(chosen, other, self.now)
+        prompt = self.dispatched.pop(chosen)
+        if what == "finishes":
+            return self.engine.finished(chosen, ServiceTokens(prompt, 5 * other), self.now, None)
+        if what == "leaves":
+            return self.engine.cancelled(chosen, self.now)
+        failure = (Failure.REFUSED, Failure.UNREACHED, Failure.BROKEN)[other % 3]
+        if failure is not Failure.BROKEN:
+            self.queued[chosen] = prompt
+        return self.engine.failed(chosen, failure, self.now)
+
+    def ask(self, later_s: float) -> None:
+        """Everything that can be asked, as of now and of a while later."""
+        engine = self.engine
+        for now in (self.now, self.now + later_s):
+            engine.pressure(now)
+            for request_id in [*self.queued, *self.dispatched, "nobody"]:
+                engine.explain(request_id, now)
+            for request_id in self.dispatched:
+                engine.received(request_id, now)
+            for ledger in engine.backends.values():
+                ledger.opens_s(now)
+                ledger.kv_fraction()
+                ledger.occupancy(None, None, now)
+                repr(ledger)
+        engine.next_wakeup()
+        repr(engine)
+        assert engine.queued == len(self.queued)
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    policy=st.sampled_from([*sorted(POLICIES), *["fairserve"] * len(POLICIES)]),  # it knows most questions
+    steps=STEPS,
+    backends=st.integers(1, 3),
+    asks=st.lists(st.sampled_from([None, 0.0, 0.3, 70.0]), min_size=1, max_size=7),
+)
+def test_no_question_changes_a_decision(
+    policy: str, steps: list[Step], backends: int, asks: list[float | None]
+) -> None:
+    names = BACKENDS[:backends]
+    silent, asked = Play(engine_of(policy, names)), Play(engine_of(policy, names))
+    for number, step in enumerate(steps):
+        silent.step(*step)
+        asked.step(*step)
+        later_s = asks[number % len(asks)]
+        if later_s is not None:
+            asked.ask(later_s)
+        assert asked.log == silent.log
+        assert asked.engine.next_wakeup() == silent.engine.next_wakeup()
+
+
+@settings(max_examples=150, deadline=None)
+@given(policy=st.sampled_from(sorted(POLICIES)), steps=STEPS, order=st.permutations(BACKENDS))
+def test_the_order_of_the_engines_in_the_config_changes_nothing(
+    policy: str, steps: list[Step], order: list[str]
+) -> None:
+    one, other = Play(engine_of(policy)), Play(engine_of(policy, order))
+    for step in steps:
+        one.step(*step)
+        other.step(*step)
+        assert other.log == one.log
+        assert other.engine.pressure(one.now) == one.engine.pressure(one.now)
+
+
+def short_of_kv(backends: Sequence[str]) -> AdmissionEngine:
+    """One engine is short of KV, and another one is down; something waits."""
+    throttle = ThrottleSettings(user=Ceilings(starts=8), app_user=Ceilings(), app=Ceilings())
+    engine = AdmissionEngine(policy_with("fairserve", throttle=throttle), overload=OverloadSettings(0.95, 0.85, 0.0))
+    for name in backends:
+        engine.add_backend(name, max_num_seqs=100, healthy=name != "down")
+    engine.backend_changed("kv", Gauges(0.0, 0, 0, 0.0, KV_TOKENS, 16), 0.0)
+    number = 0
+    while not engine.queued:
+        number += 1
+        engine.arrived(make_request("a", id=f"a{number}", prompt=500, reserved=100), 0.1)
+    return engine
+
+
+def test_what_stands_in_the_way_is_known_of_each_engine_whichever_is_listed_last() -> None:
+    for backends in (["kv", "down"], ["down", "kv"]):
+        engine = short_of_kv(backends)
+        assert engine.blocked is not None
+        assert engine.blocked.obstacles == {"kv": Obstacle.KV, "down": Obstacle.CLOSED}
+        assert engine.blocked.nearest() is Obstacle.KV
+        assert engine.pressure(0.1).overloaded
+        why = engine.explain(engine.blocked.request.id, 0.1)
+        assert why is not None
+        assert why.reason == "queued: the KV cache has no room for the next request in order"
+        assert why.obstacles == {"kv": "kv", "down": "closed"}
+
+
+def test_a_scrape_of_the_metrics_refuses_nobody() -> None:
+    """Between two events the cache was full for a moment: only who arrives then is refused."""
+
+    def decided(*, asked: bool) -> Sequence[Decision]:
+        throttle = ThrottleSettings(user=Ceilings(starts=3), app_user=Ceilings(), app=Ceilings())
+        engine = AdmissionEngine(
+            policy_with("fairserve", throttle=throttle), overload=OverloadSettings(0.95, 0.85, 0.0)
+        )
+        engine.add_backend("one", max_num_seqs=1)
+        for number in range(8):
+            engine.arrived(make_request("a", id=f"a{number}", arrived_s=0.1), 0.1)
+        assert engine.queued
+        engine.backend_changed("one", Gauges(1.0, 1, 0, 0.97, KV_TOKENS, 16), 1.0)
+        if asked:
+            assert engine.pressure(1.05).overloaded, "it is so at that moment"
+        engine.backend_changed("one", Gauges(1.1, 1, 0, 0.9, KV_TOKENS, 16), 1.1)
+        return engine.arrived(make_request("a", id="late", arrived_s=1.15), 1.15)
+
+    assert decided(asked=True) == decided(asked=False) == []
+
+
+def test_who_arrives_while_it_is_full_is_refused() -> None:
+    throttle = ThrottleSettings(user=Ceilings(starts=3), app_user=Ceilings(), app=Ceilings())
+    engine = AdmissionEngine(policy_with("fairserve", throttle=throttle), overload=OverloadSettings(0.95, 0.85, 0.0))
+    engine.add_backend("one", max_num_seqs=1)
+    for number in range(8):
+        engine.arrived(make_request("a", id=f"a{number}", arrived_s=0.1), 0.1)
+    engine.backend_changed("one", Gauges(1.0, 1, 0, 0.97, KV_TOKENS, 16), 1.0)
+    (rejected,) = engine.arrived(make_request("a", id="late", arrived_s=1.05), 1.05)
+    assert isinstance(rejected, Reject)
+    assert rejected.reason is Refusal.OVER_USER_LIMIT
