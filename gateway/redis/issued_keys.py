@@ -15,7 +15,7 @@ __all__ = ["KeyTable", "TableFull", "follow"]
 
 logger = logging.getLogger("fairgate")
 
-TABLE = f"fairgate:{LAYOUT}:keys"
+TABLE = "fairgate:1:keys"
 CHANGED = "changed"
 KEYS_MAX = 100_000
 SCAN_COUNT = 250

@@ -24,6 +24,11 @@ GRANT_MEMORY_S: Final = 5.0
 """Over which the grants of an engine are averaged: what is gone on with when other gateways cannot be heard."""
 
 
+WANTS_STILL: Final = (None, Obstacle.SLOTS, Obstacle.KV, Obstacle.WAITING)
+"""With these a request would start if others left room. A queue inside the engine may be one that another gateway keeps
+up: only if that one hears that somebody else is next does the queue drain."""
+
+
 class _Granted:
     """The grants of one engine so far."""
 
@@ -92,7 +97,7 @@ def _holding(
     if head is None:
         return told
     obstacle = ledger.obstacle(head, spare=spare, absent=absent, now=now)
-    if obstacle is not None and obstacle is not Obstacle.SLOTS and obstacle is not Obstacle.KV:
+    if obstacle not in WANTS_STILL:
         return told
     needed = ledger.kv.needed_tokens(head, use, now)
     told = told._replace(waiting=waiting, next_sequences=head.sequences, next_kv_tokens=needed)

@@ -1,0 +1,157 @@
+"""Requests that wait for the word of other gateways are in the one queue: bounded, explained, woken and let go."""
+
+from __future__ import annotations
+
+from policies.admission.decisions import Decision, Dispatch, Reject
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.interactions import Interactions
+from policies.limits.quotas import Quota, Quotas
+from policies.queue.bounds import QueueLimits
+from policies.replicas.exchange import Exchange
+from policies.replicas.pool_replica import PoolReplica
+from policies.replicas.tenant_replica import TenantReplica
+from policies.request import Refusal, Request, ServiceTokens, State
+from tests.policies.making import make_request
+
+LIMITS = QueueLimits(requests_max=10, bytes_max=1000, wait_s_max=2.0)
+
+
+class Gateway:
+    """One of several, with a tight limit on every tenant."""
+
+    def __init__(self, store: Exchange, name: str, *, requests_per_minute: int = 5) -> None:
+        self.name = name
+        self.store = store
+        self.number = 0
+        quotas, interactions = Quotas(Quota(requests_per_minute=requests_per_minute)), Interactions()
+        self.engine = AdmissionEngine(
+            named_policy("fairserve"), limits=LIMITS, quotas=quotas, interactions=interactions
+        )
+        self.engine.add_backend("b", max_num_seqs=32)
+        self.replica = TenantReplica(quotas, interactions, [self.engine])
+
+    def ask(self, request: Request, now: float) -> list[Decision]:
+        return list(self.engine.arrived(request, now))
+
+    def exchange(self, now: float) -> list[Decision]:
+        self.number += 1
+        told = self.replica.tell(now)
+        heard = self.store.exchange(self.name, self.number, told, int(now * 1000))
+        self.replica.hear(heard, now, now)
+        return list(self.replica.decisions_of(self.engine))
+
+
+def test_they_count_in_the_queue_and_its_bounds_hold() -> None:
+    gateway = Gateway(Exchange(), "one")
+    decisions: list[Decision] = []
+    for number in range(50):
+        decisions += gateway.ask(make_request("a", id=f"r{number}", body_bytes=300), 0.0)
+    assert gateway.engine.queued == 3
+    assert gateway.engine.queued_bytes == 900
+    assert {decision.reason for decision in decisions if isinstance(decision, Reject)} == {Refusal.QUEUE_FULL}
+    assert len(decisions) == 47
+
+
+def test_explain_knows_what_they_wait_for() -> None:
+    gateway = Gateway(Exchange(), "one")
+    request = make_request("a", id="x")
+    assert gateway.ask(request, 0.0) == []
+    assert request.progress.state is State.UNDECIDED
+    why = gateway.engine.explain("x", 0.0)
+    assert why is not None
+    assert (why.state, why.obstacle) == ("queued", None)
+    assert why.reason == "queued: other gateways are asked whether a limit that all of them count has room for it"
+    assert why.numbers["place_in_tenant"] == 1.0
+
+
+def test_they_expire_when_nobody_answers() -> None:
+    gateway = Gateway(Exchange(), "one")
+    gateway.ask(make_request("a", id="x"), 0.0)
+    wakeup_s = gateway.engine.next_wakeup()
+    assert wakeup_s == 2.0
+    (rejected,) = gateway.engine.woke(wakeup_s)
+    assert isinstance(rejected, Reject)
+    assert (rejected.id, rejected.reason) == ("x", Refusal.QUEUE_TIMEOUT)
+    assert gateway.engine.queued == 0
+    assert gateway.exchange(3.0) == [], "it is asked for no more"
+
+
+def test_one_that_has_room_is_dispatched_with_the_answer_and_one_beyond_is_refused() -> None:
+    store = Exchange()
+    one, other = Gateway(store, "one"), Gateway(store, "other")
+    outcomes: list[Decision] = []
+    for number in range(8):
+        gateway = (one, other)[number % 2]
+        outcomes += gateway.ask(make_request("a", id=f"r{number}", arrived_s=0.01 * number), 0.01 * number)
+    for now in (0.1, 0.2, 0.3):
+        outcomes += one.exchange(now)
+        outcomes += other.exchange(now + 0.01)
+    assert sum(isinstance(outcome, Dispatch) for outcome in outcomes) == 5
+    refused = [outcome for outcome in outcomes if isinstance(outcome, Reject)]
+    assert {outcome.reason for outcome in refused} == {Refusal.RATE_LIMITED}
+    assert len(outcomes) == 8
+    assert (one.engine.queued, other.engine.queued) == (0, 0)
+
+
+def test_one_whose_client_leaves_is_not_counted() -> None:
+    store = Exchange()
+    gateway = Gateway(store, "one")
+    for number in range(5):
+        gateway.ask(make_request("a", id=f"r{number}"), 0.0)
+    assert gateway.engine.cancelled("r0", 0.05) == []
+    told = gateway.replica.tell(0.1)
+    assert gateway.engine.cancelled("r1", 0.11) == [], "it was being asked for"
+    gateway.replica.hear(store.exchange("one", 1, told, 100), 0.1, 0.12)
+    decisions = gateway.replica.decisions_of(gateway.engine)
+    assert {decision.id for decision in decisions} == {"r2", "r3", "r4"}
+    gateway.number = 1
+    later: list[Decision] = []
+    for number in range(5, 8):
+        later += gateway.ask(make_request("a", id=f"r{number}", arrived_s=0.2), 0.2)
+    later += gateway.exchange(0.3)
+    assert sum(isinstance(one, Dispatch) for one in later) == 2, "three of five are used"
+
+
+def test_a_queued_one_gives_way_to_who_has_less_also_while_it_is_undecided() -> None:
+    gateway = Gateway(Exchange(), "one", requests_per_minute=1)
+    for number in range(10):
+        gateway.ask(make_request("a", id=f"a{number}"), 0.0)
+    assert gateway.engine.queued == 10
+    (rejected,) = gateway.ask(make_request("b", id="b0"), 0.1)
+    assert isinstance(rejected, Reject)
+    assert (rejected.id, rejected.reason) == ("a9", Refusal.QUEUE_FULL)
+    assert gateway.engine.queued == 10
+
+
+def test_explain_says_that_another_gateway_has_the_turn() -> None:
+    store = Exchange()
+    engines = {}
+    replicas = {}
+    for name in ("one", "other"):
+        engine = engines[name] = AdmissionEngine(named_policy("vtc"))
+        engine.add_backend("b", max_num_seqs=2)
+        replicas[name] = PoolReplica(engine)
+    numbers = dict.fromkeys(engines, 0)
+
+    def exchange(name: str, now: float) -> None:
+        numbers[name] += 1
+        heard = store.exchange(name, numbers[name], replicas[name].tell(now), int(now * 1000))
+        replicas[name].hear(heard, now, now)
+
+    for name, engine in engines.items():
+        for number in range(30):
+            engine.arrived(make_request(name, id=f"{name}{number}", prompt=1000, arrived_s=0.0), 0.0)
+    now = 0.0
+    reasons = set()
+    for _ in range(40):
+        now += 0.025
+        for name, engine in engines.items():
+            exchange(name, now)
+            if engine.blocked is not None:
+                why = engine.explain(engine.blocked.request.id, now)
+                assert why is not None
+                reasons.add(why.reason)
+            for request_id in list(engine.books.leases) if name == "one" else ():
+                engine.finished(request_id, ServiceTokens(1000, 50), now)
+    assert "queued: somebody who waits at another gateway has received less and goes first" in reasons
