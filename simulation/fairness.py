@@ -62,7 +62,7 @@ def discrepancy(requests: Collection[Served], *, cost: Cost = LINEAR, end_s: flo
 
     At each tick, over the minute that follows, s_i is what client i receives and r_i what it asks for, both per second:
     sum over i of min(max_k s_k - s_i, |r_i - s_i|). So a client that asks for little does not lack more than that.
-    What is asked for always has the linear cost.
+    What is asked for always has the linear cost. An arrival at either end of the minute counts, as in the artifact.
     """
     clients = sorted({request.client for request in requests})
     tick_s = (end_s - WARMUP_S) / TICKS
@@ -75,7 +75,7 @@ def discrepancy(requests: Collection[Served], *, cost: Cost = LINEAR, end_s: flo
             if request.finished_s is None:
                 continue
             rates[request.client] += _received(request, begin_s, begin_s + WINDOW_S, cost) / WINDOW_S
-            if begin_s <= request.arrived_s < begin_s + WINDOW_S:
+            if begin_s <= request.arrived_s <= begin_s + WINDOW_S:  # both ends, as in the artifact
                 asked[request.client] += LINEAR(_tokens(request)) / WINDOW_S
         most = max(rates.values(), default=0.0)
         differences.append(sum(min(most - rates[one], abs(asked[one] - rates[one])) for one in clients))

@@ -59,8 +59,16 @@ def test_equal_service_has_no_discrepancy_and_one_who_gets_nothing_lacks_all_he_
     assert discrepancy(starved).avg == pytest.approx(60.0)
     # One who asks for little lacks no more than that.
     modest = [each for each in equal if each.client == "a"]
-    modest += [Served("b", 10, 10, 5.0 * i, 1000.0, 1001.0) for i in range(140)]
+    modest += [Served("b", 10, 10, 5.0 * i + 1.0, 1000.0, 1001.0) for i in range(140)]
     assert discrepancy(modest).avg == pytest.approx(6.0)
+
+
+def test_what_arrives_at_either_end_of_the_minute_is_asked_for() -> None:
+    """Ticks are 28.5 s apart: whoever comes at 28.5 and 88.5 s asks for both in the minute between the two."""
+    requests = [Served("rich", 10_000, 0, 0.0, 0.0, 600.0)]
+    requests += [Served("poor", 300, 0, arrived_s, 900.0, 901.0) for arrived_s in (28.5, 88.5)]
+    # What the poor one lacks: 2 * 300 over 60 s at the first tick; at 57 and 85.5 s only the second one is asked for.
+    assert discrepancy(requests).max == pytest.approx(10.0)
 
 
 def test_the_gap_accumulates() -> None:
