@@ -22,7 +22,8 @@ from policies.admission.named import named_policy
 from policies.orders.registry import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow
-from simulation.driver import Arrival, Record, simulate
+from simulation.driver import simulate
+from simulation.run import Arrival, Record
 
 TENANTS = 32
 PROMPT_TOKENS = 200

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Literal
 
 from policies.limits.ceilings import Auto, Percentile
 from policies.plain_data import rows
-from policies.request import Flow, Request, ServiceTokens
+from policies.request import Caps, Flow, Interaction, Key, Request, ServiceTokens
 
-__all__ = ["Interaction", "InteractionSettings", "Interactions", "Key", "Waste"]
+__all__ = ["InteractionSettings", "Interactions", "Waste"]
 
 CALLS = Auto(floor=30, percentile=0.95, factor=4)
 TOKENS = Auto(floor=2_000_000, percentile=0.95, factor=4)
@@ -32,10 +32,6 @@ LOOKED_AT = 8
 """Interactions looked at for idleness with each admission: several times as many as are opened by it."""
 TENANTS_MAX = 10_000
 APPS_MAX = 4096
-
-Key = tuple[str, str, str | int]
-"""App, user, and the claimed id or the last hash of the prompt."""
-Caps = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,41 +57,6 @@ class Waste:
 
     interactions: int = 0
     tokens: int = 0
-
-
-class Interaction:
-    """One that is open: its calls so far, those under way, the tokens it took."""
-
-    __slots__ = (
-        "began_s",
-        "calls",
-        "caps",
-        "key",
-        "look_s",
-        "over",
-        "seen_s",
-        "tenant",
-        "tokens",
-        "told",
-        "uncut_tokens",
-        "under_way",
-    )
-
-    def __init__(self, tenant: str, key: Key, caps: Caps, now: float) -> None:
-        self.tenant = tenant
-        self.key = key
-        self.caps = caps
-        """Calls, tokens and seconds, as its app was seen to need them when it began."""
-        self.calls = 0
-        self.under_way = 0
-        self.tokens = 0
-        self.uncut_tokens = 0
-        """Spent since it was last cut, if it ever was."""
-        self.over = False
-        """Its end was seen; it closes when nothing of it is under way."""
-        self.began_s = self.seen_s = self.look_s = now
-        self.told: Any = None
-        """What other gateways have heard of it: kept by whoever tells them."""
 
 
 class _Needs:

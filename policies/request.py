@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from policies.capacity.obstacle import Blocked
-    from policies.interactions import Interaction
+from typing import Any, Final, NamedTuple
 
 __all__ = [
     "CALM",
     "NO_CLAIM",
+    "Caps",
     "Claim",
     "Flow",
+    "Interaction",
+    "Key",
     "Limit",
     "Pressure",
     "Progress",
@@ -59,6 +58,46 @@ NO_CLAIM: Final = Claim()
 _NEVER: Final = float("inf")
 
 
+Key = tuple[str, str, str | int]
+"""App, user, and the claimed id or the last hash of the prompt."""
+Caps = tuple[float, float, float]
+
+
+class Interaction:
+    """One that is open: its calls so far, those under way, the tokens it took."""
+
+    __slots__ = (
+        "began_s",
+        "calls",
+        "caps",
+        "key",
+        "look_s",
+        "over",
+        "seen_s",
+        "tenant",
+        "tokens",
+        "told",
+        "uncut_tokens",
+        "under_way",
+    )
+
+    def __init__(self, tenant: str, key: Key, caps: Caps, now: float) -> None:
+        self.tenant = tenant
+        self.key = key
+        self.caps = caps
+        """Calls, tokens and seconds, as its app was seen to need them when it began."""
+        self.calls = 0
+        self.under_way = 0
+        self.tokens = 0
+        self.uncut_tokens = 0
+        """Spent since it was last cut, if it ever was."""
+        self.over = False
+        """Its end was seen; it closes when nothing of it is under way."""
+        self.began_s = self.seen_s = self.look_s = now
+        self.told: Any = None
+        """What other gateways have heard of it: kept by whoever tells them."""
+
+
 class State(StrEnum):
     """Where is a request between its arrival and its end? `admission.lifecycle` says what may happen when."""
 
@@ -91,12 +130,10 @@ class Progress:
         interaction: the open one that it is a call of; None: a call of its own, or a start that is not admitted yet.
         stage: its place among the calls of its interaction, from 1.
         inside: it goes on with an open interaction that is within its caps: it is stalled, but not refused.
-        blocked: why it could not be placed when it was last asked.
-        blocked_at: version of the room at that time; an answer that cannot have changed costs O(1).
     """
 
     __slots__ = (
-        "attempts", "blocked", "blocked_at", "cached_blocks", "charged", "deadline_s", "inside", "interaction", "norm",
+        "attempts", "cached_blocks", "charged", "deadline_s", "inside", "interaction", "norm",
         "normalised", "output_tokens_expected", "output_tokens_reserved", "stage", "state",
     )  # fmt: skip
 
@@ -113,8 +150,6 @@ class Progress:
         self.interaction: Interaction | None = None
         self.stage = 1
         self.inside = False
-        self.blocked: Blocked | None = None
-        self.blocked_at = -1
 
 
 class Request:

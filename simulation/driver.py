@@ -8,118 +8,24 @@ input always gives the same run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
-from typing import NamedTuple, Protocol
 
 from backends.simulated.engine import EngineGauges, EngineModel, EngineRequest, Step
 from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
-from policies.replicas.messages import Heard, Told
+from policies.replicas.messages import Heard
 from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.schedule import DEADLINE_S, Schedule
-from policies.request import NO_CLAIM, Claim, Flow, Request, ServiceTokens
+from policies.request import ServiceTokens
+from simulation.run import IMPOSSIBLE, LOST, Arrival, Event, Record, Run, Stall, Store
 
-__all__ = [
-    "IMPOSSIBLE",
-    "LOST",
-    "Arrival",
-    "Event",
-    "Record",
-    "Run",
-    "Stall",
-    "Store",
-    "read_gauges",
-    "replay",
-    "simulate",
-]
+__all__ = ["read_gauges", "replay", "simulate"]
 
-IMPOSSIBLE = "context_length_exceeded"
-"""The outcome of a request that is longer than the model's context: the gateway refuses it unseen."""
-LOST = "lost"
-"""The outcome of a request whose gateway died."""
 TIMER_RESOLUTION_S = 1e-6
 """A timer never fires at the very instant that set it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """One request of the workload. `output_tokens` is what the model will say; the gateway knows only the maximum."""
-
-    id: str
-    flow: Flow
-    arrived_s: float
-    prompt_tokens: int
-    output_tokens: int
-    output_tokens_max: int = 4096
-    weight: float = 1.0
-    streamed: bool = True
-    body_bytes: int = 0
-    system_tokens: int = 0
-    claim: Claim = NO_CLAIM
-    cancel_after_tokens: int | None = None
-    """The client hangs up when it has seen this many output tokens. None: it reads to the end."""
-    prefix: tuple[int, ...] = ()
-    """Chained hashes of the prompt's blocks, of the engine's own block size."""
-
-    def request(self) -> Request:
-        """What the gateway makes of it."""
-        return Request(
-            self.id, self.flow, self.weight, self.prompt_tokens, self.output_tokens_max, self.arrived_s,
-            streamed=self.streamed, body_bytes=self.body_bytes, system_tokens=self.system_tokens, claim=self.claim,
-            prefix=self.prefix,
-        )  # fmt: skip
-
-
-@dataclass(slots=True, eq=False)
-class Record:
-    """What became of one request? Times as the gateway sees them; None: it did not come to that."""
-
-    arrival: Arrival
-    dispatched_s: float | None = None
-    """The last dispatch; a refused one does not count."""
-    token_s: list[float] = field(default_factory=list)
-    """When each output token passed the gateway."""
-    finished_s: float | None = None
-    outcome: str = ""
-    """"completed", "cancelled" by its client, "lost" with its gateway, or why it was rejected."""
-    preemptions: int = 0
-    refusals: int = 0
-    cached_tokens: int = 0
-    """Of the prompt, found in the engine's cache."""
-    gateway: int = 0
-    """Which of several gateways it came to."""
-
-    @property
-    def first_token_s(self) -> float | None:
-        return self.token_s[0] if self.token_s else None
-
-    @property
-    def ttft_s(self) -> float | None:
-        """From arrival to first token, in seconds."""
-        return self.token_s[0] - self.arrival.arrived_s if self.token_s else None
-
-
-class Event(NamedTuple):
-    """One call of the admission engine: enough to make it again. `arrived` carries the `Arrival`."""
-
-    now: float
-    method: str
-    args: tuple[object, ...]
-
-
-@dataclass(slots=True, eq=False)
-class Run:
-    """Everything that happened, in order."""
-
-    records: dict[str, Record] = field(default_factory=dict)
-    decisions: list[tuple[float, Decision]] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    waiting_max: int = 0
-    """Most requests that ever waited inside one engine, as of the end of a step."""
-    ended_s: float = 0.0
 
 
 def read_gauges(name: str, model: EngineModel, now: float) -> Gauges:
@@ -190,27 +96,6 @@ def _call(engine: AdmissionEngine, method: str, args: tuple[object, ...], now: f
         args = tuple(arg.request() if isinstance(arg, Arrival) else arg for arg in args)
     decisions: Sequence[Decision] = getattr(engine, method)(*args, now)
     return decisions
-
-
-class Store(Protocol):
-    """What the gateways have in common, and the way there and back."""
-
-    way_s: float
-    """One way."""
-
-    def exchange(self, gateway: int, number: int, told: Told, now: float) -> Heard | None:
-        """The answer to this exchange, which is at the store at this time; None: it is lost, there or on its way."""
-
-
-class Stall(NamedTuple):
-    """The process of a gateway stands still: what comes to it waits in its sockets.
-
-    For ever: it is dead, its backends abort what it had dispatched, and its clients lose what they waited for.
-    """
-
-    gateway: int
-    from_s: float
-    until_s: float = float("inf")
 
 
 class _Gateway:

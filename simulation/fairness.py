@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from policies.orders.cost import Cost, LinearCost
 from policies.request import ServiceTokens
-from simulation.driver import Record
+from simulation.run import Record
 
 __all__ = [
     "Discrepancy", "Served", "accumulated_gap", "backlogged_gap", "discrepancy", "received", "served", "service_rate",

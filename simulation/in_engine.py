@@ -16,7 +16,7 @@ from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.output_lengths import OutputPredictor
 from policies.orders.contract import Order, Selection
 from policies.request import Pressure, Request, ServiceTokens
-from simulation.driver import IMPOSSIBLE, Arrival, Record, Run
+from simulation.run import IMPOSSIBLE, Arrival, Record, Run
 
 __all__ = ["A10G_LLAMA2_7B", "EngineLoop", "serve_in_engine"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from policies.request import Claim, Flow
-from simulation.driver import Arrival, Record
+from simulation.run import Arrival, Record
 
 __all__ = ["Call", "Course", "Interaction", "Interactions"]
 

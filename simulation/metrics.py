@@ -8,7 +8,7 @@ from math import ceil
 
 from policies.orders.cost import Cost, LinearCost
 from policies.request import ServiceTokens
-from simulation.driver import Record
+from simulation.run import Record
 
 __all__ = ["jain", "percentile", "service", "service_per_weight", "throughput", "ttft_s"]
 

@@ -18,8 +18,9 @@ from policies.admission.named import named_policy
 from policies.orders.cost import LinearCost
 from policies.orders.registry import POLICIES
 from policies.request import ServiceTokens
-from simulation.driver import IMPOSSIBLE, Arrival, Record, simulate
+from simulation.driver import simulate
 from simulation.metrics import percentile
+from simulation.run import IMPOSSIBLE, Arrival, Record
 from simulation.timeline import Timeline
 from simulation.traces.reader import Trace
 

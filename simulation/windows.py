@@ -13,7 +13,7 @@ from backends.simulated.profiles import EngineProfile
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.contract import Order, Selection
 from policies.request import Pressure, Request, ServiceTokens
-from simulation.driver import IMPOSSIBLE, Arrival, Record, Run
+from simulation.run import IMPOSSIBLE, Arrival, Record, Run
 
 __all__ = ["Rule", "in_flight", "serve_with_rule", "starts_now", "waiting"]
 

@@ -11,14 +11,14 @@ from gateway.http.errors import ApiError, Reason
 from policies.admission.decisions import Reject
 from policies.request import Limit, Refusal
 
-__all__ = ["rate_limit_headers", "refusal_error"]
+__all__ = ["REASONS", "rate_limit_headers", "refusal_error"]
 
 Header = tuple[bytes, bytes]
 
 JITTER: Final = 0.1
 """Clients refused together are told to come back spread over this part of the wait."""
 
-_PLAIN: Final = {
+REASONS: Final = {
     Refusal.QUEUE_FULL: (Reason.QUEUE_FULL, "too many of your requests are waiting for this model; slow down"),
     Refusal.QUEUE_TIMEOUT: (Reason.QUEUE_TIMEOUT, "no engine could take this request in time; try again later"),
     Refusal.NO_BACKEND: (Reason.NO_BACKEND, "no engine that serves this model is in service; try again later"),
@@ -40,7 +40,7 @@ _ALWAYS_ON: Final = {
 def refusal_error(decision: Reject) -> ApiError:
     """The error for a request that admission gave up."""
     retry_after_s = decision.retry_after_s * (1.0 + JITTER * (crc32(decision.id.encode()) % 1024) / 1024)
-    reason, message = _PLAIN[decision.reason]
+    reason, message = REASONS[decision.reason]
     limit = decision.limit
     headers: list[Header] = []
     should_retry = None

@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncIterator
 
 from gateway.redis.errors import StoreError, StoreUnavailable
-from gateway.redis.store import LAYOUT, Script, Store
+from gateway.redis.store import Script, Store
 from gateway.request.identity import Keyring, Principal
 
 __all__ = ["KeyTable", "TableFull", "follow"]

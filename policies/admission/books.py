@@ -138,8 +138,6 @@ class Books:
         progress = request.progress
         progress.output_tokens_expected = self.lengths.expected(request)
         progress.output_tokens_reserved = self.lengths.reserved(request)
-        progress.blocked_at = -1
-        progress.blocked = None
 
     def _reorder(self, entries: int, request: Request, backend: str, now: float) -> None:
         if entries & LEASE:

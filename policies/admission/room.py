@@ -32,12 +32,13 @@ class PoolRoom:
         """None: this gateway is the only one."""
         self._backends: Final = backends
         self._tenants: Final = tenants
-        self._version = 0
+        self._blocked: dict[str, Blocked] = {}
+        """By request: what was found since anything changed, so that asking again costs O(1)."""
         self._now = 0.0
 
     def changed(self, now: float) -> None:
         """Something has ended, started or become known: who had no room may have some."""
-        self._version += 1
+        self._blocked.clear()
         self._now = now
 
     def at(self, now: float) -> None:
@@ -45,9 +46,9 @@ class PoolRoom:
         self._now = now
 
     def with_room(self, request: Request) -> Sequence[BackendLedger] | Blocked:
-        progress = request.progress
-        if progress.blocked_at == self._version and progress.blocked is not None:
-            return progress.blocked
+        known = self._blocked.get(request.id)
+        if known is not None:
+            return known
         free: list[BackendLedger] = []
         obstacles: dict[str, Obstacle] = {}
         for name, ledger in self._backends.items():
@@ -58,9 +59,8 @@ class PoolRoom:
                 obstacles[name] = obstacle
         if free:
             return free
-        progress.blocked_at = self._version
-        progress.blocked = Blocked(request, obstacles)
-        return progress.blocked
+        blocked = self._blocked[request.id] = Blocked(request, obstacles)
+        return blocked
 
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         if self.rivals is not None and self.rivals.has_turn(request, self._now):

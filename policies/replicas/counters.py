@@ -1,8 +1,9 @@
-"""The counters of tenants and flows, over several gateways: what is told of them, and what is made of the answer.
+"""Service counters of tenants and flows across several gateways: what one gateway tells, and what it hears back.
 
-The store keeps one sum for each counter. A gateway tells what it charged since it last told, and hears the sum, so that
-nothing counts twice and nothing is lost. Whoever returns while nobody waits is lifted to the counter of whoever left
-last anywhere, not only here: idling banks no credit over gateways either.
+The store keeps one sum for each counter. A gateway tells what it has charged since it last told, and hears the new sum.
+Each charge is therefore counted once, and none is lost. A tenant or flow that returns while nobody waits at any gateway
+is lifted to the counter of the one that left last at any gateway, not only at this one. So idling banks no credit
+across gateways either.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ from policies.request import Flow
 __all__ = ["SharedCounters"]
 
 TOLD_MAX: Final = 256
-"""Tenants and flows that other gateways hear of at a time; those beyond have their turn next time."""
+"""Tenants and flows told in one exchange. The rest follow in the next one."""
 TENANTS_TOLD: Final = 8
 TENANTS_ASKED: Final = 16
 FLOWS_ASKED: Final = 8
-"""Of so many tenants that are next, and of so many flows of the first of them, it is asked what they got elsewhere."""
+"""Each exchange asks what was charged elsewhere to this many tenants that are next, and to this many flows of each of
+the first tenants."""
 AHEAD: Final = 2.0
-"""By so many usual requests somebody may go before one who waits elsewhere: enough that a place that becomes free
-is seldom handed back and forth."""
+"""A request may go before one that waits elsewhere while its lead is at most this many usual requests. This tolerance
+keeps a free slot from passing back and forth between gateways."""
 
 
 M = TypeVar("M", bound=Member)
 
 
 class _Told:
-    """What others know of one counter: its value, and how much of that came from lifts."""
+    """What the other gateways know of one counter: its value, and how much of that value came from lifts."""
 
     __slots__ = ("counter", "lifted")
 
@@ -44,7 +46,9 @@ class _Told:
 
 
 class _ToldLeft:
-    """What others know of who left last: how often one had left by then, and when it was."""
+    """What the other gateways know of the member that left last: how many departures it was counted with, and when it
+    left.
+    """
 
     __slots__ = ("left_s", "times")
 
@@ -61,18 +65,18 @@ class SharedCounters:
         self._backlog = backlog
         self._epoch_s = epoch_s
         self._waiting_elsewhere: list[TenantMember] = []
-        """Tenants that are known here and wait at other gateways too."""
+        """Tenants that are known here and also wait at other gateways."""
         self._members: Sequence[Member] = ()
         self._last_left: Left | None = None
         self._to_tell_again: Iterator[str] = iter(())
 
     @property
     def quantum(self) -> float:
-        """Size of a round; 0: there are none."""
+        """Size of a round in service units; 0 where the order has no rounds."""
         return self._backlog.quantum
 
     def standings(self) -> list[Standing]:
-        """How much have those received that are next, one of each tenant?"""
+        """How much service have the tenants that are next received, with the next flow of each?"""
         found = []
         for tenant in self._backlog.tenants.first(TENANTS_TOLD, within=inf):
             flow = tenant.flows.least()
@@ -82,7 +86,7 @@ class SharedCounters:
         return found
 
     def is_ahead(self, flow: Flow, elsewhere: Standing) -> bool:
-        """Has this flow received more than one that waits elsewhere, by more than some usual requests?"""
+        """Has this flow received more than one that waits elsewhere, by more than a few usual requests?"""
         backlog = self._backlog
         member = backlog.flow(flow)
         if member is None:
@@ -94,7 +98,11 @@ class SharedCounters:
         return tenant.counter - tenant.lead - elsewhere.served > max(AHEAD * backlog.usual, backlog.quantum)
 
     def tell(self, now: float) -> tuple[list[Charge], list[Left]]:
-        """What was charged since the last time, who else it is asked of (those that are next), and who left."""
+        """What was charged since the last exchange, and who left.
+
+        The charges also name the tenants and flows that are next, with nothing new to add: so their sums come back as
+        well.
+        """
         backlog = self._backlog
         changed = backlog.changed if backlog.changed is not None else {}
         asked = dict.fromkeys(islice(changed, TOLD_MAX))
@@ -108,7 +116,7 @@ class SharedCounters:
         return [_charge(member) for member in asked], self._lefts(asked, now)
 
     def hear(self, totals: Sequence[float], left: Left | None, *, is_forgotten: bool) -> None:
-        """What all gateways together charged those that were told, with the lift of those that came alone."""
+        """Take the sums of all gateways for the counters that were told, with the lifts that the store applied."""
         for member, total in zip(self._members, totals, strict=True):
             told: _Told = member.told
             correction = total - told.counter
@@ -123,7 +131,7 @@ class SharedCounters:
             self._to_tell_again = iter(self._backlog.tenant_names())
 
     def wait_elsewhere(self, standings: Sequence[Standing]) -> None:
-        """Those that are next at other gateways: who comes here is not raised above one that waits there."""
+        """Remember who is next at other gateways: nobody that arrives here is lifted above a member that waits there."""
         for tenant in self._waiting_elsewhere:
             tenant.flows.least_elsewhere = None
         self._waiting_elsewhere = []
@@ -136,7 +144,9 @@ class SharedCounters:
                 self._waiting_elsewhere.append(tenant_here)
 
     def _lefts(self, told: dict[Member, None], now: float) -> list[Left]:
-        """The tenant that left last anywhere, as far as is known here, and which flows left last of those told."""
+        """The tenant that left last at any gateway, as far as is known here, and which flows left last among those
+        told.
+        """
         left_s = now + self._epoch_s
         own = _left("", self._backlog.tenants, left_s, again=False)
         if own is not None:
@@ -155,7 +165,7 @@ class SharedCounters:
 
 
 def _left(among: str, counters: Counters[M], now_s: float, *, again: bool) -> Left | None:
-    """Who left last here, if the others have not heard of that, or (`again`) have forgotten it."""
+    """Who left last here? None if the others have heard of it, unless `again` says that the store has forgotten it."""
     last = counters.last_left
     told: _ToldLeft | None = counters.told
     if last is None or (told is not None and told.times == counters.times_left and not again):
@@ -176,7 +186,7 @@ def _charge(member: Member) -> Charge:
 
 
 def _name(member: Member) -> str:
-    """Tenants come first in a name, so that whatever a client calls its app and user stays within its tenant."""
+    """A counter's name begins with the tenant. So no app or user name that a client chooses can reach another tenant."""
     if isinstance(member, FlowMember):
         return "\x1f".join((member.tenant.name[0], *member.name))
     return member.name[0]

@@ -1,8 +1,8 @@
-"""What all gateways have told, and what each hears of it: the twin of the script that Redis runs.
+"""What the gateways have told, and what each one hears back: the Python twin of the script that Redis runs.
 
-Who goes first, how an engine is divided, what was counted together: all of it is decided here, in plain Python without
-a clock, and in `gateway/redis/exchange.lua`. A differential test holds the two together, answer by answer. Simulations
-use this one.
+This class and `gateway/redis/exchange.lua` decide the same things: who goes first, how an engine is divided, and what
+all gateways counted together. It is plain Python without a clock. A differential test checks that both give equal
+answers. Simulations use this class.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from policies.replicas.messages import (
 __all__ = ["Exchange"]
 
 MEMBER_MS: Final = 3_000
-"""Who was not heard of for so long has nothing any more."""
+"""A gateway that has been silent for this long no longer has a part of any engine."""
 WAITS_MS: Final = 300
-"""Nor, after so long, a place among those that wait."""
+"""After this long, a silent gateway also has no request that waits for its turn."""
 NUMBERS_MS: Final = 3_600_000
-"""The number of its last exchange is kept longer: it may have been paused."""
+"""The number of a gateway's last exchange is kept longer, because the gateway may only have been paused."""
 COUNTERS_MS: Final = 900_000
-"""What a tenant or a flow received is forgotten when it was idle for so long."""
+"""A tenant's or flow's counter is forgotten after it was idle for this long."""
 SWEEP_MS: Final = 60_000
 
 
@@ -48,7 +48,7 @@ class _Kept(NamedTuple, Generic[T]):
 
 
 class _Held(NamedTuple):
-    """What one gateway told of one engine, and what it was granted."""
+    """What one gateway told of one engine, and what it was granted there."""
 
     told: Holding
     granted: int
@@ -56,35 +56,35 @@ class _Held(NamedTuple):
 
 
 class _Record:
-    """What one gateway said last."""
+    """What one gateway told last."""
 
     def __init__(self, number: int, seen_ms: int, told: Told) -> None:
         self.number = number
         self.seen_ms = seen_ms
         self.standings = told.standings
         self.counters: tuple[float, float] | None = None
-        """Sums of the first standing's counters when it was told."""
+        """Sums of the counters of the first standing's tenant and flow, as of when they were told."""
         self.presence = told.presence
         self.under_way = told.under_way
         self.holdings: dict[str, _Held] = {}
 
 
 class _Other(NamedTuple):
-    """Another gateway, as it is seen in one exchange."""
+    """Another gateway, as one exchange sees it."""
 
     record: _Record
     is_silent: bool
     standings: list[Standing]
     first: Standing | None
-    """The first of them, with what was charged to it since."""
+    """The first of its standings, including what was charged to it since."""
 
     def standings_now(self) -> list[Standing]:
-        """Those that wait there, the first as it stands now."""
+        """Its standings, with the first one brought up to date."""
         return self.standings if self.first is None else [self.first, *self.standings[1:]]
 
 
 class Exchange:
-    """The common store of the gateways of one pool, or of what all pools have in common."""
+    """The store that the gateways of one pool have in common, or the one for what all pools have in common."""
 
     def __init__(self) -> None:
         self._records: dict[str, _Record] = {}
@@ -92,11 +92,14 @@ class Exchange:
         self._lefts: dict[str, _Kept[Left]] = {}
         self._sums: dict[tuple[int, str], _Kept[tuple[int, int, int]]] = {}
         self._open: dict[str, _Kept[tuple[int, int, int]]] = {}
-        """Calls, tokens, and when it began (ms)."""
+        """Calls, tokens, and the time it began (ms)."""
         self._swept_ms = 0
 
     def exchange(self, me: str, number: int, told: Told, now_ms: int) -> Heard:
-        """One gateway tells, and hears. The same number may come twice, since its answer was lost: it counts once."""
+        """One gateway tells, and hears the answer.
+
+        The same `number` may come twice, because its answer was lost. It is then answered again, but counted once.
+        """
         self._sweep(now_ms)
         before = self._records.get(me)
         others = self._others(me, now_ms)
@@ -144,15 +147,15 @@ class Exchange:
         )
 
     def leave(self, me: str) -> None:
-        """This gateway is gone, and has nothing any more."""
+        """This gateway is gone: it no longer has a part of any engine."""
         self._records.pop(me, None)
 
-    # --- who is there ---
+    # --- which gateways are present ---
 
     def _others(self, me: str, now_ms: int) -> list[_Record]:
         found = []
         for name, record in sorted(self._records.items()):
-            # The clock of a server that took over may be behind that of the one before it.
+            # After a failover of the server, its clock may be behind that of its predecessor.
             age_ms = abs(now_ms - record.seen_ms)
             if name == me:
                 continue
@@ -167,8 +170,9 @@ class Exchange:
             return _Other(record, True, [], None)
         first = record.standings[0] if record.standings else None
         if first is not None and record.counters is not None and first.flow:
-            # Where it stood when it said so, and what was charged to it since, by whomever: or everybody who serves the
-            # same flow would find that the others have received less, as of a while ago.
+            # The counter as it was told, plus what any gateway has charged to it since. Without the later charges,
+            # every gateway that serves this flow would compare itself with an outdated, too small counter of the
+            # others.
             tenant = self._counter(first.tenant)
             flow = self._counter(first.flow)
             known_tenant, known_flow = record.counters
@@ -179,7 +183,7 @@ class Exchange:
         return _Other(record, False, record.standings, first)
 
     def _sweep(self, now_ms: int) -> None:
-        """Drop what was kept for long enough, now and then."""
+        """From time to time, drop the entries that have expired."""
         if abs(now_ms - self._swept_ms) < SWEEP_MS:
             return
         self._swept_ms = now_ms
@@ -197,12 +201,15 @@ class Exchange:
         return None if kept is None else kept.value
 
     def _charged(self, charge: Charge, floor: float | None, now_ms: int, is_repeated: bool, was_here: bool) -> float:
-        """A counter that is not known, because it expired or all was lost, goes on from what its gateway takes it to
-        be."""
+        """Add one charge to its counter.
+
+        A counter that is not known here has expired or was lost. It continues from the value that its gateway knows.
+        """
         known = self._counter(charge.name)
         total = charge.base if known is None else known
         if not is_repeated:
-            # One that is not known here may have been here before all was lost: whoever knows most of it is right.
+            # The store may have known this counter before it lost its data. The highest value that any gateway knows is
+            # the right one.
             if charge.raises or not was_here:
                 total = max(total, charge.base)
             if floor is not None:
@@ -221,10 +228,10 @@ class Exchange:
         return kept.value if counter is None else kept.value._replace(counter=counter)
 
     def _floor(self, name: str, waiting: list[Standing], quantum: float) -> float | None:
-        """To what is one lifted that comes where nobody else of its kind waits at its own gateway?
+        """To which counter is a member lifted that arrives while no other of its kind waits at its own gateway?
 
-        To the least counter that waits elsewhere; or, if nobody waits anywhere, to that of whoever left last. One that
-        waits elsewhere itself, or left last itself, is not lifted.
+        To the least counter that waits elsewhere. If nobody waits anywhere, to the counter of the member that left
+        last. A member that waits elsewhere itself, or that left last itself, is not lifted.
         """
         among, separator, _ = name.partition("\x1f")
         if not separator:
@@ -279,7 +286,7 @@ def _goes_first(one: Standing, other: Standing) -> bool:
 
 
 def _as_of_now(told: Told, totals: list[float]) -> tuple[Standing | None, tuple[float, float] | None]:
-    """The first standing with what others charged to it, and the sums of its counters, if they were told."""
+    """The first standing plus what others charged to it, and the sums of its two counters if they were told."""
     standing = told.standings[0] if told.standings else None
     if standing is None or not standing.flow:
         return standing, None
@@ -292,7 +299,7 @@ def _as_of_now(told: Told, totals: list[float]) -> tuple[Standing | None, tuple[
 
 
 def _divided(own: Holding, standing: Standing | None, others: list[_Other]) -> tuple[_Held, Grant]:
-    """How much of one engine is whose?"""
+    """How much of one engine does this gateway get?"""
     most, kv_most = own.sequences_max, own.kv_tokens_max
     granted = granted_kv = elsewhere = kv_elsewhere = 0
     sharers = 1
@@ -302,12 +309,12 @@ def _divided(own: Holding, standing: Standing | None, others: list[_Other]) -> t
         held = other.record.holdings.get(own.backend)
         if held is None:
             continue
-        # Whoever has used the engine for longer has seen it run more.
+        # A gateway that has used the engine for longer may have seen it run more sequences.
         most, kv_most = max(most, held.told.sequences_max), max(kv_most, held.told.kv_tokens_max)
         granted, granted_kv = granted + held.granted, granted_kv + held.granted_kv
         waits = other.first is not None and held.told.waiting > 0
         if not other.is_silent:
-            # Of a silent one the gauges of the engine know better what it still holds there.
+            # What a silent gateway still has running there is seen better by the engine's own gauges.
             elsewhere, kv_elsewhere = elsewhere + held.told.sequences, kv_elsewhere + held.told.kv_tokens_now
             sharers += held.told.sequences > 0 or waits
         if waits and other.first is not None:
@@ -315,7 +322,8 @@ def _divided(own: Holding, standing: Standing | None, others: list[_Other]) -> t
             if standing is None or _goes_first(other.first, standing):
                 first.append(held.told)
     wanted, wanted_kv = 0, 0
-    # More than the free slots take cannot start, and needs no KV yet: else who waits for slots would keep all KV free.
+    # Only requests that find a free slot can start, so only those need KV now. Otherwise the requests that wait for
+    # slots would keep all of the KV cache free.
     for before in first:
         startable = ceil((most - granted - own.sequences - wanted) / max(1, before.next_sequences))
         starts = max(1, min(before.waiting, startable))
@@ -339,9 +347,10 @@ def _divided(own: Holding, standing: Standing | None, others: list[_Other]) -> t
 def _part(
     free: int, wanted_before: int, wanted_elsewhere: bool, needed: int, waiting: int, left: int, live: int
 ) -> int:
-    """Of what is free and nobody before me wants: what my next request needs, and of the rest a part for each gateway.
+    """How much does this gateway get of what is free?
 
-    Where nobody waits, that part is mine in advance.
+    It gets what its next request needs, or its equal part per gateway if that is more and its requests can use it. What
+    those before it want is left to them. Where nobody waits at any gateway, each gets its equal part in advance.
     """
     if waiting > 0:
         free -= wanted_before + left

@@ -1,7 +1,8 @@
-"""How much of each engine is one gateway's own? What it tells of its engines, and what it makes of a grant.
+"""How much of each engine may one gateway use? What it tells about its engines, and how it applies a grant.
 
-Each gateway owns a part of every engine until the next exchange, and dispatches within it without asking. What comes
-free is used again by whoever freed it, unless one that waits elsewhere has received less: then it is handed back.
+Each gateway owns a part of every engine until the next exchange, and dispatches within that part without asking. The
+gateway that freed a slot or KV uses it again, unless a request that waits elsewhere has received less: then the gateway
+hands it back.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from policies.request import Request
 __all__ = ["GrantedEngines"]
 
 TRUST_S: Final = 2.0
-"""What was granted so long ago may be somebody else's by now."""
+"""A grant older than this may have been given to another gateway by now."""
 GRANT_MEMORY_S: Final = 5.0
-"""Over which the grants of an engine are averaged: what is gone on with when other gateways cannot be heard."""
+"""The grants of an engine are averaged over this time. The gateway continues with the average when it cannot hear the
+others."""
 
 
 WANTS_STILL: Final = (None, Obstacle.SLOTS, Obstacle.KV, Obstacle.WAITING)
-"""With these a request would start if others left room. A queue inside the engine may be one that another gateway keeps
-up: only if that one hears that somebody else is next does the queue drain."""
+"""With these obstacles a request could start if other gateways left room. WAITING is one of them, because another
+gateway may keep the engine's own queue filled. That queue drains only if that gateway hears that another request is
+next."""
 
 
 class _Granted:
@@ -35,7 +38,7 @@ class _Granted:
     def __init__(self) -> None:
         self.usual_sequences = self.usual_tokens = 0.0
         self.left_over = 0.0
-        """Part of a sequence that the last allowance did not use."""
+        """Fraction of a sequence that the last allowance did not use."""
         self.granted_s = float("-inf")
 
     def note(self, grant: Grant, now: float) -> None:
@@ -46,7 +49,7 @@ class _Granted:
 
 
 class GrantedEngines:
-    """The engines of one pool, as far as they are this gateway's."""
+    """The engines of one pool, and the part of each that this gateway may use."""
 
     def __init__(self, ledgers: Mapping[str, BackendLedger]) -> None:
         self._ledgers = ledgers
@@ -55,21 +58,26 @@ class GrantedEngines:
             ledger.allowance = Allowance(0, 0)  # nothing before the first exchange
 
     def holdings(self, head: Request | None, waiting: int, tenants: FairShares, now: float) -> list[Holding]:
-        """What is held, and what does the next one of those that wait here (`waiting` in all) want of each?"""
+        """What does this gateway use of each engine, and what does its next request want there?
+
+        `waiting` is the number of requests that wait here.
+        """
         spare, absent = head is not None and tenants.is_below(head), tenants.someone_is_absent()
         return [_holding(one, head, waiting, now, spare=spare, absent=absent) for one in self._ledgers.values()]
 
     def hear(self, grants: Sequence[Grant], now: float) -> None:
-        """This is ours until the next exchange, or until it is too long ago. In the order of the holdings."""
+        """Apply these grants until the next exchange, or until they are too old. They come in the order of the
+        holdings.
+        """
         for ledger, grant in zip(self._ledgers.values(), grants, strict=True):
             ledger.allowance = Allowance(*grant)
             ledger.allowed_until_s = now + TRUST_S
             self._granted[ledger.name].note(grant, now)
 
     def cut_off(self) -> None:
-        """Other gateways cannot be heard: go on with what was ours of late, as they do.
+        """The other gateways cannot be heard: go on with the average of the recent grants, as they do.
 
-        Where nothing ever was, all of it is, and what others do shows in its gauges only.
+        Without any earlier grant the whole engine is used. What others run there then shows only in its gauges.
         """
         for ledger in self._ledgers.values():
             granted = self._granted[ledger.name]
@@ -77,12 +85,13 @@ class GrantedEngines:
             if ledger.allowance is None or granted.granted_s == float("-inf"):
                 ledger.allowance = None
                 continue
-            # Sequences are whole, and a part may be less than one: what is left over counts when it is looked at again.
+            # Sequences are whole numbers, and the average may contain a fraction. The fraction is carried over to the
+            # next time.
             granted.left_over += granted.usual_sequences
             whole = int(granted.left_over)
             granted.left_over -= whole
-            # Grants were given for whole requests. In a fixed one half a request stays unused: of few it is a larger
-            # part.
+            # Grants were made for whole requests. Within a fixed limit, half a request stays unused on average. With
+            # few requests that is a large part, so it is added here.
             half = ledger.kv.held_tokens / ledger.sequences / 2 if ledger.sequences else 0.0
             tokens = round(granted.usual_tokens + half)
             ledger.allowance = Allowance(max(1, whole), tokens, sharers=ledger.allowance.sharers)

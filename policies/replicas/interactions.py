@@ -1,4 +1,4 @@
-"""Open interactions, over several gateways: the calls of one may come to any of them."""
+"""Open interactions across several gateways: the calls of one interaction may arrive at any of them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from policies.interactions import Interaction, Interactions
+from policies.interactions import Interactions
 from policies.replicas.messages import Call, Opened
-from policies.request import Flow, Request
+from policies.request import Flow, Interaction, Request
 
 __all__ = ["SharedInteractions"]
 
 ASKED_MAX: Final = 8
-"""Of the hashes of a raw prompt, so many are looked for at other gateways."""
+"""Number of hashes of a raw prompt that are looked up at other gateways."""
 
 
 class SharedInteractions:
@@ -25,21 +25,24 @@ class SharedInteractions:
         self._told: list[Interaction] = []
 
     def is_unknown(self, request: Request) -> bool:
-        """May it go on with one that was opened at another gateway?"""
+        """May this request be a call of an interaction that was opened at another gateway?"""
         claim = request.claim
         if request.progress.interaction is not None or not (claim.id or claim.extends):
             return False
         return claim.explicit or not claim.begins
 
     def ask(self, request: Request) -> list[Call]:
-        """Is one open elsewhere that it may go on with? The longest known beginning of a raw prompt comes first."""
+        """Ask whether an interaction that this request may continue is open elsewhere.
+
+        For a raw prompt, the longest known beginning is asked first.
+        """
         claim = request.claim
         keys: Iterable[str | int] = (claim.id,) if claim.id else islice(reversed(claim.extends), ASKED_MAX)
         idle_s = self.interactions.settings.idle_s
         return [Call(_name(request.flow, key), 0, 0, 0.0, idle_s, False) for key in keys]
 
     def take_up(self, request: Request, opened: Sequence[Opened | None], now: float) -> None:
-        """The first that is open, in the order of what was asked, is known here from now on."""
+        """Open here the first interaction that is open elsewhere, in the order in which they were asked."""
         claim, flow = request.claim, request.flow
         for place, known in enumerate(opened):
             if known is None:
@@ -52,7 +55,7 @@ class SharedInteractions:
             return
 
     def tell(self, most: int, now: float) -> list[Call]:
-        """What was added to interactions since the last time, to at most so many."""
+        """What was added since the last exchange, for at most `most` interactions."""
         changed = self.interactions.changed or {}
         self._told = list(islice(changed, most))
         calls = []
@@ -74,7 +77,7 @@ class SharedInteractions:
         return calls
 
     def hear(self, opened: Sequence[Opened | None]) -> None:
-        """What all gateways together know of what was told."""
+        """Take the sums of all gateways for the interactions that were told."""
         for interaction, known in zip(self._told, opened, strict=True):
             if known is not None:
                 calls, tokens = interaction.told or (0, 0)

@@ -1,8 +1,9 @@
-"""What do gateways that share engines tell each other? The values that go to their common store, and what comes back.
+"""What do gateways that use the same engines tell each other? The values sent to their store, and the ones it returns.
 
 Each gateway has an `AdmissionEngine` of its own and decides by itself. About forty times a second it tells the store
-what it holds, what it charged, and what its next request needs (`Told`), and hears what the others did, in sums, and
-how much of each backend is its own until it asks again (`Heard`). What is exact, what is bounded: docs/replicas.md.
+what it uses, what it charged and what its next request needs (`Told`). It hears the sums over the other gateways, and
+how much of each backend it may use until the next exchange (`Heard`). docs/replicas.md says what is exact and what is
+bounded.
 """
 
 from __future__ import annotations
@@ -26,39 +27,39 @@ __all__ = [
 
 
 class Standing(NamedTuple):
-    """How much has the next one in the queue received? Of two that wait, the one with less goes first.
+    """How much service has the next request's tenant and flow received? Of two that wait, the one with less goes first.
 
-    Requests of one tenant are compared by what their flows have received. A policy that counts no service tells when
-    the next one arrived instead.
+    Requests of one tenant are compared by the service of their flows. A policy that counts no service tells the arrival
+    time of its next request instead.
     """
 
     tenant: str
     flow: str
-    """By the name of its counter."""
+    """Name of its counter."""
     served: float
     flow_served: float
 
 
 class Presence(NamedTuple):
-    """Who is active in one gateway, or in all others together (see `policies.capacity.fair_shares`)?"""
+    """Which tenants are active at one gateway, or at all others together (see `policies.capacity.fair_shares`)?"""
 
     weights: float = 0.0
     held_tokens: int = 0
     running: int = 0
     absent: int = 0
-    """Active tenants with nothing in the queue."""
+    """Active tenants with nothing queued."""
 
 
 class Holding(NamedTuple):
-    """What does one gateway hold of a backend, how large does it take it to be, and what does it want of it?"""
+    """What does one gateway use of a backend, how large does it take the backend to be, and what does it want there?"""
 
     backend: str
     sequences: int
     kv_tokens: int
-    """Reached at the largest by what is dispatched."""
+    """Largest KV occupancy that its dispatched requests are expected to reach."""
     kv_tokens_now: int
     sequences_max: int
-    """That the backend may have in all."""
+    """What the backend can run in all."""
     kv_tokens_max: int
     """0: not known."""
     waiting: int = 0
@@ -68,25 +69,25 @@ class Holding(NamedTuple):
     """What the first of them needs."""
     left_sequences: int = 0
     left_kv_tokens: int = 0
-    """What it leaves free: the headroom of those below their share."""
+    """What it leaves free: the headroom for tenants below their fair share."""
 
 
 class Grant(NamedTuple):
-    """How much of a backend is one gateway's own, and what do the others do there?"""
+    """How much of a backend may one gateway use, and what do the others use there?"""
 
     sequences: int
     kv_tokens: int
     sequences_elsewhere: int = 0
     kv_tokens_elsewhere: int = 0
-    """Held by them now."""
+    """KV tokens held by the others now."""
     sharers: int = 1
-    """Gateways that have something running or waiting there, this one included."""
+    """Gateways with requests running or waiting there, this one included."""
 
 
 class Charge(NamedTuple):
-    """What was a tenant or a flow charged since the last time?
+    """What was a tenant or a flow charged since the last exchange?
 
-    `base` is its shared counter as it is known here, `raises` says that it was lifted to that.
+    `base` is the shared counter as it is known here. `raises`: it was lifted to that value.
     """
 
     name: str
@@ -94,23 +95,24 @@ class Charge(NamedTuple):
     service: float
     raises: bool
     is_sole: bool = False
-    """It began to wait while nobody else waited here: it is lifted to what waits elsewhere, or left last anywhere."""
+    """It began to wait while nobody else waited here. It is lifted to the least counter that waits elsewhere, or else
+    to that of the member that left last at any gateway."""
 
 
 class Left(NamedTuple):
-    """Whose queue emptied last, among tenants or among the flows of one tenant?"""
+    """Whose queue emptied last, among all tenants or among the flows of one tenant?"""
 
     among: str
-    """Name of the tenant whose flows they are; "": they are tenants."""
+    """The tenant whose flows these are; "": these are tenants."""
     name: str
-    """By the name of its counter."""
+    """Name of its counter."""
     counter: float
     left_s: float
     """By the clock that all gateways have in common."""
 
 
 class Tally(NamedTuple):
-    """What was counted of one member of a population in a period, since the last time?"""
+    """What was counted for one member of a population in one period since the last exchange?"""
 
     name: str
     period: int
@@ -119,13 +121,13 @@ class Tally(NamedTuple):
     requests: int
     tokens: int
     base: tuple[int, int, int]
-    """The same of all gateways, as it is known here."""
+    """The counts of all gateways as they are known here: starts, requests, tokens."""
     is_new: bool
-    """Nothing was heard of it in this period: what was counted in the one before is asked for as well."""
+    """Nothing was heard of it in this period yet. The answer then includes the counts of the previous period."""
 
 
 class Counted(NamedTuple):
-    """What all gateways counted of it, in the period and in the one before (zeros where that was not asked for)."""
+    """What all gateways counted for it in this period and in the previous one (zeros where that was not asked)."""
 
     starts: int
     requests: int
@@ -136,14 +138,14 @@ class Counted(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What was added to an open interaction since the last time? Nothing: it is asked whether it is open elsewhere."""
+    """What was added to an open interaction since the last exchange? With no calls and no tokens: is it open elsewhere?"""
 
     name: str
     calls: int
     tokens: int
     age_s: float
     idle_s: float
-    """It is forgotten when it was silent for so long."""
+    """It is forgotten after this long without a call."""
     is_over: bool
 
 
@@ -156,7 +158,7 @@ class Opened(NamedTuple):
 
 
 class Told(NamedTuple):
-    """From one gateway to the others, of one pool or of what its pools have in common."""
+    """What one gateway tells the others, about one pool or about what its pools have in common."""
 
     standings: list[Standing]
     """Of the tenants that are next, in order."""
@@ -166,31 +168,32 @@ class Told(NamedTuple):
     tallies: list[Tally]
     calls: list[Call]
     under_way: list[tuple[str, int]]
-    """Requests of tenants that may have so many at once."""
+    """Requests queued and dispatched, of tenants with a limit on concurrent requests."""
     lefts: list[Left]
-    """Where queues emptied since the last time; the last tenant that is known to have left anywhere comes first."""
+    """Where queues have emptied since the last exchange. The tenant that is known to have left last at any gateway
+    comes first."""
     quantum: float
     """Counters are lifted to the beginning of a round of this size; 0: there are no rounds."""
 
 
 class Heard(NamedTuple):
-    """What came back, in the order of what was told."""
+    """What the store returns, in the order of what was told."""
 
     replicas: int
     next_elsewhere: Standing | None
-    """Of all others that want something, the one that has received least."""
+    """Of the requests that want room at other gateways, the one whose tenant has received least."""
     standings: list[Standing]
-    """Of all others that wait, those that are next at each gateway."""
+    """What is next at each of the other gateways."""
     presence: Presence
-    """Of all others together."""
+    """Of all other gateways together."""
     grants: list[Grant]
     totals: list[float]
     counted: list[Counted]
     opened: list[Opened | None]
     """None: it is not open."""
     under_way: list[tuple[str, int]]
-    """Of all others together."""
+    """Of all other gateways together."""
     left: Left | None
-    """The tenant that left last anywhere, as far as is known."""
+    """The tenant that left last at any gateway, as far as is known."""
     is_forgotten: bool
-    """The store knew nothing of this gateway, which had told it something before: all that it held is lost."""
+    """The store does not know this gateway, although it told something before: the store has lost its data."""

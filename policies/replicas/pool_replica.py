@@ -18,21 +18,22 @@ from policies.request import Request
 __all__ = ["PoolReplica"]
 
 TALLIES_MAX: Final = 256
-"""Members of each population that others hear of at a time."""
+"""Members of each population that are told in one exchange."""
 WAITS_S: Final = 0.3
-"""Who waited elsewhere so long ago is no reason to hold back."""
+"""A request that waited elsewhere longer ago than this no longer delays one here."""
 AHEAD_S: Final = 0.1
-"""Where the order is that of arrival, somebody may go before one elsewhere who came so much earlier."""
+"""Where requests go in order of arrival, one may go before a request elsewhere that came earlier by at most this
+much."""
 
 
 class PoolReplica:
-    """Tells the others what this gateway's engine holds, charged and wants, and lets it go by what they say.
+    """Tells the others what this gateway's admission engine uses, charged and wants, and applies what they answer.
 
-    Nothing is ours before the first exchange. All backends must have been added.
+    Before the first exchange this gateway may use nothing. All backends must have been added before.
     """
 
     def __init__(self, engine: AdmissionEngine, *, epoch_s: float = 0.0) -> None:
-        """`epoch_s`: by how much a clock that all gateways have in common is ahead of that of the events here."""
+        """`epoch_s`: how far a clock that all gateways have in common is ahead of the clock of the events here."""
         order = engine.policy.order
         backlog = order.backlog if len(engine.policy.orders()) == 1 else None
         self._engine = engine
@@ -46,7 +47,7 @@ class PoolReplica:
         engine.room.rivals = self
 
     def has_turn(self, request: Request, now: float) -> bool:
-        """Does one that waits at another gateway go before it (`admission.room.Rivals`)?"""
+        """Does a request that waits at another gateway go before this one (`admission.room.Rivals`)?"""
         elsewhere = self._next_elsewhere
         if elsewhere is None or now > self._heard_s + WAITS_S:
             return False
@@ -55,18 +56,18 @@ class PoolReplica:
         return self._counters.is_ahead(request.flow, elsewhere)
 
     def is_busy(self) -> bool:
-        """Is there anything that others should hear of soon?"""
+        """Is anything queued or dispatched here that the others should hear of soon?"""
         return bool(self._engine.dispatched or self._engine.queued)
 
     def is_urgent(self) -> bool:
-        """Should the others be asked at once? The next one has come since they were, and lacks room that is ours."""
+        """Should an exchange begin at once? Yes if the next request came after the last one and lacks slots or KV."""
         blocked = self._engine.blocked
         if blocked is None or blocked.request.arrived_s < self._told_s:
             return False
         return any(why in (Obstacle.SLOTS, Obstacle.KV) for why in blocked.obstacles.values())
 
     def tell(self, now: float) -> Told:
-        """What the others are to know, and what is wanted of them. `hear` or `cut_off` must follow."""
+        """What the others need to know, and what is wanted of them. `hear` or `cut_off` must follow."""
         engine, counters = self._engine, self._counters
         now = self._told_s = engine.catch_up(now)
         head = engine.blocked.request if engine.blocked is not None else None
@@ -93,7 +94,7 @@ class PoolReplica:
         )
 
     def hear(self, heard: Heard, asked_s: float, now: float) -> Sequence[Decision]:
-        """What came of what was told last, asked at this time."""
+        """Apply the answer to what was told last, at `asked_s`."""
         engine = self._engine
         asked_s += engine.set_back_s
         self._heard_s = asked_s
@@ -110,7 +111,7 @@ class PoolReplica:
         return engine.woke(now)
 
     def cut_off(self, now: float) -> Sequence[Decision]:
-        """The others cannot be heard: go on alone, with what was ours of late."""
+        """The others cannot be heard: go on alone with the average of the recent grants."""
         self._next_elsewhere = None
         if self._counters is not None:
             self._counters.wait_elsewhere(())

@@ -1,7 +1,7 @@
-"""What each member of a population did within a window, counted over several gateways.
+"""What did each member of a population do within a window, counted over several gateways?
 
-Most requests are decided at once, by what the last exchange said: as long as a tenant is far from its limits, what all
-gateways admit until the next exchange cannot reach them. Near a limit others must be asked first (`is_sure`).
+Most requests are decided at once, by what the last exchange said. As long as a tenant is far from its limits, nothing
+that all gateways admit before the next exchange can reach them. Near a limit the others are asked first (`is_sure`).
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ from policies.request import Request
 __all__ = ["SharedCounts", "SharedQuotas"]
 
 RESERVED: Final = 4
-"""Of what is left of a limit each gateway may use a part without asking while its tenant is active: one in so many
-times the number of gateways."""
+"""Each gateway may use a part of what is left of an active tenant's limit without asking: 1 / (RESERVED * gateways)."""
 
 Measures = tuple[int, int, int]
 """Starts, requests and tokens."""
 
 
 class _Told:
-    """What others know of one count."""
+    """What the other gateways know of one count."""
 
     __slots__ = ("last", "sums")
 
     def __init__(self) -> None:
         self.sums: Measures | None = None
-        """With what is reserved; None: nothing yet."""
+        """Includes what is reserved; None: nothing was told yet."""
         self.last: Measures | None = None
-        """What was counted when they were told."""
+        """What was counted when it was last told."""
 
 
 class SharedCounts:
@@ -50,10 +49,10 @@ class SharedCounts:
         self._asked: list[Count] = []
 
     def tell(self, most: int, reserve: Callable[[Hashable], Measures] | None = None) -> list[Tally]:
-        """What was counted since the last time, of at most so many.
+        """What was counted since the last exchange, for at most `most` members.
 
-        `reserve`: how much is to be told as if it were counted, so that so much may be without asking? It is taken back
-        when nothing is counted any more.
+        `reserve`: how much to tell in advance as if it were counted, so that requests up to that amount need no asking.
+        It is taken back when nothing more is counted.
         """
         self._asked = []
         tallies: list[Tally] = []
@@ -78,7 +77,7 @@ class SharedCounts:
         return tallies
 
     def hear(self, counted: Sequence[Counted]) -> None:
-        """What all gateways together counted, as of what was told."""
+        """Take the sums of all gateways for the counts that were told."""
         for count, (starts, requests, tokens, *before) in zip(self._asked, counted, strict=True):
             told = _told_of(count)
             sums = told.sums or (0, 0, 0)
@@ -95,7 +94,7 @@ class SharedCounts:
         self._asked = []
 
     def own(self, member: Hashable, measure: str) -> tuple[float, float, bool]:
-        """Of a measure: what was counted here beyond what was told; what all told, and whether that is known at all."""
+        """Of one measure: counted here but not yet told, the sum that all have told, and whether that sum is known."""
         count, before, left = self.counts.counted(member)
         sums = _told_of(count).sums if count.told is not None else None
         told = sums[MEASURES.index(measure)] if sums is not None else 0
@@ -103,7 +102,7 @@ class SharedCounts:
 
 
 class SharedQuotas:
-    """The limits that hold at any time, counted by all gateways."""
+    """The limits that hold at any time, counted over all gateways."""
 
     def __init__(self, quotas: Quotas, *, epoch_s: float) -> None:
         self.quotas = quotas
@@ -113,25 +112,25 @@ class SharedQuotas:
         self._tallies_of_minute = 0
 
     def is_sure(self, request: Request, now: float) -> bool:
-        """Is the answer to `refusal` the same whatever other gateways admit until they are heard again?"""
+        """Will `refusal` give the same answer whatever the other gateways admit before the next exchange?"""
         tenant = request.flow.tenant
         if self.quotas.quota(tenant) is UNLIMITED:
             return True
         return self.quotas.refusal(request, now) is not None or self._has_left(tenant, 1, request.prompt_tokens, 0.0)
 
     def tell(self, most: int) -> list[Tally]:
-        """What was counted since the last time, of at most so many tenants and windows."""
+        """What was counted since the last exchange, for at most `most` tenants in each window."""
         minute = self._minute.tell(most, self._reserve_of_minute)
         self._tallies_of_minute = len(minute)
         return minute + self._day.tell(most, self._reserve_of_day)
 
     def under_way(self) -> list[tuple[str, int]]:
-        """Requests here of those that may have so many at once."""
+        """Requests under way here, of tenants with a limit on concurrent requests."""
         quotas = self.quotas
         return [item for item in quotas.under_way.items() if quotas.quota(item[0]).concurrent is not None]
 
     def hear(self, counted: Sequence[Counted], gateways: int, under_way: Sequence[tuple[str, int]]) -> None:
-        """So many gateways there are; this is what they counted, and what is under way at the others."""
+        """Take what all `gateways` counted together, and what is under way at the others."""
         self._minute.hear(counted[: self._tallies_of_minute])
         self._day.hear(counted[self._tallies_of_minute :])
         self._gateways = gateways
@@ -139,7 +138,9 @@ class SharedQuotas:
         self.quotas.under_way_elsewhere = dict(under_way)
 
     def cut_off(self, *, refuses: bool) -> None:
-        """Others cannot be heard: keep to an equal part of what was left, or refuse whoever has a limit."""
+        """The others cannot be heard: keep to an equal part of what was left. `refuses`: refuse every tenant with a
+        limit.
+        """
 
         def may_have(tenant: str, requests: int, tokens: int) -> bool:
             return not refuses and self._has_left(tenant, requests, tokens, 1 / self._gateways)
@@ -147,7 +148,7 @@ class SharedQuotas:
         self.quotas.may_have = may_have
 
     def _has_left(self, tenant: str, requests: int, tokens: int, part: float) -> bool:
-        """Is so much more reserved? With a part: is it within that part of what was left?"""
+        """Is this much more reserved? With a `part` above 0: does it fit into that part of what was left?"""
         quota = self.quotas.quota(tenant)
         for counts, measure, more, limit in (
             (self._minute, "requests", requests, quota.requests_per_minute),
@@ -169,7 +170,7 @@ class SharedQuotas:
         return 0, 0, self._part_left(self._day, tenant, "tokens", self.quotas.quota(str(tenant)).tokens_per_day)
 
     def _part_left(self, counts: SharedCounts, tenant: Hashable, measure: str, limit: int | None) -> int:
-        """A small part of what is left: what may be admitted before the others are heard again."""
+        """A small part of what is left: what may be admitted before the next exchange."""
         if limit is None:
             return 0
         own, known, _ = counts.own(tenant, measure)

@@ -1,8 +1,9 @@
 """One gateway among several that serve the same tenants: its side of the exchange about limits and interactions.
 
-They do not depend on the pool, so one exchange serves all pools of a gateway. Near a limit a request waits, undecided,
-until an exchange has counted it, so that no limit is exceeded by the number of gateways. One that may go on with an
-interaction of another gateway is undecided as well, but only while it would matter: while something waits.
+Limits and interactions do not depend on the pool, so one exchange serves all pools of a gateway. Near a limit a request
+stays undecided until an exchange has counted it. So the number of gateways does not multiply a limit. A request that
+may continue an interaction of another gateway also stays undecided, but only while other requests wait, because only
+then does it matter.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from policies.request import Refused, Request
 __all__ = ["TenantReplica"]
 
 TOLD_MAX: Final = 256
-"""Members of each table that others hear of at a time."""
+"""Members of each table that are told in one exchange."""
 ASKED_MAX: Final = 256
-"""Undecided requests that are asked for at a time."""
+"""Undecided requests that are asked about in one exchange."""
 
 
 class _Undecided(NamedTuple):
-    """A request, the engine at which it waits, and the places of the keys that were asked for it."""
+    """A request, the admission engine where it waits, and the range of the keys that were asked for it."""
 
     request: Request
     engine: AdmissionEngine
@@ -37,7 +38,7 @@ class _Undecided(NamedTuple):
 
 
 class TenantReplica:
-    """Asks the others about requests that cannot be decided alone (`admission.engine.Elsewhere`)."""
+    """Asks the other gateways about requests that this one cannot decide alone (`admission.engine.Elsewhere`)."""
 
     def __init__(
         self,
@@ -48,27 +49,27 @@ class TenantReplica:
         epoch_s: float = 0.0,
         refuses_alone: bool = False,
     ) -> None:
-        """`epoch_s`: by how much a clock that all gateways have in common is ahead of that of the events here.
+        """`epoch_s`: how far a clock that all gateways have in common is ahead of the clock of the events here.
 
-        `refuses_alone`: while others cannot be heard, nobody who has a limit is served.
+        `refuses_alone`: while the others cannot be heard, tenants with a limit are refused.
         """
         self._quotas = SharedQuotas(quotas, epoch_s=epoch_s) if quotas is not None else None
         self._interactions = SharedInteractions(interactions) if interactions is not None else None
         self._refuses_alone = refuses_alone
         self._is_alone = False
         self._undecided: dict[str, _Undecided] = {}
-        """Not asked for yet."""
+        """Not yet asked about."""
         self._asked: dict[str, _Undecided] = {}
-        """Asked for and counted."""
+        """Asked about and counted."""
         self._keys_asked = 0
         self._decisions: dict[AdmissionEngine, list[Decision]] = {engine: [] for engine in engines}
         for engine in engines:
             engine.elsewhere = self
 
-    # --- for the engines ---
+    # --- for the admission engines ---
 
     def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
-        """Is it to wait, undecided, until the others have answered?"""
+        """Must this request stay undecided until the others have answered?"""
         if self._is_alone:
             return False
         if self._quotas is not None and not self._quotas.is_sure(request, now):
@@ -76,16 +77,16 @@ class TenantReplica:
         return not is_calm and self._interactions is not None and self._interactions.is_unknown(request)
 
     def ask(self, engine: AdmissionEngine, request: Request) -> None:
-        """Ask for it with the next exchange."""
+        """Ask about it in the next exchange."""
         self._undecided[request.id] = _Undecided(request, engine)
 
     def let_go(self, request: Request) -> None:
-        """Nobody wants it any more."""
+        """Forget it: it no longer wants an answer."""
         if self._undecided.pop(request.id, None) is None:
             self._asked.pop(request.id, None)
 
     def decisions_of(self, engine: AdmissionEngine) -> Sequence[Decision]:
-        """What was decided at this engine since the last time it was asked."""
+        """What was decided at this admission engine since the last time this was asked."""
         decisions, self._decisions[engine] = self._decisions[engine], []
         return decisions
 
@@ -95,7 +96,7 @@ class TenantReplica:
         return bool(self._undecided)
 
     def is_busy(self) -> bool:
-        """What was counted can wait: what others may do meanwhile is reserved, and a call takes longer."""
+        """Never: other gateways' admissions are covered by what is reserved, and a call takes longer than an exchange."""
         return False
 
     def tell(self, now: float) -> Told:
@@ -116,7 +117,7 @@ class TenantReplica:
         return Told([], Presence(), [], [], tallies, calls, under_way, [], 0.0)
 
     def hear(self, heard: Heard, asked_s: float, now: float) -> Sequence[Decision]:
-        """What came of it. Each engine's decisions are to be taken from `decisions_of`."""
+        """Apply the answer. The decisions of each admission engine are taken with `decisions_of`."""
         self._is_alone = False
         if self._interactions is not None:
             for one in self._asked.values():
@@ -128,7 +129,7 @@ class TenantReplica:
         return ()
 
     def cut_off(self, now: float) -> Sequence[Decision]:
-        """The others cannot be heard: each keeps to its part of every limit."""
+        """The others cannot be heard: each gateway keeps to its part of every limit."""
         self._is_alone = True
         if self._quotas is not None:
             self._quotas.cut_off(refuses=self._refuses_alone)
@@ -140,7 +141,9 @@ class TenantReplica:
         return ()
 
     def _decide(self, now: float) -> None:
-        """Who was counted last is refused first where that was too much, and is not counted any more."""
+        """Decide the requests that were asked about. If too much was counted, the latest are refused first and
+        uncounted.
+        """
         asked, self._asked = list(self._asked.values()), {}
         admitted = []
         for one in reversed(asked):

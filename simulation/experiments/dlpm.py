@@ -21,10 +21,11 @@ from policies.admission.policy import Policy
 from policies.orders.cost import ExtendCost
 from policies.queue.bounds import QueueLimits
 from simulation.baselines import lpm, preble, round_robin_lpm, vtc_round_robin
-from simulation.driver import Record, simulate
+from simulation.driver import simulate
 from simulation.experiments.base import Experiment, Figure, Inputs, Outcome, Row, holds, shown
 from simulation.metrics import jain, percentile, service
 from simulation.plots import Series
+from simulation.run import Record
 from simulation.workloads.prefixes import BLOCK_TOKENS, Misbehaviour, Programs, judge, long_context_qa, tree_of_thoughts
 
 __all__ = ["DLPM_EXPERIMENTS"]

@@ -18,11 +18,12 @@ from policies.admission.named import named_policy
 from policies.limits.ceilings import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Refusal
-from simulation.driver import Arrival, Record, Run, simulate
+from simulation.driver import simulate
 from simulation.experiments.base import Experiment, Figure, Inputs, Outcome, Row, holds, shown
 from simulation.interactions import Course, Interaction, Interactions
 from simulation.metrics import percentile
 from simulation.plots import Series
+from simulation.run import Arrival, Record, Run
 from simulation.workloads.fairserve import Population, is_abuser, workload
 
 __all__ = ["FAIRSERVE", "Study", "compare", "study"]

@@ -20,10 +20,11 @@ from policies.orders.contract import Order
 from policies.orders.fcfs import Fcfs
 from policies.orders.vtc import Vtc
 from policies.queue.bounds import QueueLimits
-from simulation.driver import Arrival, Run, simulate
+from simulation.driver import simulate
 from simulation.experiments.base import Experiment, Figure, Inputs, Outcome, holds, shown
 from simulation.experiments.vtc_runs import arena, measure, serve, step_times, vtc
 from simulation.plots import Series
+from simulation.run import Arrival, Run
 from simulation.windows import Rule, in_flight, serve_with_rule, starts_now, waiting
 
 __all__ = ["GATEWAY_WINDOW", "Point", "gateway_window", "production"]

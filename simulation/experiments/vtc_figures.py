@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulation.driver import Arrival, Run
 from simulation.experiments.base import Experiment, Figure, Inputs, Outcome, Row, holds, shown, within
 from simulation.experiments.vtc_runs import TWO_U, Scheduler, fcfs, lcf, serve, vtc
 from simulation.fairness import (
@@ -18,6 +17,7 @@ from simulation.fairness import (
     ttft_mean_s,
 )
 from simulation.plots import Series
+from simulation.run import Arrival, Run
 from simulation.workloads.vtc import increase, on_off, overload, poisson_short_long, shift
 
 __all__ = ["FIG3", "FIG4", "FIG5", "FIG6", "FIG7", "FIG8", "FIG9", "FIG10", "WEIGHTED"]

@@ -15,10 +15,10 @@ from policies.orders.fcfs import Fcfs
 from policies.orders.lcf import Lcf, LcfParams
 from policies.orders.rpm import Rpm, RpmParams
 from policies.orders.vtc import Vtc, VtcParams
-from simulation.driver import Arrival, Run
 from simulation.experiments.base import Inputs
 from simulation.fairness import Discrepancy, Served, discrepancy, served, tokens_per_s
 from simulation.in_engine import A10G_LLAMA2_7B, EngineLoop, serve_in_engine
+from simulation.run import Arrival, Run
 from simulation.traces.reader import Trace
 
 __all__ = [

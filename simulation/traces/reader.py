@@ -17,7 +17,7 @@ import msgspec
 
 from policies.orders.cost import LinearCost
 from policies.request import ServiceTokens
-from simulation.driver import Arrival
+from simulation.run import Arrival
 from simulation.traces.lines import TraceError, read_lines
 from simulation.traces.rows import ROWS, Entry, Row
 from simulation.traces.tables import csv_cells, csv_rows, place_of, required_columns

@@ -16,7 +16,7 @@ from random import Random
 from typing import Literal
 
 from policies.request import Flow
-from simulation.driver import Arrival, Record
+from simulation.run import Arrival, Record
 
 __all__ = ["BLOCK_TOKENS", "Misbehaviour", "Programs", "judge", "long_context_qa", "tree_of_thoughts"]
 

@@ -11,7 +11,7 @@ from math import sqrt
 from random import Random
 
 from policies.request import Flow
-from simulation.driver import Arrival
+from simulation.run import Arrival
 
 __all__ = [
     "increase",

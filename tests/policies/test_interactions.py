@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.interactions import Interaction, Interactions, InteractionSettings, Key
-from policies.request import Claim, Flow, Request, ServiceTokens
+from policies.interactions import Interactions, InteractionSettings
+from policies.request import Claim, Flow, Interaction, Key, Request, ServiceTokens
 from tests.policies.making import make_request
 
 _serial = count()

@@ -22,8 +22,9 @@ from policies.interactions import CALLS, Interactions, InteractionSettings
 from policies.limits.ceilings import Ceilings, ThrottleSettings
 from policies.orders.cost import Cost, ExtendCost
 from policies.request import Claim, Flow
-from simulation.driver import Arrival, Record, simulate
+from simulation.driver import simulate
 from simulation.metrics import service
+from simulation.run import Arrival, Record
 from tests.policies.making import policy_with
 
 GAIN_MAX = 1.05

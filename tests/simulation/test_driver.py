@@ -11,8 +11,9 @@ from policies.admission.engine import AdmissionEngine
 from policies.orders.registry import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow
-from simulation.driver import Arrival, Record, Run, replay, simulate
+from simulation.driver import replay, simulate
 from simulation.metrics import jain, percentile, service, service_per_weight, throughput, ttft_s
+from simulation.run import Arrival, Record, Run
 from tests.policies.making import policy_with
 
 

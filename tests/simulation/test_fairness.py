@@ -15,8 +15,9 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.request import Flow, ServiceTokens
-from simulation.driver import Arrival, Record, Run, read_gauges, simulate
+from simulation.driver import read_gauges, simulate
 from simulation.metrics import service, service_per_weight, throughput, ttft_s
+from simulation.run import Arrival, Record, Run
 
 Next = Callable[[Record, float], Arrival | None]
 

@@ -20,8 +20,9 @@ from policies.orders.fcfs import Fcfs
 from policies.orders.registry import POLICIES
 from policies.orders.vtc import Vtc, VtcParams
 from policies.request import Flow
-from simulation.driver import IMPOSSIBLE, Arrival, Record, simulate
+from simulation.driver import simulate
 from simulation.in_engine import A10G_LLAMA2_7B, serve_in_engine
+from simulation.run import IMPOSSIBLE, Arrival, Record
 from simulation.windows import in_flight, serve_with_rule, starts_now, waiting
 from simulation.workloads.vtc import overload
 from tests.policies.making import policy_with

@@ -10,8 +10,9 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.policy import Policy
 from policies.orders.fcfs import Fcfs
 from policies.request import Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
-from simulation.driver import Arrival, simulate
+from simulation.driver import simulate
 from simulation.interactions import Call, Interaction, Interactions
+from simulation.run import Arrival
 
 
 class RefusesStage(Fcfs):

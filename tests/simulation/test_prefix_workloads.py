@@ -9,8 +9,9 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
 from simulation.baselines import lpm, preble, round_robin_lpm, vtc_round_robin
-from simulation.driver import Run, replay, simulate
+from simulation.driver import replay, simulate
 from simulation.experiments.dlpm import A10G, run
+from simulation.run import Run
 from simulation.workloads.prefixes import BLOCK_TOKENS, Programs, judge, long_context_qa, tree_of_thoughts
 
 

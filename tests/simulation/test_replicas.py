@@ -19,7 +19,8 @@ from policies.admission.named import named_policy
 from policies.replicas.exchange import Exchange
 from policies.replicas.messages import Heard, Told
 from policies.request import Flow
-from simulation.driver import LOST, Arrival, Record, Run, Stall, simulate
+from simulation.driver import simulate
+from simulation.run import LOST, Arrival, Record, Run, Stall
 from tests.redis_server import redis_client
 
 BACKEND = "engine"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from policies.request import Claim, Flow
-from simulation.driver import Arrival
+from simulation.run import Arrival
 from simulation.traces.lines import TraceError
 from simulation.traces.reader import FORMATS, Trace
 

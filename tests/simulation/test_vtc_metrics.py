@@ -10,7 +10,6 @@ from policies.orders.fcfs import Fcfs
 from policies.orders.lcf import Lcf
 from policies.orders.vtc import Vtc
 from policies.request import Flow
-from simulation.driver import Arrival, Record
 from simulation.experiments.vtc_tables import RECORDED, recorded_row
 from simulation.fairness import (
     Served,
@@ -24,6 +23,7 @@ from simulation.fairness import (
 )
 from simulation.in_engine import serve_in_engine
 from simulation.recorded import measures, read_runs
+from simulation.run import Arrival, Record
 from simulation.workloads.vtc import overload
 
 RUNS = Path(__file__).parents[3] / "shared" / "traces" / "vtc_artifact_runs.csv.gz"

@@ -1,0 +1,127 @@
+"""The code stays small enough to hold in the head: sizes of files, folders, functions and classes, and closed doors."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gateway.answer.refusals import REASONS
+from policies.request import Refusal
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("policies", "gateway", "backends", "simulation")
+FILES = sorted(path for package in (*PACKAGES, "tests", "bench") for path in (ROOT / package).rglob("*.py"))
+OURS = [path for path in FILES if path.relative_to(ROOT).parts[0] in PACKAGES]
+LINES_MAX, FUNCTION_LINES_MAX, FOLDER_FILES_MAX = 450, 60, 12
+METHODS_MAX = {
+    "policies/admission/engine.py:AdmissionEngine": 29,
+    "policies/capacity/ledger.py:BackendLedger": 19,
+    "policies/orders/contract.py:Order": 10,  # with its constructor
+}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def functions_of(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def test_no_module_is_long() -> None:
+    lengths = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in OURS}
+    assert {name: lines for name, lines in lengths.items() if lines > LINES_MAX} == {}
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    long = {
+        f"{name_of(path)}:{one.name}": (one.end_lineno or 0) - one.lineno + 1
+        for path in OURS
+        for one in functions_of(path)
+        if (one.end_lineno or 0) - one.lineno + 1 > FUNCTION_LINES_MAX
+    }
+    assert long == {}
+
+
+def test_no_room_of_the_core_has_more_than_a_dozen_files() -> None:
+    rooms = Counter(path.parent for path in OURS if name_of(path).startswith("policies/") and path.stem != "__init__")
+    assert {name_of(room): files for room, files in rooms.items() if files > FOLDER_FILES_MAX} == {}
+
+
+@pytest.mark.parametrize("where", METHODS_MAX)
+def test_the_large_classes_stay_as_small_as_they_are(where: str) -> None:
+    file, _, name = where.partition(":")
+    [found] = [node for node in tree_of(ROOT / file).body if isinstance(node, ast.ClassDef) and node.name == name]
+    methods = [node.name for node in found.body if isinstance(node, ast.FunctionDef)]
+    assert len(methods) <= METHODS_MAX[where], methods
+
+
+def test_nobody_reaches_for_what_is_private_to_another_module() -> None:
+    reached = []
+    for path in FILES:
+        own = {node.attr for node in ast.walk(tree_of(path)) if is_of_self(node)} | names_in(path)
+        for node in ast.walk(tree_of(path)):
+            if not isinstance(node, ast.Attribute) or is_of_self(node) or not is_private(node.attr):
+                continue
+            if node.attr in LIBRARIES:
+                continue
+            if node.attr not in own and f"{name_of(path)}:{node.attr}" not in NO_PUBLIC_WAY:
+                reached.append(f"{name_of(path)}:{node.lineno} {ast.unparse(node)}")
+    assert reached == []
+
+
+LIBRARIES = {"_exit", "_set_running_loop", "_callback", "_args", "_request_id"}
+"""Of the standard library and of the official client: there is no other way."""
+NO_PUBLIC_WAY = {
+    "tests/backends/test_upstream_pool.py:_Connection",
+    "tests/backends/test_upstream_pool.py:_connection",
+    "tests/backends/test_upstream_pool.py:_transport",
+    "tests/http/test_answers.py:_connections",
+    "tests/http/test_answers.py:_pending",
+    *(f"tests/simulated/test_engine_model.py:{name}" for name in ("_pool", "_running", "_held", "_blank", "_cached")),
+    "tests/gateway/test_backpressure.py:_server",
+    "tests/gateway/test_backpressure.py:_connections",
+    "tests/gateway/test_backpressure.py:_transport",
+    "tests/gateway/test_interactions.py:_lengths",
+    "tests/gateway/test_store.py:_not_open",
+}
+"""Buffers of sockets, and faults that no outside event can bring about: nothing public shows them."""
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in NAMED_TUPLE
+
+
+NAMED_TUPLE = {"_replace", "_fields", "_asdict", "_make", "_field_defaults"}
+
+
+def is_of_self(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in ("self", "cls", "super")
+    )
+
+
+def names_in(path: Path) -> set[str]:
+    """What the module itself defines: functions, names, and slots."""
+    names = {one.name for one in functions_of(path)}
+    names |= {node.id for node in ast.walk(tree_of(path)) if isinstance(node, ast.Name)}
+    return names | set(re.findall(r'"(_[a-z][a-z_]*)"', path.read_text(encoding="utf-8")))
+
+
+def test_every_refusal_has_a_reason_for_its_client() -> None:
+    assert set(REASONS) == set(Refusal)
