@@ -53,8 +53,8 @@ class Measure(Enum):
     MEMORY = auto()
 
 
-def check(harness: Harness, data: bytes, measure: Measure = Measure.NOTHING) -> None:
-    """Read one input. Any exception that leaves here is a finding."""
+def check(harness: Harness, data: bytes, measure: Measure = Measure.NOTHING, *, slower: float = 1.0) -> None:
+    """Read one input. Any exception that leaves here is a finding. `slower`: how much, because coverage is recorded."""
     if measure is Measure.MEMORY:
         tracemalloc.start()
     started = time.process_time()
@@ -67,7 +67,7 @@ def check(harness: Harness, data: bytes, measure: Measure = Measure.NOTHING) -> 
         peak_bytes = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     size = len(data)
-    long_s = START_S + harness.s_per_mb_max * size / 1e6
+    long_s = slower * (START_S + harness.s_per_mb_max * size / 1e6)
     if measure is Measure.TIME and size >= TIMED_FROM_BYTES and took_s > long_s:
         raise Violation(f"{harness.name}: {took_s:.2f} s for {size} bytes")
     if peak_bytes > START_BYTES + harness.memory_ratio_max * size:

@@ -180,6 +180,7 @@ async def test_each_api_reads_its_own_limits(
             assert not upstream.requests
 
 
+@pytest.mark.interpreted_only("watches what the engine is told")
 async def test_an_unknown_api_is_counted_with_all_that_the_model_can_say(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
         small = {"max_tokens": 1, "max_output_tokens": 1, "max_completion_tokens": 1}
