@@ -42,6 +42,7 @@ NO_FIELDS: Final = Fields()
 STEERING_AT: Final = NAMES.index("priority")
 STEERING: Final = frozenset(NAMES[STEERING_AT:])
 """Fields that steer an engine."""
+NO_STEERING: Final[tuple[Any, ...]] = astuple(NO_FIELDS)[STEERING_AT:]
 
 
 class Payload:
@@ -165,7 +166,7 @@ def read_json(body: bytes, api: Api) -> Payload:
     values: tuple[Any, ...] = astuple(fields)  # one call for all of them
     parts = [part for at in api.prompt_at if (part := values[at])]
     return Payload(
-        _without_steering(body) if any(values[STEERING_AT:]) else body,
+        body if values[STEERING_AT:] == NO_STEERING else _without_steering(body),
         fields,
         api,
         prompt_of(bytes(parts[0]) if len(parts) == 1 else b"".join(parts)),
