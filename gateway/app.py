@@ -193,11 +193,17 @@ class Gateway:
     async def _drained(self, limit_s: float) -> None:
         loop = asyncio.get_running_loop()
         until_s = loop.time() + limit_s
-        while any(len(pool.dispatcher) for pool in self.pools) and loop.time() < until_s:  # noqa: ASYNC110
+        while loop.time() < until_s and self._is_busy():  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+
+    def _is_busy(self) -> bool:
+        reads = self._pipeline is not None and self._pipeline.reading > 0
+        return reads or any(len(pool.dispatcher) for pool in self.pools)
 
     def _give_up_rest(self) -> None:
         message = "this gateway is shutting down and could not wait any longer for the answer"
+        if self._pipeline is not None:
+            self._pipeline.give_up(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
         for pool in self.pools:
             for exchange in pool.dispatcher.exchanges():
                 if isinstance(exchange, Exchange):

@@ -1,13 +1,14 @@
 """What becomes of a client's request? Authenticate, identify, read, estimate, and hand it to its pool.
 
-Runs synchronously for each request; what is wrong with a request is said here, before anything is queued or charged.
+Runs synchronously for each request, but for the reading of a large body, which is done in slices while others are
+served. What is wrong with a request is said here, before anything is queued or charged.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Final
 
 import msgspec
@@ -20,9 +21,14 @@ from gateway.http.headers import bearer_key, forward_request_headers
 from gateway.http.request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.pool.pool import Pool
+from gateway.request.apis import AUDIO, OTHER
+from gateway.request.form import is_form, read_form
 from gateway.request.identity import Keyring, Principal
-from gateway.request.payload import Payload, read_json, read_multipart
+from gateway.request.large_body import LargePayload, read_large_json
+from gateway.request.payload import LARGE_BODY_BYTES, Payload, read_json
+from gateway.request.readings import Reading, Readings
 from gateway.request.routes import Route, Treatment, route
+from gateway.request.slices import Slices, at_once
 from gateway.telemetry.record import Outcome, Record
 from policies.request import NO_CLAIM, Flow, Request, ServiceTokens
 
@@ -45,7 +51,17 @@ class Pipeline:
         self._pools = list(pools)
         self._pool_of_model: dict[str, Pool] = {}
         self._settled = settled
+        self._readings = Readings()
         self.draining = False
+
+    @property
+    def reading(self) -> int:
+        """How many large bodies are being read."""
+        return len(self._readings)
+
+    def give_up(self, error: ApiError) -> None:
+        """The gateway stops: read no more bodies."""
+        self._readings.give_up(error)
 
     def authorize(self, request: HttpRequest) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
         """Runs when a request's head is there, before its body is read; an answer refuses it."""
@@ -71,17 +87,22 @@ class Pipeline:
         record = _record_of(request)
         try:
             self._handle(request, responder, way, record)
-        except ApiError as error:
+        except Exception as error:
+            self._failed(request, responder, way, record, error)
+
+    def _failed(self, request: HttpRequest, responder: Responder, way: Route, record: Record, error: Exception) -> None:
+        """Say what is wrong with the request, or with the gateway."""
+        if isinstance(error, ApiError):
             self._refused(record, error)
             responder.respond(error.status, _error_headers(error, request), error.body(way.dialect))
-        except Exception:
-            logger.exception("request %s: fault in the gateway", request.id)
-            self._ended(record, Outcome.FAILED, Reason.INTERNAL_ERROR.value)
-            if responder.started:
-                responder.abort()
-                return
-            fault = ApiError(Reason.INTERNAL_ERROR, f"fault in the gateway; its log has more under {request.id}")
-            responder.respond(fault.status, _error_headers(fault, request), fault.body(way.dialect))
+            return
+        logger.error("request %s: fault in the gateway", request.id, exc_info=error)
+        self._ended(record, Outcome.FAILED, Reason.INTERNAL_ERROR.value)
+        if responder.started:
+            responder.abort()
+            return
+        fault = ApiError(Reason.INTERNAL_ERROR, f"fault in the gateway; its log has more under {request.id}")
+        responder.respond(fault.status, _error_headers(fault, request), fault.body(way.dialect))
 
     def _handle(self, request: HttpRequest, responder: Responder, way: Route, record: Record) -> None:
         principal = request.holder
@@ -91,10 +112,60 @@ class Pipeline:
         if way.treatment is Treatment.MODELS:
             responder.respond(200, _json_headers(request), self._models())
             self._ended(record, Outcome.COMPLETED, "")
-        elif way.treatment is Treatment.PASS:
-            self._pass_through(request, responder, way, record)
+        elif way.treatment is Treatment.PASS and not request.body:
+            self._pass_through(request, responder, way, record, None)()
+        elif len(request.body) <= LARGE_BODY_BYTES:
+            payload = _read(request, way)
+            send = self._take(request, responder, way, record, principal, payload)
+            payload.seal()
+            send()
         else:
-            self._admit(request, responder, way, record, principal)
+            self._read_in_slices(request, responder, way, record, principal)
+
+    def _take(
+        self,
+        request: HttpRequest,
+        responder: Responder,
+        way: Route,
+        record: Record,
+        principal: Principal,
+        payload: Payload,
+    ) -> Callable[[], None]:
+        """The request is there whole, and read. What comes back sends it on its way, once its body is sealed."""
+        if way.treatment is Treatment.PASS:
+            return self._pass_through(request, responder, way, record, payload)
+        return self._admit(request, responder, way, record, principal, payload)
+
+    def _read_in_slices(
+        self, request: HttpRequest, responder: Responder, way: Route, record: Record, principal: Principal
+    ) -> None:
+        work = self._reading(request, responder, way, record, principal)
+        next(work)  # from here on it is the one to say what goes wrong
+        reading = Reading(principal.tenant, work, len(request.body))
+        self._readings.start(reading)
+        responder.on_disconnect = lambda: self._gone_while_read(reading, record)
+
+    def _reading(
+        self, request: HttpRequest, responder: Responder, way: Route, record: Record, principal: Principal
+    ) -> Slices:
+        try:
+            yield
+            payload = yield from _slices(request, way)
+            yield
+            send = self._take(request, responder, way, record, principal, payload)
+            request.body = b""
+            if isinstance(payload, LargePayload):
+                yield from payload.seal_in_slices()
+            yield
+            responder.on_disconnect = None
+            send()
+        except Exception as error:
+            responder.on_disconnect = None
+            self._failed(request, responder, way, record, error)
+
+    def _gone_while_read(self, reading: Reading, record: Record) -> None:
+        self._readings.cancel(reading)
+        self._ended(record, Outcome.ABANDONED, "client_disconnected")
 
     def _refused(self, record: Record, error: ApiError) -> None:
         self._ended(record, Outcome.REFUSED, error.code.value)
@@ -106,9 +177,14 @@ class Pipeline:
     # --- requests that need admission ---
 
     def _admit(
-        self, request: HttpRequest, responder: Responder, way: Route, record: Record, principal: Principal
-    ) -> None:
-        payload = _read(request)
+        self,
+        request: HttpRequest,
+        responder: Responder,
+        way: Route,
+        record: Record,
+        principal: Principal,
+        payload: Payload,
+    ) -> Callable[[], None]:
         record.model, record.stream = payload.model, payload.stream
         pool = self._pool(payload.model)
         record.app = principal.app(_text(request.header(b"x-fairgate-app")))
@@ -117,7 +193,7 @@ class Pipeline:
         sequences = payload.sequences if way.generates else 1
         prompt_tokens, output_tokens_max = _within_context(
             payload,
-            pool.estimator.estimate(payload.prompt, is_text=payload.is_text),
+            pool.estimator.estimate(payload.prompt),
             sequences,
             pool.context_tokens_max(payload.model),
             generates=way.generates,
@@ -128,15 +204,27 @@ class Pipeline:
             reading = pool.claims.read(request.headers, payload, flow, generates=way.generates)
             claim = reading.claim
             if reading.instruction_bytes:
-                system_tokens = prompt_tokens * reading.instruction_bytes // len(payload.prompt)
-        if pool.prefixes is not None and way.generates and payload.prompt:
+                system_tokens = prompt_tokens * reading.instruction_bytes // payload.prompt.size
+        if pool.prefixes is not None and way.generates and payload.prompt.size:
             prefix = pool.prefixes.read(payload, principal.tenant)
         admitted = record.request = Request(
             request.id, flow, principal.weight, prompt_tokens, output_tokens_max, record.arrived_s, sequences,
             len(payload.body), payload.stream, system_tokens, claim, prefix,
         )  # fmt: skip
-        if payload.stream and not payload.asks_usage and way.dialect is Dialect.OPENAI and not _is_form(request):
+        if payload.stream and not payload.asks_usage and way.dialect is Dialect.OPENAI and not payload.is_form:
             payload.ask_usage()
+        return lambda: self._submit(admitted, pool, way, payload, request, responder, record)
+
+    @staticmethod
+    def _submit(
+        admitted: Request,
+        pool: Pool,
+        way: Route,
+        payload: Payload,
+        request: HttpRequest,
+        responder: Responder,
+        record: Record,
+    ) -> None:
         head = _upstream_head(request, len(payload.body))
         Exchange(admitted, pool, way, payload, head, responder, record).submit()
 
@@ -163,18 +251,23 @@ class Pipeline:
 
     # --- requests that do not ---
 
-    def _pass_through(self, request: HttpRequest, responder: Responder, way: Route, record: Record) -> None:
-        body = request.body
+    def _pass_through(
+        self, request: HttpRequest, responder: Responder, way: Route, record: Record, payload: Payload | None
+    ) -> Callable[[], None]:
         pools = self._pools
-        if body and not _is_form(request):
-            payload = read_json(body)
-            record.model, body = payload.model, payload.body
+        if payload is not None:
+            record.model = payload.model
             pools = [self._pool(payload.model)] if payload.model else pools
         backend = next((found for pool in pools if (found := pool.least_loaded()) is not None), None)
         if backend is None:
             raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=5.0)
         exchange = PassThrough(responder, way.dialect, backend, record, lambda ended: self._settled(ended, ""))
-        exchange.send(_upstream_head(request, len(body)), body)
+
+        def send() -> None:
+            body = b"" if payload is None else payload.body
+            exchange.send(_upstream_head(request, len(body)), body)
+
+        return send
 
     def _models(self) -> bytes:
         data = []
@@ -191,17 +284,32 @@ def _record_of(request: HttpRequest) -> Record:
     return Record(request.id, request.path[:200], now=time.monotonic())
 
 
-def _read(request: HttpRequest) -> Payload:
-    if _is_form(request):
-        return read_multipart(request.body)
-    if not request.body:
-        raise ApiError(Reason.INVALID_JSON, "the body is empty; a JSON object is expected")
-    return read_json(request.body)
+def _read(request: HttpRequest, way: Route) -> Payload:
+    form = _form_type(request, way)
+    return read_json(request.body, way.api) if form is None else at_once(read_form(request.body, form, way.api))
 
 
-def _is_form(request: HttpRequest) -> bool:
+def _slices(request: HttpRequest, way: Route) -> Generator[None, None, Payload]:
+    form = _form_type(request, way)
+    if form is None:
+        payload = yield from read_large_json(request.body, way.api)
+    else:
+        payload = yield from read_form(request.body, form, way.api)
+    return payload
+
+
+def _form_type(request: HttpRequest, way: Route) -> bytes | None:
+    """The content-type of a form, where the API takes one. Whatever a body is labelled elsewhere, it is read as JSON:
+    some engines do not look at the label."""
+    api = way.api
+    if api is not AUDIO and api is not OTHER:
+        return None
     content_type = request.header(b"content-type")
-    return content_type is not None and content_type.startswith(b"multipart/form-data")
+    if is_form(content_type):
+        return content_type
+    if api is AUDIO:
+        raise ApiError(Reason.INVALID_REQUEST, "a form with a file is expected: content-type multipart/form-data")
+    return None
 
 
 def _text(value: bytes | None) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -159,7 +160,7 @@ class RequestReader:
         self.expects_continue = False
         self.body_bytes = 0
         self._headers: list[Header] = []
-        self._body: bytes | bytearray = b""
+        self._body: bytes | BytesIO = b""
         self._chunked = False
         self._left = 0
         self._wire_bytes = 0
@@ -184,8 +185,10 @@ class RequestReader:
             self._body = data
             return
         if isinstance(self._body, bytes):
-            self._body = bytearray(self._body)
-        self._body += data
+            first = self._body
+            self._body = BytesIO()  # hands out what was written without a copy of its own
+            self._body.write(first)
+        self._body.write(data)
 
     def on_message_complete(self) -> None:
         self.complete = True
@@ -335,7 +338,7 @@ class RequestReader:
         if self.complete:
             assert self.request is not None
             body = self._body
-            self.request.body = body if isinstance(body, bytes) else bytes(body)
+            self.request.body = body if isinstance(body, bytes) else body.getvalue()
             self._body = b""
         return end
 

@@ -8,21 +8,49 @@ Only the roles are decoded, contents stay unparsed.
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from typing import Final
 
 import msgspec
 from msgspec import Raw
 
-from gateway.request.fields import decode_turns
+from gateway.request.fields import Turn, decode_turns
 
-__all__ = ["NO_TURNS", "QUOTE", "Turns", "read_turns", "same_text"]
+__all__ = [
+    "MARK",
+    "MARKS_MAX",
+    "NO_TURNS",
+    "ONE_TEXT_HEAD",
+    "ONE_TEXT_TAIL",
+    "QUOTE",
+    "TOOL_RESULT",
+    "Shape",
+    "Turns",
+    "hashed",
+    "holds_result",
+    "is_of_result",
+    "mark_at",
+    "read_turns",
+    "same_text",
+]
 
 QUOTE: Final = ord('"')
-_TOOL_RESULT: Final = re.compile(rb'"type"\s*:\s*"tool_result"')
-_CACHE_MARK: Final = re.compile(
-    rb',\s*"cache_control"\s*:\s*(?:null|\{[^{}]*\})|"cache_control"\s*:\s*(?:null|\{[^{}]*\})\s*,'
+TOOL_RESULT: Final = b'"tool_result"'
+MARK: Final = b'"cache_control"'
+_IS_TYPE: Final = re.compile(rb'"type"\s{0,16}:\s{0,16}\Z')
+_TYPE_BYTES_MAX: Final = 48
+_BEFORE_MARK: Final = re.compile(rb",\s{0,16}\Z")
+_BEFORE_MARK_BYTES: Final = 17
+_MARK: Final = re.compile(rb'"cache_control"\s{0,16}:\s{0,16}(?:null|\{[^{}]{0,256}\})')
+_AFTER_MARK: Final = re.compile(rb"\s{0,16},")
+MARKS_MAX: Final = 64
+"""Marks that are looked for in one question; engines take four."""
+_S: Final = rb"\s{0,16}"
+ONE_TEXT_HEAD: Final = re.compile(
+    _S.join((rb"\[", rb"\{", b'"type"', b":", b'"text"', b",", b'"text"', b":", b'(?=")'))
 )
-_ONE_TEXT: Final = re.compile(rb'\[\s*\{\s*"type"\s*:\s*"text"\s*,\s*"text"\s*:\s*("(?:[^"\\]|\\.)*")\s*\}\s*\]')
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+ONE_TEXT_TAIL: Final = re.compile(_S + rb"\}" + _S + rb"\]")
 
 
 class Turns:
@@ -43,8 +71,56 @@ class Turns:
         self.begins = begins
         self.instruction_bytes = instruction_bytes
 
+    @property
+    def asks(self) -> bool:
+        """Is there a question?"""
+        return bool(self.questions)
+
+    def named(self, *rest: bytes, last_only: bool = False) -> str:
+        """A short name for all that was asked, or for the last question, and for the rest that sets it apart."""
+        questions = self.questions[-1:] if last_only else self.questions
+        return hashed(*[same_text(question) for question in questions], *rest)
+
 
 NO_TURNS: Final = Turns([], 1, None, 0)
+
+
+class Shape:
+    """Turns as they come by, one after another: what they come to."""
+
+    __slots__ = ("_begins", "_calls", "_in_models_turn", "instruction_bytes")
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._begins: bool | None = None
+        self._in_models_turn = False
+        self.instruction_bytes = 0
+
+    def of_user(self, *, is_question: bool) -> None:
+        """A turn of the user, who asks, or hands in a tool's result."""
+        self._begins = is_question
+        if is_question:
+            self._calls = 0
+        self._in_models_turn = False
+
+    def of_other(self, turn: Turn, content_bytes: int) -> None:
+        """Any other turn."""
+        role = turn.role
+        if role == "system" or role == "developer":
+            self.instruction_bytes += content_bytes
+        elif role == "tool" or role == "function" or (role is None and (turn.type or "").endswith("_output")):
+            self._begins = self._in_models_turn = False
+        else:
+            # One call may answer with several items in a row: reasoning, a text, the calls of tools.
+            self._calls += not self._in_models_turn
+            self._begins, self._in_models_turn = None, True
+
+    def stage(self) -> int:
+        # A turn of the model that comes last is the beginning of an answer that this call is to go on with.
+        return self._calls if self._in_models_turn else self._calls + 1
+
+    def begins(self) -> bool | None:
+        return self._begins
 
 
 def read_turns(conversation: Raw) -> Turns:
@@ -57,35 +133,75 @@ def read_turns(conversation: Raw) -> Turns:
         text = bytes(conversation)
         return Turns([text], 1, True, 0) if text[0] == QUOTE else NO_TURNS
     questions: list[bytes] = []
-    calls = 0
-    begins: bool | None = None
-    in_models_turn = False
-    instruction_bytes = 0
+    shape = Shape()
     for turn in turns:
-        role = turn.role
-        if role == "user":
-            content = bytes(turn.content)
-            begins = not (content.startswith(b"[") and _TOOL_RESULT.search(content))
-            if begins:
-                questions.append(content)
-                calls = 0
-            in_models_turn = False
-        elif role == "system" or role == "developer":
-            instruction_bytes += len(turn.content)
-        elif role == "tool" or role == "function" or (role is None and (turn.type or "").endswith("_output")):
-            begins = in_models_turn = False
-        else:
-            # One call may answer with several items in a row: reasoning, a text, the calls of tools.
-            calls += not in_models_turn
-            begins, in_models_turn = None, True
-    if in_models_turn:
-        calls -= 1  # the beginning of an answer that this call is to go on with
-    return Turns(questions, calls + 1, begins, instruction_bytes)
+        if turn.role != "user":
+            shape.of_other(turn, len(turn.content))
+            continue
+        content = bytes(turn.content)
+        is_question = not (content.startswith(b"[") and holds_result(content))
+        shape.of_user(is_question=is_question)
+        if is_question:
+            questions.append(content)
+    return Turns(questions, shape.stage(), shape.begins(), shape.instruction_bytes)
+
+
+def holds_result(content: bytes) -> bool:
+    """Does a list of blocks hold a tool's result?"""
+    at = content.find(TOOL_RESULT)
+    while at >= 0:
+        if is_of_result(content, at):
+            return True
+        at = content.find(TOOL_RESULT, at + 1)
+    return False
+
+
+def is_of_result(content: bytes, at: int) -> bool:
+    """Is the `"tool_result"` that stands here the type of a block?"""
+    return _IS_TYPE.search(content, max(0, at - _TYPE_BYTES_MAX), at) is not None
 
 
 def same_text(content: bytes) -> bytes:
-    """The content in its plainest form, without marks for the engine's cache: agents move these from turn to turn."""
-    if content.startswith(b'"') or content.find(b'"cache_control"') < 0:
+    """The content in its plainest form, without marks for the engine's cache: agents move these from turn to turn.
+
+    What is long is brought into the same form in slices: `large_body`.
+    """
+    if content.startswith(b'"') or content.find(MARK) < 0:
         return content
-    # JSON strings hold no bare quote, so what matches is structure and never the user's text.
-    return _ONE_TEXT.sub(rb"\1", _CACHE_MARK.sub(b"", content))
+    kept: list[bytes] = []
+    done = at = 0
+    for _ in range(MARKS_MAX):
+        at = content.find(MARK, at)
+        if at < 0:
+            break
+        begin, end = mark_at(content, at, done, len(content))
+        if end > begin:
+            kept.append(content[done:begin])
+            done = end
+        at = max(end, at + 1)
+    kept.append(content[done:])
+    plain = b"".join(kept)
+    head = ONE_TEXT_HEAD.match(plain)
+    text = _STRING.match(plain, head.end()) if head is not None else None
+    return plain if text is None or ONE_TEXT_TAIL.fullmatch(plain, text.end()) is None else text[0]
+
+
+def mark_at(content: bytes, at: int, low: int, high: int) -> tuple[int, int]:
+    """The mark whose name stands here, with one comma, within these bounds; the same number twice if it is none.
+
+    JSON strings hold no bare quote, so what is found is structure and never the user's text.
+    """
+    found = _MARK.match(content, at, high)
+    if found is None:
+        return at, at
+    end = found.end()
+    comma = _BEFORE_MARK.search(content, max(low, at - _BEFORE_MARK_BYTES), at)
+    if comma is not None:
+        return comma.start(), end
+    after = _AFTER_MARK.match(content, end, high)
+    return at, end if after is None else after.end()
+
+
+def hashed(*parts: bytes) -> str:
+    """A short name for these parts. None of them holds a NUL: they are JSON, or printable."""
+    return sha256(b"\0".join(parts)).hexdigest()[:16]

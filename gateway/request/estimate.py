@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+
+from gateway.request.prompt import Prompt, without_attachments
 
 __all__ = ["TokenEstimator", "exact_counter"]
 
@@ -18,8 +19,10 @@ START_COUNTS_AS_TOKENS: Final = 50.0
 """The starting ratio weighs as much as one observed prompt of so many tokens."""
 MEMORY: Final = 0.98
 """Each observation fades by this much with every later one."""
-
-_ATTACHMENT: Final = re.compile(rb";base64,[A-Za-z0-9+/=\\]+")
+COUNTED_BYTES_MAX: Final = 32768
+"""A tokenizer takes some milliseconds for so much. Of a longer text the beginning is counted, and the rest by that."""
+LOOKED_AT_BYTES_MAX: Final = 1 << 20
+"""Where the text to be counted is looked for between attachments."""
 
 
 class TokenEstimator:
@@ -34,26 +37,32 @@ class TokenEstimator:
     def bytes_per_token(self) -> float:
         return self._bytes / self._tokens
 
-    def estimate(self, prompt: bytes, *, is_text: bool = False) -> int:
-        """Tokens of a prompt given as the JSON of its messages, at least 1. `is_text`: it is known that nothing is
-        attached to it as base64."""
-        attachments = 0
-        if not is_text:
-            prompt, attachments = _ATTACHMENT.subn(b"", prompt)
+    def estimate(self, prompt: Prompt) -> int:
+        """Tokens of a prompt given as the JSON of its messages, at least 1."""
+        text_bytes = prompt.size - prompt.attached_bytes
         if self._counter is not None:
-            tokens = self._counter(prompt.decode("utf-8", "replace"))
+            tokens = self._counted(self._counter, prompt, text_bytes)
         else:
-            tokens = round(len(prompt) / self.bytes_per_token)
-        return max(1, tokens + attachments * ATTACHMENT_TOKENS)
+            tokens = round(text_bytes / self.bytes_per_token)
+        return max(1, tokens + prompt.attachments * ATTACHMENT_TOKENS)
 
-    def learn(self, prompt: bytes, prompt_tokens: int, *, is_text: bool = False) -> None:
+    def _counted(self, counter: Callable[[str], int], prompt: Prompt, text_bytes: int) -> int:
+        text = prompt.head[:LOOKED_AT_BYTES_MAX]
+        if prompt.attachments:
+            text = without_attachments(text)
+        text = text[:COUNTED_BYTES_MAX]
+        if not text:
+            return round(text_bytes / self.bytes_per_token)
+        tokens = counter(text.decode("utf-8", "replace"))
+        return tokens if len(text) >= text_bytes else round(tokens * text_bytes / len(text))
+
+    def learn(self, prompt: Prompt, prompt_tokens: int, *, is_text: bool = False) -> None:
         """The engine counted this many tokens in that prompt."""
-        if prompt_tokens <= 0 or not (is_text or prompt.find(b";base64,") < 0):
+        if prompt_tokens <= 0 or not (is_text or prompt.attachments == 0):
             return
-        prompt_bytes = len(prompt)
-        ratio = prompt_bytes / prompt_tokens
+        ratio = prompt.size / prompt_tokens
         if BYTES_PER_TOKEN_MIN <= ratio <= BYTES_PER_TOKEN_MAX:
-            self._bytes = MEMORY * self._bytes + prompt_bytes
+            self._bytes = MEMORY * self._bytes + prompt.size
             self._tokens = MEMORY * self._tokens + prompt_tokens
 
 

@@ -16,7 +16,10 @@ __all__ = [
     "decode_claimed",
     "decode_fields",
     "decode_list",
+    "decode_name",
+    "decode_number",
     "decode_object",
+    "decode_turn",
     "decode_turns",
     "decode_user",
     "encode",
@@ -32,21 +35,22 @@ class UserMetadata(msgspec.Struct):
 
 
 class Fields(msgspec.Struct):
+    """The fields of all APIs together. What only some of them have stays as it is: `Api` says who reads it."""
+
     model: str = ""
     stream: bool | None = None
     stream_options: StreamOptions | UnsetType | None = UNSET
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    max_output_tokens: int | None = None
-    n: int | None = None
-    best_of: int | None = None
     user: str | None = None
     safety_identifier: str | None = None
     previous_response_id: str | None = None
     tool_choice: Raw = Raw()
     metadata: Raw = Raw()
-    # What makes up the prompt, in any of the APIs, as chat templates put it: what requests of one app have in common
-    # comes first.
+    max_tokens: Raw = Raw()
+    max_completion_tokens: Raw = Raw()
+    max_output_tokens: Raw = Raw()
+    n: Raw = Raw()
+    best_of: Raw = Raw()
+    # What makes up the prompt. A conversation may be long, and so may all of these.
     tools: Raw = Raw()
     system: Raw = Raw()
     instructions: Raw = Raw()
@@ -54,21 +58,38 @@ class Fields(msgspec.Struct):
     documents: Raw = Raw()
     text_2: Raw = Raw()
     text_1: Raw = Raw()
+    input_ids: Raw = Raw()
     messages: Raw = Raw()
     prompt: Raw = Raw()
     input: Raw = Raw()
-    # From here to the end: what steers an engine.
+    # From here to the end: what steers an engine, whichever it is. First how it schedules and whose cache is used;
     priority: Raw = Raw()
     cache_salt: Raw = Raw()
-    kv_transfer_params: Raw = Raw()
-    ec_transfer_params: Raw = Raw()
-    vllm_xargs: Raw = Raw()
-    request_id: Raw = Raw()
     extra_key: Raw = Raw()
+    session_id: Raw = Raw()
+    session_params: Raw = Raw()
+    id_slot: Raw = Raw()
+    # under which name it runs, where a name that another request has would end or join that one;
+    request_id: Raw = Raw()
+    rid: Raw = Raw()
+    # which of its processes do the work, and what they tell each other;
+    data_parallel_rank: Raw = Raw()
+    routed_dp_rank: Raw = Raw()
+    disagg_prefill_dp_rank: Raw = Raw()
     bootstrap_host: Raw = Raw()
     bootstrap_port: Raw = Raw()
     bootstrap_room: Raw = Raw()
-    data_parallel_rank: Raw = Raw()
+    disaggregated_params: Raw = Raw()
+    kv_transfer_params: Raw = Raw()
+    ec_transfer_params: Raw = Raw()
+    # what it loads or runs beside the model that was asked for, and what it does for all;
+    vllm_xargs: Raw = Raw()
+    custom_logit_processor: Raw = Raw()
+    lora_path: Raw = Raw()
+    ngram_corpus_id: Raw = Raw()
+    custom_labels: Raw = Raw()
+    # how many tokens it sends at once, by which they are counted.
+    stream_interval: Raw = Raw()
 
 
 class Turn(msgspec.Struct):
@@ -91,6 +112,9 @@ decode_fields = msgspec.json.Decoder(Fields).decode
 decode_user = msgspec.json.Decoder(UserMetadata).decode
 decode_claimed = msgspec.json.Decoder(Claimed).decode
 decode_turns = msgspec.json.Decoder(list[Turn]).decode
+decode_turn = msgspec.json.Decoder(Turn).decode
+decode_number = msgspec.json.Decoder(int | None).decode
+decode_name = msgspec.json.Decoder(str).decode
 decode_object = msgspec.json.Decoder(dict[str, Raw]).decode
 decode_list = msgspec.json.Decoder(list[Raw]).decode
 encode = msgspec.json.encode

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
-from hashlib import sha256
 from typing import Final
 from zlib import crc32
 
@@ -22,7 +21,7 @@ from msgspec import Raw
 
 from gateway.config.interactions import InteractionRules
 from gateway.http.errors import ApiError, Reason
-from gateway.request.conversation_turns import NO_TURNS, QUOTE, Turns, read_turns, same_text
+from gateway.request.conversation_turns import NO_TURNS, QUOTE, Turns, hashed
 from gateway.request.fields import decode_claimed
 from gateway.request.payload import Payload
 from policies.request import NO_CLAIM, Claim, Flow
@@ -76,7 +75,7 @@ class ClaimReader:
         `generates`: whether its input is a conversation at all, rather than a text to embed.
         """
         rules = self._by_app.get(flow.app, self._rules)
-        turns = read_turns(payload.conversation) if generates else NO_TURNS
+        turns = payload.turns() if generates else NO_TURNS
         fields = {name: value for name, value in headers if name in _OF_INTEREST}
         claim = self._shown(rules, fields, payload, turns, flow)
         if rules.headers and (fields or payload.fields.metadata):
@@ -101,27 +100,26 @@ class ClaimReader:
     ) -> Claim:
         trace = _trace(rules.trace, fields) if fields else None
         if trace is not None:
-            return Claim(_hashed(b"trace", trace), explicit=True)
+            return Claim(hashed(b"trace", trace), explicit=True)
         if rules.content and turns is not NO_TURNS:
             session = _session(fields) if fields and rules.sessions else b""
             return self._of_turns(turns, session, payload.fields.previous_response_id or "", flow)
-        if rules.prefixes and payload.fields.prompt:
-            return Claim(extends=self._prefixes(payload.fields.prompt, flow))
+        if rules.prefixes and payload.raw_prompt:
+            return Claim(extends=self._prefixes(payload.raw_prompt, flow))
         return NO_CLAIM
 
     def _of_turns(self, turns: Turns, session: bytes, previous: str, flow: Flow) -> Claim:
-        questions = turns.questions
+        asks = turns.asks
         if not previous:
-            if not questions:
+            if not asks:
                 return Claim(begins=turns.begins)
             # A session may have lost its first turns since; without one, all questions so far tell talks apart.
-            asked = [same_text(question) for question in (questions[-1:] if session else questions)]
-            return Claim(_hashed(b"asked", session, *asked), turns.stage, turns.begins)
-        if questions:
-            return Claim(_hashed(b"after", previous.encode(), questions[-1]), turns.stage, turns.begins)
+            return Claim(turns.named(b"asked", session, last_only=bool(session)), turns.stage, turns.begins)
+        if asks:
+            return Claim(turns.named(b"after", previous.encode(), last_only=True), turns.stage, turns.begins)
         before = self._answers.get((flow, previous))
         if before is None:
-            return Claim(_hashed(b"after", previous.encode()), None, turns.begins)
+            return Claim(hashed(b"after", previous.encode()), None, turns.begins)
         return Claim(before.id, (before.stage or 1) + turns.stage, turns.begins)
 
     def _prefixes(self, text: Raw, flow: Flow) -> tuple[int, ...]:
@@ -188,7 +186,7 @@ def _said(fields: Mapping[bytes, bytes], metadata: Raw, shown: Claim) -> Claim:
         id_ = str(text).encode("utf-8", "surrogateescape")
         if not _is_id(id_):
             raise _bad(where, f"the id of an interaction has 1 to {ID_LENGTH_MAX} bytes of printable characters")
-        claim = Claim(_hashed(b"said", id_), explicit=True)
+        claim = Claim(hashed(b"said", id_), explicit=True)
     if stage is not None:
         claim = claim._replace(stage=_stage(*stage))
     if end is not None:
@@ -203,7 +201,7 @@ def _said(fields: Mapping[bytes, bytes], metadata: Raw, shown: Claim) -> Claim:
 def _in_metadata(metadata: Raw) -> list[Said | None]:
     try:
         inside = decode_claimed(metadata)
-    except msgspec.ValidationError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _bad("metadata", str(error)) from None
     return [
         (f"metadata.{name}", value) if (value := getattr(inside, name)) is not None else None
@@ -234,8 +232,3 @@ def _is_id(value: bytes) -> bool:
         return value.decode("utf-8").isprintable()
     except UnicodeDecodeError:
         return False
-
-
-def _hashed(*parts: bytes) -> str:
-    """A short name for these parts. None of them holds a NUL: they are JSON, or printable."""
-    return sha256(b"\0".join(parts)).hexdigest()[:16]

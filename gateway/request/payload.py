@@ -1,12 +1,13 @@
 """What does the body of a request ask for? Reads the few fields that admission needs, and leaves the rest unparsed.
 
-The body goes to the engine as the client wrote it, but for two things: fields that steer the engine's own scheduler are
-taken out (`design`: a client can refine who it is, never raise its claim), and usage is asked for in streams.
+The body goes to the engine as the client wrote it, but for two things: fields that steer the engine are taken out (a
+client can refine who it is, never raise its claim), and usage is asked for in streams.
+
+What is read here is read at one go. A large body is read in slices, by `large_body`; forms by `form`.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 import msgspec
@@ -14,22 +15,34 @@ from msgspec import UNSET, Raw
 from msgspec.structs import astuple
 
 from gateway.http.errors import ApiError, Reason
-from gateway.request.fields import Fields, StreamOptions, decode_fields, decode_list, decode_object, decode_user, encode
+from gateway.request.apis import COMPLETIONS, NAMES, Api
+from gateway.request.conversation_turns import Turns, read_turns
+from gateway.request.fields import (
+    Fields,
+    StreamOptions,
+    decode_fields,
+    decode_list,
+    decode_number,
+    decode_object,
+    decode_user,
+    encode,
+)
+from gateway.request.prompt import Prompt, prompt_of
 
-__all__ = ["Payload", "read_json", "read_multipart"]
+__all__ = ["LARGE_BODY_BYTES", "NO_FIELDS", "STEERING", "Payload", "read_json"]
 
+LARGE_BODY_BYTES: Final = 1 << 18
+"""A body of up to so many bytes is read at one go: it takes some milliseconds at most, whatever it holds."""
 SEQUENCES_MAX: Final = 128
 _BRACKET: Final = ord("[")
 USER_LENGTH_MAX: Final = 128
-_ASK_FOR_USAGE: Final = b'"stream_options":{"include_usage":true},'
+ASK_FOR_USAGE: Final = b'"stream_options":{"include_usage":true},'
 NO_FIELDS: Final = Fields()
 
-_NAMES: Final = Fields.__struct_fields__
-_PROMPT_AT: Final = _NAMES.index("tools")
-_STEERING_AT: Final = _NAMES.index("priority")
-_PROMPT: Final = _NAMES[_PROMPT_AT:_STEERING_AT]
-_STEERING: Final = _NAMES[_STEERING_AT:]
-_ATTACHMENT: Final = b";base64,"
+STEERING_AT: Final = NAMES.index("priority")
+STEERING: Final = frozenset(NAMES[STEERING_AT:])
+"""Fields that steer an engine."""
+NO_STEERING: Final[tuple[Any, ...]] = astuple(NO_FIELDS)[STEERING_AT:]
 
 
 class Payload:
@@ -38,56 +51,62 @@ class Payload:
     Attributes:
         output_tokens_max: per sequence, or None if the request sets no limit.
         sequences: answers generated side by side (`n`, or several prompts).
-        prompt: JSON of everything that becomes prompt.
-        is_text: nothing is attached to the prompt as base64.
+        prompt: everything that becomes prompt.
         asks_usage: the client itself wants usage in its stream.
-        body: what goes to the engine; `ask_usage` changes it.
+        body: what goes to the engine, once it is `seal`ed.
         output_param: the field that said how long the answer may be.
-        fields: all that was decoded of a JSON body.
+        prompt_param: the field that says what the prompt is, if any.
+        fields: what was decoded of a JSON body.
+        is_form: it was a form instead.
     """
 
     __slots__ = (
-        "asks_usage", "body", "fields", "has_stream_options", "is_text", "model", "output_param", "output_tokens_max",
-        "prompt", "sequences", "stream", "user",
+        "_first", "api", "asks_usage", "body", "fields", "has_stream_options", "model", "output_param",
+        "output_tokens_max", "prompt", "sequences", "stream", "user",
     )  # fmt: skip
 
     def __init__(
-        self,
-        *,
-        model: str,
-        stream: bool,
-        output_tokens_max: int | None,
-        sequences: int,
-        prompt: bytes,
-        user: str,
-        asks_usage: bool,
-        has_stream_options: bool,
-        body: bytes,
-        output_param: str | None = None,
-        fields: Fields = NO_FIELDS,
+        self, body: bytes, fields: Fields, api: Api, prompt: Prompt, prompts: int, model: str, stream: bool, user: str
     ) -> None:
+        options = fields.stream_options
+        self.body = body
+        self.fields = fields
+        self.api = api
+        self.prompt = prompt
         self.model = model
         self.stream = stream
-        self.output_tokens_max = output_tokens_max
-        self.sequences = sequences
-        self.prompt = prompt
-        self.is_text = prompt.find(_ATTACHMENT) < 0
         self.user = user
-        self.asks_usage = asks_usage
-        self.has_stream_options = has_stream_options
-        self.body = body
-        self.output_param = output_param
-        self.fields = fields
+        self.asks_usage = isinstance(options, StreamOptions) and bool(options.include_usage)
+        self.has_stream_options = options is not UNSET
+        self.output_tokens_max: int | None = None
+        self.output_param: str | None = None
+        for name in api.limits:
+            limit = _number(fields, name)
+            if limit is not None:
+                if limit < 1:
+                    raise _bad(name, f"'{name}' must be at least 1, got {limit}")
+                self.output_tokens_max, self.output_param = limit, name
+                break
+        self.sequences = _sequences(fields, api, prompts)
+        self._first = b""
+
+    @property
+    def is_form(self) -> bool:
+        return self.fields is NO_FIELDS
+
+    @property
+    def is_text(self) -> bool:
+        """Nothing is attached to the prompt as base64."""
+        return self.prompt.attachments == 0
 
     @property
     def prompt_param(self) -> str | None:
-        """The field that says what the prompt is; None if there is none."""
-        return next((name for name in reversed(_PROMPT) if getattr(self.fields, name)), None)
+        return next((name for name in reversed(self.api.prompt) if getattr(self.fields, name)), None)
 
     @property
-    def conversation(self) -> Raw:
-        """JSON of the messages, or of what a Responses call calls its input."""
-        return self.fields.messages or self.fields.input
+    def raw_prompt(self) -> Raw:
+        """JSON of a prompt that stands for itself, outside of any conversation."""
+        return self.fields.prompt if self.api is COMPLETIONS else NO_FIELDS.prompt
 
     @property
     def instruction_bytes(self) -> int:
@@ -100,51 +119,66 @@ class Payload:
         choice = self.fields.tool_choice
         return bool(choice) and bytes(choice) not in (b'"auto"', b'"none"', b"null")
 
+    def turns(self) -> Turns:
+        """The turns of its conversation."""
+        name = self.api.conversation
+        return read_turns(getattr(self.fields, name) if name else NO_FIELDS.messages)
+
     def ask_usage(self) -> None:
         """Have the engine report usage at the end of the stream."""
         if not self.has_stream_options:
-            self._put_first(_ASK_FOR_USAGE)
+            self._first += ASK_FOR_USAGE
             return
-        fields = decode_object(self.body)
-        options = bytes(fields["stream_options"])
-        kept = {} if options == b"null" else decode_object(options)
-        kept["include_usage"] = Raw(b"true")
-        fields["stream_options"] = Raw(encode(kept))
+        fields = _members(self.body)
+        fields["stream_options"] = Raw(with_usage(bytes(fields["stream_options"])))
         self.body = encode(fields)
 
     def salt_cache(self, salt: str) -> None:
         """Have the engine keep its cached blocks apart from those of other salts. The salt needs no JSON escapes."""
-        self._put_first(b'"cache_salt":"%b",' % salt.encode())
+        self._first += b'"cache_salt":"%b",' % salt.encode()
 
-    def _put_first(self, field_and_comma: bytes) -> None:
-        # In front rather than decoded and encoded again: prompts are long.
+    def seal(self) -> None:
+        """Nothing more is asked for: make the body as it goes to the engine."""
+        pieces = self.pieces()
+        if len(pieces) > 1:
+            self.body = b"".join(pieces)
+
+    def pieces(self) -> list[bytes | memoryview]:
+        """Of what the body will be made. What is asked for stands in front: prompts are long, and stay as they are."""
+        if not self._first:
+            return [self.body]
         brace = self.body.index(b"{") + 1
-        self.body = b"".join((self.body[:brace], field_and_comma, self.body[brace:]))
+        return [self.body[:brace], self._first, memoryview(self.body)[brace:]]
 
 
-def read_json(body: bytes) -> Payload:
+def with_usage(options: bytes) -> bytes:
+    """JSON of these stream options, such that usage is reported."""
+    kept = {} if options == b"null" else _members(options)
+    kept["include_usage"] = Raw(b"true")
+    return encode(kept)
+
+
+def read_json(body: bytes, api: Api) -> Payload:
     """Read a JSON body, or raise `ApiError` 400 that says which field is wrong."""
-    fields = _fields(body)
-    options = fields.stream_options
-    output_tokens_max, output_param = _output_tokens_max(fields)
+    if not body:
+        raise ApiError(Reason.INVALID_JSON, "the body is empty; a JSON object is expected")
+    fields = fields_of(body)
     values: tuple[Any, ...] = astuple(fields)  # one call for all of them
-    parts = [part for part in values[_PROMPT_AT:_STEERING_AT] if part]
+    parts = [part for at in api.prompt_at if (part := values[at])]
     return Payload(
-        model=fields.model,
-        stream=bool(fields.stream),
-        output_tokens_max=output_tokens_max,
-        sequences=_sequences(fields),
-        prompt=bytes(parts[0]) if len(parts) == 1 else b"".join(parts),
-        user=(fields.safety_identifier or fields.user or _metadata_user(fields.metadata))[:USER_LENGTH_MAX],
-        asks_usage=isinstance(options, StreamOptions) and bool(options.include_usage),
-        has_stream_options=options is not UNSET,
-        body=_without_steering(body) if any(values[_STEERING_AT:]) else body,
-        output_param=output_param,
-        fields=fields,
+        body if values[STEERING_AT:] == NO_STEERING else _without_steering(body),
+        fields,
+        api,
+        prompt_of(bytes(parts[0]) if len(parts) == 1 else b"".join(parts)),
+        _prompts(fields.prompt) if fields.prompt else 1,
+        fields.model,
+        bool(fields.stream),
+        user_of(fields),
     )
 
 
-def _fields(body: bytes) -> Fields:
+def fields_of(body: bytes) -> Fields:
+    """Decode the fields that are ours, or say what is wrong with them."""
     try:
         return decode_fields(body)
     except msgspec.ValidationError as error:
@@ -152,49 +186,65 @@ def _fields(body: bytes) -> Fields:
         param = where.strip("`").lstrip(".") or None
         if param is None:
             raise ApiError(Reason.INVALID_JSON, f"the body must be a JSON object: {what}") from None
-        raise ApiError(Reason.INVALID_REQUEST, f"'{param}': {what}", param=param) from None
+        raise _bad(param, f"'{param}': {what}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(Reason.INVALID_JSON, f"the body is not valid JSON: {error}") from None
+        raise _not_json(error) from None
 
 
-def _output_tokens_max(fields: Fields) -> tuple[int | None, str | None]:
-    if fields.max_output_tokens is not None:
-        limit, param = fields.max_output_tokens, "max_output_tokens"
-    elif fields.max_completion_tokens is not None:
-        limit, param = fields.max_completion_tokens, "max_completion_tokens"
-    elif fields.max_tokens is not None:
-        limit, param = fields.max_tokens, "max_tokens"
-    else:
-        return None, None
-    if limit < 1:
-        raise ApiError(Reason.INVALID_REQUEST, f"'{param}' must be at least 1, got {limit}", param=param)
-    return limit, param
+def user_of(fields: Fields) -> str:
+    """The end user that the client names, by any of the ways that the APIs have."""
+    return (fields.safety_identifier or fields.user or _metadata_user(fields.metadata))[:USER_LENGTH_MAX]
 
 
-def _sequences(fields: Fields) -> int:
-    if fields.n is None and fields.best_of is None and not fields.prompt:
-        return 1
+def _members(body: bytes) -> dict[str, Raw]:
+    try:
+        return decode_object(body)
+    except UnicodeDecodeError as error:  # in the name of a field that is not ours
+        raise _not_json(error) from None
+
+
+def _not_json(error: Exception) -> ApiError:
+    return ApiError(Reason.INVALID_JSON, f"the body is not valid JSON: {error}")
+
+
+def _bad(param: str, message: str) -> ApiError:
+    return ApiError(Reason.INVALID_REQUEST, message, param=param)
+
+
+def _number(fields: Fields, name: str) -> int | None:
+    value: Raw = getattr(fields, name)
+    if not value:
+        return None
+    try:
+        number: int | None = decode_number(value)
+    except msgspec.ValidationError as error:
+        raise _bad(name, f"'{name}': {error}") from None
+    return number
+
+
+def _sequences(fields: Fields, api: Api, prompts: int) -> int:
     sequences = 1
-    for name, value in (("n", fields.n), ("best_of", fields.best_of)):
+    for name in api.counts:
+        value = _number(fields, name)
         if value is None:
             continue
         if not 1 <= value <= SEQUENCES_MAX:
-            raise ApiError(
-                Reason.INVALID_REQUEST, f"'{name}' must be between 1 and {SEQUENCES_MAX}, got {value}", param=name
-            )
+            raise _bad(name, f"'{name}' must be between 1 and {SEQUENCES_MAX}, got {value}")
         sequences = max(sequences, value)
-    if fields.prompt and memoryview(fields.prompt)[0] == _BRACKET:
-        prompts = decode_list(fields.prompt)
-        # A list of numbers is one prompt, already in tokens; anything else is several prompts.
-        if prompts and bytes(prompts[0])[:1] in b'"[':
-            sequences *= len(prompts)
+    if api.counts and "prompt" in api.prompt:
+        sequences *= prompts
     if sequences > SEQUENCES_MAX:
-        raise ApiError(
-            Reason.INVALID_REQUEST,
-            f"'prompt' and 'n' ask for {sequences} answers in one request; at most {SEQUENCES_MAX} are served together",
-            param="prompt",
-        )
+        what = "'prompt' and 'n' ask for more answers in one request than are served together"
+        raise _bad("prompt", f"{what}: {SEQUENCES_MAX}")
     return sequences
+
+
+def _prompts(prompt: Raw) -> int:
+    """How many prompts are in the field of that name? A list of numbers is one prompt, already in tokens."""
+    if memoryview(prompt)[0] != _BRACKET:
+        return 1
+    prompts = decode_list(prompt)
+    return len(prompts) if prompts and bytes(prompts[0])[:1] in b'"[' else 1
 
 
 def _metadata_user(metadata: Raw) -> str:
@@ -202,36 +252,12 @@ def _metadata_user(metadata: Raw) -> str:
         return ""
     try:
         return decode_user(metadata).user_id or ""
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
 
 
 def _without_steering(body: bytes) -> bytes:
-    kept = decode_object(body)
-    for name in _STEERING:
+    kept = _members(body)
+    for name in STEERING:
         kept.pop(name, None)
     return encode(kept)
-
-
-_FORM_FIELD: Final = re.compile(
-    rb'content-disposition:[^\r\n]*;\s*name="(model|stream|user)"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{0,256})\r\n',
-    re.IGNORECASE,
-)
-AUDIO_PROMPT: Final = b" " * 6000
-"""Stands for the prompt of an uploaded clip: about 1,500 tokens, what half a minute of speech takes."""
-
-
-def read_multipart(body: bytes) -> Payload:
-    """Read the few form fields that admission needs from an upload; the body is passed on as it is."""
-    found = {name.lower(): value.decode("utf-8", "replace") for name, value in _FORM_FIELD.findall(body)}
-    return Payload(
-        model=found.get(b"model", ""),
-        stream=found.get(b"stream", "").lower() in ("true", "1"),
-        output_tokens_max=None,
-        sequences=1,
-        prompt=AUDIO_PROMPT,
-        user=found.get(b"user", "")[:USER_LENGTH_MAX],
-        asks_usage=False,
-        has_stream_options=False,
-        body=body,
-    )

@@ -19,7 +19,7 @@ BLOCKS_MAX: Final = 256
 
 
 def prefix_hashes(prompt: bytes, seed: bytes) -> tuple[int, ...]:
-    """Chained hashes, each of everything up to the end of its block; the last one is of the whole prompt.
+    """Chained hashes, each of everything up to the end of its block; the last one is of all that is given.
 
     Equal prompts under different seeds (model and cache salt) have nothing in common. At most `BLOCKS_MAX`: of a longer
     prompt every second hash is kept, or every fourth, and so on, so that a conversation that grows goes on matching.
@@ -48,4 +48,4 @@ class PromptPrefixes:
             salt = blake2b(tenant.encode(), digest_size=12).hexdigest()  # does not tell its name
             payload.salt_cache(salt)
             seed = f"{salt} {seed}"
-        return prefix_hashes(payload.prompt, seed.encode())
+        return prefix_hashes(payload.prompt.head, seed.encode())

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from typing import Final
 
 from backends.sse import Dialect
+from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, OTHER, RESPONSES, TOKENS, Api
 
 __all__ = ["Route", "Treatment", "route"]
 
@@ -28,21 +29,23 @@ class Route:
     dialect: Dialect = Dialect.OPENAI
     generates: bool = False
     """Produces tokens one by one (so that output is expected), rather than an answer in one pass."""
+    api: Api = OTHER
+    """Which fields are read."""
 
 
 _UNKNOWN: Final = Route(Treatment.UNKNOWN)
 _PASS: Final = Route(Treatment.PASS)
-_ONE_PASS: Final = Route(Treatment.ADMIT)
+_ONE_PASS: Final = Route(Treatment.ADMIT, api=ONE_PASS)
 _GENERATE: Final = Route(Treatment.ADMIT, generates=True)
 
 _POST: Final = {
-    "/v1/chat/completions": _GENERATE,
-    "/v1/completions": _GENERATE,
-    "/v1/responses": Route(Treatment.ADMIT, Dialect.RESPONSES, generates=True),
-    "/v1/messages": Route(Treatment.ADMIT, Dialect.MESSAGES, generates=True),
-    "/v1/messages/count_tokens": Route(Treatment.PASS, Dialect.MESSAGES),
-    "/v1/audio/transcriptions": _GENERATE,
-    "/v1/audio/translations": _GENERATE,
+    "/v1/chat/completions": Route(Treatment.ADMIT, generates=True, api=CHAT),
+    "/v1/completions": Route(Treatment.ADMIT, generates=True, api=COMPLETIONS),
+    "/v1/responses": Route(Treatment.ADMIT, Dialect.RESPONSES, generates=True, api=RESPONSES),
+    "/v1/messages": Route(Treatment.ADMIT, Dialect.MESSAGES, generates=True, api=MESSAGES),
+    "/v1/messages/count_tokens": Route(Treatment.PASS, Dialect.MESSAGES, api=MESSAGES),
+    "/v1/audio/transcriptions": Route(Treatment.ADMIT, generates=True, api=AUDIO),
+    "/v1/audio/translations": Route(Treatment.ADMIT, generates=True, api=AUDIO),
     "/v1/embeddings": _ONE_PASS,
     "/v1/rerank": _ONE_PASS,
     "/v2/rerank": _ONE_PASS,
@@ -51,8 +54,8 @@ _POST: Final = {
     "/score": _ONE_PASS,
     "/pooling": _ONE_PASS,
     "/classify": _ONE_PASS,
-    "/tokenize": _PASS,
-    "/detokenize": _PASS,
+    "/tokenize": Route(Treatment.PASS, api=TOKENS),
+    "/detokenize": Route(Treatment.PASS, api=TOKENS),
 }
 _GET: Final = {
     "/v1/models": Route(Treatment.MODELS),

@@ -19,6 +19,25 @@ STEERING: dict[str, Any] = {
     "vllm_xargs": {"a": 1},
     "request_id": "forged",
     "data_parallel_rank": 3,
+    "ec_transfer_params": {},
+    "session_id": "another's",
+    "stream_interval": 1000,
+    # of SGLang
+    "rid": "another's",
+    "extra_key": "x",
+    "session_params": {"id": "another's"},
+    "routed_dp_rank": 0,
+    "disagg_prefill_dp_rank": 0,
+    "bootstrap_host": "10.0.0.1",
+    "bootstrap_port": 8998,
+    "bootstrap_room": 1,
+    "custom_logit_processor": '{"callable": "80049"}',
+    "lora_path": "another's",
+    "ngram_corpus_id": "another's",
+    "custom_labels": {"a": "b"},
+    # of llama.cpp and TensorRT-LLM
+    "id_slot": 0,
+    "disaggregated_params": {},
 }
 PRIVATE_HEADERS = {
     "x-api-key": "tenant-key-1",

@@ -9,8 +9,9 @@ import pytest
 
 from gateway.config.interactions import InteractionRules
 from gateway.http.errors import ApiError
+from gateway.request.apis import CHAT, COMPLETIONS, RESPONSES
 from gateway.request.interaction_claim import ANSWERS_MAX, LENGTHS_MAX, PROMPTED_FLOWS_MAX, ClaimReader
-from gateway.request.payload import read_json
+from gateway.request.payload import Payload, read_json
 from policies.request import NO_CLAIM, Claim, Flow
 
 FLOW = Flow("tenant", "default", "u")
@@ -27,9 +28,15 @@ def reader(**rules: Any) -> ClaimReader:
     return ClaimReader(InteractionRules(**rules), {})
 
 
+def payload(body: dict[str, Any]) -> Payload:
+    """As the API reads it that has these fields."""
+    api = RESPONSES if "input" in body else COMPLETIONS if "prompt" in body else CHAT
+    return read_json(json.dumps(body).encode(), api)
+
+
 def claim(body: dict[str, Any], by: ClaimReader | None = None, flow: Flow = FLOW, **headers: str) -> Claim:
     fields = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
-    return (by or reader()).read(fields, read_json(json.dumps(body).encode()), flow, generates=True).claim
+    return (by or reader()).read(fields, payload(body), flow, generates=True).claim
 
 
 def chat(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -88,9 +95,9 @@ def test_the_same_question_in_another_talk_is_another_interaction() -> None:
 def test_a_session_keeps_its_interactions_apart_and_survives_a_history_cut_short(header: str) -> None:
     fields = [(header.encode(), b"s")]
     by = reader()
-    long = read_json(json.dumps(chat({"role": "user", "content": "Hi"}, SAID, USER)).encode())
-    cut = read_json(json.dumps(chat(USER, CALLS, RESULT)).encode())
-    claims = [by.read(fields, payload, FLOW, generates=True).claim for payload in (long, cut)]
+    long = payload(chat({"role": "user", "content": "Hi"}, SAID, USER))
+    cut = payload(chat(USER, CALLS, RESULT))
+    claims = [by.read(fields, each, FLOW, generates=True).claim for each in (long, cut)]
     assert claims[0].id == claims[1].id
     assert [each.begins for each in claims] == [True, False]
     assert by.read([], cut, FLOW, generates=True).claim.id != claims[0].id
@@ -120,8 +127,7 @@ def test_what_is_no_conversation_claims_nothing(body: dict[str, Any]) -> None:
 
 
 def test_what_is_embedded_is_no_question() -> None:
-    payload = read_json(b'{"input":"a text"}')
-    assert reader().read([], payload, FLOW, generates=False).claim is NO_CLAIM
+    assert reader().read([], payload({"input": "a text"}), FLOW, generates=False).claim is NO_CLAIM
 
 
 def test_the_clients_own_word_comes_first() -> None:
@@ -273,7 +279,7 @@ def test_several_prompts_or_tokens_extend_nothing(prompt: Any) -> None:
     ],
 )
 def test_instructions_of_the_app_are_counted_apart(body: dict[str, Any], expected: int) -> None:
-    found = reader().read([], read_json(json.dumps(body).encode()), FLOW, generates=True)
+    found = reader().read([], payload(body), FLOW, generates=True)
     assert found.instruction_bytes == expected
 
 

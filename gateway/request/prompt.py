@@ -1,0 +1,51 @@
+"""How large is a prompt, and how does it begin? What admission needs of it, without a copy of what is long."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ["ATTACHMENT", "HEAD_BYTES_MAX", "NO_PROMPT", "Prompt", "prompt_of", "without_attachments"]
+
+ATTACHMENT: Final = b";base64,"
+"""Where the bytes of an inline image or audio clip begin."""
+HEAD_BYTES_MAX: Final = 8 << 20
+"""As much of a prompt is compared with others. A longer text is beyond any model's context."""
+_ATTACHED: Final = re.compile(rb";base64,[A-Za-z0-9+/=\\]++")
+
+
+class Prompt:
+    """JSON of everything that becomes prompt.
+
+    Attributes:
+        head: all of it, or its beginning if the body is large.
+        size: bytes of all of it.
+        attachments: how many inline images and clips there are.
+        attached_bytes: what they take of `size`.
+    """
+
+    __slots__ = ("attached_bytes", "attachments", "head", "size")
+
+    def __init__(self, head: bytes, size: int, attachments: int, attached_bytes: int) -> None:
+        self.head = head
+        self.size = size
+        self.attachments = attachments
+        self.attached_bytes = attached_bytes
+
+
+NO_PROMPT: Final = Prompt(b"", 0, 0, 0)
+
+
+def prompt_of(text: bytes) -> Prompt:
+    """A prompt that is at hand as a whole."""
+    attachments = attached_bytes = 0
+    if text.find(ATTACHMENT) >= 0:
+        for found in _ATTACHED.finditer(text):
+            attachments += 1
+            attached_bytes += found.end() - found.start()
+    return Prompt(text, len(text), attachments, attached_bytes)
+
+
+def without_attachments(text: bytes) -> bytes:
+    """What of it is text."""
+    return _ATTACHED.sub(b"", text)

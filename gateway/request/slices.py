@@ -1,0 +1,38 @@
+"""How is a long text read while others wait? By generators that yield after every window of it.
+
+Whoever runs them decides when they go on: `Readings` for a body that is large, `at_once` for one that is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Final, TypeVar
+
+__all__ = ["WINDOW_BYTES", "Slices", "at_once", "find"]
+
+T = TypeVar("T")
+Slices = Generator[None, None, None]
+WINDOW_BYTES: Final = 1 << 16
+"""Read between two yields: a fraction of a millisecond, whatever it holds."""
+
+
+def at_once(work: Generator[None, None, T]) -> T:
+    """Do all of it now."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+
+
+def find(body: bytes, wanted: bytes, at: int, end: int) -> Generator[None, None, int]:
+    """Where is this first, between these bounds? -1: nowhere."""
+    overlap = len(wanted) - 1
+    while at < end:
+        found = body.find(wanted, at, min(end, at + WINDOW_BYTES + overlap))
+        if found >= 0:
+            return found
+        at += WINDOW_BYTES
+        yield
+    return -1

@@ -1,0 +1,123 @@
+"""The readers of request bodies: JSON, forms, and what a conversation shows of its interaction."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.config.interactions import InteractionRules
+from gateway.http.errors import ApiError
+from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, OTHER, RESPONSES
+from gateway.request.form import read_form
+from gateway.request.interaction_claim import ClaimReader
+from gateway.request.large_body import read_large_json
+from gateway.request.payload import LARGE_BODY_BYTES, STEERING, Payload, read_json
+from gateway.request.slices import at_once
+from policies.request import Flow
+from tests.fuzz.harness import Harness
+
+FLOW = Flow("tenant", "default", "u")
+JSON_TOKENS = (
+    *(
+        b"{",
+        b"}",
+        b"[",
+        b"]",
+        b":",
+        b",",
+        b'"',
+        b"\\",
+        b'\\"',
+        b"\\u0070",
+        b" ",
+        b"\n",
+        b"\0",
+        b"\xff",
+        b"null",
+        b"true",
+    ),
+    *(b'"model"', b'"messages"', b'"prompt"', b'"input"', b'"metadata"', b'"stream_options"', b'"max_tokens"', b'"n"'),
+    *(
+        b'"role"',
+        b'"content"',
+        b'"user"',
+        b'"tool_result"',
+        b'"cache_control"',
+        b'"priority"',
+        b'"rid"',
+        b";base64,AAAA",
+    ),
+    *(b"9" * 40, b"-1", b"1e999", b'{"include_usage":true}', b'"fairgate_stage"', b'"user_id"'),
+)
+FORM_TOKENS = (
+    *(b"--x", b"\r\n--x\r\n", b"\r\n--x--\r\n", b"\r\n", b"\r\n\r\n", b"\n", b"\r", b'"', b"\\", b";", b"\0", b"\xff"),
+    *(
+        b"content-disposition: form-data",
+        b'; name="model"',
+        b"; name=stream",
+        b'; filename="a"',
+        b'; name="vllm_xargs"',
+    ),
+    *(b"content-disposition:", b"name*=utf-8''model", b"content-transfer-encoding: base64"),
+)
+
+
+APIS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, ONE_PASS, OTHER)
+
+
+def _readings(data: bytes) -> list[Payload | ApiError]:
+    """The body as a small one is read, unless it is large, and as a large one."""
+    api = APIS[len(data) % len(APIS)]
+    found: list[Payload | ApiError] = []
+    for read in (read_json, lambda data, api: at_once(read_large_json(data, api)))[len(data) > LARGE_BODY_BYTES :]:
+        try:
+            found.append(read(data, api))
+        except ApiError as error:
+            found.append(error)
+    return found
+
+
+def read_body(data: bytes) -> None:
+    """A large body is not looked at as closely, but what is read of it is the same."""
+    small, large = (_readings(data) * 2)[:2]
+    if isinstance(small, ApiError) or small is large:
+        return
+    if isinstance(large, ApiError):
+        assert "nested deeper" in large.message or "more than" in large.message or "at most" in large.message, large
+        return
+    for name in ("model", "stream", "user", "output_tokens_max", "sequences", "asks_usage", "demands_tool"):
+        assert getattr(small, name) == getattr(large, name), name
+    for name in ("size", "attachments", "attached_bytes"):
+        assert getattr(small.prompt, name) == getattr(large.prompt, name), name
+    assert small.prompt.head == large.prompt.head
+    for payload in (small, large):
+        if payload.stream:
+            payload.ask_usage()
+        payload.seal()
+    try:
+        sent, also_sent = msgspec.json.decode(small.body), msgspec.json.decode(large.body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return  # the engine will say so
+    assert sent == also_sent
+    assert not STEERING & set(sent)
+
+
+def read_body_form(data: bytes) -> None:
+    payload = at_once(read_form(data, b"multipart/form-data; boundary=x", AUDIO))
+    again = at_once(read_form(payload.body, b"multipart/form-data; boundary=x", AUDIO))
+    assert (again.body, again.model, again.stream) == (payload.body, payload.model, payload.stream)
+
+
+def read_claim(data: bytes) -> None:
+    """A conversation is recognised again when it has grown, whether it is read at once or in slices."""
+    claims = ClaimReader(InteractionRules(), {})
+    readings = [each for each in _readings(data) if not isinstance(each, ApiError)]
+    for headers in ([(b"x-session-affinity", b"s")], []):
+        found = {claims.read(headers, payload, FLOW, generates=True).claim for payload in readings}
+        assert len({each._replace(extends=()) for each in found}) <= 1, found
+
+
+HARNESSES = (
+    Harness("json", read_body, (ApiError,), JSON_TOKENS),
+    Harness("form", read_body_form, (ApiError,), FORM_TOKENS),
+    Harness("claim", read_claim, (ApiError,), JSON_TOKENS),
+)

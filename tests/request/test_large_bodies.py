@@ -1,0 +1,329 @@
+"""A large body of any kind is read in slices, in memory of its own size, and nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import tracemalloc
+from collections.abc import Callable, Generator, Mapping
+from typing import Any
+
+import pytest
+import uvloop
+
+from gateway.config.interactions import InteractionRules
+from gateway.http.errors import ApiError, Reason
+from gateway.request.apis import AUDIO, CHAT, RESPONSES
+from gateway.request.form import read_form
+from gateway.request.interaction_claim import ClaimReader
+from gateway.request.json_ranges import DEPTH_MAX
+from gateway.request.large_body import TURNS_MAX, LargePayload, read_large_json
+from gateway.request.payload import LARGE_BODY_BYTES, STEERING, Payload, read_json
+from gateway.request.readings import BYTES_MAX, TENANT_BYTES_MAX, Reading, Readings
+from gateway.request.routes import route
+from gateway.request.slices import WINDOW_BYTES, Slices, at_once
+from policies.request import Flow
+from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.live import MODEL, Live, Starter, chat, until
+from tests.gateway.test_headers_and_fields import STEERING as STEERING_FIELDS
+from tests.request.large_bodies import FORM_TYPE, KINDS, Kind
+
+OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
+FLOW = Flow("tenant", "default", "u")
+PATH = "/v1/chat/completions"
+SIZE = 1 << 20
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture
+def start(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Starter:
+    monkeypatch.setattr("gateway.telemetry.access_log.FLUSH_S", 0.005)
+    return Starter(tmp_path)
+
+
+def _reading(kind: Kind, body: bytes) -> Generator[None, None, None]:
+    """All that is done with a large body before it goes to an engine."""
+    api = route("POST", kind[0]).api
+    payload: Payload
+    if api is AUDIO:
+        payload = yield from read_form(body, FORM_TYPE.encode(), api)
+        return
+    payload = yield from read_large_json(body, api)
+    ClaimReader(InteractionRules(), {}).read([], payload, FLOW, generates=True)
+    payload.salt_cache("salt")
+    payload.ask_usage()
+    assert isinstance(payload, LargePayload)
+    yield from payload.seal_in_slices()
+    assert b"cache_salt" in payload.body[:100]
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_it_takes_memory_of_its_own_size_and_many_slices(kind: Kind) -> None:
+    body = kind[1](SIZE)
+    gc.collect()
+    tracemalloc.start()
+    slices = 0
+    refused: ApiError | None = None
+    try:
+        for _ in _reading(kind, body):
+            slices += 1
+    except ApiError as error:
+        refused = error
+    finally:
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert len(body) + peak_bytes <= 3 * len(body)
+    if refused is None:
+        assert slices >= SIZE // (2 * WINDOW_BYTES)
+    else:
+        assert refused.status == 400
+        assert len(refused.message) < 300
+
+
+@pytest.mark.interpreted_only("counts the calls of one slice, which compiled code does not report")
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_no_slice_of_it_does_more_than_a_little(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what a slice calls, of Python and of C: a clock would measure the machine's other work."""
+    calls = most = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    work = _reading(kind, kind[1](1 << 19))
+    try:
+        while True:
+            calls = 0
+            sys.setprofile(count)
+            next(work)
+            sys.setprofile(None)
+            most = max(most, calls)
+    except (StopIteration, ApiError):
+        pass
+    finally:
+        sys.setprofile(None)
+    assert most < 20_000  # some milliseconds
+
+
+def _large(**fields: Any) -> dict[str, Any]:
+    return chat("word " * 100_000, **fields)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        (_large(), _large()),
+        (_large(stream=True), _large(stream_options={"include_usage": True}, stream=True)),
+        (
+            _large(stream=True, stream_options={"a": 1}),
+            _large(stream=True, stream_options={"a": 1, "include_usage": True}),
+        ),
+        (
+            _large(stream=True, stream_options=None, temperature=0.5),
+            _large(stream=True, stream_options={"include_usage": True}, temperature=0.5),
+        ),
+        (_large(**STEERING_FIELDS, seed=1), _large(seed=1)),
+        ({**STEERING_FIELDS, **_large(stream=True)}, _large(stream=True, stream_options={"include_usage": True})),
+    ],
+    ids=["plain", "streamed", "with options", "without options", "steering behind", "steering before"],
+)
+async def test_it_reaches_the_engine_as_a_small_one_does(
+    start: Starter, asked: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        assert len(json.dumps(asked)) > LARGE_BODY_BYTES
+        for path in (PATH, "/v1/unheard-of"):
+            limit = {"max_tokens": 5}
+            context = "the prompt has about 125"
+            got = await live.ask(path, {**asked, **limit})
+            assert got.status == 400
+            assert context in got.error["message"]
+        assert (await live.ask("/tokenize", asked)).status == 200
+        found = upstream.requests[0].json
+        found.pop("stream_options", None)
+        wanted = {name: value for name, value in sent.items() if name != "stream_options"}
+        assert found == wanted
+        payload = at_once(read_large_json(json.dumps(asked).encode(), CHAT))
+        if payload.stream:
+            payload.ask_usage()
+        payload.seal()
+        assert json.loads(payload.body) == sent
+
+
+async def test_it_is_admitted_and_answered(start: Starter) -> None:
+    body = chat("see", extra="x" * 1_000_000, stream=True)
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        assert (await live.ask(PATH, json.dumps(body).encode())).status == 200
+        assert upstream.requests[0].json == {**body, "stream_options": {"include_usage": True}}
+        [line] = await live.lines(1)
+        assert (line["outcome"], line["model"]) == ("completed", MODEL)
+        assert live.holds_nothing()
+
+
+def _slow() -> bytes:
+    """A body whose reading takes hundreds of slices."""
+    return KINDS["quotes"][1](8 << 20)
+
+
+async def _send(live: Live, body: bytes) -> asyncio.StreamWriter:
+    """On a connection of its own; returns once it is being read."""
+    _, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)
+    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    pipeline = live.gateway._pipeline
+    assert pipeline is not None
+    await until(lambda: pipeline.reading)
+    return writer
+
+
+async def test_others_are_served_while_it_is_read(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        writers = [await _send(live, _slow())]
+        assert (await live.ask(PATH, chat())).status == 200
+        pipeline = live.gateway._pipeline
+        assert pipeline is not None
+        assert pipeline.reading == 1
+        writers[0].close()
+
+
+async def test_a_client_that_goes_away_meanwhile_leaves_nothing_behind(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        writer = await _send(live, _slow())
+        writer.transport.abort()
+        [line] = await live.lines(1)
+        assert (line["outcome"], line["reason"]) == ("abandoned", "client_disconnected")
+        pipeline = live.gateway._pipeline
+        assert pipeline is not None
+        assert pipeline.reading == 0
+        assert pipeline._readings._bytes == 0
+        assert live.holds_nothing()
+        assert not upstream.requests
+
+
+async def test_a_gateway_that_stops_says_so(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        reader, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)
+        body = _slow()
+        head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\ncontent-length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        pipeline = live.gateway._pipeline
+        assert pipeline is not None
+        await until(lambda: pipeline.reading)
+        pipeline.give_up(ApiError(Reason.DRAINING, "shutting down", retry_after_s=1.0))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 503 ")
+        [line] = await live.lines(1)
+        assert (line["outcome"], line["reason"]) == ("refused", "draining")
+        assert pipeline.reading == 0
+        writer.close()
+
+
+# --- whose turn it is ---
+
+
+def _steps(ended: list[str], name: str, count: int) -> Slices:
+    for _ in range(count):
+        yield
+    ended.append(name)
+
+
+async def test_tenants_take_turns_however_much_one_of_them_sends() -> None:
+    ended: list[str] = []
+    readings = Readings()
+    for number in range(5):
+        readings.start(Reading("greedy", _steps(ended, f"greedy {number}", 10), 1))
+    readings.start(Reading("modest", _steps(ended, "modest", 10), 1))
+    await until(lambda: not len(readings))
+    assert ended[:2] in (["greedy 0", "modest"], ["modest", "greedy 0"])
+    assert len(ended) == 6
+
+
+async def test_what_is_being_read_has_a_bound_for_each_tenant_and_for_all() -> None:
+    ended: list[str] = []
+    readings = Readings()
+    readings.start(Reading("one", _steps(ended, "one", 1), TENANT_BYTES_MAX))
+    for tenant, size in (("one", 1), ("other", BYTES_MAX)):
+        with pytest.raises(ApiError) as refused:
+            readings.start(Reading(tenant, _steps(ended, "more", 1), size))
+        assert refused.value.status == 503
+    readings.start(Reading("other", _steps(ended, "other", 1), TENANT_BYTES_MAX))
+    await until(lambda: not len(readings))
+    assert sorted(ended) == ["one", "other"]
+    assert readings._bytes == 0
+
+
+# --- what is read of it ---
+
+
+def _claims(body: dict[str, Any]) -> Any:
+    data = json.dumps(body).encode()
+    api = RESPONSES if "input" in body else CHAT
+    payload = at_once(read_large_json(data, api)) if len(data) > LARGE_BODY_BYTES else read_json(data, api)
+    return ClaimReader(InteractionRules(), {}).read([], payload, FLOW, generates=True).claim
+
+
+@pytest.mark.parametrize("words", [10, 100_000, 1_000_000])
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_conversation_that_grows_large_stays_the_same_interaction(words: int, marked: bool) -> None:
+    text = 'say "hi" \\ ' * (words // 10)
+    mark = {"cache_control": {"type": "ephemeral"}} if marked else {}
+    first = {"role": "user", "content": [{"type": "text", "text": text, **mark}]}
+    plain = {"role": "user", "content": text}
+    calls = {"role": "assistant", "content": None}
+    result = {"role": "tool", "content": "r" * 500_000}
+    block = {"role": "user", "content": [{"type": "tool_result", "content": "r" * 500_000}]}
+    asked = _claims({"messages": [first]})
+    assert asked.begins is True
+    for more in (result, block):
+        claim = _claims({"messages": [plain if marked else first, calls, more]})
+        assert (claim.id, claim.stage, claim.begins) == (asked.id, 2, False)
+    assert _claims({"messages": [{"role": "user", "content": text + "!"}]}).id != asked.id
+
+
+def test_a_long_text_is_a_question() -> None:
+    assert _claims({"input": "x" * 500_000}).begins is True
+    assert _claims({"input": "x" * 500_000}).id != _claims({"input": "x" * 500_001}).id
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"[" + b" " * 500_000 + b"]", "must be a JSON object"),
+        (b'{"a":1}' + b" " * 500_000 + b"}", "something follows"),
+        (b'{"a":1' + b" " * 500_000 + b'"b":2}', "a comma is expected"),
+        (b'{"a"' + b" " * 500_000 + b"1}", "a colon is expected"),
+        (b"{a" + b" " * 500_000 + b":1}", "a field's name is expected"),
+        (b'{"a":' + b" " * 500_000 + b"}", "a value is expected"),
+        (b'{"a":1,' + b" " * 500_000 + b"}", "a field's name is expected"),
+        (b'{"a":"' + b" " * 500_000, "a string is not closed"),
+        (b'{"a":"' + b"\\" * 500_001 + b'"}', "a string is not closed"),
+        (b'{"a":[' + b" " * 500_000, "too early"),
+        (b'{"a":' + b"[" * (DEPTH_MAX + 1) + b"]" * (DEPTH_MAX + 1) + b"}", "nested deeper"),
+        (b'{"n":"x","b":"' + b" " * 500_000 + b'"}', "Expected `int | null`"),
+        (b'{"model":5,"b":"' + b" " * 500_000 + b'"}', "Expected `str`"),
+        (b'{"messages":[' + b"{}," * (TURNS_MAX + 1) + b"{}]}", "turns"),
+    ],
+)
+def test_what_is_wrong_with_a_large_body_is_said(body: bytes, message: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        at_once(read_large_json(body, CHAT))
+    assert refused.value.status == 400
+    assert message in refused.value.message
+
+
+@pytest.mark.parametrize("offset", range(-3, 4))
+def test_no_window_s_end_is_taken_for_the_end_of_a_string(offset: int) -> None:
+    for unit in (b'\\"', b"\\\\", b"\\u0022", "\U0001f600".encode(), b"a"):
+        text = b"a" * (WINDOW_BYTES - 20 + offset) + unit * WINDOW_BYTES
+        body = b'{"x":"%b","priority":1,"model":"m"}' % text
+        payload = at_once(read_large_json(body, CHAT))
+        payload.seal()
+        assert payload.model == "m"
+        assert payload.body == b'{"x":"%b","model":"m"}' % text
+        assert not STEERING & set(json.loads(payload.body))
