@@ -82,6 +82,8 @@ class AccessLog:
             0 if request is None else request.output_tokens_max,
             record.backend,
             record.tries,
+            record.client,
+            record.client_request_id,
         )
         self._lines += encode_line(line)
         self._lines += b"\n"

@@ -132,6 +132,10 @@ class Metrics:
                 first_tokens = self._first_tokens[pool] = _Distribution(_WAIT_BUCKETS)
             first_tokens.observe(first_token_s)
 
+    def refused(self, reason: str) -> None:
+        """Before it was known which pool was asked."""
+        self._reasons[("", reason)] = self._reasons.get(("", reason), 0) + 1
+
     def _new_tally(self, pool: str, tenant: str) -> _Tally:
         if len(self._tallies) >= TENANTS_MAX:
             tenant = OTHERS
