@@ -57,7 +57,7 @@ class Gateway:
         self.pools: list[Pool] = []
         self.port = 0
         self.admin_port = 0
-        self._access_log = AccessLog(config.access_log)
+        self._access_log = self.metrics.access_log = AccessLog(config.access_log)
         mints = config.state.redis_url is None  # a key that one replica knows would be refused by the others
         self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=mints)
         self.store: Store | None = None
@@ -165,7 +165,7 @@ class Gateway:
             await self.store.close()
         for server in self._embedded:
             await server.stop()
-        self._access_log.close()
+        await asyncio.to_thread(self._access_log.close)
 
     async def _share(self, url: str) -> None:
         """Join the other replicas, now or as soon as Redis can be asked."""

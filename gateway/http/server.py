@@ -27,6 +27,8 @@ _SWEEP_S: Final = 1.0
 _BACKLOG: Final = 1024
 _IDLEST: Final = 256
 """How many are found at once when room is needed, since to find them takes a look at all."""
+_LOOKS: Final = 16
+"""How often between two sweeps, however many come."""
 
 
 class HttpServer:
@@ -57,7 +59,7 @@ class HttpServer:
         self._connections: dict[Connection, None] = {}  # by age
         self._idlest: list[tuple[float, Connection]] = []
         """Found when room was needed; the idlest is the last."""
-        self._looked_in_vain_at = -1.0
+        self._looks_left = _LOOKS
         self._timer: asyncio.TimerHandle | None = None
         self._all_gone = asyncio.Event()
         self._id_prefix = f"req_{secrets.token_hex(6)}"
@@ -131,12 +133,11 @@ class HttpServer:
         return len(self._connections) <= self.limits.connections_max or self._make_room()
 
     def _make_room(self) -> bool:
-        if not self._idlest and self._looked_in_vain_at != self.now:
+        if not self._idlest and self._looks_left:
+            self._looks_left -= 1
             idle = [(since, c) for c in list(self._connections)[:-1] if (since := c.idle_since()) <= self.now]
             self._idlest = heapq.nsmallest(_IDLEST, idle, key=_since)
             self._idlest.reverse()
-            if len(self._idlest) < _IDLEST:
-                self._looked_in_vain_at = self.now  # there are no more: not again before the next sweep
         while self._idlest:
             since, connection = self._idlest.pop()
             if connection in self._connections and connection.idle_since() == since:
@@ -152,6 +153,7 @@ class HttpServer:
 
     def _sweep(self) -> None:
         self.now = now = self.loop.time()
+        self._looks_left = _LOOKS
         for connection in [c for c in self._connections if c.deadline <= now]:
             connection.expire()
         self._timer = self.loop.call_later(_SWEEP_S, self._sweep)
