@@ -37,7 +37,7 @@ class LogWriter:
         self._changed = threading.Condition()
         self._is_closing = False
         self._given_up = False
-        self._thread: threading.Thread | None = None
+        self._worker: threading.Thread | None = None
 
     def write(self, lines: bytes, count: int) -> None:
         """Take so many lines. Never waits for a disk or a reader."""
@@ -47,10 +47,10 @@ class LogWriter:
                 return
             self._batches.append((lines, count))
             self._waiting_bytes += len(lines)
-            if self._thread is None:
+            if self._worker is None:
                 # A daemon: a reader that has stopped for good must not keep the process.
-                self._thread = threading.Thread(target=self._run, name="access log", daemon=True)
-                self._thread.start()
+                self._worker = threading.Thread(target=self._run, name="access log", daemon=True)
+                self._worker.start()
             self._changed.notify()
 
     def close(self) -> None:
@@ -58,9 +58,9 @@ class LogWriter:
         with self._changed:
             self._is_closing = True
             self._changed.notify()
-        if self._thread is not None:
-            self._thread.join(CLOSE_S)
-            if self._thread.is_alive():
+        if self._worker is not None:
+            self._worker.join(CLOSE_S)
+            if self._worker.is_alive():
                 self._given_up = True  # the descriptor stays open for the thread that is stuck in it
                 return
         if not self._is_pipe:
