@@ -87,11 +87,8 @@ class Keyring:
         principal = self._principals.get(digest) or self._issued.get(digest)
         is_revoked = digest in self._revoked
         if principal is not None and not is_revoked:
-            if self._failed and self._used_from.get(digest) != address:
-                self._refuse_guesser(address)  # a right guess is to look like a wrong one
-            self._used_from[digest] = address
-            if len(self._used_from) > USES_REMEMBERED_MIN + 2 * (len(self._principals) + len(self._issued)):
-                self._used_from.clear()  # most of them were keys that are no more
+            if self._used_from.get(digest) != address:
+                self._moved(digest, address)
             return principal
         if self._open_access and not is_revoked:
             name = f"key-{digest.hex()[:12]}" if key is not None else "anonymous"
@@ -105,6 +102,14 @@ class Keyring:
         raise ApiError(
             Reason.INVALID_API_KEY, "this API key is not known here; ask the operator of this gateway for one"
         )
+
+    def _moved(self, digest: bytes, address: str) -> None:
+        """A key is used from where it was not used last."""
+        if self._failed:
+            self._refuse_guesser(address)  # a right guess is to look like a wrong one
+        if len(self._used_from) > USES_REMEMBERED_MIN + 2 * (len(self._principals) + len(self._issued)):
+            self._used_from.clear()  # most of them were keys that are no more
+        self._used_from[digest] = address
 
     def _refuse_guesser(self, address: str) -> None:
         wait_s = self._failed.wait_s(address, time.monotonic())
