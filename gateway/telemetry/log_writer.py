@@ -15,8 +15,8 @@ __all__ = ["LogWriter"]
 
 logger = logging.getLogger("fairgate")
 
-BUFFER_BYTES_MAX: Final = 8 << 20
-CLOSE_S: Final = 2.0
+BUFFER_BYTES_MAX = 8 << 20
+CLOSE_S = 2.0
 RETRY_S: Final = 0.1
 PIPE_BYTES: Final = getattr(select, "PIPE_BUF", 512)
 
