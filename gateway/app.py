@@ -16,6 +16,7 @@ from backends.simulated.profiles import profile
 from backends.simulated.server import SimulatedServer
 from gateway.answer.exchange import Exchange
 from gateway.config.model import BackendConfig, Config
+from gateway.http.addresses import TrustedProxies
 from gateway.http.errors import ApiError, Reason
 from gateway.http.server import HttpServer, ServerLimits
 from gateway.operator.listener import admin_app
@@ -24,10 +25,12 @@ from gateway.pool.learned_file import LearnedFile
 from gateway.pool.pool import Backend, Pool
 from gateway.pool.shared import Shared
 from gateway.redis.errors import StoreUnavailable
+from gateway.request.cors import Cors
 from gateway.request.identity import Keyring, MintedKey
+from gateway.request.routes import GENERATE, ONE_ANSWER, PASS, Routes
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.record import Record
+from gateway.telemetry.record import Outcome, Record
 
 if TYPE_CHECKING:
     from gateway.redis.store import Store
@@ -53,7 +56,7 @@ class Gateway:
         self.pools: list[Pool] = []
         self.port = 0
         self.admin_port = 0
-        self._access_log = AccessLog(config.access_log)
+        self._access_log = self.metrics.access_log = AccessLog(config.access_log)
         mints = config.state.redis_url is None  # a key that one replica knows would be refused by the others
         self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=mints)
         self.store: Store | None = None
@@ -111,9 +114,20 @@ class Gateway:
         self._watchers += [asyncio.create_task(pool.watch(self._session)) for pool in self.pools]
         for watcher in self._watchers:
             watcher.add_done_callback(_report_fault)
-        self._pipeline = Pipeline(self._keyring, self.pools, self._settled)
+        pipeline = self._pipeline = Pipeline(
+            self._keyring,
+            self.pools,
+            self._settled,
+            routes=_routes(config),
+            cors=Cors(config.cors_origins),
+            unqueued_max=config.limits.unqueued_max,
+        )
         self._server = HttpServer(
-            self._pipeline.handle, limits=_server_limits(config), on_head=self._pipeline.authorize
+            pipeline.handle,
+            limits=_server_limits(config),
+            on_head=pipeline.authorize,
+            on_refused=pipeline.refused,
+            proxies=TrustedProxies(config.trusted_proxies),
         )
         self.port = await self._server.listen(*config.listen_address, sock=self._listener)
         self._admin = web.AppRunner(admin_app(self), access_log=None)
@@ -150,7 +164,7 @@ class Gateway:
             await self.store.close()
         for server in self._embedded:
             await server.stop()
-        self._access_log.close()
+        await asyncio.to_thread(self._access_log.close)
 
     async def _share(self, url: str) -> None:
         """Join the other replicas, now or as soon as Redis can be asked."""
@@ -220,15 +234,31 @@ class Gateway:
     def _settled(self, record: Record, policy: str) -> None:
         if record.pool:
             self.metrics.ended(record)
+        elif record.outcome == Outcome.REFUSED:
+            self.metrics.refused(record.reason)
         self._access_log.write(record, policy)
+
+
+_TREATMENTS = {"generate": GENERATE, "compute": ONE_ANSWER, "pass": PASS}
+
+
+def _routes(config: Config) -> Routes:
+    return Routes((route.path, route.methods, _TREATMENTS[route.treatment]) for route in config.routes)
 
 
 def _server_limits(config: Config) -> ServerLimits:
     limits = config.limits
+    defaults = ServerLimits()
     return ServerLimits(
         header_bytes_max=limits.header_bytes_max,
         body_bytes_max=limits.body_bytes_max,
+        bodies_bytes_max=max(defaults.bodies_bytes_max, 4 * limits.body_bytes_max),
+        client_bodies_bytes_max=max(defaults.client_bodies_bytes_max, limits.body_bytes_max),
         connections_max=limits.connections_max,
+        client_connections_max=limits.client_connections_max or max(1, limits.connections_max // 2),
+        head_timeout_s=limits.client_head_s,
+        body_timeout_s=limits.client_body_s,
+        body_bytes_per_s_min=limits.client_body_bytes_per_s,
         idle_s=limits.client_idle_s,
         write_stall_s=limits.client_stall_s,
     )

@@ -16,18 +16,20 @@ import msgspec
 from backends.sse import Dialect
 from gateway.answer.exchange import Exchange
 from gateway.answer.passthrough import PassThrough
-from gateway.http.errors import ApiError, Reason
+from gateway.http.addresses import household
+from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.headers import bearer_key, forward_request_headers
 from gateway.http.request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.pool.pool import Pool
 from gateway.request.apis import AUDIO, OTHER
+from gateway.request.cors import Cors
 from gateway.request.form import is_form, read_form
 from gateway.request.identity import Keyring, Principal
 from gateway.request.large_body import LargePayload, read_large_json
 from gateway.request.payload import LARGE_BODY_BYTES, Payload, read_json
 from gateway.request.readings import Reading, Readings
-from gateway.request.routes import Route, Treatment, route
+from gateway.request.routes import Route, Routes, Treatment
 from gateway.request.slices import Slices, at_once
 from gateway.telemetry.record import Outcome, Record
 from policies.request import NO_CLAIM, Flow, Request, ServiceTokens
@@ -46,12 +48,27 @@ CONTEXT_MARGIN: Final = 4
 class Pipeline:
     """The handler behind the tenants' listener. `settled` hears of the end of every request, with its policy's name."""
 
-    def __init__(self, keyring: Keyring, pools: Iterable[Pool], settled: Callable[[Record, str], None]) -> None:
+    def __init__(
+        self,
+        keyring: Keyring,
+        pools: Iterable[Pool],
+        settled: Callable[[Record, str], None],
+        *,
+        routes: Routes,
+        cors: Cors,
+        unqueued_max: int,
+    ) -> None:
+        """`unqueued_max`: requests of one tenant that may pass beside the queue at once."""
         self._keyring = keyring
         self._pools = list(pools)
         self._pool_of_model: dict[str, Pool] = {}
         self._settled = settled
         self._readings = Readings()
+        self._routes = routes
+        self._cors = cors
+        self._unqueued_max = unqueued_max
+        self._unqueued: dict[str, int] = {}
+        """By tenant, as long as there are any."""
         self.draining = False
 
     @property
@@ -64,26 +81,39 @@ class Pipeline:
         self._readings.give_up(error)
 
     def authorize(self, request: HttpRequest) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
-        """Runs when a request's head is there, before its body is read; an answer refuses it."""
-        way = route(request.method, request.path)
-        if way.treatment in (Treatment.UNKNOWN, Treatment.HEALTH):
-            return None
+        """Runs when a request's head is there, before its body is read; an answer ends it, and the body is not read."""
+        if self._cors.is_on:
+            request.answer_fields = self._cors.fields(request)
         try:
+            way = request.route = self._routes.find(request.method, request.path)
+            if request.body_follows and not way.takes_body:
+                raise ApiError(Reason.INVALID_REQUEST, f"{request.method} {request.path} takes no body; send none")
+            if way.treatment is Treatment.HEALTH:
+                return 200, _json_headers(request), b'{"status":"ok"}'
+            if way.treatment is Treatment.OPTIONS:
+                allowed = (b"allow", way.methods.encode())
+                return 204, [allowed, _request_id(request), *self._cors.preflight(request, way.methods)], b""
             if self.draining:
                 message = "this gateway is shutting down and takes no more requests; another one will answer"
                 raise ApiError(Reason.DRAINING, message, retry_after_s=RETRY_WHEN_DRAINING_S, should_retry=True)
-            request.holder = self._keyring.principal(bearer_key(request.headers))
+            principal = self._keyring.principal(bearer_key(request.headers), household(request.client))
         except ApiError as error:
-            self._refused(_record_of(request), error)
-            return error.status, _error_headers(error, request), error.body(way.dialect)
+            self.refused(request, error)
+            return error.status, _error_headers(error, request), error.body(dialect_of(request.path))
+        request.holder = principal
+        request.account = principal.tenant
         return None
+
+    def refused(self, request: HttpRequest, error: ApiError) -> None:
+        """A request ends before it has come to `handle`."""
+        record = _record_of(request)
+        record.tenant = request.account
+        self._refused(record, error)
 
     def handle(self, request: HttpRequest, responder: Responder) -> None:
         """Runs when a request is there whole."""
-        way = route(request.method, request.path, has_body=bool(request.body))
-        if way.treatment is Treatment.HEALTH:
-            responder.respond(200, _json_headers(request), b'{"status":"ok"}')
-            return
+        way = request.route
+        assert isinstance(way, Route)
         record = _record_of(request)
         try:
             self._handle(request, responder, way, record)
@@ -106,8 +136,7 @@ class Pipeline:
 
     def _handle(self, request: HttpRequest, responder: Responder, way: Route, record: Record) -> None:
         principal = request.holder
-        if way.treatment is Treatment.UNKNOWN or not isinstance(principal, Principal):
-            raise ApiError(Reason.NOT_FOUND, f"there is nothing at {request.method} {request.path[:200]}")
+        assert isinstance(principal, Principal)
         record.tenant = principal.tenant
         if way.treatment is Treatment.MODELS:
             responder.respond(200, _json_headers(request), self._models())
@@ -261,13 +290,30 @@ class Pipeline:
         backend = next((found for pool in pools if (found := pool.least_loaded()) is not None), None)
         if backend is None:
             raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=5.0)
-        exchange = PassThrough(responder, way.dialect, backend, record, lambda ended: self._settled(ended, ""))
+        self._begin_unqueued(record.tenant)
+        exchange = PassThrough(responder, way.dialect, backend, record, self._passed)
 
         def send() -> None:
             body = b"" if payload is None else payload.body
             exchange.send(_upstream_head(request, len(body)), body)
 
         return send
+
+    def _begin_unqueued(self, tenant: str) -> None:
+        """One more request of this tenant goes around the queue. ApiError if it has too many of them."""
+        unqueued = self._unqueued.get(tenant, 0)
+        if unqueued >= self._unqueued_max:
+            message = f"{unqueued} of your requests that need no queue are running, and more may not at once; slow down"
+            raise ApiError(Reason.TOO_MANY_AT_ONCE, message, retry_after_s=1.0)
+        self._unqueued[tenant] = unqueued + 1
+
+    def _passed(self, record: Record) -> None:
+        left = self._unqueued[record.tenant] - 1
+        if left:
+            self._unqueued[record.tenant] = left
+        else:
+            del self._unqueued[record.tenant]
+        self._settled(record, "")
 
     def _models(self) -> bytes:
         data = []
@@ -281,7 +327,9 @@ class Pipeline:
 
 
 def _record_of(request: HttpRequest) -> Record:
-    return Record(request.id, request.path[:200], now=time.monotonic())
+    record = Record(request.id, request.path[:200], now=time.monotonic())
+    record.client, record.client_request_id = request.client, request.client_id
+    return record
 
 
 def _read(request: HttpRequest, way: Route) -> Payload:
@@ -356,8 +404,12 @@ def _upstream_head(request: HttpRequest, body_bytes: int) -> bytes:
 
 
 def _json_headers(request: HttpRequest) -> list[tuple[bytes, bytes]]:
-    return [(b"content-type", b"application/json"), (b"x-request-id", request.id.encode())]
+    return [(b"content-type", b"application/json"), _request_id(request)]
+
+
+def _request_id(request: HttpRequest) -> tuple[bytes, bytes]:
+    return b"x-request-id", request.id.encode()
 
 
 def _error_headers(error: ApiError, request: HttpRequest) -> list[tuple[bytes, bytes]]:
-    return [*error.headers(), (b"x-request-id", request.id.encode())]
+    return [*error.headers(), _request_id(request)]

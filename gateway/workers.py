@@ -60,8 +60,9 @@ def share_of(config: Config, index: int) -> Config:
     count = config.workers
     limits = config.limits
     own = {
-        name: max(1, getattr(limits, name) // count)
-        for name in ("queue_requests_max", "queue_bytes_max", "connections_max")
+        name: max(1, bound // count)
+        for name in ("queue_requests_max", "queue_bytes_max", "connections_max", "client_connections_max")
+        if (bound := getattr(limits, name)) is not None
     }
     own["queue_bytes_max"] = max(own["queue_bytes_max"], limits.body_bytes_max)
     host, _, port = config.admin.rpartition(":")

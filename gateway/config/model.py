@@ -41,6 +41,8 @@ from gateway.config.fields import (
     unique,
 )
 from gateway.config.interactions import InteractionsConfig
+from gateway.config.limits import Limits
+from gateway.config.listener import NetworkName, Origin, RouteConfig
 from gateway.config.policy import PolicyConfig, PolicyName
 from gateway.config.section import Section
 from gateway.config.state import StateConfig
@@ -79,7 +81,6 @@ def new_key() -> str:
 
 
 Address = Annotated[str, AfterValidator(checked_address)]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class BackendConfig(Section):
@@ -168,42 +169,18 @@ class TenantConfig(Section):
     """Its limits at any time, instead of the common ones."""
 
 
-class Limits(Section):
-    """Bounds of the whole gateway."""
-
-    queue_requests_max: int = Field(default=10_000, ge=1, le=10_000_000)
-    """Requests that wait at once; more are refused."""
-    queue_bytes_max: int = Field(default=268_435_456, ge=1024)
-    """Bytes of request bodies that wait at once; more are refused."""
-    queue_wait_s_max: Seconds = 120
-    """Longest time a request waits before it is refused."""
-    queue_wait_s_max_inside: Seconds = 600
-    """The same for a call inside an open interaction. fairserve only."""
-    body_bytes_max: int = Field(default=33_554_432, ge=1024)
-    """Largest request body; larger ones get 413. At most queue_bytes_max."""
-    header_bytes_max: int = Field(default=65_536, ge=1024, le=16_777_216)
-    """Largest head of a request or a response."""
-    connections_max: int = Field(default=20_000, ge=1, le=1_000_000)
-    """Client connections open at once."""
-    client_idle_s: Seconds = 75
-    """An idle client connection is closed after this time."""
-    client_stall_s: Seconds = 60
-    """A client that takes nothing of its waiting answer for this time is cut; it pays for what the engine has sent."""
-    upstream_connect_s: Seconds = 5
-    """Longest time to connect to a backend."""
-    upstream_silence_s: Seconds = 600
-    """Longest time a backend may send nothing while it owes an answer."""
-    response_buffer_bytes_max: int = Field(default=8_388_608, ge=1024)
-    """Bytes of an answer held for a slow client before the backend is no longer read."""
-    attempts_max: int = Field(default=3, ge=1, le=100)
-    """Backends tried for one request whose answer has not begun."""
-
-
 class Config(Section):
     """The configuration of one fairgate gateway."""
 
     listen: Address = "127.0.0.1:8080"
     """host:port for clients; port 0 takes a free one."""
+    trusted_proxies: tuple[NetworkName, ...] = Field(default=(), strict=False)
+    """Addresses or networks of load balancers whose word on their clients' addresses is taken (`forwarded`, or else
+    `x-forwarded-for`), such as 10.0.0.0/8."""
+    cors_origins: Annotated[tuple[Origin, ...], AfterValidator(unique)] = Field(default=(), strict=False)
+    """Pages in browsers that may call, such as https://chat.example.com; * for any. None by default."""
+    routes: tuple[RouteConfig, ...] = Field(default=(), strict=False)
+    """What else clients may ask, beyond the inference routes that are known."""
     admin: Address = "127.0.0.1:9090"
     """host:port for /health, /ready and /metrics. Not for clients: it asks for no key."""
     open_access: bool = False
@@ -308,6 +285,9 @@ def path_of(loc: Loc) -> str:
 
 def _contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
     """What cannot be true together. Takes raw data, which may be wrong elsewhere, or models."""
+    paths = _Once("path")
+    for r, route in _items(config, "routes"):
+        yield from paths.again(_get(route, "path"), ("routes", r, "path"))
     yield from _address_contradictions(config)
     yield from _pool_contradictions(config)
     tenants, hashes = _Once("name"), _Once("key")

@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
-import select
-import struct
-import termios
 from collections.abc import Callable
-from socket import SO_LINGER, SOL_SOCKET
 from typing import TYPE_CHECKING, Final, cast
 
 from backends.outbox import Outlet
+from gateway.http.accounts import Account
+from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.request import Header, HttpRequest, RequestReader
 from gateway.http.responder import Responder
+from gateway.http.sockets import is_hung_up, reset_on_close, unsent_bytes
 
 if TYPE_CHECKING:
     from gateway.http.server import HttpServer
 
-__all__ = ["Connection", "Handler", "HeadHook"]
+__all__ = ["Connection", "Handler", "HeadHook", "RefusedHook"]
 
 Handler = Callable[[HttpRequest, Responder], None]
 HeadHook = Callable[[HttpRequest], tuple[int, list[Header], bytes] | None]
 """Runs when a head is complete, before the body is read; what it returns is the answer, and the body is not read."""
+RefusedHook = Callable[[HttpRequest, ApiError], None]
+"""Hears of every request that is refused without having come to the handler; of an unreadable one little is known."""
 
 _log = logging.getLogger(__name__)
 
 _NEVER: Final = float("inf")
 _EVERY_SWEEP: Final = 0.0
 _BUSY_RETRY_S: Final = 2.0
-_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
-_INT: Final = struct.Struct("i")
 
 # What a connection is doing. The first two read a request, all others do not.
 _HEAD: Final = 0
@@ -50,16 +48,23 @@ class Connection(asyncio.Protocol):
     """The protocol of one accepted connection; `deadline` is when the server's sweep should call `expire`."""
 
     __slots__ = (
+        "_address",
+        "_body_began_at",
         "_body_bytes_held",
         "_drained_at",
+        "_is_anonymous",
         "_limits",
         "_outlet",
+        "_peer",
+        "_peer_is_proxy",
         "_pending",
         "_reader",
         "_reading_paused",
         "_responder",
         "_server",
+        "_since",
         "_state",
+        "_tenant",
         "_transport",
         "_undrained_bytes",
         "_writing_paused",
@@ -73,6 +78,13 @@ class Connection(asyncio.Protocol):
         self._responder: Responder | None = None
         self._pending = b""  # what follows the request that is being answered; not looked at before
         self._body_bytes_held = 0
+        self._body_began_at = 0.0
+        self._address: Account | None = None
+        self._tenant: Account | None = None
+        self._is_anonymous = server.on_head is not None
+        """Nobody who is known has asked anything on it."""
+        self._since = server.now
+        """When it began to be in the state that it is in, as far as that matters."""
         self._reading_paused = False
         self._writing_paused = False
         self._undrained_bytes = 0
@@ -85,11 +97,18 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._outlet = Outlet(self._server.outbox, self._transport)
         address = transport.get_extra_info("peername")
-        self._reader = RequestReader(self._limits, address[0] if isinstance(address, tuple) else str(address))
+        self._peer = address[0] if isinstance(address, tuple) else str(address)
+        self._peer_is_proxy = self._server.proxies.trusts(self._peer)
+        self._reader = RequestReader(self._limits, self._peer)
         self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
         self._set_deadline(self._limits.head_timeout_s)
-        if not self._server.admit(self):
-            self._refuse(ApiError(Reason.SERVER_BUSY, "Too many connections.", retry_after_s=_BUSY_RETRY_S))
+        try:
+            if not self._server.admit(self):
+                raise ApiError(Reason.SERVER_BUSY, "Too many connections.", retry_after_s=_BUSY_RETRY_S)
+            if not self._peer_is_proxy:
+                self._address = self._server.addresses.connect(household(self._peer))
+        except ApiError as error:
+            self._refuse(error)
             self._close()  # without lingering: what is refused for want of room must not take room
 
     def data_received(self, data: bytes) -> None:
@@ -104,9 +123,17 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._client_gone()
         self._reader.close()
+        if self._address is not None:
+            self._server.addresses.disconnect(self._address)
+        if self._tenant is not None:
+            self._server.tenants.disconnect(self._tenant)
+        self._address = self._tenant = None
         self._server.forget(self)
 
     def pause_writing(self) -> None:
+        if self._is_anonymous:
+            self.cut()  # it asks on and on and takes no answer: nothing is held for whom we do not know
+            return
         self._writing_paused = True
         self._undrained_bytes = self._waiting_bytes()
         self._drained_at = self._server.now
@@ -142,7 +169,8 @@ class Connection(asyncio.Protocol):
                         self._begin(reader.request, body_follows=not reader.complete, body_is_here=at < size)
                 else:
                     at = reader.take_body(data, at)
-                    self._hold_body(reader.body_bytes)
+                    if not reader.complete:
+                        self._hold_body(reader.body_bytes)
                 if self._state < _ANSWER and reader.complete:
                     self._serve()
                     if at < size:
@@ -155,26 +183,50 @@ class Connection(asyncio.Protocol):
         if self._state == _ANSWER or (self._writing_paused and self._state < _ANSWER):
             self._keep(data[at:])
         elif self._state == _BODY:
-            self._set_deadline(self._limits.body_timeout_s)
+            self._set_body_deadline()
 
     def _begin(self, request: HttpRequest, *, body_follows: bool, body_is_here: bool) -> None:
         """A head is complete: refuse it now, or read its body."""
-        request.id = self._server.next_request_id()
-        hook = self._server.on_head
+        server = self._server
+        request.id = server.next_request_id()
+        if self._peer_is_proxy:
+            request.client = server.proxies.client(self._peer, request.headers)
+        hook = server.on_head
         answer = hook(request) if hook is not None else None
         if answer is not None:
             responder = self._new_responder(request, keep_alive=self._reader.keep_alive and not body_follows)
             responder.respond(*answer)
-        elif body_follows:
+            return
+        account = request.account
+        if account and (self._tenant is None or self._tenant.name != account):
+            self._belong_to(account)
+        if body_follows:
             self._state = _BODY
+            self._body_began_at = server.now
             if self._reader.expects_continue and not body_is_here:
                 self._outlet.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
+    def _belong_to(self, account: str) -> None:
+        """Count the connection as one of whoever asked on it last."""
+        self._is_anonymous = False
+        tenants = self._server.tenants
+        if not self._peer_is_proxy:  # a proxy's are everybody's
+            before, self._tenant = self._tenant, tenants.connect(account)
+            if before is not None:
+                tenants.disconnect(before)
+
     def _hold_body(self, body_bytes: int) -> None:
-        """Count what is held of unfinished bodies, on all connections together."""
-        server = self._server
-        server.bodies_bytes += body_bytes - self._body_bytes_held
+        """Count what is held of an unfinished body: on all connections together, for its tenant, from its address."""
+        server, request = self._server, self._reader.request
+        assert request is not None
+        more_bytes = body_bytes - self._body_bytes_held
         self._body_bytes_held = body_bytes
+        server.bodies_bytes += more_bytes
+        try:
+            if request.account:
+                server.tenants.hold(request.account, more_bytes)
+        finally:
+            server.addresses.hold(household(request.client), more_bytes)
         if server.bodies_bytes > self._limits.bodies_bytes_max:
             message = "The server is receiving too many large requests: try again."
             raise ApiError(Reason.SERVER_BUSY, message, retry_after_s=_BUSY_RETRY_S)
@@ -197,12 +249,22 @@ class Connection(asyncio.Protocol):
     def _new_responder(self, request: HttpRequest, *, keep_alive: bool) -> Responder:
         self._state = _ANSWER
         self.deadline = _NEVER
-        self._responder = Responder(self, self._outlet, request.method, request.version == "1.0", keep_alive)
-        return self._responder
+        responder = Responder(self, self._outlet, request.method, request.version == "1.0", keep_alive)
+        responder.more_fields = request.answer_fields
+        self._responder = responder
+        return responder
 
     def _release_body(self) -> None:
-        self._server.bodies_bytes -= self._body_bytes_held
+        held_bytes = self._body_bytes_held
+        if not held_bytes:
+            return
+        server, request = self._server, self._reader.request
+        assert request is not None
         self._body_bytes_held = 0
+        server.bodies_bytes -= held_bytes
+        if request.account:
+            server.tenants.release(request.account, held_bytes)
+        server.addresses.release(household(request.client), held_bytes)
 
     def _keep(self, data: bytes) -> None:
         """Hold what is not to be read yet, and read no more of it than is allowed."""
@@ -235,6 +297,7 @@ class Connection(asyncio.Protocol):
             return
         self._reader.reset()
         self._state = _HEAD
+        self._since = self._server.now
         if self._writing_paused:
             return
         self._set_deadline(self._limits.idle_s)
@@ -245,8 +308,7 @@ class Connection(asyncio.Protocol):
     def break_off(self, *, reset: bool) -> None:
         self._responder = None
         if reset:
-            socket = self._transport.get_extra_info("socket")
-            socket.setsockopt(SOL_SOCKET, SO_LINGER, _RESET_ON_CLOSE)
+            reset_on_close(self._transport.get_extra_info("socket"))
             self._outlet.abort()
         self._close()
 
@@ -255,11 +317,16 @@ class Connection(asyncio.Protocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer what cannot be read, and read no further."""
         request = self._reader.request
-        responder = Responder(self, self._outlet, request.method if request else "", False, keep_alive=False)
+        if request is None:
+            request = HttpRequest("", b"", self._reader.path, b"", [], b"", "1.1", self._peer)
+            request.id = self._server.next_request_id()
+        responder = Responder(self, self._outlet, request.method, False, keep_alive=False)
+        responder.more_fields = request.answer_fields
         self._state = _ANSWER
-        request_id = request.id if request is not None else self._server.next_request_id()
-        headers = [*error.headers(), (b"x-request-id", request_id.encode())]
+        headers = [*error.headers(), (b"x-request-id", request.id.encode())]
         responder.respond(error.status, headers, error.body(dialect_of(self._reader.path)))
+        if self._server.on_refused is not None:
+            self._server.on_refused(request, error)
 
     def _linger(self) -> None:
         """End the sending side, and drop what still comes until the client has seen the answer.
@@ -271,6 +338,7 @@ class Connection(asyncio.Protocol):
         self._release_body()
         self._undrained_bytes = self._waiting_bytes()
         self._drained_at = self._server.now
+        self._since = self._server.now
         self._set_deadline(self._limits.linger_s)
         if self._transport.is_closing():
             return
@@ -303,6 +371,17 @@ class Connection(asyncio.Protocol):
         if self._state == _HEAD and not self._reader.partial and not self._pending:
             self._close()
 
+    def idle_since(self) -> float:
+        """Since when has nothing been asked or answered on it? Never, if something is. Half a head is nothing."""
+        if self._state == _HEAD or (self._state == _LINGER and not self._outlet.unsent_bytes()):
+            return self._since
+        return _NEVER
+
+    def make_room(self) -> None:
+        """Close it at once: somebody needs the place, and nothing is lost."""
+        self._close()
+        self._outlet.abort()
+
     def cut(self) -> None:
         """Close now, whatever is going on."""
         self._client_gone()
@@ -313,6 +392,12 @@ class Connection(asyncio.Protocol):
     def _set_deadline(self, limit_s: float) -> None:
         self.deadline = self._server.now + limit_s
 
+    def _set_body_deadline(self) -> None:
+        """Whoever sends fast has time for more; whoever drips has not."""
+        limits = self._limits
+        paid_s = limits.body_grace_s + self._reader.body_bytes / limits.body_bytes_per_s_min
+        self.deadline = self._body_began_at + min(limits.body_timeout_s, paid_s)
+
     def expire(self) -> None:
         """The deadline has passed: is somebody to be waited for no longer?"""
         if self._state >= _LINGER:
@@ -320,18 +405,23 @@ class Connection(asyncio.Protocol):
         elif self._writing_paused and self._is_stalled():
             self.cut()
         elif self._state == _ANSWER:
-            if self._reading_paused and self._is_hung_up():
+            if self._reading_paused and is_hung_up(self._transport.get_extra_info("socket")):
                 self._client_gone()
         elif self._writing_paused:
             pass
         elif self._state == _BODY:
-            message = f"No byte of the body came for {self._limits.body_timeout_s:g} s."
+            message = f"The body came too slowly: {self._reader.body_bytes} bytes in {self._body_s():.0f} s."
             self._refuse(ApiError(Reason.CLIENT_TOO_SLOW, message))
         elif self._reader.partial:
             message = f"The request's header was not complete within {self._limits.head_timeout_s:g} s."
             self._refuse(ApiError(Reason.CLIENT_TOO_SLOW, message))
+            if self._is_anonymous:
+                self._close()  # without lingering: its time is over
         else:
             self._close()
+
+    def _body_s(self) -> float:
+        return self._server.now - self._body_began_at
 
     def _expire_closing(self) -> None:
         if self._outlet.unsent_bytes() and not self._is_stalled():
@@ -352,11 +442,4 @@ class Connection(asyncio.Protocol):
         held_bytes = self._outlet.unsent_bytes()
         if self._transport.is_closing():
             return held_bytes
-        unsent = fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, _INT.pack(0))
-        return held_bytes + int(_INT.unpack(unsent)[0])
-
-    def _is_hung_up(self) -> bool:
-        """While reading is paused the loop reports no EOF; the kernel knows of it behind unread bytes."""
-        poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket").fileno(), getattr(select, "POLLRDHUP", 0))
-        return bool(poll.poll(0))
+        return held_bytes + unsent_bytes(self._transport.get_extra_info("socket"))

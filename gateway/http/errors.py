@@ -27,6 +27,8 @@ class Reason(StrEnum):
     APP_NOT_ALLOWED = "app_not_allowed"
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found"
+    INVALID_PATH = "invalid_path"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
     INVALID_JSON = "invalid_json"
     INVALID_REQUEST = "invalid_request"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
@@ -34,6 +36,8 @@ class Reason(StrEnum):
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
     RATE_LIMITED = "rate_limited"
+    TOO_MANY_AT_ONCE = "too_many_at_once"
+    TOO_MANY_FAILED_KEYS = "too_many_failed_keys"
     OVER_USER_LIMIT = "over_user_limit"
     OVER_APP_LIMIT = "over_app_limit"
     NO_BACKEND = "no_backend"
@@ -64,12 +68,16 @@ _FORMS: Final[dict[Reason, _Form]] = {
     Reason.APP_NOT_ALLOWED: _Form(403, "permission_error"),
     Reason.MODEL_NOT_FOUND: _Form(404, _CALLER),
     Reason.NOT_FOUND: _Form(404, _CALLER),
+    Reason.INVALID_PATH: _Form(400, _CALLER),
+    Reason.METHOD_NOT_ALLOWED: _Form(405, _CALLER),
     Reason.INVALID_JSON: _Form(400, _CALLER),
     Reason.INVALID_REQUEST: _Form(400, _CALLER),
     Reason.CONTEXT_LENGTH_EXCEEDED: _Form(400, _CALLER),
     Reason.BODY_TOO_LARGE: _Form(413, _CALLER),
     Reason.QUEUE_FULL: _Form(429, "rate_limit_error"),
     Reason.RATE_LIMITED: _Form(429, "rate_limit_error"),
+    Reason.TOO_MANY_AT_ONCE: _Form(429, "rate_limit_error"),
+    Reason.TOO_MANY_FAILED_KEYS: _Form(429, "rate_limit_error"),
     Reason.OVER_USER_LIMIT: _Form(429, "rate_limit_error"),
     Reason.OVER_APP_LIMIT: _Form(429, "rate_limit_error"),
     Reason.QUEUE_TIMEOUT: _Form(503, _SERVER),

@@ -33,6 +33,7 @@ _REQUEST_DROPPED: Final = _HOP_BY_HOP | {
     b"expect",
     b"forwarded",
     b"host",
+    b"origin",  # browsers are answered here, see Cors
     b"x-api-key",
     b"x-data-parallel-rank",
     b"x-override-priority",
@@ -43,6 +44,12 @@ _REQUEST_DROPPED: Final = _HOP_BY_HOP | {
 }
 
 _RESPONSE_DROPPED: Final = _HOP_BY_HOP | {
+    b"access-control-allow-credentials",
+    b"access-control-allow-headers",
+    b"access-control-allow-methods",
+    b"access-control-allow-origin",
+    b"access-control-expose-headers",
+    b"access-control-max-age",
     b"alt-svc",
     b"date",
     b"endpoint-load-metrics",

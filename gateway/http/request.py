@@ -11,20 +11,20 @@ import re
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any, Final
-from urllib.parse import unquote
 
 import httptools
 
 from gateway.http.errors import ApiError, Reason
+from gateway.http.limits import ServerLimits
 
-__all__ = ["HttpRequest", "RequestReader", "ServerLimits"]
+__all__ = ["HttpRequest", "RequestReader"]
 
 Header = tuple[bytes, bytes]
 
 
 @dataclass(slots=True, init=False)
 class HttpRequest:
-    """One request. Header names are lower-cased and in order; `target` is as sent, `path` percent-decoded."""
+    """One request. Header names are lower-cased and in order; `target`, `path` and `query` are as sent."""
 
     method: str
     target: bytes
@@ -34,10 +34,23 @@ class HttpRequest:
     body: bytes
     version: str
     peer: str
+    """The address of whoever is connected."""
     id: str = field(compare=False)
     """Minted by the server; every answer carries it as `x-request-id`."""
+    client_id: str = field(compare=False)
+    """What the client calls it in its own `x-request-id`; empty if it is not well-formed."""
+    client: str = field(compare=False)
+    """The address of the client: that of the peer, unless the peer is trusted to name it."""
+    body_follows: bool = field(compare=False)
+    """Known before the body is read."""
+    account: str = field(compare=False)
+    """For whom the body is held, as the head hook found out; empty: for nobody in particular."""
     holder: Any = field(compare=False)
     """Who asks, as the head hook found out."""
+    route: Any = field(compare=False)
+    """What kind of request it is, as the head hook found out."""
+    answer_fields: bytes = field(compare=False)
+    """Lines that the head hook adds to the head of the answer, whatever that will be."""
 
     def __init__(  # written out, since one that is generated is not compiled
         self,
@@ -49,8 +62,9 @@ class HttpRequest:
         body: bytes,
         version: str,
         peer: str,
-        id: str = "",
-        holder: Any = None,
+        client_id: str = "",
+        *,
+        body_follows: bool = False,
     ) -> None:
         self.method = method
         self.target = target
@@ -60,8 +74,14 @@ class HttpRequest:
         self.body = body
         self.version = version
         self.peer = peer
-        self.id = id
-        self.holder = holder
+        self.id = ""
+        self.client_id = client_id
+        self.client = peer
+        self.body_follows = body_follows
+        self.account = ""
+        self.holder = None
+        self.route = None
+        self.answer_fields = b""
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header field; `name` in lower case."""
@@ -71,39 +91,24 @@ class HttpRequest:
         return None
 
 
-@dataclass(slots=True, frozen=True)
-class ServerLimits:
-    """What a client may make the server hold, and for how long it may keep it waiting."""
-
-    header_bytes_max: int = 65536
-    headers_count_max: int = 200
-    target_bytes_max: int = 16384
-    body_bytes_max: int = 33554432
-    bodies_bytes_max: int = 1 << 30
-    """All bodies that are being received, together."""
-    connections_max: int = 20000
-    head_timeout_s: float = 30.0
-    """From a request's first byte (or the connection's start) to the end of its head."""
-    body_timeout_s: float = 300.0
-    """Without a byte of the body."""
-    idle_s: float = 75.0
-    write_stall_s: float = 60.0
-    """The client takes nothing of what waits for it."""
-    linger_s: float = 5.0
-    """After a last answer: how long what the client still sends is read and dropped, so that it sees the answer."""
-    write_buffer_bytes: int = 65536
-    pipelined_bytes_max: int = 65536
-
-
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _CR: Final = 0x0D
 _SPACE: Final = 0x20
-_REQUEST_LINE: Final = re.compile(rb"([A-Z][A-Z-]*) (/[!\"$-~]*) HTTP/1\.([01])\r\n")
+_SLASH: Final = 0x2F
+_REQUEST_LINE: Final = re.compile(rb"([A-Z][A-Z-]*) (/[!\"$-~]*|\*|https?://[!\"$-~]+) HTTP/1\.([01])\r\n")
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?]+)(.*)")
 _OTHER_VERSION: Final = re.compile(rb"[^\r\n]* HTTP/(?!1\.[01]\r\n)[0-9](?:\.[0-9])?\r\n")
 _REQUEST_LINE_EXTRA_BYTES: Final = 40  # method, spaces and version around a target
 _HOPELESS: Final = re.compile(rb"(?<!\r)\n|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _HOST_BYTES: Final = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~%!$&'()*+;=:[]"
-_FRAMING: Final = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade"})
+_READ_HERE: Final = frozenset(
+    {b"host", b"content-length", b"transfer-encoding", b"connection", b"expect", b"upgrade", b"x-request-id"}
+)
+_UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r]*", re.IGNORECASE)
+_LENGTH_DIGITS_MAX: Final = 32
+_REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9._:+/=-]{1,128}")
+_CHUNK_HEAD: Final = re.compile(rb"([0-9A-Fa-f]{1,16})(?:;[^\r\n]*)?\r\n")
+_CHUNK_LINE_BYTES_MAX: Final = 16384
 _CHUNK_OVERHEAD_BYTES: Final = 16384
 _CHUNK_OVERHEAD_RATIO: Final = 8
 """A chunked body may take this many times its size on the wire (one-byte chunks take 6), plus the bytes above."""
@@ -121,15 +126,20 @@ class RequestReader:
     """
 
     __slots__ = (
+        "_announced_bytes",
         "_body",
+        "_chunk_left",
         "_chunked",
+        "_client_id",
+        "_ended",
         "_headers",
         "_host",
+        "_in_trailers",
         "_left",
         "_limits",
+        "_line",
         "_parser",
         "_peer",
-        "_tail",
         "_wire_bytes",
         "body_bytes",
         "complete",
@@ -161,10 +171,20 @@ class RequestReader:
         self.body_bytes = 0
         self._headers: list[Header] = []
         self._body: bytes | BytesIO = b""
+        self._client_id = ""
         self._chunked = False
         self._left = 0
+        """Of the body, if its length is known."""
+        self._chunk_left = 0
+        """Of a chunk, with the line end behind it."""
+        self._line = b""
+        """The beginning of the head of a chunk, or of a trailer."""
+        self._in_trailers = False
+        self._announced_bytes = 0
+        """Of all chunks so far."""
+        self._ended = False
+        """The body is whole, by what was announced of it."""
         self._wire_bytes = 0
-        self._tail = b""
 
     def close(self) -> None:
         """Let go of the parser, which refers back to the reader."""
@@ -244,15 +264,16 @@ class RequestReader:
         method, target, minor = line.groups()
         if len(target) > self._limits.target_bytes_max:
             raise self._target_too_long()
+        if target[0] != _SLASH:
+            target = self._other_form(method, target)
         path, _, query = target.partition(b"?")
-        text = path.decode("ascii")
-        self.path = unquote(text) if "%" in text else text
-        self._feed(head)
+        self.path = path.decode("ascii")
+        self._feed_head(head)
         headers = self._headers
         if len(headers) > self._limits.headers_count_max:
             count = self._limits.headers_count_max
             raise ApiError(Reason.HEADERS_TOO_LARGE, f"The request has more than {count} header fields.")
-        self._read_framing([field for field in headers if field[0] in _FRAMING], minor == b"1")
+        self._read_framing([field for field in headers if field[0] in _READ_HERE], minor == b"1")
         return HttpRequest(
             method=method.decode("ascii"),
             target=target,
@@ -262,7 +283,41 @@ class RequestReader:
             body=b"",
             version="1.1" if minor == b"1" else "1.0",
             peer=self._peer,
+            client_id=self._client_id,
+            body_follows=not self.complete,
         )
+
+    @staticmethod
+    def _other_form(method: bytes, target: bytes) -> bytes:
+        """The target as most clients write it (RFC 9112, 3.2). The authority in an absolute one stands for Host."""
+        absolute = _ABSOLUTE.fullmatch(target)
+        if absolute is None:
+            if method != b"OPTIONS":
+                raise _malformed("only OPTIONS may ask for '*'.")
+            return target
+        if method == b"CONNECT":
+            raise ApiError(Reason.NOT_IMPLEMENTED, "CONNECT is not offered here.")
+        authority, rest = absolute.groups()
+        if authority.translate(None, _HOST_BYTES):
+            raise _malformed("the authority in the target is not a host and port.")
+        if rest[:1] == b"/":
+            return bytes(rest)
+        return b"*" if method == b"OPTIONS" and not rest else b"/" + rest
+
+    def _feed_head(self, head: bytes) -> None:
+        """Upgrade is not offered, so it is ignored (RFC 9110, 7.8): llhttp, which would stop there, never sees it."""
+        assert self._parser is not None
+        try:
+            self._parser.feed_data(head)
+        except httptools.HttpParserUpgrade:
+            self._parser = httptools.HttpRequestParser(self)
+            self._headers = []
+            self.complete = False
+            self._feed(_UPGRADE.sub(b"", head))
+        except httptools.HttpParserInvalidMethodError as error:
+            raise ApiError(Reason.NOT_IMPLEMENTED, "This method is not known here.") from error
+        except httptools.HttpParserError as error:
+            raise _malformed(f"{error}.") from error
 
     @staticmethod
     def _bad_request_line(head: bytes) -> ApiError:
@@ -276,14 +331,12 @@ class RequestReader:
         assert self._parser is not None
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as error:
-            message = "Upgrade is not offered here: send plain HTTP/1.1 without the 'Upgrade' field."
-            raise ApiError(Reason.NOT_IMPLEMENTED, message) from error
         except httptools.HttpParserError as error:
             raise _malformed(f"{error}.") from error
 
     def _read_framing(self, fields: list[Header], is_http11: bool) -> None:
-        """What do the fields that rule the connection say? llhttp has refused contradictions among lengths."""
+        """What do the fields that rule the connection say, and what is read on the way? llhttp has refused
+        contradictions among lengths."""
         hosts = 0
         keep_alive = is_http11
         for name, value in fields:
@@ -294,6 +347,8 @@ class RequestReader:
                         raise _malformed("the Host field is not a host and port.")
                     self._host = value
             elif name == b"content-length":
+                if len(value) > _LENGTH_DIGITS_MAX:
+                    raise _malformed("the Content-Length has too many digits.")
                 self._left = int(value)
             elif name == b"transfer-encoding":
                 self._read_coding(value.lower(), is_http11)
@@ -301,7 +356,9 @@ class RequestReader:
                 tokens = value.lower()
                 keep_alive = (keep_alive or b"keep-alive" in tokens) and b"close" not in tokens
             elif name == b"upgrade":
-                raise ApiError(Reason.NOT_IMPLEMENTED, "Upgrade is not offered here: send plain HTTP/1.1.")
+                pass
+            elif name == b"x-request-id":
+                self._client_id = value.decode("ascii") if _REQUEST_ID.fullmatch(value) is not None else ""
             elif value.lower() != b"100-continue":
                 raise ApiError(Reason.EXPECTATION_FAILED, "The only expectation this server knows is 100-continue.")
             else:
@@ -325,16 +382,19 @@ class RequestReader:
 
     def take_body(self, data: bytes, at: int) -> int:
         """Take what belongs to the body; `complete` and `request.body` are set at its end."""
-        end = self._end_of_piece(data, at) if self._chunked else min(len(data), at + self._left)
+        if self._chunked:
+            end = self._end_of_chunks(data, at)
+        else:
+            end = min(len(data), at + self._left)
+            self._left -= end - at
+            self._ended = not self._left
         self._feed(data if at == 0 and end == len(data) else data[at:end])
+        if self.complete != self._ended:
+            raise _malformed("where its body ends is not clear.")
         if self._chunked:
             self._wire_bytes += end - at
-            if self.body_bytes > self._limits.body_bytes_max:
-                raise self._body_too_large()
             if self._wire_bytes > _CHUNK_OVERHEAD_RATIO * self.body_bytes + _CHUNK_OVERHEAD_BYTES:
                 raise _malformed("the chunked body is mostly chunk extensions and trailers.")
-        else:
-            self._left -= end - at
         if self.complete:
             assert self.request is not None
             body = self._body
@@ -342,17 +402,40 @@ class RequestReader:
             self._body = b""
         return end
 
-    def _end_of_piece(self, data: bytes, at: int) -> int:
-        """How far may the parser read without passing the end of a chunked body?
+    def _end_of_chunks(self, data: bytes, at: int) -> int:
+        """How far may the parser read without passing the end of a chunked body?"""
+        size = len(data)
+        while at < size:
+            if self._chunk_left:
+                step = min(self._chunk_left, size - at)
+                self._chunk_left -= step
+                at += step
+                continue
+            end = data.find(b"\n", at) + 1
+            line = self._line + data[at : end or size]
+            if len(line) > _CHUNK_LINE_BYTES_MAX:
+                raise _malformed("the line of a chunk or a trailer is too long.")
+            if not end:
+                self._line = line
+                return size
+            self._line, at = b"", end
+            if not self._in_trailers:
+                self._begin_chunk(line)
+            elif line == b"\r\n":
+                self._ended = True
+                return at
+        return size
 
-        A chunked body ends with CR LF CR LF, so each piece stops after the next one, also if the last read broke it.
-        """
-        joint = self._tail + data[at : at + 3]
-        found = joint.find(_END_OF_HEAD)
-        if found >= 0:
-            end = at + found + len(_END_OF_HEAD) - len(self._tail)
+    def _begin_chunk(self, line: bytes) -> None:
+        """A chunk is announced: is there room for it?"""
+        head = _CHUNK_HEAD.fullmatch(line)
+        if head is None:
+            raise _malformed("expected the size of a chunk, ended by CR LF.")
+        chunk_bytes = int(head.group(1), 16)
+        self._announced_bytes += chunk_bytes
+        if self._announced_bytes > self._limits.body_bytes_max:
+            raise self._body_too_large()
+        if chunk_bytes:
+            self._chunk_left = chunk_bytes + 2
         else:
-            found = data.find(_END_OF_HEAD, at)
-            end = found + len(_END_OF_HEAD) if found >= 0 else len(data)
-        self._tail = (self._tail + data[max(at, end - 3) : end])[-3:]
-        return end
+            self._in_trailers = True

@@ -46,6 +46,7 @@ class Responder:
         "_left",
         "_outlet",
         "closed",
+        "more_fields",
         "on_disconnect",
         "on_pause",
         "on_resume",
@@ -61,6 +62,8 @@ class Responder:
         self._bodiless = False
         self._chunked = False
         self._left = _NO_LENGTH
+        self.more_fields = b""
+        """Whole lines of the head, whoever writes the answer."""
         self.started = False
         self.closed = False
         self.on_disconnect: Callable[[], None] | None = None
@@ -148,7 +151,7 @@ class Responder:
         elif status < 200:
             raise ValueError(f"{status} is not the status of a final answer")
         self.started = True
-        return b"".join((status_line, fields, self._framing(status, length), b"\r\n"))
+        return b"".join((status_line, fields, self.more_fields, self._framing(status, length), b"\r\n"))
 
     def _framing(self, status: int, length: int | None) -> bytes:
         """The fields that say where the answer ends and whether the connection goes on."""

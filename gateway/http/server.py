@@ -7,36 +7,59 @@ timers are one sweep per second over the connections.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import secrets
 from collections.abc import Sequence
 from socket import socket
 from typing import Any, Final, cast
 
 from backends.outbox import Outbox
-from gateway.http.connection import Connection, Handler, HeadHook
-from gateway.http.request import HttpRequest, ServerLimits
+from gateway.http.accounts import Accounts
+from gateway.http.addresses import TrustedProxies
+from gateway.http.connection import Connection, Handler, HeadHook, RefusedHook
+from gateway.http.limits import ServerLimits
+from gateway.http.request import HttpRequest
 from gateway.http.responder import Responder
 
-__all__ = ["Handler", "HeadHook", "HttpRequest", "HttpServer", "Responder", "ServerLimits"]
+__all__ = ["Handler", "HeadHook", "HttpRequest", "HttpServer", "RefusedHook", "Responder", "ServerLimits"]
 
 _SWEEP_S: Final = 1.0
 _BACKLOG: Final = 1024
+_IDLEST: Final = 256
+"""How many are found at once when room is needed, since to find them takes a look at all."""
+_LOOKS: Final = 16
+"""How often between two sweeps, however many come."""
 
 
 class HttpServer:
     """Serves `handler` on any number of addresses. One per process and event loop."""
 
-    def __init__(self, handler: Handler, *, limits: ServerLimits, on_head: HeadHook | None = None) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        limits: ServerLimits,
+        on_head: HeadHook | None = None,
+        on_refused: RefusedHook | None = None,
+        proxies: TrustedProxies | None = None,
+    ) -> None:
         self.handler = handler
         self.limits = limits
         self.on_head = on_head
+        self.on_refused = on_refused
+        self.proxies = proxies or TrustedProxies()
+        self.tenants = Accounts("this tenant", limits.client_connections_max, limits.client_bodies_bytes_max)
+        self.addresses = Accounts("your address", limits.client_connections_max, limits.client_bodies_bytes_max)
         self.outbox = Outbox()
         self.stopping = False
         self.now = 0.0
         """The loop's clock at the last sweep: exact enough for timeouts, and free to read."""
         self.bodies_bytes = 0
         self._listeners: list[asyncio.Server] = []
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}  # by age
+        self._idlest: list[tuple[float, Connection]] = []
+        """Found when room was needed; the idlest is the last."""
+        self._looks_left = _LOOKS
         self._timer: asyncio.TimerHandle | None = None
         self._all_gone = asyncio.Event()
         self._id_prefix = f"req_{secrets.token_hex(6)}"
@@ -103,18 +126,38 @@ class HttpServer:
                 pass
 
     def admit(self, connection: Connection) -> bool:
-        """For a new connection: is there room for it?"""
-        self._connections.add(connection)
-        return len(self._connections) <= self.limits.connections_max and not self.stopping
+        """For a new connection: is there room for it? The one that has been idle for longest may have to go."""
+        self._connections[connection] = None
+        if self.stopping:
+            return False
+        return len(self._connections) <= self.limits.connections_max or self._make_room()
+
+    def _make_room(self) -> bool:
+        if not self._idlest and self._looks_left:
+            self._looks_left -= 1
+            idle = [(since, c) for c in list(self._connections)[:-1] if (since := c.idle_since()) <= self.now]
+            self._idlest = heapq.nsmallest(_IDLEST, idle, key=_since)
+            self._idlest.reverse()
+        while self._idlest:
+            since, connection = self._idlest.pop()
+            if connection in self._connections and connection.idle_since() == since:
+                connection.make_room()
+                return True
+        return False
 
     def forget(self, connection: Connection) -> None:
         """For a lost connection."""
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         if not self._connections:
             self._all_gone.set()
 
     def _sweep(self) -> None:
         self.now = now = self.loop.time()
+        self._looks_left = _LOOKS
         for connection in [c for c in self._connections if c.deadline <= now]:
             connection.expire()
         self._timer = self.loop.call_later(_SWEEP_S, self._sweep)
+
+
+def _since(idle: tuple[float, Connection]) -> float:
+    return idle[0]

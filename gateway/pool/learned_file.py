@@ -114,8 +114,13 @@ class LearnedFile:
         """All of it or nothing: a reader never sees half a file."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self._path.with_name(self._path.name + ".new")
-        with fresh.open("wb") as file:
+        fresh.unlink(missing_ok=True)
+        with open(fresh, "wb", opener=_for_the_owner) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(self._path)
+
+
+def _for_the_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

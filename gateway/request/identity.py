@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from hashlib import sha256
@@ -9,10 +10,12 @@ from typing import Final
 
 from gateway.config.model import TenantConfig, hash_key, new_key
 from gateway.http.errors import ApiError, Reason
+from gateway.request.failed_keys import FailedKeys
 
 __all__ = ["Keyring", "MintedKey", "Principal"]
 
 DEFAULT_APP: Final = "default"
+USES_REMEMBERED_MIN: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,9 @@ class Keyring:
         self._principals: dict[bytes, Principal] = {}
         self._issued: Mapping[bytes, Principal] = {}
         self._revoked: Set[bytes] = frozenset()
+        self._failed = FailedKeys()
+        self._used_from: dict[bytes, str] = {}
+        """The address from which a key was used last."""
         self._tenants = {tenant.name: Principal(tenant.name, tenant.weight, (DEFAULT_APP,)) for tenant in tenants}
         self.minted: list[MintedKey] = []
         for tenant in tenants:
@@ -74,13 +80,15 @@ class Keyring:
         """Also take these keys, by the digests of them, and no longer those, wherever they are from."""
         self._issued, self._revoked = issued, revoked
 
-    def principal(self, key: bytes | None) -> Principal:
-        """The holder of the key, or `ApiError` 401."""
+    def principal(self, key: bytes | None, address: str = "") -> Principal:
+        """The holder of the key that comes from this address, or `ApiError` 401; 429 after too many wrong ones."""
         # A lookup by hash tells a guesser nothing by its timing: equal prefixes of keys have unrelated hashes.
         digest = sha256(key).digest() if key is not None else b""
         principal = self._principals.get(digest) or self._issued.get(digest)
         is_revoked = digest in self._revoked
         if principal is not None and not is_revoked:
+            if self._used_from.get(digest) != address:
+                self._moved(digest, address)
             return principal
         if self._open_access and not is_revoked:
             name = f"key-{digest.hex()[:12]}" if key is not None else "anonymous"
@@ -89,6 +97,22 @@ class Keyring:
             raise ApiError(
                 Reason.INVALID_API_KEY, "no API key: send it as 'Authorization: Bearer KEY' (or 'x-api-key')"
             )
+        self._failed.add(address, time.monotonic())
+        self._refuse_guesser(address)
         raise ApiError(
             Reason.INVALID_API_KEY, "this API key is not known here; ask the operator of this gateway for one"
         )
+
+    def _moved(self, digest: bytes, address: str) -> None:
+        """A key is used from where it was not used last."""
+        if self._failed:
+            self._refuse_guesser(address)  # a right guess is to look like a wrong one
+        if len(self._used_from) > USES_REMEMBERED_MIN + 2 * (len(self._principals) + len(self._issued)):
+            self._used_from.clear()  # most of them were keys that are no more
+        self._used_from[digest] = address
+
+    def _refuse_guesser(self, address: str) -> None:
+        wait_s = self._failed.wait_s(address, time.monotonic())
+        if wait_s:
+            message = "too many wrong API keys came from your address; no other key is looked at for a while"
+            raise ApiError(Reason.TOO_MANY_FAILED_KEYS, message, retry_after_s=wait_s)

@@ -1,26 +1,34 @@
-"""What kind of request is it? By method and path: which need admission, which pass, which are answered here."""
+"""What kind of request is it? A list of what is known, by path and method; what is not on it goes nowhere.
+
+A path is judged as it was sent and must be written in the one normal way, since an engine may read another spelling of
+it (`//`, `/../`, `%2e`, a slash at the end) as the path of something else.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
 from backends.sse import Dialect
+from gateway.http.errors import ApiError, Reason
 from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, OTHER, RESPONSES, TOKENS, Api
 
-__all__ = ["Route", "Treatment", "route"]
+__all__ = ["MANAGEMENT", "Route", "Routes", "Treatment"]
 
 
 class Treatment(Enum):
     ADMIT = auto()
     """Takes the engine's time: goes through admission."""
     PASS = auto()
-    """Reads or manages: goes straight to a backend."""
+    """Reads or counts: goes straight to a backend, only so many at once for a tenant."""
     MODELS = auto()
     """The list of models, answered here."""
     HEALTH = auto()
-    UNKNOWN = auto()
+    OPTIONS = auto()
+    """What may be asked there, answered here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,54 +39,120 @@ class Route:
     """Produces tokens one by one (so that output is expected), rather than an answer in one pass."""
     api: Api = OTHER
     """Which fields are read."""
+    takes_body: bool = True
+    methods: str = ""
+    """What may be asked at this path, for OPTIONS."""
 
 
-_UNKNOWN: Final = Route(Treatment.UNKNOWN)
-_PASS: Final = Route(Treatment.PASS)
-_ONE_PASS: Final = Route(Treatment.ADMIT, api=ONE_PASS)
-_GENERATE: Final = Route(Treatment.ADMIT, generates=True)
+Methods = dict[str, Route]
+
+PASS: Final = Route(Treatment.PASS)
+ONE_ANSWER: Final = Route(Treatment.ADMIT, api=ONE_PASS)
+GENERATE: Final = Route(Treatment.ADMIT, generates=True)
+_READ: Final = Route(Treatment.PASS, takes_body=False)
 
 _POST: Final = {
     "/v1/chat/completions": Route(Treatment.ADMIT, generates=True, api=CHAT),
     "/v1/completions": Route(Treatment.ADMIT, generates=True, api=COMPLETIONS),
     "/v1/responses": Route(Treatment.ADMIT, Dialect.RESPONSES, generates=True, api=RESPONSES),
+    "/v1/responses/*/cancel": PASS,
     "/v1/messages": Route(Treatment.ADMIT, Dialect.MESSAGES, generates=True, api=MESSAGES),
     "/v1/messages/count_tokens": Route(Treatment.PASS, Dialect.MESSAGES, api=MESSAGES),
     "/v1/audio/transcriptions": Route(Treatment.ADMIT, generates=True, api=AUDIO),
     "/v1/audio/translations": Route(Treatment.ADMIT, generates=True, api=AUDIO),
-    "/v1/embeddings": _ONE_PASS,
-    "/v1/rerank": _ONE_PASS,
-    "/v2/rerank": _ONE_PASS,
-    "/rerank": _ONE_PASS,
-    "/v1/score": _ONE_PASS,
-    "/score": _ONE_PASS,
-    "/pooling": _ONE_PASS,
-    "/classify": _ONE_PASS,
+    "/v1/embeddings": ONE_ANSWER,
+    "/v1/rerank": ONE_ANSWER,
+    "/v2/rerank": ONE_ANSWER,
+    "/rerank": ONE_ANSWER,
+    "/v1/score": ONE_ANSWER,
+    "/score": ONE_ANSWER,
+    "/pooling": ONE_ANSWER,
+    "/classify": ONE_ANSWER,
     "/tokenize": Route(Treatment.PASS, api=TOKENS),
     "/detokenize": Route(Treatment.PASS, api=TOKENS),
 }
 _GET: Final = {
-    "/v1/models": Route(Treatment.MODELS),
-    "/health": Route(Treatment.HEALTH),
-    "/ping": Route(Treatment.HEALTH),
-    "/version": _PASS,
+    "/v1/models": Route(Treatment.MODELS, takes_body=False),
+    "/v1/responses/*": _READ,
+    "/health": Route(Treatment.HEALTH, takes_body=False),
+    "/ping": Route(Treatment.HEALTH, takes_body=False),
+    "/version": _READ,
 }
 
+MANAGEMENT: Final = frozenset(
+    {
+        "abort_request", "abort_requests", "attach_backend_load", "begin_weight_update",
+        "clear_hicache_storage_backend", "close_session", "collective_rpc", "configure_logging",
+        "continue_generation", "destroy_weights_update_group", "dump_expert_distribution_record", "flush_cache",
+        "freeze_gc", "get_weights_by_name", "init_weight_transfer_engine", "init_weights_update_group", "is_paused",
+        "is_scaling_elastic_ep", "is_sleeping", "load_lora_adapter", "load_lora_adapter_from_tensors", "open_session",
+        "pause", "pause_generation", "release_memory_occupation", "reset_encoder_cache", "reset_mm_cache",
+        "reset_prefix_cache", "resume", "resume_memory_occupation", "scale_elastic_ep", "server_info",
+        "set_internal_state", "sleep", "slow_down", "start_profile", "stop_profile", "unload_lora_adapter",
+        "update_weight_version", "update_weights", "update_weights_from_disk", "update_weights_from_distributed",
+        "update_weights_from_tensor", "wake_up",
+    }
+)  # fmt: skip
+"""Steps of paths that manage an engine. They are on no list, and no star in the config reaches them."""
 
-def route(method: str, path: str, *, has_body: bool = True) -> Route:
-    """The route of a request.
+_NORMAL: Final = re.compile(r"(/(?!\.\.?(?:/|$))[A-Za-z0-9._~:-]+)+")
+_STEP: Final = "[^/]+"
 
-    What fairgate has not heard of but lies under /v1 passes through. A POST with a body there may be work for the
-    engine, so it is admitted: an unknown path is no way around the queue.
-    """
-    if method == "POST":
-        known = _POST.get(path)
-        if known is not None:
-            return known
-        if path.startswith("/v1/"):
-            return _GENERATE if has_body and not path.startswith("/v1/responses/") else _PASS
-        return _UNKNOWN
-    known = _GET.get(path) if method in ("GET", "HEAD") else None
-    if known is not None:
-        return known
-    return _PASS if path.startswith("/v1/") else _UNKNOWN
+
+class Routes:
+    """The routes of one gateway."""
+
+    def __init__(self, more: Iterable[tuple[str, tuple[str, ...], Route]] = ()) -> None:
+        """`more`: paths that the config names, with their methods and treatment; a star stands for one step."""
+        self._plain: dict[str, Methods] = {}
+        self._starred: list[tuple[re.Pattern[str], Methods]] = []
+        starred: dict[str, Methods] = {}
+        known = [*_each(_POST, "POST"), *_each(_GET, "GET")]
+        for path, methods, route in [*known, *more]:
+            table = starred if "*" in path else self._plain
+            found = table.setdefault(path, {})
+            for method in methods:
+                found.setdefault(method, route)
+                if method == "GET":
+                    found.setdefault("HEAD", route)
+        for path, found in starred.items():
+            self._starred.append((re.compile(_pattern(path)), found))
+        for found in (*self._plain.values(), *starred.values()):
+            found["OPTIONS"] = Route(Treatment.OPTIONS, takes_body=False, methods=", ".join([*found, "OPTIONS"]))
+        everywhere = Route(Treatment.OPTIONS, takes_body=False, methods="GET, HEAD, POST, OPTIONS")
+        self._plain["*"] = {"OPTIONS": everywhere}
+
+    def methods(self, path: str) -> tuple[str, ...]:
+        """What is known of exactly this path (a star stands for itself)."""
+        starred = next((found for pattern, found in self._starred if pattern.pattern == _pattern(path)), {})
+        return tuple(self._plain.get(path, starred))
+
+    def find(self, method: str, path: str) -> Route:
+        """The route of a request; `path` as it was sent, without the query. ApiError: it goes nowhere."""
+        methods = self._plain.get(path)
+        if methods is None:
+            methods = self._by_pattern(method, path)
+        route = methods.get(method)
+        if route is None:
+            allowed = methods["OPTIONS"].methods
+            message = f"{method} is not offered at {path[:200]}, only {allowed}"
+            raise ApiError(Reason.METHOD_NOT_ALLOWED, message, fields=[(b"allow", allowed.encode())])
+        return route
+
+    def _by_pattern(self, method: str, path: str) -> Methods:
+        if _NORMAL.fullmatch(path) is None and path != "/":
+            message = "the path can be read in more than one way; write it without //, /./, /../, %.., a final slash"
+            raise ApiError(Reason.INVALID_PATH, message)
+        if MANAGEMENT.isdisjoint(path.lower().split("/")):
+            for pattern, methods in self._starred:
+                if pattern.fullmatch(path) is not None:
+                    return methods
+        raise ApiError(Reason.NOT_FOUND, f"there is nothing at {method} {path[:200]}")
+
+
+def _pattern(path: str) -> str:
+    return re.escape(path).replace(r"\*", _STEP)
+
+
+def _each(routes: Mapping[str, Route], method: str) -> list[tuple[str, tuple[str, ...], Route]]:
+    return [(path, (method,), route) for path, route in routes.items()]

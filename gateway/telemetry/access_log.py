@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import select
-import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from gateway.telemetry.log_line import Line, encode_line
+from gateway.telemetry.log_writer import LogWriter
 from gateway.telemetry.record import Record
 
 __all__ = ["AccessLog", "hidden"]
 
 FLUSH_S = 0.2
 BUFFER_LINES_MAX: Final = 512
-PIPE_BYTES: Final = getattr(select, "PIPE_BUF", 512)
 
 
 def hidden(user: str) -> str:
@@ -30,17 +26,6 @@ def _ms(seconds: float) -> float:
     return int(seconds * 100_000 + 0.5) / 100  # `round` to digits costs ten times as much
 
 
-def _atomic(lines: bytes) -> Iterator[bytes]:
-    """Whole lines, as many as a pipe takes in one piece: several processes may write to the same one."""
-    at = 0
-    while at < len(lines):
-        end = len(lines)
-        if end - at > PIPE_BYTES:
-            end = (lines.rfind(b"\n", at, at + PIPE_BYTES) + 1) or (lines.find(b"\n", at) + 1)
-        yield lines[at:end]
-        at = end
-
-
 class AccessLog:
     """Lines go to a file or to standard output in batches, since a write per request costs more than the line."""
 
@@ -49,11 +34,15 @@ class AccessLog:
         self._lines = bytearray()
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._is_off = target == "off"
-        self._file = None if target in ("stdout", "off") else Path(target).open("ab", buffering=0)
+        self._writer = None if target == "off" else LogWriter(None if target == "stdout" else target)
+
+    @property
+    def lines_lost(self) -> int:
+        """Lines that could not be written."""
+        return 0 if self._writer is None else self._writer.lines_lost
 
     def write(self, record: Record, policy: str) -> None:
-        if self._is_off:
+        if self._writer is None:
             return
         service, request = record.service, record.request
         first_token_s = record.first_token_s
@@ -82,6 +71,8 @@ class AccessLog:
             0 if request is None else request.output_tokens_max,
             record.backend,
             record.tries,
+            record.client,
+            record.client_request_id,
         )
         self._lines += encode_line(line)
         self._lines += b"\n"
@@ -95,17 +86,12 @@ class AccessLog:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        lines, self._lines, self._count = self._lines, bytearray(), 0
-        if not lines:
-            return
-        if self._file is not None:
-            self._file.write(lines)
-        else:
-            for piece in _atomic(bytes(lines)):
-                sys.stdout.buffer.write(piece)
-                sys.stdout.buffer.flush()
+        lines, count = self._lines, self._count
+        self._lines, self._count = bytearray(), 0
+        if count and self._writer is not None:
+            self._writer.write(bytes(lines), count)
 
     def close(self) -> None:
         self.flush()
-        if self._file is not None:
-            self._file.close()
+        if self._writer is not None:
+            self._writer.close()

@@ -32,6 +32,8 @@ class Line(msgspec.Struct):
     tokens_out_max: int
     backend: str
     tries: int
+    client: str
+    client_request_id: str
 
 
 encode_line = msgspec.json.Encoder().encode

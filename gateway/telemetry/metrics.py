@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gateway.pool.pool import Pool
     from gateway.redis.store import Store
     from gateway.redis.ticker import Exchanges
+    from gateway.telemetry.access_log import AccessLog
 
 __all__ = ["Metrics"]
 
@@ -103,6 +104,7 @@ class Metrics:
         )
         self.store: Store | None = None
         """What replicas share, if they do."""
+        self.access_log: AccessLog | None = None
         self._tallies: dict[tuple[str, str], _Tally] = {}
         self._reasons: dict[tuple[str, str], int] = {}
         self._waste: dict[str, int] = {}
@@ -131,6 +133,10 @@ class Metrics:
             if first_tokens is None:
                 first_tokens = self._first_tokens[pool] = _Distribution(_WAIT_BUCKETS)
             first_tokens.observe(first_token_s)
+
+    def refused(self, reason: str) -> None:
+        """Before it was known which pool was asked."""
+        self._reasons[("", reason)] = self._reasons.get(("", reason), 0) + 1
 
     def _new_tally(self, pool: str, tenant: str) -> _Tally:
         if len(self._tallies) >= TENANTS_MAX:
@@ -164,6 +170,10 @@ class Metrics:
         for pool, distribution in list(self._first_tokens.items()):
             distribution.add_to(first, [pool])
         yield from (tokens, requests, reasons, waits, totals, first)
+        if self.access_log is not None:
+            lost = CounterMetricFamily("fairgate_access_log_lines_lost", "Lines that could not be written.")
+            lost.add_metric([], self.access_log.lines_lost)
+            yield lost
         if self.store is not None:
             shared = GaugeMetricFamily("fairgate_state_shared", "1 while Redis can be asked, 0 while on its own.")
             shared.add_metric([], self.store.fault is None)

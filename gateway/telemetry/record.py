@@ -28,13 +28,17 @@ class Record:
     """Times in seconds on the monotonic clock, tokens as settled. Never any content."""
 
     __slots__ = (
-        "_dispatched_s", "_ended_s", "_first_token_s", "app", "arrived_s", "backend", "estimated_tokens", "model",
-        "outcome", "path", "pool", "reason", "request", "request_id", "service", "stream", "tenant", "tries",
+        "_dispatched_s", "_ended_s", "_first_token_s", "app", "arrived_s", "backend", "client", "client_request_id",
+        "estimated_tokens", "model", "outcome", "path", "pool", "reason", "request", "request_id", "service", "stream",
+        "tenant", "tries",
     )  # fmt: skip
 
     def __init__(self, request_id: str, path: str, *, now: float) -> None:
         self.request_id = request_id
         self.path = path
+        self.client = ""
+        """Its address."""
+        self.client_request_id = ""
         self.tenant = ""
         self.app = ""
         self.model = ""

@@ -391,3 +391,47 @@ def test_where_state_is_kept_has_its_faults_too(tmp_path: Path, state: str, expe
     (found,) = faults(tmp_path, text)
     assert found.startswith(expected)
     assert "hunter2" not in found
+
+
+LISTENER = {
+    "routes: [{path: v1/x, treatment: pass}]": "routes[0].path: should be a path",
+    "routes: [{path: /v1/../x, treatment: pass}]": "routes[0].path: should be a path",
+    "routes: [{path: /v1/x/, treatment: pass}]": "routes[0].path: should be a path",
+    "routes: [{path: /v1/%78, treatment: pass}]": "routes[0].path: should be a path",
+    "routes: [{path: /v1/a*, treatment: pass}]": "routes[0].path: should be a path",
+    "routes: [{path: /v1/load_lora_adapter, treatment: pass}]": "routes[0].path: manages the engine",
+    "routes: [{path: /Sleep, treatment: pass}]": "routes[0].path: manages the engine",
+    "routes: [{path: /v1/chat/completions, treatment: pass}]": "routes[0].treatment: is for POST /v1/chat/completions",
+    "routes: [{path: /v1/responses/*, methods: [GET], treatment: pass}]": "routes[0].treatment: is for GET",
+    "routes: [{path: /x, methods: [TRACE], treatment: pass}]": "routes[0].methods[0]: should be GET or POST",
+    "routes: [{path: /x, methods: [], treatment: pass}]": "routes[0].methods: is empty",
+    "routes: [{path: /x}]": "routes[0].treatment: is missing",
+    "routes: [{path: /x, treatment: pass}, {path: /x, treatment: pass}]": "routes[1].path: the same path as routes[0]",
+    "trusted_proxies: [10.0.0.1/8]": "trusted_proxies[0]: should be an address or a network",
+    "trusted_proxies: [proxy.example.com]": "trusted_proxies[0]: should be an address or a network",
+    "cors_origins: [chat.example.com]": "cors_origins[0]: should be an origin",
+    "cors_origins: ['https://chat.example.com/']": "cors_origins[0]: should be an origin",
+    "cors_origins: ['*', '*']": "cors_origins: holds the same name twice",
+}
+
+
+@pytest.mark.parametrize("text", LISTENER)
+def test_who_may_ask_what_is_checked(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(GOOD + text + "\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file)
+    [fault] = caught.value.faults
+    assert str(fault).partition(": ")[2].startswith(LISTENER[text]), fault
+
+
+def test_what_may_be_asked_beyond_what_is_known(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        GOOD + "routes: [{path: /v1/files/*, methods: [GET, DELETE], treatment: pass}, {path: /v1/responses/*, "
+        "methods: [DELETE], treatment: pass}]\ntrusted_proxies: [10.0.0.0/8, '::1']\n"
+        "cors_origins: ['https://chat.example.com', 'http://localhost:3000']\n"
+    )
+    config = load_config(file)
+    assert [route.methods for route in config.routes] == [("GET", "DELETE"), ("DELETE",)]
+    assert config.trusted_proxies == ("10.0.0.0/8", "::1/128")

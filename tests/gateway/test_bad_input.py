@@ -119,7 +119,7 @@ async def test_what_only_the_engine_can_judge_is_judged_there_and_costs_nothing(
 
 
 @pytest.mark.parametrize("key", [None, "fg-unknown", ""])
-@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/tokenize", "/v1/unheard-of"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/models", "/tokenize", "/v1/responses/r1/cancel"])
 async def test_without_a_known_key_nothing_is_done(start: Starter, key: str | None, path: str) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=[{"name": "t"}]) as live:
         got = await (live.get(path, key=key) if path == "/v1/models" else live.ask(path, chat(), key=key))

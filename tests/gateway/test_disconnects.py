@@ -142,7 +142,7 @@ async def test_before_the_first_token(start: Starter) -> None:
         await until(live.holds_nothing)
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/v1/unheard-of/thing"])
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/responses/r1/cancel"])
 async def test_where_nothing_is_admitted(start: Starter, path: str) -> None:
     gone = asyncio.Event()
 

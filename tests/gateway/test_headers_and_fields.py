@@ -82,7 +82,7 @@ async def test_no_header_of_identity_or_steering_reaches_the_engine(start: Start
         assert b"tenant" not in seen.head
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/files", "/tokenize"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses/r1/cancel", "/tokenize"])
 async def test_the_backend_gets_its_own_key_from_the_config(start: Starter, path: str) -> None:
     async with Upstream(replies(OK)) as upstream:
         pools = [{"name": "p", "backends": [{"url": upstream.url, "api_key": "engine-key"}]}]
@@ -112,7 +112,7 @@ async def test_an_escaped_or_repeated_field_name_is_no_way_around(start: Starter
 
 async def test_no_field_that_steers_the_engine_passes_where_nothing_is_admitted(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
-        await live.ask("/v1/responses/r1/again", chat(**STEERING))
+        await live.ask("/v1/responses/r1/cancel", chat(**STEERING))
         assert not set(STEERING) & set(upstream.requests[0].json)
 
 

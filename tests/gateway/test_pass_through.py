@@ -30,6 +30,7 @@ TOKENS = [token(""), token("Hel"), token("lo “there”, \\n"), token("", "stop
 USAGE = usage_event(11, 3)
 UNICODE = '{"object":"x", "text" : "déjà\\u0000 \\ud83d\\ude00",  "usage":{"prompt_tokens":3,"completion_tokens":1}}'
 
+NEW = [{"path": "/v1/something/new", "treatment": "generate"}]
 WORK: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", chat()),
     ("/v1/completions", {"model": MODEL, "prompt": "Hello"}),
@@ -61,7 +62,7 @@ STREAMS: dict[str, tuple[dict[str, Any], list[bytes]]] = {
 async def test_a_whole_answer_and_its_request_cross_unchanged(start: Starter, path: str, body: Any) -> None:
     raw = json.dumps(body, indent=1).encode()
     whole = answer(UNICODE.encode(), b"X-Engine: yes")
-    async with Upstream(replies(whole)) as upstream, start(upstream.url) as live:
+    async with Upstream(replies(whole)) as upstream, start(upstream.url, routes=NEW) as live:
         got = await live.ask(path + "?a=b%20c&d", raw)
         assert (got.status, got.body) == (200, UNICODE.encode())
         assert got.headers["x-engine"] == "yes"
@@ -86,7 +87,7 @@ async def test_a_stream_crosses_byte_for_byte(start: Starter, path: str, pieces:
             await asyncio.sleep(0)
         await peer.send(STREAM_END)
 
-    async with Upstream(script) as upstream, start(upstream.url) as live:
+    async with Upstream(script) as upstream, start(upstream.url, routes=NEW) as live:
         got = await live.ask(path, body)
         assert got.body == sent
         assert got.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -96,7 +97,7 @@ async def test_a_stream_crosses_byte_for_byte(start: Starter, path: str, pieces:
 
 async def _stream_with_usage(start: Starter, **fields: Any) -> tuple[Seen, bytes, dict[str, Any]]:
     sent = STREAM_HEAD + chunk(b"".join(TOKENS)) + chunk(USAGE + DONE) + STREAM_END
-    async with Upstream(replies(sent)) as upstream, start(upstream.url) as live:
+    async with Upstream(replies(sent)) as upstream, start(upstream.url, routes=NEW) as live:
         got = await live.ask("/v1/chat/completions", chat(stream=True, **fields))
         [line] = await live.lines(1)
         return upstream.requests[0], got.body, line
@@ -168,17 +169,18 @@ async def test_requests_that_need_no_engine_time_pass_a_full_queue(start: Starte
         await asyncio.gather(*flood, return_exceptions=True)
 
 
-async def test_an_unknown_get_passes_with_its_query(start: Starter) -> None:
-    async with Upstream(replies(answer(b"[1, 2]"))) as upstream, start(upstream.url) as live:
+async def test_a_get_passes_with_its_query(start: Starter) -> None:
+    routes = [{"path": "/v1/files/*", "methods": ["GET"], "treatment": "pass"}]
+    async with Upstream(replies(answer(b"[1, 2]"))) as upstream, start(upstream.url, routes=routes) as live:
         got = await live.get("/v1/files/f1?limit=3")
         assert (got.status, got.body) == (200, b"[1, 2]")
         assert upstream.requests[0].line == b"GET /v1/files/f1?limit=3 HTTP/1.1"
         assert "content-length" not in upstream.requests[0].headers
 
 
-async def test_an_unknown_post_without_a_body_passes(start: Starter) -> None:
+async def test_a_post_without_a_body_passes(start: Starter) -> None:
     async with Upstream(replies(answer(b"{}"))) as upstream, start(upstream.url) as live:
-        assert (await live.ask("/v1/batches/b1/cancel")).status == 200
+        assert (await live.ask("/v1/responses/r1/cancel")).status == 200
         assert upstream.requests[0].headers["content-length"] == "0"
 
 

@@ -37,6 +37,8 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "tokens_out_max": int,
     "backend": str,
     "tries": int,
+    "client": str,
+    "client_request_id": str,
 }
 
 

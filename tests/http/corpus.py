@@ -19,6 +19,7 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "length hexadecimal": (P + b"Content-Length: 0x5\r\n\r\nhello", 400),
     "length with underscore": (P + b"Content-Length: 1_0\r\n\r\nhellohello", 400),
     "length empty": (P + b"Content-Length: \r\n\r\nhello", 400),
+    "length of thousands of zeros": (P + b"Content-Length: " + b"0" * 5000 + b"5\r\n\r\nhello", 400),
     "length beyond 64 bits": (P + b"Content-Length: 99999999999999999999\r\n\r\n", 400),
     "length beyond the limit": (P + b"Content-Length: 18446744073709551615\r\n\r\n", 413),
     "length not ASCII digits": (P + "Content-Length: ５\r\n\r\nhello".encode(), 400),
@@ -48,6 +49,8 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "chunk size space before": (C + b" 5\r\nhello\r\n" + END, 400),
     "chunk size space after": (C + b"5 \r\nhello\r\n" + END, 400),
     "chunk size overflow": (C + b"10000000000000005\r\nhello\r\n" + END, 400),
+    "chunk announced beyond the limit": (C + b"5\r\nhello\r\nfffffff\r\n", 413),
+    "chunk announced beyond the limit with the ones before": (C + b"5\r\nhello\r\n1fffffd\r\nx", 413),
     "chunk extension bare LF": (C + b"5;a\nb\r\nhello\r\n" + END, 400),
     "chunk extension NUL": (C + b"5;a\x00b\r\nhello\r\n" + END, 400),
     "chunk extension quoted line": (C + b'5;a="x\r\ny"\r\nhello\r\n' + END, 400),
@@ -87,9 +90,14 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "Host with path": (b"GET / HTTP/1.1\r\nHost: x/y\r\n\r\n", 400),
     "Host with user": (b"GET / HTTP/1.1\r\nHost: u@x\r\n\r\n", 400),
     # request lines
-    "absolute target": (b"GET http://x/ HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "absolute target of another scheme": (b"GET ftp://x/ HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "absolute target with user": (b"GET http://u@x/ HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "absolute target without host": (b"GET http:///a HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "absolute target without Host field": (b"GET http://x/ HTTP/1.1\r\n\r\n", 400),
+    "absolute target to connect to": (b"CONNECT http://x/ HTTP/1.1\r\nHost: x\r\n\r\n", 501),
     "authority target": (b"GET x:80 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
-    "asterisk target": (b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "asterisk target": (b"GET * HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "asterisk and more": (b"OPTIONS *a HTTP/1.1\r\nHost: x\r\n\r\n", 400),
     "no target": (b"GET HTTP/1.1\r\nHost: x\r\n\r\n", 400),
     "fragment in target": (b"GET /a#b HTTP/1.1\r\nHost: x\r\n\r\n", 400),
     "target not ASCII": (b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n", 400),
@@ -100,7 +108,7 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "space at the end of the line": (b"GET / HTTP/1.1 \r\nHost: x\r\n\r\n", 400),
     "space before the method": (b" GET / HTTP/1.1\r\nHost: x\r\n\r\n", 400),
     "method in lower case": (b"get / HTTP/1.1\r\nHost: x\r\n\r\n", 400),
-    "method unknown": (b"FROB / HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    "method unknown": (b"FROB / HTTP/1.1\r\nHost: x\r\n\r\n", 501),
     "method with NUL": (b"GE\x00T / HTTP/1.1\r\nHost: x\r\n\r\n", 400),
     "HTTP/0.9": (b"GET /\r\n\r\n", 400),
     "another protocol": (b"GET / RTSP/1.0\r\nHost: x\r\n\r\n", 400),
@@ -114,11 +122,6 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "JSON without HTTP": (b'{"model": "m"}\r\n\r\n', 400),
     # what is not offered
     "CONNECT": (b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n", 501),
-    "upgrade to websocket": (G + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n", 501),
-    "upgrade to h2c with a body": (
-        P + b"Connection: upgrade\r\nUpgrade: h2c\r\nContent-Length: 5\r\n\r\nhello",
-        501,
-    ),
     "unknown expectation": (P + b"Expect: a-miracle\r\nContent-Length: 5\r\n\r\nhello", 417),
     # sizes
     "body announced too large": (P + b"Content-Length: 99999999\r\n\r\n" + b"x" * 1000, 413),
@@ -143,5 +146,17 @@ ODD_BUT_LEGAL: dict[str, bytes] = {
     "value in UTF-8": G + "A: é\r\n\r\n".encode(),
     "IPv6 Host": b"GET / HTTP/1.1\r\nHost: [::1]:8000\r\n\r\n",
     "percent and query": b"GET /a%20b?c=d&e=%00 HTTP/1.1\r\nHost: x\r\n\r\n",
+    "upgrade to websocket": G + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+    "upgrade to h2c, as Java's client asks": (
+        G + b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAA\r\nUpgrade: h2c\r\n\r\n"
+    ),
+    "upgrade to h2c with a body": (P + b"Connection: upgrade\r\nUPGRADE: h2c\r\nContent-Length: 5\r\n\r\nhello"),
+    "upgrade to h2c with a chunked body": (
+        P + b"Upgrade: h2c\r\nUpgrade: x\r\nConnection: upgrade\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"5\r\nhello\r\n0\r\n\r\n"
+    ),
+    "absolute target": b"GET http://x/a?b HTTP/1.1\r\nHost: y\r\n\r\n",
+    "absolute target without path": b"GET https://[::1]:80?b HTTP/1.1\r\nHost: y\r\n\r\n",
+    "asterisk target": b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",
     "repeated field": G + b"A: b\r\nA: c\r\n\r\n",
 }

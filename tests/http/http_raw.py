@@ -7,7 +7,8 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from gateway.http.server import Handler, HeadHook, HttpRequest, HttpServer, Responder, ServerLimits
+from gateway.http.addresses import TrustedProxies
+from gateway.http.server import Handler, HeadHook, HttpRequest, HttpServer, RefusedHook, Responder, ServerLimits
 
 WAIT_S = 10.0
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -22,11 +23,18 @@ def echo(request: HttpRequest, responder: Responder) -> None:
 class Served:
     """A running server, the requests its handler got and their responders."""
 
-    def __init__(self, behave: Handler, limits: ServerLimits, on_head: HeadHook | None) -> None:
+    def __init__(
+        self,
+        behave: Handler,
+        limits: ServerLimits,
+        on_head: HeadHook | None,
+        on_refused: RefusedHook | None,
+        proxies: TrustedProxies | None,
+    ) -> None:
         self.requests: list[HttpRequest] = []
         self.responders: list[Responder] = []
         self._behave = behave
-        self.server = HttpServer(self._handle, limits=limits, on_head=on_head)
+        self.server = HttpServer(self._handle, limits=limits, on_head=on_head, on_refused=on_refused, proxies=proxies)
         self.port = 0
 
     def _handle(self, request: HttpRequest, responder: Responder) -> None:
@@ -95,9 +103,13 @@ def status_of(answer: bytes) -> int:
 
 @asynccontextmanager
 async def serving(
-    behave: Handler = echo, limits: ServerLimits | None = None, on_head: HeadHook | None = None
+    behave: Handler = echo,
+    limits: ServerLimits | None = None,
+    on_head: HeadHook | None = None,
+    on_refused: RefusedHook | None = None,
+    proxies: TrustedProxies | None = None,
 ) -> AsyncIterator[Served]:
-    served = Served(behave, limits or ServerLimits(), on_head)
+    served = Served(behave, limits or ServerLimits(), on_head, on_refused, proxies)
     served.port = await served.server.listen("127.0.0.1", 0)
     try:
         yield served
@@ -105,3 +117,4 @@ async def serving(
         await served.server.close(0)
         assert served.server.connections == 0
         assert served.server.bodies_bytes == 0
+        assert len(served.server.addresses) == len(served.server.tenants) == 0

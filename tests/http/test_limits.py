@@ -8,8 +8,10 @@ import json
 import pytest
 
 import gateway.http.server
+from gateway.http.accounts import Accounts
+from gateway.http.addresses import TrustedProxies
 from gateway.http.errors import ApiError, Reason
-from gateway.http.server import HttpRequest, ServerLimits
+from gateway.http.server import HttpRequest, Responder, ServerLimits
 from tests.http.http_raw import echo, read_answer, serving, statuses_of, until
 
 POST = b"POST /a HTTP/1.1\r\nHost: x\r\n"
@@ -85,17 +87,258 @@ async def test_unfinished_bodies_share_a_bound() -> None:
 
 
 async def test_connections_beyond_the_limit_are_told_so() -> None:
-    async with serving(limits=ServerLimits(connections_max=1, linger_s=1000)) as served:
+    async with serving(wait, limits=ServerLimits(connections_max=1, linger_s=1000)) as served:
         reader, writer = await served.connect()
-        writer.write(POST + b"Content-Length: 0\r\n\r\n")
-        await read_answer(reader)
+        writer.write(POST + b"Connection: close\r\nContent-Length: 0\r\n\r\n")
+        responder = await served.responder()
         beyond, staying = await served.connect()
-        assert statuses_of(await beyond.read()) == [503]
+        head, _, body = (await beyond.read()).partition(b"\r\n\r\n")
+        assert statuses_of(head + b"\r\n") == [503]
+        assert json.loads(body)["error"]["code"] == "server_busy"
         await until(lambda: served.server.connections == 1)  # it takes no room, though its client stays
         staying.close()
+        responder.respond(200, [], b"")
+        assert statuses_of(await reader.read()) == [200]
         writer.close()
         await until(lambda: served.server.connections == 0)
+        served.server.handler = echo
         assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [200]
+
+
+def wait(request: HttpRequest, responder: Responder) -> None:
+    """Answer when the test says so."""
+
+
+async def test_the_idlest_connection_makes_room_for_a_new_one(quick_sweep: None) -> None:
+    """Idle ones and half-sent heads alike; what is being asked or answered never goes."""
+
+    def behave(request: HttpRequest, responder: Responder) -> None:
+        if request.path != "/wait":
+            echo(request, responder)
+
+    async with serving(behave, limits=ServerLimits(connections_max=4)) as served:
+        clients = []
+        for sent in (b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /half HTTP/1.1\r\nHo", b"", None):
+            reader, writer = await served.connect()
+            if sent is None:
+                writer.write(POST + b"Content-Length: 5\r\n\r\nhel")
+                await until(lambda: served.server.bodies_bytes == 3)
+            else:
+                writer.write(sent)
+            clients.append((reader, writer))
+            was = served.server.now
+            await until(lambda was=was: served.server.now > was)
+        await served.responder()
+        for gone in (1, 2):
+            assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [200]
+            await until(lambda: served.server.connections < 4)
+            reader, writer = await served.connect()
+            clients.append((reader, writer))
+            if gone == 1:
+                assert await clients[1][0].read() == b""
+                writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert statuses_of((await read_answer(reader))[0]) == [200]
+            await until(lambda: served.server.connections == 4)
+        assert await clients[2][0].read() == b""
+        served.responders[0].respond(200, [], b"")
+        assert statuses_of((await read_answer(clients[0][0]))[0]) == [200]
+        clients[3][1].write(b"lo")
+        assert statuses_of((await read_answer(clients[3][0]))[0]) == [200]
+        await hang_up(*[writer for _, writer in clients])
+
+
+async def test_a_flood_of_idle_connections_keeps_nobody_out(quick_sweep: None) -> None:
+    async with serving(limits=ServerLimits(connections_max=50)) as served:
+        flood = [await served.connect() for _ in range(200)]
+        for _, writer in flood[::2]:
+            writer.write(b"GET / HT")
+        for _ in range(20):
+            assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [200]
+        assert served.server.connections <= 52
+        await hang_up(*[writer for _, writer in flood])
+
+
+async def hang_up(*writers: asyncio.StreamWriter) -> None:
+    for writer in writers:
+        writer.close()
+    await asyncio.gather(*[writer.wait_closed() for writer in writers], return_exceptions=True)
+
+
+def account_of(request: HttpRequest) -> None:
+    request.account = (request.header(b"authorization") or b"").decode()
+
+
+def asked(key: bytes, length: int = 0) -> bytes:
+    return POST + b"Authorization: %b\r\nContent-Length: %d\r\n\r\n" % (key, length)
+
+
+async def test_one_address_has_only_so_many_connections() -> None:
+    async with serving(limits=ServerLimits(client_connections_max=2)) as served:
+        clients = [await served.connect() for _ in range(2)]
+        reader, writer = await served.connect()
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        assert statuses_of(head + b"\r\n") == [429]
+        assert json.loads(body)["error"]["code"] == "too_many_at_once"
+        writer.close()
+        clients[0][1].close()
+        await until(lambda: served.server.connections == 1)
+        assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [200]
+        await hang_up(writer, *[client for _, client in clients])
+
+
+PROXIES = TrustedProxies(["127.0.0.0/8"])
+
+
+async def test_a_trusted_proxy_has_as_many_connections_as_it_needs() -> None:
+    async with serving(limits=ServerLimits(client_connections_max=1), on_head=account_of, proxies=PROXIES) as served:
+        clients = [await served.connect() for _ in range(5)]
+        for reader, writer in clients:
+            writer.write(asked(b"same"))
+            assert statuses_of((await read_answer(reader))[0]) == [200]
+            writer.close()
+
+
+async def test_one_tenant_has_only_so_many_connections() -> None:
+    async with serving(wait, ServerLimits(client_connections_max=2), account_of) as served:
+        served.server.addresses = Accounts("all", 1000, 1 << 30)
+        clients = [await served.connect() for _ in range(3)]
+        for index, (_, writer) in enumerate(clients[:2]):
+            writer.write(asked(b"one"))
+            await served.responder(index)
+        clients[2][1].write(asked(b"one", 100))
+        head, _ = await read_answer(clients[2][0])
+        assert statuses_of(head) == [429]
+        assert b"retry-after: " in head
+        assert len(served.requests) == 2
+        reader, writer = await served.connect()
+        writer.write(asked(b"two"))
+        await served.responder(2)  # another tenant does not notice
+        writer.write(asked(b"one"))
+        served.responders[2].respond(200, [], b"")
+        assert statuses_of((await read_answer(reader))[0]) == [200]
+        assert statuses_of((await read_answer(reader))[0]) == [429]  # whoever changes the key is counted again
+        clients[0][1].close()
+        await until(lambda: served.server.connections <= 3)
+        _, last = await served.connect()
+        last.write(asked(b"one"))
+        await served.responder(3)
+        await hang_up(last, writer, *[client for _, client in clients])
+
+
+@pytest.mark.parametrize("same", ["tenant", "address"])
+async def test_one_client_holds_only_so_much_of_unfinished_bodies(same: str) -> None:
+    """By its key from anywhere, and by its address with any key."""
+    async with serving(
+        limits=ServerLimits(client_bodies_bytes_max=1500), on_head=account_of, proxies=PROXIES
+    ) as served:
+
+        def sent(client: int, size: int) -> bytes:
+            key, address = (b"k", b"10.0.0.%d" % client) if same == "tenant" else (b"k%d" % client, b"10.0.0.9")
+            return (
+                POST + b"Authorization: %b\r\nX-Forwarded-For: %b\r\nContent-Length: 1001\r\n\r\n" % (key, address)
+                + b"x" * size
+            )  # fmt: skip
+
+        _, first = await served.connect()
+        first.write(sent(1, 1000))
+        await until(lambda: served.server.bodies_bytes == 1000)
+        reader, second = await served.connect()
+        second.write(sent(2, 1000))
+        head, body = await read_answer(reader)
+        assert statuses_of(head) == [429]
+        assert b"retry-after: " in head
+        assert json.loads(body)["error"]["code"] == "too_many_at_once"
+        assert served.server.bodies_bytes == 1000
+        _, other = await served.connect()
+        other.write(asked(b"somebody else", 1001) + b"x" * 1000)
+        await until(lambda: served.server.bodies_bytes == 2000)
+        other.write(b"x")
+        first.write(b"x")
+        await until(lambda: len(served.requests) == 2)
+        assert served.server.bodies_bytes == 0
+        await hang_up(first, second, other)
+
+
+@pytest.mark.parametrize(
+    "framing", [b"Content-Length: 1000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nfffff\r\n"]
+)
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ServerLimits(body_grace_s=0.1, body_bytes_per_s_min=1e6),
+        ServerLimits(body_timeout_s=0.1, body_bytes_per_s_min=1.0),
+    ],
+    ids=["rate", "time"],
+)
+async def test_a_dripping_body_is_not_waited_for(quick_sweep: None, framing: bytes, limits: ServerLimits) -> None:
+    async with serving(limits=limits) as served:
+        reader, writer = await served.connect()
+
+        async def drip() -> None:
+            writer.write(POST + framing)
+            while True:
+                writer.write(b"a")
+                await asyncio.sleep(0.005)
+
+        dripping = asyncio.create_task(drip())
+        head, _ = await read_answer(reader)
+        assert statuses_of(head) == [408]
+        dripping.cancel()
+        writer.close()
+
+
+async def test_whoever_sends_fast_enough_has_the_time(quick_sweep: None) -> None:
+    limits = ServerLimits(body_grace_s=0.05, body_bytes_per_s_min=1000.0)
+    async with serving(limits=limits) as served:
+        reader, writer = await served.connect()
+        writer.write(POST + b"Content-Length: 60000\r\n\r\n" + b"x" * 59_999)  # enough for a minute
+        began = served.server.now
+        await until(lambda: served.server.now > began + 0.2)
+        writer.write(b"x")
+        assert statuses_of((await read_answer(reader))[0]) == [200]
+        writer.close()
+
+
+async def test_whoever_is_not_known_is_not_waited_for_when_it_takes_no_answers() -> None:
+    def refuse(request: HttpRequest) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        return 404, [], b"x" * 1000
+
+    async with serving(on_head=refuse) as served:
+        _, writer = await served.connect()
+        with pytest.raises(ConnectionError):
+            for _ in range(1000):
+                writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
+                await writer.drain()
+        await until(lambda: served.server.connections == 0)
+        writer.close()
+
+
+async def test_a_half_sent_head_of_nobody_is_gone_when_its_time_is_over(quick_sweep: None) -> None:
+    limits = ServerLimits(head_timeout_s=0.05, linger_s=1000)
+    async with serving(limits=limits, on_head=account_of) as served:
+        reader, writer = await served.connect()
+        writer.write(b"GET / HTTP/1.1\r\nHo")
+        assert statuses_of(await reader.read()) == [408]
+        await until(lambda: served.server.connections == 0)
+        writer.close()
+
+
+async def test_who_is_refused_before_it_is_read_is_told_to_whoever_wants_to_know() -> None:
+    refused: list[tuple[str, str, str, str]] = []
+
+    def note(request: HttpRequest, error: ApiError) -> None:
+        refused.append((error.code.value, request.path, request.client, request.id))
+
+    async with serving(limits=ServerLimits(body_bytes_max=10), on_refused=note) as served:
+        for payload in (b"nonsense\r\n\r\n", POST + b"Content-Length: 11\r\n\r\n", CHUNKED + b"b\r\n"):
+            answer = await served.exchange(payload)
+            assert b"x-request-id: " + refused[-1][3].encode() in answer
+    assert [(code, path) for code, path, _, _ in refused] == [
+        ("malformed_http", ""),
+        ("body_too_large", "/a"),
+        ("body_too_large", "/a"),
+    ]
+    assert {client for _, _, client, _ in refused} == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +346,7 @@ async def test_connections_beyond_the_limit_are_told_so() -> None:
     [
         (b"GET / HTTP/1.1\r\nHo", [408], ServerLimits(head_timeout_s=0.05)),
         (POST + b"Content-Length: 5\r\n\r\nhel", [408], ServerLimits(body_timeout_s=0.05)),
+        (POST + b"Content-Length: 5\r\n\r\nhel", [408], ServerLimits(body_grace_s=0.05)),
         (CHUNKED + b"5\r\nhel", [408], ServerLimits(body_timeout_s=0.05)),
         (b"", [], ServerLimits(head_timeout_s=0.05)),
         (POST + b"Content-Length: 0\r\n\r\n", [200], ServerLimits(idle_s=0.05)),

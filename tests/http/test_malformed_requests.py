@@ -13,7 +13,8 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http.request import HttpRequest, RequestReader, ServerLimits
+from gateway.http.limits import ServerLimits
+from gateway.http.request import HttpRequest, RequestReader
 from tests.http.corpus import ODD_BUT_LEGAL, REFUSED, G, P
 from tests.http.http_raw import SMUGGLED, serving, status_of, statuses_of
 

@@ -1,0 +1,55 @@
+"""What may be queued, buffered and waited for?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from gateway.config.section import Section
+
+__all__ = ["Limits"]
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class Limits(Section):
+    """Bounds of the whole gateway."""
+
+    queue_requests_max: int = Field(default=10_000, ge=1, le=10_000_000)
+    """Requests that wait at once; more are refused."""
+    queue_bytes_max: int = Field(default=268_435_456, ge=1024)
+    """Bytes of request bodies that wait at once; more are refused."""
+    queue_wait_s_max: Seconds = 120
+    """Longest time a request waits before it is refused."""
+    queue_wait_s_max_inside: Seconds = 600
+    """The same for a call inside an open interaction. fairserve only."""
+    body_bytes_max: int = Field(default=33_554_432, ge=1024)
+    """Largest request body; larger ones get 413. At most queue_bytes_max."""
+    header_bytes_max: int = Field(default=65_536, ge=1024, le=16_777_216)
+    """Largest head of a request or a response."""
+    connections_max: int = Field(default=20_000, ge=1, le=1_000_000)
+    """Client connections open at once. When there are more, those that have been idle for longest are closed."""
+    client_connections_max: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Those of one tenant, and those from one address (of IPv6: one /64), unless that is a trusted proxy. Default: half
+    of connections_max."""
+    client_head_s: Seconds = 10
+    """A client has to send the whole head of a request within this time."""
+    client_body_s: Seconds = 300
+    """A client has to send the whole body of a request within this time."""
+    client_body_bytes_per_s: float = Field(default=1000, gt=0, le=1e9)
+    """A client has to send a body that takes longer than 20 s at least so fast, on average."""
+    unqueued_max: int = Field(default=16, ge=1, le=1_000_000)
+    """Requests of one tenant at once that pass beside the queue, such as /tokenize."""
+    client_idle_s: Seconds = 75
+    """An idle client connection is closed after this time."""
+    client_stall_s: Seconds = 60
+    """A client that takes nothing of its waiting answer for this time is cut; it pays for what the engine has sent."""
+    upstream_connect_s: Seconds = 5
+    """Longest time to connect to a backend."""
+    upstream_silence_s: Seconds = 600
+    """Longest time a backend may send nothing while it owes an answer."""
+    response_buffer_bytes_max: int = Field(default=8_388_608, ge=1024)
+    """Bytes of an answer held for a slow client before the backend is no longer read."""
+    attempts_max: int = Field(default=3, ge=1, le=100)
+    """Backends tried for one request whose answer has not begun."""

@@ -1,0 +1,73 @@
+"""Where does a request come from? The address of the peer, or what a trusted proxy in front says of its client."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final
+
+__all__ = ["TrustedProxies", "household"]
+
+Header = tuple[bytes, bytes]
+
+_HOPS_MAX: Final = 32
+_FOR: Final = re.compile(rb'(?:^|[;\s])for=(?:"([^"]*)"|([^;,\s"]*))', re.IGNORECASE)
+_WITH_PORT: Final = re.compile(r"\[([^\]]*)\](?::[0-9]+)?|([0-9.]+):[0-9]+")
+
+
+def _read(text: str) -> IPv4Address | IPv6Address | None:
+    ported = _WITH_PORT.fullmatch(text)
+    try:
+        address = ip_address((ported.group(1) or ported.group(2)) if ported is not None else text)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return address if mapped is None else mapped
+
+
+def household(address: str) -> str:
+    """What limits by address go by: the address itself, or its /64, since each user of IPv6 has a whole one."""
+    if ":" not in address:
+        return address
+    read = _read(address.partition("%")[0])
+    if isinstance(read, IPv6Address):
+        return str(IPv6Network((int(read), 64), strict=False))
+    return address if read is None else str(read)
+
+
+class TrustedProxies:
+    """The networks whose word on their clients' addresses is taken."""
+
+    def __init__(self, networks: Sequence[str] = ()) -> None:
+        self._networks = [ip_network(network) for network in networks]
+
+    def trusts(self, address: str) -> bool:
+        """Is this the address of one of them?"""
+        if not self._networks:
+            return False
+        read = _read(address.partition("%")[0])
+        return read is not None and any(read in network for network in self._networks)
+
+    def client(self, peer: str, headers: Sequence[Header]) -> str:
+        """Who is behind this peer, which is trusted: the last hop in `forwarded`, or else `x-forwarded-for`, that is
+        not trusted itself. What stands before that anyone may have written."""
+        client = peer
+        for hop in reversed(_hops(headers)[-_HOPS_MAX:]):
+            read = _read(hop)
+            if read is None:
+                return client
+            client = str(read)
+            if not any(read in network for network in self._networks):
+                return client
+        return client
+
+
+def _hops(headers: Sequence[Header]) -> list[str]:
+    forwarded = b",".join([value for name, value in headers if name == b"forwarded"])
+    if forwarded:
+        named = [_FOR.search(element) for element in forwarded.split(b",")]
+        found = [b"" if each is None else each.group(1) or each.group(2) or b"" for each in named]
+    else:
+        found = b",".join([value for name, value in headers if name == b"x-forwarded-for"]).split(b",")
+    return [hop.strip().decode("latin-1") for hop in found if hop.strip() or forwarded]

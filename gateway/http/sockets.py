@@ -1,0 +1,36 @@
+"""What does only the kernel know of a connection?"""
+
+from __future__ import annotations
+
+import fcntl
+import select
+import struct
+import termios
+from socket import SO_LINGER, SOL_SOCKET
+from typing import Any, Final
+
+__all__ = ["is_hung_up", "reset_on_close", "unsent_bytes"]
+
+# A socket is `Any` here: uvloop has its own kind.
+
+_INT: Final = struct.Struct("i")
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+
+
+def unsent_bytes(sock: Any) -> int:
+    """How much has the other side not taken? The kernel holds megabytes for a slow one."""
+    unsent = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, _INT.pack(0))
+    return int(_INT.unpack(unsent)[0])
+
+
+def is_hung_up(sock: Any) -> bool:
+    """Has the other side closed? While reading is paused the loop reports no EOF; the kernel sees it behind what is
+    unread."""
+    poll = select.poll()
+    poll.register(sock.fileno(), getattr(select, "POLLRDHUP", 0))
+    return bool(poll.poll(0))
+
+
+def reset_on_close(sock: Any) -> None:
+    """Let the end of the connection be a reset, not a proper end."""
+    sock.setsockopt(SOL_SOCKET, SO_LINGER, _RESET_ON_CLOSE)

@@ -1,0 +1,121 @@
+"""How do lines reach a file or standard output whose reader may stall? A thread writes them; nobody waits for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+__all__ = ["LogWriter"]
+
+logger = logging.getLogger("fairgate")
+
+BUFFER_BYTES_MAX = 8 << 20
+CLOSE_S = 2.0
+RETRY_S: Final = 0.1
+PIPE_BYTES: Final = getattr(select, "PIPE_BUF", 512)
+
+
+class LogWriter:
+    """Takes batches of lines from the loop and writes them in order; what finds no room, or fails, is counted."""
+
+    def __init__(self, path: str | None) -> None:
+        """`path`: a file, opened for appending and readable by its owner only; None: standard output."""
+        self.lines_lost = 0
+        self._lines_said = 0
+        self._is_pipe = path is None
+        if path is None:
+            sys.stdout.flush()  # what was printed before comes first
+        self._descriptor = 1 if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._batches: deque[tuple[bytes, int]] = deque()
+        self._waiting_bytes = 0
+        self._changed = threading.Condition()
+        self._is_closing = False
+        self._given_up = False
+        self._worker: threading.Thread | None = None
+
+    def write(self, lines: bytes, count: int) -> None:
+        """Take so many lines. Never waits for a disk or a reader."""
+        with self._changed:
+            if self._waiting_bytes + len(lines) > BUFFER_BYTES_MAX:
+                self.lines_lost += count
+                return
+            self._batches.append((lines, count))
+            self._waiting_bytes += len(lines)
+            if self._worker is None:
+                # A daemon: a reader that has stopped for good must not keep the process.
+                self._worker = threading.Thread(target=self._run, name="access log", daemon=True)
+                self._worker.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Write what is left, if that can be done soon."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify()
+        if self._worker is not None:
+            self._worker.join(CLOSE_S)
+            if self._worker.is_alive():
+                self._given_up = True  # the descriptor stays open for the thread that is stuck in it
+                return
+        if not self._is_pipe:
+            os.close(self._descriptor)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._batches and not self._is_closing:
+                    self._changed.wait()
+                if not self._batches or self._given_up:
+                    return
+                lines, count = self._batches.popleft()
+            try:
+                self._write(lines)
+            except OSError as error:
+                self._lost(count, error)
+            else:
+                self._say_what_was_lost()
+            with self._changed:
+                self._waiting_bytes -= len(lines)
+
+    def _write(self, lines: bytes) -> None:
+        for piece in _atomic(lines) if self._is_pipe else (lines,):
+            at = 0
+            while at < len(piece):
+                try:
+                    at += os.write(self._descriptor, piece[at:])
+                except BlockingIOError:  # somebody else made it so: standard output is not ours alone
+                    poll = select.poll()
+                    poll.register(self._descriptor, select.POLLOUT)
+                    while not poll.poll(RETRY_S * 1000):
+                        if self._given_up:
+                            raise
+
+    def _lost(self, count: int, error: OSError) -> None:
+        with self._changed:
+            is_first = self.lines_lost == self._lines_said
+            self.lines_lost += count
+        if is_first:
+            logger.warning("the access log cannot be written: %s", error)
+
+    def _say_what_was_lost(self) -> None:
+        with self._changed:
+            lost, self._lines_said = self.lines_lost - self._lines_said, self.lines_lost
+        if lost:
+            logger.warning("%d lines of the access log were lost, since they could not be written in time", lost)
+
+
+def _atomic(lines: bytes) -> Iterator[bytes]:
+    """Whole lines, as many as a pipe takes in one piece: several processes may write to the same one."""
+    at = 0
+    while at < len(lines):
+        end = len(lines)
+        if end - at > PIPE_BYTES:
+            end = (lines.rfind(b"\n", at, at + PIPE_BYTES) + 1) or (lines.find(b"\n", at) + 1)
+        yield lines[at:end]
+        at = end

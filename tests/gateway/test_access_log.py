@@ -1,0 +1,192 @@
+"""Nobody waits for the access log: what cannot be written is counted, and said once it can be."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.config.model import hash_key
+from gateway.telemetry import log_writer
+from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.live import Live, Starter, chat, raw_exchange, until
+from tests.http.http_raw import status_of
+
+OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
+LOST = ("fairgate_access_log_lines_lost_total",)
+
+
+@contextmanager
+def small_pipe() -> Iterator[int]:
+    """Standard output is a small pipe, and whoever has this end reads it or does not."""
+    saved = os.dup(1)
+    ours, theirs = os.pipe()
+    fcntl.fcntl(theirs, getattr(fcntl, "F_SETPIPE_SZ", 1031), 4096)
+    os.dup2(theirs, 1)
+    os.close(theirs)
+    try:
+        yield ours
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+        os.close(ours)
+
+
+async def _read_until(descriptor: int, enough: bytes) -> bytes:
+    """Read beside the loop, until this has come."""
+    found = b""
+    while enough not in found:
+        found += await asyncio.wait_for(asyncio.to_thread(os.read, descriptor, 65536), 10)
+    return found
+
+
+async def _last_lines_lost(live: Live) -> float:
+    return (await live.metrics())[LOST]
+
+
+async def test_a_reader_of_standard_output_that_stalls_stops_nobody(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(log_writer, "BUFFER_BYTES_MAX", 20_000)
+    with small_pipe() as reader:
+        async with Upstream(replies(OK)) as upstream, start(upstream.url, access_log="stdout") as live:
+            for _ in range(60):  # some 30 kB of lines, of which the pipe takes 4 and the buffer 20
+                assert (await live.ask("/v1/chat/completions", chat())).status == 200
+                live.gateway._access_log.flush()
+            lost = await _last_lines_lost(live)
+            assert lost > 0
+            found = b""
+            while "were lost" not in caplog.text:
+                found += await asyncio.wait_for(asyncio.to_thread(os.read, reader, 65536), 10)
+            assert f"{lost:.0f} lines of the access log were lost" in caplog.text
+            last = (await live.ask("/v1/chat/completions", chat())).headers["x-request-id"]
+            found += await _read_until(reader, last.encode())
+            assert await _last_lines_lost(live) == lost
+    lines = [json.loads(line) for line in found.splitlines()]
+    assert len(lines) == 61 - lost
+    assert lines[-1]["request_id"] == last
+
+
+async def test_a_gateway_ends_though_nobody_reads_its_log(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_writer, "CLOSE_S", 0.05)
+    with small_pipe():
+        async with Upstream(replies(OK)) as upstream, start(upstream.url, access_log="stdout") as live:
+            for _ in range(20):
+                assert (await live.ask("/v1/chat/completions", chat())).status == 200
+
+
+async def test_a_disk_that_is_full_stops_nobody(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, access_log="/dev/full") as live:
+        for _ in range(3):
+            assert (await live.ask("/v1/chat/completions", chat())).status == 200
+        await until(lambda: "cannot be written" in caplog.text)
+        assert await _last_lines_lost(live) > 0
+
+
+async def test_a_log_is_for_its_owner_only(start: Starter) -> None:
+    state = start.directory / "learned.json"
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, state_file=str(state)) as live:
+        assert (await live.ask("/v1/chat/completions", chat())).status == 200
+        await live.lines(1)
+        assert _mode(live.log) == 0o600
+    assert _mode(state) == 0o600
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+REFUSED = {
+    "malformed": (b"nonsense\r\n\r\n", 400, "malformed_http", ""),
+    "method": (b"FROB /v1/models HTTP/1.1\r\nHost: x\r\n\r\n", 501, "not_implemented", "/v1/models"),
+    "version": (b"GET /v1/models HTTP/3.0\r\nHost: x\r\n\r\n", 505, "version_not_supported", ""),
+    "large head": (b"GET /a HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 9000 + b"\r\n\r\n", 431, "headers_too_large", ""),
+    "large body": (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n",
+        413,
+        "body_too_large",
+        "/v1/chat/completions",
+    ),
+    "no key": (
+        b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        401,
+        "invalid_api_key",
+        "/v1/models",
+    ),
+    "nowhere": (b"GET /nowhere HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 404, "not_found", "/nowhere"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_whatever_is_refused_has_its_line_and_counts(start: Starter, name: str) -> None:
+    payload, status, reason, path = REFUSED[name]
+    fields = {"tenants": [{"name": "t"}], "limits": {"header_bytes_max": 4096}}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        got = await raw_exchange(live.gateway.port, payload)
+        assert status_of(got) == status
+        [line] = await live.lines(1)
+        assert (line["outcome"], line["reason"], line["path"]) == ("refused", reason, path)
+        assert b"x-request-id: " + line["request_id"].encode() + b"\r\n" in got
+        assert (line["client"], line["tenant"]) == ("127.0.0.1", "")
+        assert (await live.metrics())["fairgate_not_completed_total", "", reason] == 1
+
+
+KNOWN = [{"name": "t", "keys": [hash_key("known")]}, {"name": "u", "keys": [hash_key("new")]}]
+
+
+async def test_too_many_wrong_keys_close_an_address_but_not_to_keys_that_are_used_from_there(start: Starter) -> None:
+    async with (
+        Upstream(replies(OK)) as upstream,
+        start(upstream.url, tenants=KNOWN, trusted_proxies=["127.0.0.1"]) as live,
+    ):
+
+        async def ask(key: str, address: str) -> int:
+            got = await live.ask("/v1/chat/completions", chat(), key=key, x_forwarded_for=address)
+            assert ("retry-after" in got.headers) == (got.status == 429)
+            return int(got.status)
+
+        assert await ask("known", "10.0.0.1") == 200
+        statuses = [await ask(f"guess {number}", "10.0.0.1") for number in range(30)]
+        assert statuses == [401] * 20 + [429] * 10
+        assert await ask("new", "10.0.0.1") == 429  # a right guess looks like a wrong one
+        assert await ask("known", "10.0.0.1") == 200
+        assert await ask("new", "10.0.0.2") == 200
+        assert await ask("guess", "10.0.0.2") == 401
+        assert (await live.metrics())["fairgate_not_completed_total", "", "too_many_failed_keys"] == 11
+
+
+@pytest.mark.parametrize(
+    ("trusted", "fields", "client"),
+    [
+        ([], {"x_forwarded_for": "10.1.1.1"}, "127.0.0.1"),
+        (["127.0.0.0/8"], {}, "127.0.0.1"),
+        (["127.0.0.0/8"], {"x_forwarded_for": "10.1.1.1"}, "10.1.1.1"),
+        (["127.0.0.0/8"], {"x_forwarded_for": "6.6.6.6, 10.1.1.1"}, "10.1.1.1"),
+        (["127.0.0.0/8", "10.0.0.0/8"], {"x_forwarded_for": "6.6.6.6, 8.8.8.8, 10.1.1.1"}, "8.8.8.8"),
+        (["127.0.0.0/8"], {"x_forwarded_for": "8.8.8.8:4711"}, "8.8.8.8"),
+        (["127.0.0.0/8"], {"x_forwarded_for": "no address"}, "127.0.0.1"),
+        (["127.0.0.0/8"], {"x_forwarded_for": "::ffff:8.8.8.8"}, "8.8.8.8"),
+        (["127.0.0.0/8"], {"forwarded": 'for=6.6.6.6, for="[2001:db8::1]:4711";proto=https'}, "2001:db8::1"),
+        (["127.0.0.0/8"], {"forwarded": "For=8.8.8.8", "x_forwarded_for": "6.6.6.6"}, "8.8.8.8"),
+        (["127.0.0.0/8"], {"forwarded": "for=8.8.8.8, for=unknown"}, "127.0.0.1"),
+        (["127.0.0.0/8"], {"forwarded": "for=8.8.8.8, proto=http"}, "127.0.0.1"),
+    ],
+)
+async def test_the_log_has_the_client_s_address_and_its_name_for_the_request(
+    start: Starter, trusted: list[str], fields: dict[str, str], client: str
+) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, trusted_proxies=trusted) as live:
+        got = await live.ask("/v1/chat/completions", chat(), x_request_id="trace-1:a", **fields)
+        [line] = await live.lines(1)
+        assert (line["client"], line["client_request_id"]) == (client, "trace-1:a")
+        assert got.headers["x-request-id"] == line["request_id"] != "trace-1:a"
+        [seen] = upstream.requests
+        assert not {"forwarded", "x-forwarded-for"} & set(seen.headers)
+        assert seen.headers["x-request-id"] == line["request_id"]

@@ -1,0 +1,242 @@
+"""Only what is named passes: by its route, however it is written, and nobody unknown makes the gateway hold a body."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from gateway.config.model import hash_key
+from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
+from tests.gateway.live import MODEL, Starter, chat, raw_exchange, until
+from tests.http.http_raw import status_of
+
+OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
+BODY = json.dumps(chat()).encode()
+TENANTS = [{"name": "t", "keys": [hash_key("known")]}, {"name": "u", "keys": [hash_key("other")]}]
+
+MANAGEMENT = [
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
+    "/sleep",
+    "/wake_up",
+    "/is_sleeping",
+    "/collective_rpc",
+    "/reset_prefix_cache",
+    "/reset_mm_cache",
+    "/pause",
+    "/resume",
+    "/server_info",
+    "/start_profile",
+    "/stop_profile",
+    "/scale_elastic_ep",
+    "/abort_requests",
+    "/inference/v1/generate",
+    "/invocations",
+    "/metrics",
+    "/load",
+    "/docs",
+    "/openapi.json",
+    "/update_weights_from_disk",
+    "/flush_cache",
+    "/v1/batches/b1/cancel",
+    "/v1/files",
+    "/v1/unheard-of",
+]
+DISGUISES = [
+    "{}/",
+    "/{}",
+    "/v1/..{}",
+    "/v1/chat/completions/../../..{}",
+    "/.{}",
+    "{}?",
+    "{}/.",
+    "{}/..{}",
+    "{};a",
+    "{}%2f",
+    "{}%00",
+    "/%2e%2e{}",
+    "\\{}",
+]
+
+
+def raw(method: str, path: str, body: bytes = BODY, key: str = "known") -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {key}\r\n"
+    return head.encode() + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def test_what_manages_an_engine_never_passes_however_it_is_written(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=TENANTS) as live:
+        for path in MANAGEMENT:
+            encoded = "".join(f"%{byte:02x}" if byte != 0x2F else "/" for byte in path.encode())
+            ways = [path, path.upper(), encoded, *(way.replace("{}", path) for way in DISGUISES)]
+            for way in ways:
+                for method in ("POST", "GET", "PUT", "DELETE"):
+                    got = await raw_exchange(live.gateway.port, raw(method, way, BODY if method != "GET" else b""))
+                    assert status_of(got) in (400, 404, 405), (method, way, got)
+        assert upstream.requests == []
+        assert live.holds_nothing()
+
+
+WORK = "/v1/chat/completions"
+ABNORMAL = [
+    "//v1/chat/completions",
+    "/v1//chat/completions",
+    "/v1/chat/completions/",
+    "/v1/chat/completions//",
+    "/v1/./chat/completions",
+    "/v1/responses/../chat/completions",
+    "/v1/%63hat/completions",
+    "/v1/chat%2Fcompletions",
+    "/v1/chat%2fcompletions",
+    "/v1/%2e%2e/v1/chat/completions",
+    "/v1/..%2fv1/chat/completions",
+    "/v1/chat/completions%00",
+    "/v1/chat/completions%",
+    "/v1/chat/completions;x=y",
+    "/v1\\chat\\completions",
+    "/v1/responses/",
+    "/v1/responses/%2e%2e",
+    "/v1/responses/..",
+    "/v1/responses/../cancel",
+]
+
+
+@pytest.mark.parametrize("path", ABNORMAL)
+async def test_a_path_that_is_not_normal_is_refused_and_says_so(start: Starter, path: str) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=TENANTS) as live:
+        got = await raw_exchange(live.gateway.port, raw("POST", path))
+        assert status_of(got) == 400
+        error = json.loads(got.partition(b"\r\n\r\n")[2])["error"]
+        assert error["code"] == "invalid_path"
+        assert upstream.requests == []
+        [line] = await live.lines(1)
+        assert (line["outcome"], line["reason"]) == ("refused", "invalid_path")
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE", "TRACE", "PROPFIND", "LOCK", "SOURCE", "QUERY"])
+@pytest.mark.parametrize("path", [WORK, "/v1/responses", "/tokenize"])
+async def test_no_other_method_passes(start: Starter, method: str, path: str) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=TENANTS) as live:
+        got = await raw_exchange(live.gateway.port, raw(method, path))
+        assert status_of(got) in (405, 501)
+        if status_of(got) == 405:
+            assert b"\r\nallow: POST, OPTIONS\r\n" in got
+        assert upstream.requests == []
+
+
+async def test_an_unknown_path_reads_no_body_and_needs_no_key(start: Starter) -> None:
+    """Else whoever has no key fills the memory for bodies, and every tenant is refused."""
+    heads = [
+        b"POST /nowhere HTTP/1.1\r\nHost: x\r\n",
+        b"POST /v1/nowhere HTTP/1.1\r\nHost: x\r\n",
+        b"GET /health HTTP/1.1\r\nHost: x\r\n",
+        b"POST /health HTTP/1.1\r\nHost: x\r\n",
+        b"GET /v1/models HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer known\r\n",
+        b"GET /version HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer known\r\n",
+        b"OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: x\r\n",
+        b"OPTIONS * HTTP/1.1\r\nHost: x\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer wrong\r\n",
+        b"PUT /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer known\r\n",
+    ]
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=TENANTS) as live:
+        server = live.gateway._server
+        assert server is not None
+        for head in heads:
+            for framing in (b"Content-Length: 30000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nffffff\r\n"):
+                reader, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)
+                writer.write(head + framing + b"x" * 100_000)
+                answered = await reader.readuntil(b"\r\n\r\n")
+                assert b"connection: close" in answered, head
+                assert status_of(answered) in (204, 400, 401, 404, 405), head
+                assert server.bodies_bytes == 0
+                writer.close()
+        assert upstream.requests == []
+
+
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [("/v1/responses/resp_1/cancel", "POST"), ("/v1/responses/resp_1", "GET"), ("/version", "GET")],
+)
+async def test_known_ways_around_the_queue_pass(start: Starter, path: str, method: str) -> None:
+    async with Upstream(replies(answer(b"{}"))) as upstream, start(upstream.url, tenants=TENANTS) as live:
+        assert status_of(await raw_exchange(live.gateway.port, raw(method, path, b""))) == 200
+        assert [seen.line for seen in upstream.requests] == [f"{method} {path} HTTP/1.1".encode()]
+
+
+ROUTES = [
+    {"path": "/v1/something/new", "treatment": "generate"},
+    {"path": "/v1/batches/*/cancel", "treatment": "pass"},
+    {"path": "/v1/files/*", "methods": ["GET", "DELETE"], "treatment": "pass"},
+    {"path": "/v1/images/*", "treatment": "compute"},
+    {"path": "/v1/*", "treatment": "pass"},
+]
+
+
+async def test_what_the_config_names_passes_as_it_says(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=TENANTS, routes=ROUTES) as live:
+        for method, path in (
+            ("POST", "/v1/something/new"),
+            ("POST", "/v1/batches/b1/cancel"),
+            ("GET", "/v1/files/f-1"),
+            ("HEAD", "/v1/files/f-1"),
+            ("DELETE", "/v1/files/f-1"),
+            ("POST", "/v1/images/generations"),
+        ):
+            body = BODY if method == "POST" else b""
+            assert status_of(await raw_exchange(live.gateway.port, raw(method, path, body))) == 200, path
+        assert len(upstream.requests) == 6
+        lines = await live.lines(6)
+        admitted = {line["path"] for line in lines if line["policy"]}
+        assert admitted == {"/v1/something/new", "/v1/images/generations"}
+        for method, path in (("POST", "/v1/files/f-1"), ("DELETE", "/v1/batches/b1/cancel")):
+            assert status_of(await raw_exchange(live.gateway.port, raw(method, path))) == 405
+        for path in ("/v1/batches//cancel", "/v1/batches/../cancel", "/v1/batches/a%2fb/cancel"):
+            assert status_of(await raw_exchange(live.gateway.port, raw("POST", path))) == 400
+        for path in ("/v1/batches/a/b/cancel", "/v1/load_lora_adapter"):  # a star is one step, and no way to these
+            assert status_of(await raw_exchange(live.gateway.port, raw("POST", path))) == 404
+        assert len(upstream.requests) == 6
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/v1/messages/count_tokens"])
+async def test_a_tenant_has_only_so_many_requests_beside_the_queue(start: Starter, path: str) -> None:
+    go_on = asyncio.Event()
+
+    async def script(seen: Seen, peer: Peer) -> None:
+        await go_on.wait()
+        await peer.send(answer(b"{}"))
+
+    limits: dict[str, Any] = {"unqueued_max": 2}
+    async with Upstream(script) as upstream, start(upstream.url, tenants=TENANTS, limits=limits) as live:
+        running = [asyncio.create_task(live.ask(path, {"model": MODEL}, key="known")) for _ in range(2)]
+        await until(lambda: len(upstream.requests) == 2)
+        beyond = await live.ask(path, {"model": MODEL}, key="known")
+        assert (beyond.status, beyond.json["error"]["type"]) == (429, "rate_limit_error")
+        assert "retry-after" in beyond.headers
+        other = asyncio.create_task(live.ask(path, {"model": MODEL}, key="other"))
+        await until(lambda: len(upstream.requests) == 3)
+        gone = asyncio.create_task(live.ask(path, {"model": MODEL}, key="other"))
+        await until(lambda: len(upstream.requests) == 4)
+        gone.cancel()  # whoever goes away gives its place back
+        await asyncio.gather(gone, return_exceptions=True)
+        await live.lines(2)
+        again = asyncio.create_task(live.ask(path, {"model": MODEL}, key="other"))
+        await until(lambda: len(upstream.requests) == 5)
+        go_on.set()
+        assert [each.status for each in await asyncio.gather(*running, other, again)] == [200] * 4
+        assert (await live.ask(path, {"model": MODEL}, key="known")).status == 200
+
+
+async def test_an_answer_that_fails_gives_its_place_back(start: Starter) -> None:
+    async def script(seen: Seen, peer: Peer) -> None:
+        peer.reset()
+
+    limits: dict[str, Any] = {"unqueued_max": 1}
+    async with Upstream(script) as upstream, start(upstream.url, tenants=TENANTS, limits=limits) as live:
+        for _ in range(3):
+            assert (await live.ask("/tokenize", {"model": MODEL}, key="known")).status == 502
+            body: Any = {"model": "nobody"}
+            assert (await live.ask("/tokenize", body, key="known")).status == 404
