@@ -1,7 +1,7 @@
-"""Which tenants are active, and which of them hold less than their fair share of what is dispatched?
+"""Which tenants are active, and which of them hold less KV than their fair share of what is dispatched?
 
-The headroom of a backend is for those below their share, so that a light tenant's request does not wait for a heavy
-one's slot. A tenant stays active for a while after its last request: the next one finds the headroom still there.
+The headroom of a backend is kept for tenants below their fair share, so that a light tenant need not wait for a heavy
+one's slot. A tenant stays active for a while after its last request: its next one still finds the headroom.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["Activity", "FairShares"]
 
 
 class Activity(NamedTuple):
-    """Who is active, in sums? Of this gateway, or of all others together."""
+    """Sums over the active tenants of this gateway, or of all other gateways together."""
 
     weights: float = 0.0
     held_tokens: int = 0
     running: int = 0
     absent: int = 0
-    """Active tenants with nothing in the queue."""
+    """Active tenants with nothing queued."""
 
 
 class _Tenant:
@@ -37,7 +37,7 @@ class _Tenant:
 
 
 class FairShares:
-    """Is this tenant below its fair share? Fair: its weight over the weights of all active tenants."""
+    """Is this tenant below its fair share? That is its weight divided by the weights of all active tenants."""
 
     def __init__(self, *, active_s: float = 30.0) -> None:
         self._active_s = active_s
@@ -49,13 +49,13 @@ class FairShares:
         """Active tenants with something queued."""
         self._elsewhere = Activity()
         self._present_elsewhere = 0
-        """Active tenants with nothing queued here, but at another gateway."""
+        """Active tenants with nothing queued here, but with something queued at another gateway."""
 
     def __len__(self) -> int:
         return len(self._tenants)
 
     def seen(self, request: Request, now: float) -> None:
-        """A request of this tenant arrived."""
+        """A request of this tenant was queued."""
         tenant = request.flow.tenant
         own = self._tenants.get(tenant)
         if own is None:
@@ -70,7 +70,7 @@ class FairShares:
         self._drop_inactive(now)
 
     def dispatched(self, request: Request, held_tokens: int) -> None:
-        """A queued request of this tenant was dispatched and holds so much."""
+        """A queued request of this tenant was dispatched, and holds this many KV tokens."""
         own = self._tenants[request.flow.tenant]
         own.running += 1
         self._running += 1
@@ -79,12 +79,12 @@ class FairShares:
         self._left_queue(own)
 
     def grew(self, request: Request, held_tokens: int) -> None:
-        """A dispatched request holds so much more."""
+        """A dispatched request holds this many more KV tokens."""
         self._tenants[request.flow.tenant].held_tokens += held_tokens
         self._held_tokens += held_tokens
 
     def ended(self, request: Request, held_tokens: int) -> None:
-        """A dispatched request is over, and held so much."""
+        """A dispatched request ended. It held this many KV tokens."""
         own = self._tenants[request.flow.tenant]
         own.running -= 1
         self._running -= 1
@@ -92,31 +92,33 @@ class FairShares:
         self._held_tokens -= held_tokens
 
     def withdrawn(self, request: Request) -> None:
-        """A queued request is gone without service."""
+        """A queued request left without service."""
         self._left_queue(self._tenants[request.flow.tenant])
 
     def someone_is_absent(self) -> bool:
-        """Is some active tenant without a request in the queue? The next one of it may come at any moment."""
+        """Is some active tenant without a queued request? Its next one may arrive at any moment."""
         return self._present + self._present_elsewhere < len(self._tenants) or self._elsewhere.absent > 0
 
     def is_below(self, request: Request) -> bool:
-        """Does its tenant hold less of what is dispatched than its weight entitles it to?"""
+        """Does its tenant hold less of the dispatched KV tokens than its weight entitles it to?"""
         own, elsewhere = self._tenants[request.flow.tenant], self._elsewhere
         held_tokens = self._held_tokens + elsewhere.held_tokens
         return own.held_tokens * (self._weights + elsewhere.weights) < held_tokens * own.weight or not held_tokens
 
     def is_flooding(self, request: Request) -> bool:
-        """Has its tenant more in the queue than its fair share of the requests that are dispatched?"""
+        """Does its tenant have more queued than its fair share of the requests that are dispatched?"""
         own, elsewhere = self._tenants[request.flow.tenant], self._elsewhere
         return own.queued * (self._weights + elsewhere.weights) > (self._running + elsewhere.running) * own.weight
 
     def activity(self) -> Activity:
-        """Who is active here."""
+        """The sums over the tenants that are active here."""
         absent = max(0, len(self._tenants) - self._present - self._present_elsewhere)
         return Activity(self._weights, self._held_tokens, self._running, absent)
 
     def set_elsewhere(self, activity: Activity, waiting: Set[str]) -> None:
-        """Who is active at other gateways, and which tenants wait there. One that is active at several counts there."""
+        """Set the sums over other gateways and the tenants that wait there. A tenant active at several is counted at
+        each.
+        """
         self._elsewhere = activity
         here = [self._tenants[tenant] for tenant in waiting if tenant in self._tenants]
         self._present_elsewhere = sum([not own.queued for own in here])
@@ -127,7 +129,8 @@ class FairShares:
             if now - own.seen_s <= self._active_s:
                 break
             if own.queued or own.running:
-                # Long requests keep their tenant active; it is looked at again when another period has passed.
+                # A tenant with requests here stays active, however long they take. It is checked again after another
+                # period.
                 own.seen_s = now
                 self._tenants.move_to_end(tenant)
                 continue

@@ -1,4 +1,4 @@
-"""What does an engine say of itself, how is its capacity judged, and how much of it may this gateway use?"""
+"""What does an engine report about itself, how is its capacity judged, and how much of it may this gateway use?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Allowance", "CapacitySettings", "Gauges"]
 
 @dataclass(frozen=True, slots=True)
 class CapacitySettings:
-    """How is capacity judged? `headroom` is a part of the KV capacity and of the slots."""
+    """How is capacity judged? `headroom` is a fraction of the KV capacity and of the slots."""
 
     waiting_target: int = 2
     kv_ceiling: float = 0.98
@@ -21,12 +21,12 @@ class CapacitySettings:
     retry_backoff_s: float = 0.1
     retry_backoff_s_max: float = 5.0
     part: float = 1.0
-    """So much of each engine is ours, and so much of what it says of itself; other processes own the rest."""
+    """Fraction of each engine, and of its gauges, that belongs to this process. Other processes own the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """What an engine said of itself at `taken_s`; None: it did not say."""
+    """What an engine reported at `taken_s`; None: it did not report this."""
 
     taken_s: float
     running: int | None = None
@@ -37,7 +37,7 @@ class Gauges:
     preemptions_total: int | None = None
 
     def scaled(self, part: float) -> Gauges:
-        """As an engine of this part of the size would say it."""
+        """The gauges as an engine of this fraction of the size would report them."""
         if part == 1.0:
             return self
         running, waiting, tokens = self.running, self.waiting, self.kv_capacity_tokens
@@ -50,11 +50,11 @@ class Gauges:
 
 
 class Allowance(NamedTuple):
-    """How much of one engine may this gateway use, where others use it too, and what do they hold there now?"""
+    """How much of one engine may this gateway use where others use it too, and what do they use there now?"""
 
     sequences: int
     kv_tokens: int
     sequences_elsewhere: int = 0
     kv_tokens_elsewhere: int = 0
     sharers: int = 1
-    """Gateways that have something running or waiting there, this one included."""
+    """Gateways with requests running or waiting there, this one included."""

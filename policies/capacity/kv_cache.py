@@ -1,8 +1,9 @@
 """How full is an engine's KV cache, how full will it get, and has it room for one more request?
 
-The books count every dispatched request with what it holds at its largest. The gauge corrects them: what it shows
-beyond the books belongs to others, and what it shows less is shared between prompts. Where the books alone would say
-no, a forecast over the ends of what runs decides (`kv_forecast`).
+The books count every dispatched request at the largest size it is expected to reach. The engine's gauge corrects them.
+What the gauge shows above the books belongs to other clients of the engine. What it shows below them are prefixes that
+prompts have in common. Where the books alone would refuse a request, a forecast over the ends of the running requests
+decides (`kv_forecast`).
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ __all__ = ["KvCache", "KvUse"]
 
 ENDED_MAX: Final = 1024
 FORECAST_S_PER_LEASE: Final = 0.0004
-"""A forecast is used for so long for each request in it: a fuller engine changes less with each."""
+"""A forecast is reused for this long per request in it: in a fuller engine one request changes less."""
 NOTHING_MORE: Final = Growing(0.0, 0.0, 0, 0.0, 0.0)
 
 
 class KvUse:
-    """KV tokens of one gateway at one engine: held now, reached at the largest, the limit, and kept free below it."""
+    """KV tokens of one gateway at one engine: held now, expected peak, limit, and the headroom kept free below the
+    limit.
+    """
 
     __slots__ = ("kept", "limit", "now", "peak")
 
@@ -38,25 +41,26 @@ class KvUse:
         self.limit = limit
         """0: the capacity is not known."""
         self.kept = kept
-        """For the next request of tenants below their fair share."""
+        """Kept for the next request of a tenant below its fair share."""
 
 
 class KvCache:
-    """The KV cache of one engine. Tokens; each sequence costs half a block for the block that it has not filled."""
+    """The KV cache of one engine, in tokens. Each sequence also costs half a block, for the block it has not filled."""
 
     def __init__(self, settings: CapacitySettings, leases: Mapping[str, Lease], pace: Pace) -> None:
         self.capacity_tokens: int | None = None
         self.held_tokens = 0
-        """At the largest, of all that is dispatched."""
+        """By all dispatched requests, each at its largest."""
         self._settings = settings
         self._leases = leases
         self._pace = pace
         self._block_size = 16
         self._foreign_tokens = 0.0
         self._ended: deque[tuple[float, float]] = deque(maxlen=ENDED_MAX)
-        """When requests ended since the last scrape, and the tokens they held: an older page still counts them."""
+        """When requests ended since the last scrape, and the tokens they held. A scrape taken before that still counts
+        them."""
         self._prompt_part = 1.0
-        """Of the prompts' tokens, so many are held: the rest is shared with other prompts."""
+        """Fraction of the prompt tokens that is really held. The rest are prefixes in common with other prompts."""
         self._spare_tokens = 0.0
         self._forecast: KvForecast | None = None
         self._forecast_s = 0.0
@@ -64,12 +68,16 @@ class KvCache:
     # --- questions ---
 
     def footprint_tokens(self, request: Request) -> float:
-        """KV tokens of a request at its largest, half-filled blocks included."""
+        """KV tokens of a request at its largest, with half-filled blocks."""
         reserved = request.progress.output_tokens_reserved
         return request.prompt_tokens + reserved + request.sequences * self._block_size / 2
 
     def fraction(self, more_tokens: float = 0.0) -> float:
-        """Largest occupancy that what is dispatched is expected to reach, and so much more, of a known capacity."""
+        """Largest occupancy that the dispatched requests and `more_tokens` are expected to reach, as a fraction of
+        capacity.
+
+        The capacity must be known.
+        """
         assert self.capacity_tokens is not None
         return (self.held_tokens + self._foreign_tokens + more_tokens) / self.capacity_tokens
 
@@ -83,11 +91,11 @@ class KvCache:
         slots: int | None,
         sequences: int,
     ) -> Obstacle | None:
-        """Is there no room for it, or is it early for an even spread of starts? None: it may start.
+        """Has it no room for this request, or is it too early for an even spread of starts? None: it may start.
 
         Args:
             slots: the slots of the engine if starts are to be spread, because more of its tenant waits than can start.
-            sequences: those that would be dispatched with it.
+            sequences: those that would be dispatched, this request included.
         """
         capacity = self.capacity_tokens
         if capacity is None:
@@ -100,11 +108,11 @@ class KvCache:
             if limit <= 0:
                 return Obstacle.KV
         elif keep_headroom:
-            # Room for the next request of those below their share: as large as theirs have been.
+            # Keep room for the next request of a tenant below its fair share, as large as such requests have been.
             limit -= self._kept_tokens(capacity)
         held_tokens = self.held_tokens + self.footprint_tokens(request)
         fits_whole = held_tokens <= limit
-        # Where every slot can be filled with such requests, slots are what is short, and there is nothing to spread.
+        # Where such requests could fill every slot, slots are the scarce resource. Starts then need no spread.
         spreads = slots is not None and held_tokens * slots > whole * sequences
         if fits_whole and not spreads:
             return None
@@ -117,7 +125,7 @@ class KvCache:
         return Obstacle.KV
 
     def use(self, starting_tokens: int, now: float) -> KvUse:
-        """What is held of it, now and at the largest, and within which limit?"""
+        """What is held now, what is the expected peak, and what is the limit?"""
         capacity = self.capacity_tokens
         peak, limit = float(self.held_tokens), 0.0
         if capacity is not None:
@@ -129,7 +137,7 @@ class KvCache:
         return KvUse(held, round(peak), round(limit), round(self._kept_tokens(limit)))
 
     def needed_tokens(self, request: Request, use: KvUse, now: float) -> int:
-        """How much must be free beyond what is in use, so that this one can start?"""
+        """How many tokens must be free, beyond what is in use, so that this request can start?"""
         needed = min(self.footprint_tokens(request), float(use.limit))
         if self._leases and self.capacity_tokens is not None:
             candidate = self._candidate(request, now)
@@ -147,11 +155,11 @@ class KvCache:
         self._forecast = None
 
     def changed(self) -> None:
-        """Something that runs has started or grown: what was forecast is out of date."""
+        """A running request has started or grown, so the forecast is out of date."""
         self._forecast = None
 
     def regrown(self, lease: Lease) -> None:
-        """Its output has gone beyond what it was counted with."""
+        """Its output may have outgrown its reserve: count it with more."""
         request = lease.request
         if lease.output_tokens * OUTGROWN <= request.progress.output_tokens_reserved:
             return
@@ -169,7 +177,7 @@ class KvCache:
         self._forecast = None
 
     def observe(self, gauges: Gauges, *, starting_tokens: int, elsewhere: Allowance | None) -> None:
-        """The engine was scraped; other gateways hold of it what `elsewhere` says."""
+        """The engine was scraped. `elsewhere` says what other gateways hold there."""
         if gauges.block_size:
             self._block_size = gauges.block_size
         if gauges.kv_capacity_tokens:
@@ -183,14 +191,14 @@ class KvCache:
     # --- the model ---
 
     def _correct(self, used_tokens: float, starting_tokens: int, elsewhere: Allowance | None) -> None:
-        """Compare the gauge with the books: what is more belongs to others, what is less is shared prefixes."""
+        """Compare the gauge with the books. A surplus belongs to others; a shortfall are prefixes in common."""
         prompts, outputs = self._held_now()
         others = 0
         if elsewhere is not None:
             used_tokens -= elsewhere.kv_tokens_elsewhere
             others = elsewhere.sequences_elsewhere
         if not self._leases and not others:
-            # An idle engine's gauge may be frozen at an old value: it is no reason to stay away.
+            # An idle engine's gauge may be frozen at an old value. It must not keep requests away.
             self._foreign_tokens = 0.0
             return
         beyond = max(0.0, used_tokens - prompts - outputs - float(starting_tokens))
@@ -200,7 +208,7 @@ class KvCache:
             self._prompt_part += 0.05 * (part - self._prompt_part)
 
     def _held_now(self) -> tuple[float, float]:
-        """Tokens of the prompts and of the outputs of what runs."""
+        """Tokens held now by the prompts and by the outputs of what was dispatched."""
         prompts = outputs = 0.0
         for lease in self._leases.values():
             outputs += lease.output_tokens + lease.request.sequences * self._block_size / 2
@@ -212,7 +220,7 @@ class KvCache:
         return min(self._spare_tokens, capacity_tokens * self._settings.headroom)
 
     def _first_token_steps(self) -> float:
-        """Steps of the engine until a request that is dispatched now has its first token."""
+        """Steps of the engine until a request dispatched now has its first token."""
         return self._pace.first_token_s / self._pace.token_s
 
     def _looked_ahead(self, now: float) -> KvForecast:

@@ -1,9 +1,10 @@
-"""How full will a KV cache get if one more request starts now? Looks ahead over what is dispatched.
+"""How full will a KV cache get if one more request starts now? A forecast over the dispatched requests.
 
-All sequences grow a token a step until they end. Occupancy therefore rises until one ends and falls when it does, so
-its peak is at one of the ends (the form of LightLLM's admission check). Of most answers only their like is known: then
-an end is as likely at any step of a stretch, what is held at a step is a sum over many, and it is taken as its mean and
-one standard deviation. So what is held back against long answers grows with the root of their number.
+Every sequence grows by one token per step until it ends. Occupancy rises until a sequence ends, and then falls. The
+peak is therefore at one of the ends (as in LightLLM's admission check). For most answers only the distribution of the
+length is known. The end is then equally likely at every step of a stretch of steps. Occupancy at a step is a sum over
+many requests, so its mean plus one standard deviation is used. The margin against long answers therefore grows with the
+square root of their number.
 """
 
 from __future__ import annotations
@@ -17,23 +18,25 @@ __all__ = ["Growing", "KvForecast", "still_to_come"]
 
 
 AHEAD: Final = 0.2
-"""How far starts may run ahead of an even spread, as a share of the distance between two of them."""
+"""How far starts may run ahead of an even spread, as a fraction of the distance between two starts."""
 TOLERATED: Final = 0.1
-"""Share of the capacity that may be missing before starts run further ahead to fill it."""
+"""Fraction of the capacity that may be unused before starts run further ahead to fill it."""
 CATCHING_UP: Final = 0.5
-"""How much of what is missing beyond that may start at once; the rest is spread, so that a wave halves each time."""
+"""Fraction of the unused capacity beyond that which may be filled at once. The rest is spread, so that a wave halves
+each time."""
 LATE: Final = 1.3
-"""By how many times its mean does one in ten of what ends at random come later than the mean? ln 10 - 1."""
+"""One in ten exponentially distributed lengths exceeds the mean by at least this many times the mean: ln 10 - 1."""
 LOOKS: Final = 6
-"""Where ends are spread, the way to the last one is also looked at after a half of it, a quarter, and so on."""
+"""Where ends are spread, occupancy is also checked at 1/2, 1/4, ... 1/2^6 of the way to the last end."""
 
 
 def still_to_come(expected: float, reserved: float, most: float, done: float) -> tuple[float, float]:
-    """How many tokens will an answer still add? At least the first number; anywhere up to the second more.
+    """How many more tokens will an answer add? At least the first number, and up to the second number more.
 
-    Its like take `expected` in the mean and nine of ten stay within `reserved`. That is as if they ended at random from
-    some length on: whoever has come so far has as much to go, whatever is behind it. One that nears its reserve may
-    well outgrow it, and adds a quarter of what it has taken, in the mean. It ends at `most` at the latest.
+    Similar answers take `expected` tokens on average, and nine of ten take at most `reserved`. This fits answers that
+    end at random from some length on: an answer that has come that far still has the same mean ahead of it, whatever it
+    has taken. An answer near its reserve may well outgrow it, and then adds a quarter of its length on average. It ends
+    at `most` at the latest.
     """
     mean = max(0.0, reserved - expected) / LATE
     least = max(0.0, expected - mean - done)
@@ -43,7 +46,7 @@ def still_to_come(expected: float, reserved: float, most: float, done: float) ->
 
 
 class Growing:
-    """One request in the cache. Tokens; `grows`, `whole` and `spread` are per sequence."""
+    """One request in the cache, in tokens. `grows`, `whole` and `spread` are per sequence."""
 
     __slots__ = ("age", "grows", "held", "sequences", "spread", "whole")
 
@@ -56,26 +59,26 @@ class Growing:
         """What it holds now, over all its sequences."""
         self.sequences = sequences
         self.whole = whole
-        """What each sequence adds from its start to its end, in the mean."""
+        """What each sequence adds on average from its start to its end."""
         self.age = age
-        """Since it was dispatched, in steps of the engine."""
+        """Time since its dispatch, in steps of the engine."""
         self.spread = spread
-        """It may add anything up to so much more than `grows`."""
+        """It may add any number of tokens from `grows` to `grows + spread`."""
 
     def work(self) -> float:
-        """Token-steps it takes from its start to its end."""
+        """Token-steps from its start to its end."""
         at_start = self.held - self.sequences * (self.whole - self.grows - self.spread / 2)
         return self.whole * (at_start + self.sequences * self.whole / 2)
 
     def share_at(self, step: float) -> float:
-        """How likely is it that it has not ended?"""
+        """Probability that it has not ended by this step."""
         if step <= self.grows:
             return 1.0
         return (self.grows + self.spread - step) / self.spread if step < self.grows + self.spread else 0.0
 
 
 class _Stretch:
-    """Until the step `ends`: what is held in the mean, and its variance, as polynomials of the step."""
+    """Up to the step `ends`: the mean of what is held, and its variance, as polynomials in the step."""
 
     __slots__ = ("ends", "h0", "h1", "h2", "v0", "v1", "v2")
 
@@ -86,16 +89,16 @@ class _Stretch:
 
 
 class KvForecast:
-    """What is dispatched to one backend, looked at from its ends. Building it is O(n log n), each question O(n)."""
+    """The dispatched requests of one backend, by when they end. Building it is O(n log n), each question O(n)."""
 
     def __init__(self, requests: Iterable[Growing]) -> None:
         self._youngest_first = sorted(requests, key=attrgetter("age"))
         self._stretches = _stretches(self._youngest_first)
 
     def peak_with(self, candidate: Growing, delay: float = 0.0, limit: float = inf) -> float:
-        """Largest occupancy ahead, in tokens, if the candidate starts in `delay` steps and nothing after it.
+        """Largest occupancy ahead, in tokens, if the candidate starts in `delay` steps and nothing starts after it.
 
-        What ends until then makes room for it. Beyond the `limit`, the first occupancy that is found.
+        Requests that end before then make room for it. Above the `limit`, the first occupancy found is returned.
         """
         own_end = candidate.grows
         peak = 0.0
@@ -112,13 +115,15 @@ class KvForecast:
         return peak if is_counted else max(peak, candidate.held + candidate.sequences * own_end)
 
     def is_level_with(self, candidate: Growing, capacity_tokens: float) -> bool:
-        """Would starts still be spread evenly, if this one came now?
+        """Would starts still be evenly spread if the candidate started now?
 
-        Requests that start together end together: the cache is half empty at the start of such a wave and full at its
-        end, and the next wave starts as one. Evenly spread, the same cache holds more at any time. A full cache gets
-        through `capacity_tokens` token-steps a step, so within the last so many steps no more work may have been
-        started than that, but for the candidate itself and, in a cache that has become empty, for part of what is
-        missing. Answers that differ in length by `spread` steps end so far apart even if they start together.
+        Requests that start together end together. The cache is half empty at the start of such a wave and full at its
+        end, and then the next wave starts together. With evenly spread starts the same cache holds more on average.
+
+        A full cache gets through `capacity_tokens` token-steps per step. So within the last k steps, for every k, no
+        more than k * `capacity_tokens` token-steps of work may have been started. Two amounts are allowed on top: the
+        candidate itself, and part of what is missing in a cache that has become empty. Answers whose lengths differ by
+        `spread` steps end that far apart, even if they start together.
         """
         work = candidate.work()
         level = sum([request.work() / max(request.whole, 1.0) for request in self._youngest_first]) / capacity_tokens
@@ -132,7 +137,7 @@ class KvForecast:
 
 
 def _level(stretch: _Stretch, candidate: Growing, step: float) -> float:
-    """What is held at this step: the mean and a standard deviation."""
+    """Occupancy at this step: the mean plus one standard deviation."""
     share = candidate.share_at(step)
     held = stretch.h0 + (stretch.h1 + stretch.h2 * step) * step + share * (candidate.held + candidate.sequences * step)
     variance = stretch.v0 + (stretch.v1 + stretch.v2 * step) * step + share * (1.0 - share) * candidate.held**2
@@ -140,7 +145,9 @@ def _level(stretch: _Stretch, candidate: Growing, step: float) -> float:
 
 
 def _stretches(requests: list[Growing]) -> list[_Stretch]:
-    """From one step at which somebody ends, or may begin to, to the next."""
+    """The stretches of steps between two changes. A change is where a request ends, or where its end becomes
+    possible.
+    """
     h0 = h1 = h2 = v0 = v1 = v2 = last = 0.0
     changes: list[tuple[float, float, float, float, float, float, float]] = []
     for request in requests:
@@ -150,8 +157,8 @@ def _stretches(requests: list[Growing]) -> list[_Stretch]:
             changes.append((begins, -held, -sequences, 0.0, 0.0, 0.0, 0.0))
             last = max(last, begins)
             continue
-        # (held + sequences * step) times the share that is left, which falls from 1 to 0 over the width; the variance
-        # is held**2 * share * (1 - share).
+        # The mean is (held + sequences * step) * p, where p is the probability of not having ended. It falls from 1 to
+        # 0 over the width. The variance is held**2 * p * (1 - p).
         ends = begins + width
         m0, m1, m2 = held * ends / width, (sequences * ends - held) / width, -sequences / width
         q = (held / width) ** 2

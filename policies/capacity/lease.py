@@ -1,4 +1,4 @@
-"""What does one dispatched request hold of its engine, until it ends?"""
+"""What does one dispatched request hold of its engine until it ends?"""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from policies.request import Request
 __all__ = ["OUTGROWN", "Lease"]
 
 OUTGROWN = 1.25
-"""An answer longer than its reserve may go on for a quarter of what it has taken."""
+"""An answer longer than its reserve is expected to add up to a quarter of what it has taken."""
 
 
 class Lease:
-    """One dispatched request: what it holds of its engine until it ends, in exactly one way."""
+    """One dispatched request, and what it holds of its engine. A lease ends exactly once, in one way."""
 
     __slots__ = (
         "backend", "charged_tokens", "dispatched_s", "held_tokens", "output_tokens", "request", "started_s",
@@ -22,19 +22,19 @@ class Lease:
         self.backend = backend
         self.dispatched_s = dispatched_s
         self.output_tokens = 0
-        """Streamed so far, over all sequences; estimated for an answer that is not streamed."""
+        """Output over all sequences: counted as it streams, estimated for an answer that is not streamed."""
         self.started_s: float | None = None
         """When its first token was seen, or is inferred to have come."""
         self.held_tokens = 0
-        """KV tokens that it is counted with at its largest."""
+        """KV tokens that it is counted with, at its largest."""
         self.charged_tokens = 0
-        """Output tokens of the last charge."""
+        """Output tokens at the last charge."""
 
     def output_each(self) -> float:
         return self.output_tokens / self.request.sequences
 
     def reserve_left(self) -> float:
-        """Output that each of its sequences may still add, as cautiously as for one alone."""
+        """Output tokens that each of its sequences may still add, by the cautious estimate."""
         done = self.output_each()
         cap = self.request.output_tokens_max / self.request.sequences
         reserved = self.request.progress.output_tokens_reserved / self.request.sequences

@@ -1,12 +1,14 @@
 """What does each engine hold, and can it start one more request *now*?
 
-Once a request is inside the engine nobody can reorder it, so a request is dispatched only when the engine can start it:
-a free sequence slot, free KV for it and for the growth of all that run, and room in the prefill of about one step.
-What is dispatched but has no first token yet is a zero-lag stand-in for the engine's own queue. The scraped gauges
-correct the model with bounded trust: a stale gauge ages out, an absent one is neither zero nor full, and an engine on
-which nothing of ours runs may always be probed.
+Once a request is inside the engine, nobody can reorder it. So a request is dispatched only when the engine can start
+it. That takes a free sequence slot, free KV for it and for the growth of all running requests, and room in the prefill
+of about one step.
 
-`obstacle` and the other questions change nothing. What was held back is an event of its own (`held_back`).
+Dispatched requests without a first token stand in for the engine's own queue, without delay. The scraped gauges correct
+this model with bounded trust. A stale gauge is ignored after a while, and an absent one counts neither as zero nor as
+full. An engine on which nothing of ours runs may always be tried.
+
+`obstacle` and the other questions change nothing. That a request had to wait is an event of its own (`held_back`).
 """
 
 from __future__ import annotations
@@ -24,10 +26,11 @@ from policies.request import Request
 __all__ = ["BackendLedger"]
 
 KV_IS_SHORT: Final = 0.7
-"""Above this occupancy a waiting request may wait for KV, and says nothing of the number of slots."""
+"""Above this KV occupancy a request in the engine's queue may wait for KV. It then says nothing about the number of
+slots."""
 LOOK_AGAIN_S: Final = 0.01
 SUSTAINED_S: Final = 0.25
-"""Requests keep coming if the last one came within this time."""
+"""Requests keep coming if the last one arrived within this time."""
 
 
 class BackendLedger:
@@ -38,9 +41,9 @@ class BackendLedger:
         self.healthy = True
         self.leases: dict[str, Lease] = {}
         self.allowance: Allowance | None = None
-        """How much of it is ours; None: no other gateway uses it."""
+        """How much of the engine this gateway may use; None: no other gateway uses it."""
         self.allowed_until_s = float("inf")
-        """Until when the allowance holds; after that nothing is ours."""
+        """Until when the allowance is valid. After that this gateway may use nothing."""
         self.pace = Pace()
         self.prefill = PrefillWindow()
         self.kv = KvCache(settings, self.leases, self.pace)
@@ -51,9 +54,9 @@ class BackendLedger:
             most=settings.concurrency_max,
         )
         self.sequences = 0
-        """Dispatched."""
+        """Dispatched sequences."""
         self.starting: dict[str, Lease] = {}
-        """Dispatched without a first token."""
+        """Dispatched requests without a first token."""
         self.starting_tokens = 0
         self._settings = settings
         self._gauges: Gauges | None = None
@@ -75,11 +78,11 @@ class BackendLedger:
     def obstacle(
         self, request: Request, *, spare: bool, absent: bool, now: float, paced: bool = False
     ) -> Obstacle | None:
-        """What keeps this request from being started now? None: nothing.
+        """What keeps this request from starting now? None: nothing.
 
         Args:
             spare: its tenant is below its fair share, so it may use the headroom.
-            absent: some tenant that comes and goes is not in the queue, so the headroom is kept for it.
+            absent: some active tenant has nothing queued, so the headroom is kept for its next request.
             paced: more of its tenant waits than can start soon, so starts are spread to keep the KV evenly full.
         """
         allowance = self.allowance
@@ -99,7 +102,8 @@ class BackendLedger:
             return Obstacle.SLOTS
         else:
             prefill_limit /= allowance.sharers
-        # What an engine takes at once is known only where it says nothing of its queue and the configuration does.
+        # An engine without gauges does not show its queue. If its concurrency is configured, that is all that is known
+        # of what it takes at once, and the prefill window does not apply.
         has_window = self._gauges is not None or self._settings.concurrency_max is None
         if has_window and self.starting and self.starting_tokens + request.prompt_tokens > prefill_limit:
             return Obstacle.PREFILL
@@ -113,9 +117,10 @@ class BackendLedger:
         )
 
     def kv_fraction(self) -> float:
-        """Largest KV occupancy that what is dispatched is expected to reach, of the capacity (1.0 = full).
+        """Largest KV occupancy that the dispatched requests are expected to reach, as a fraction of capacity (1.0 =
+        full).
 
-        Without a known capacity, sequences over slots: enough to compare the engines of one pool.
+        If the capacity is not known: sequences divided by slots, which is enough to compare the engines of one pool.
         """
         elsewhere = self.allowance
         if self.kv.capacity_tokens is None:
@@ -124,11 +129,13 @@ class BackendLedger:
         return self.kv.fraction(0.0 if elsewhere is None else elsewhere.kv_tokens_elsewhere)
 
     def occupancy(self, head: Request | None, obstacle: Obstacle | None, now: float) -> tuple[float, str]:
-        """How full is the KV cache, of its capacity, and how is that known? Measured, or else projected.
+        """How full is the KV cache as a fraction of its capacity, and how is that known? Measured if possible, else
+        projected.
 
-        `head`: what waits for `obstacle`. If that is KV, the cache is full: it would be at its ceiling with it. While
-        starts are spread, and where only an allowance is used up, it counts as full as it would be with it. A cache of
-        which nothing is known is not called full: that an engine is busy does not say that its KV is short.
+        `head` is the request that waits for `obstacle`. If that is KV, the cache counts as full, because this request
+        would take it to its ceiling. If starts are spread, or only an allowance is used up, the cache counts as full as
+        it would be with this request. A cache of which nothing is known is not called full: a busy engine need not be
+        short of KV.
         """
         if not self.leases and (self.allowance is None or not self.allowance.sequences_elsewhere):
             return 0.0, "KV cache, idle,"
@@ -147,7 +154,7 @@ class BackendLedger:
         return max(level, (with_head, "KV cache, projected with the next request,"))
 
     def opens_s(self, now: float) -> float | None:
-        """When will time alone remove an obstacle? None: it will not."""
+        """When will an obstacle disappear through time alone? None: never."""
         times = []
         if now < self._closed_until_s:
             times.append(self._closed_until_s)
@@ -158,30 +165,31 @@ class BackendLedger:
         if unseen:
             times.append(max(min(unseen) + self.pace.first_token_s, now + 0.005))
         if self._kv_held_back:
-            # What runs makes room as it gets older, and nothing else says so.
+            # Running requests make room as they age, and no event announces it.
             times.append(now + LOOK_AGAIN_S)
         return min(times, default=None)
 
     def has_gauges(self) -> bool:
-        """Does the engine say how many wait inside it?"""
+        """Does the engine report how many requests wait inside it?"""
         return self._gauges is not None and self._gauges.waiting is not None
 
     def _engine_queues(self, now: float) -> bool:
-        """Does a gauge we still trust say that the engine has a queue of its own?"""
+        """Does a gauge that is still trusted show that the engine has a queue of its own?"""
         gauges = self._gauges
         if gauges is None or gauges.waiting is None or now >= gauges.taken_s + self._settings.gauge_trust_s:
             return False
-        # First come, first served: whoever has started since then has left the engine's queue, and whoever has ended
-        # has let one start.
+        # The engine serves first come, first served. Each request that started since the scrape has left its queue, and
+        # each that ended has let another one start.
         left = max(self._starts_since_gauges, self._ends_since_gauges)
         return gauges.waiting - left > self._settings.waiting_target
 
     # --- events ---
 
     def held_back(self, request: Request, obstacle: Obstacle) -> None:
-        """The next request in order could not start here, for this reason: what is learned from that."""
+        """The next request in order could not start here for this reason. The ledger learns from it."""
         if obstacle is Obstacle.SLOTS:
-            # Where others hold less than they may, slots stay empty for that, not for requests being on their way.
+            # Where others use less than they are granted, slots stay empty for that reason, and not because requests
+            # are on their way.
             allowance = self.allowance
             others = None if allowance is None else allowance.sequences_elsewhere
             if others is None or self.sequences + others + request.sequences > self.slots.most(unkept=True):
@@ -192,7 +200,7 @@ class BackendLedger:
             self._kv_held_back = True
 
     def add(self, lease: Lease, *, spare: bool = False) -> None:
-        """A request was dispatched to it; `spare`: its tenant is below its fair share."""
+        """A request was dispatched to it. `spare`: its tenant is below its fair share."""
         request = lease.request
         self.kv.add(lease, spare=spare)
         self.leases[request.id] = lease
@@ -215,7 +223,7 @@ class BackendLedger:
         self.kv.changed()
 
     def remove(self, lease: Lease, now: float) -> None:
-        """The request is over, in whatever way."""
+        """The request ended, in whatever way."""
         request = lease.request
         del self.leases[request.id]
         if self.starting.pop(request.id, None) is not None:
@@ -236,11 +244,12 @@ class BackendLedger:
             self.slots.came_whole(seconds_per_token, self.sequences + others)
 
     def refused(self, now: float, *, is_full: bool) -> None:
-        """It refused or could not be reached: leave it alone for a moment that doubles each time in a row.
+        """It refused a request or could not be reached: leave it alone for a while, twice as long after each failure in
+        a row.
 
-        `is_full`: it refused for want of room, so it has as many slots as it is running.
+        `is_full`: it refused for lack of room, so it has as many slots as it runs sequences.
         """
-        if now >= self._closed_until_s:  # else it is of the same incident
+        if now >= self._closed_until_s:  # otherwise it belongs to the same incident
             settings = self._settings
             self._backoff_s = min(max(settings.retry_backoff_s, 2 * self._backoff_s), settings.retry_backoff_s_max)
             self._closed_until_s = now + self._backoff_s
@@ -260,7 +269,7 @@ class BackendLedger:
         self.kv.observe(gauges, starting_tokens=self.starting_tokens, elsewhere=self.allowance)
 
     def estimate(self, now: float) -> None:
-        """Bring answers that are not streamed up to now, by the pace of those that are or that have ended."""
+        """Update the answers that are not streamed, by the pace of those that are streamed or have ended."""
         if self.has_gauges():
             for lease in list(self.starting.values()):
                 if not lease.request.streamed and now - lease.dispatched_s >= self.pace.first_token_s:
@@ -274,7 +283,7 @@ class BackendLedger:
         return self.sequences - sum(lease.request.sequences for lease in self.starting.values())
 
     def _infer_starts(self, gauges: Gauges, now: float) -> None:
-        """The engine is first come, first served: all but the last `waiting` of what it had received have started."""
+        """The engine is first come, first served: all that it had received have started, except the last `waiting`."""
         received = [
             lease
             for lease in self.starting.values()
@@ -284,7 +293,7 @@ class BackendLedger:
             self.started(lease, now)
 
     def _adapt(self, gauges: Gauges, before: Gauges | None, now: float, *, is_sustained: bool) -> None:
-        """Learn the number of slots and the size of the prefill window from whether the engine holds a queue."""
+        """Learn the number of slots and the size of the prefill window from whether the engine has a queue."""
         others = 0 if self.allowance is None else self.allowance.sequences_elsewhere
         running, waiting = min(gauges.running or 0, self.sequences + others), gauges.waiting or 0
         queues = waiting > self._settings.waiting_target

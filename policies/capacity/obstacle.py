@@ -11,14 +11,14 @@ __all__ = ["Blocked", "Obstacle", "nearest"]
 
 
 class Obstacle(StrEnum):
-    """What keeps one engine from starting one request now. Listed from the nearest to being gone to the furthest."""
+    """What keeps one engine from starting one request now. Listed from the one that disappears soonest to the last."""
 
     TURN = "turn"
-    """Somebody who waits at another gateway goes first."""
+    """A request that waits at another gateway goes first."""
     SPREAD = "spread"
-    """It has room, but starts are spread so that the KV cache stays evenly full."""
+    """The engine has room, but starts are spread so that the KV cache stays evenly full."""
     PREFILL = "prefill"
-    """The prompts of others are processed first."""
+    """The prompts of other requests are processed first."""
     KV = "kv"
     """Its KV cache has no room."""
     SLOTS = "slots"
@@ -33,12 +33,14 @@ _BY_NEARNESS = {obstacle: place for place, obstacle in enumerate(Obstacle)}
 
 
 def nearest(obstacles: Iterable[Obstacle]) -> Obstacle | None:
-    """Of the obstacles at several engines, which one stands for all? The one that is gone first; None of none."""
+    """Which of the obstacles at several engines stands for all? The one that disappears soonest; None if there is
+    none.
+    """
     return min(obstacles, key=_BY_NEARNESS.__getitem__, default=None)
 
 
 class Blocked:
-    """The next request in order could be placed nowhere: what stood in its way at each engine?"""
+    """No engine could take the next request in order: what was the obstacle at each?"""
 
     __slots__ = ("obstacles", "request")
 
@@ -51,5 +53,5 @@ class Blocked:
         return f"<Blocked {self.request.id}: {', '.join(f'{name}: {why}' for name, why in self.obstacles.items())}>"
 
     def nearest(self) -> Obstacle:
-        """The one that is gone first. Where there is no engine, none is in service."""
+        """The obstacle that disappears soonest. Without any engine, none is in service."""
         return nearest(self.obstacles.values()) or Obstacle.CLOSED

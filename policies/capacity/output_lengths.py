@@ -1,7 +1,7 @@
-"""How long will the answer be? Output lengths learned from what similar requests turned out to take.
+"""How long will the answer be? Output lengths are learned from similar requests.
 
-Two questions with two answers: what to *charge* ahead is a mean, what to *reserve* of the KV cache is a high quantile,
-since too small a reserve ends in preemption and too large a one only in a little idle memory.
+There are two answers. What is *charged* ahead is a mean. What is *reserved* of the KV cache is a high quantile, because
+too small a reserve ends in preemption, and too large a one only wastes a little memory.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from policies.request import Request
 __all__ = ["KnownLengths", "OutputLengths", "OutputPredictor"]
 
 WINDOW: Final = 64
-"""Answers remembered per population: old habits fade after this many."""
+"""Answers remembered per population. Older ones are forgotten."""
 ENOUGH: Final = 8
-"""Answers before a population speaks for itself rather than through the wider one."""
+"""Answers after which a population is used by itself, instead of the wider one."""
 
 
 class OutputPredictor(Protocol):
     """How long will the answer to this request be, in tokens over all its sequences?"""
 
     def expected(self, request: Request) -> float:
-        """Its mean: what is charged ahead."""
+        """Its mean, which is charged ahead."""
 
     def reserved(self, request: Request) -> int:
-        """A cautious length: what of the KV cache is held for it."""
+        """A cautious length, for which KV tokens are held."""
 
     def learn(self, request: Request, output_tokens: int) -> None:
-        """It ended by itself after this many tokens."""
+        """An answer ended by itself after this many tokens."""
 
 
 class _Population:
-    """The last answers of one population, kept in order of length."""
+    """The last answers of one population, sorted by length."""
 
     __slots__ = ("arrivals", "lengths", "mean")
 
@@ -59,9 +59,9 @@ class _Population:
 
 
 class OutputLengths:
-    """What do requests of this tenant and app usually take? Falls back to the whole pool, then to `unknown_tokens`.
+    """How long are the answers of this tenant and app? Falls back to the whole pool, then to `unknown_tokens`.
 
-    Bounded: at most `populations_max` (tenant, app) pairs, the least recently used forgotten first.
+    Bounded: at most `populations_max` (tenant, app) pairs. The least recently used is forgotten first.
     """
 
     def __init__(self, *, quantile: float = 0.9, unknown_tokens: int = 256, populations_max: int = 4096) -> None:
@@ -84,7 +84,7 @@ class OutputLengths:
         return min(mean, float(request.output_tokens_max))
 
     def reserved(self, request: Request) -> int:
-        """Output tokens that nine of ten such answers stay within, at most what the request allows."""
+        """Output tokens that nine of ten such answers do not exceed, at most what the request allows."""
         population = self._population(request)
         cautious = population.quantile(self._quantile) if population else self._unknown_tokens
         return min(cautious, request.output_tokens_max)
@@ -103,21 +103,22 @@ class OutputLengths:
 
 
 class KnownLengths:
-    """What would a predictor that had been told the lengths say? For simulation: `expected_tokens` by request id.
+    """What would a predictor say that was told the lengths? For simulation: `expected_tokens` by request id.
 
-    The true lengths make it the oracle of VTC (section 4.4); times a factor drawn by the caller, for each request from
-    0.5 to 1.5, its noisy oracle. It learns nothing, and draws nothing: the same table gives the same answers.
+    With the true lengths this is the oracle of VTC (section 4.4). If the caller multiplies each by a random factor from
+    0.5 to 1.5, it is the paper's noisy oracle. It learns nothing and draws nothing at random: the same table gives the
+    same answers.
     """
 
     def __init__(self, expected_tokens: Mapping[str, float]) -> None:
         self._expected_tokens = expected_tokens
 
     def expected(self, request: Request) -> float:
-        """Its entry, at most what the request allows; KeyError for a request that is not in the table."""
+        """Its entry, at most what the request allows. KeyError for a request that is not in the table."""
         return min(self._expected_tokens[request.id], float(request.output_tokens_max))
 
     def reserved(self, request: Request) -> int:
         return ceil(self.expected(request))
 
     def learn(self, request: Request, output_tokens: int) -> None:
-        """There is nothing to learn."""
+        """Nothing to learn."""

@@ -1,7 +1,7 @@
-"""Is the KV cache overloaded? A state with hysteresis: throttling goes by it, and by no request rate.
+"""Is the KV cache overloaded? A state with hysteresis, on which throttling depends; no request rate matters.
 
-It turns on when the occupancy, measured or projected, reaches `enter`, and off when it falls below `leave`; in between
-it stays as it is, and in each state for at least `dwell_s`, so that it does not flutter with every request that ends.
+It turns on when the occupancy, measured or projected, reaches `enter`, and off when it falls below `leave`. In between
+it stays as it is. Each state lasts at least `dwell_s`, so that it does not change with every request that ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Overload", "OverloadSettings", "Overloaded"]
 
 @dataclass(frozen=True, slots=True)
 class OverloadSettings:
-    """When does overload begin and end? Parts of the KV capacity."""
+    """When does overload begin and end? `enter` and `leave` are fractions of the KV capacity."""
 
     enter: float = 0.95
     leave: float = 0.85
@@ -32,7 +32,7 @@ class OverloadSettings:
 
 
 class Overloaded(NamedTuple):
-    """Is it, why, and since when is it so?"""
+    """Is the pool overloaded, why, and since when is it in this state?"""
 
     active: bool
     reason: str
@@ -40,7 +40,7 @@ class Overloaded(NamedTuple):
 
 
 class Overload:
-    """Is it overloaded, and why? `observe` is an event; asking what it would say changes nothing (`seen`)."""
+    """Is a pool overloaded, and why? `observe` is an event and changes the state; `seen` only asks."""
 
     def __init__(self, settings: OverloadSettings) -> None:
         self._settings = settings
@@ -51,14 +51,14 @@ class Overload:
         return self._state.active
 
     def observe(self, backends: Iterable[BackendLedger], blocked: Blocked | None, now: float) -> Overloaded:
-        """Look at a pool at an event: what is seen holds from now on."""
+        """Observe a pool at an event, and keep the result as the state."""
         self._state = self.seen(backends, blocked, now)
         return self._state
 
     def seen(self, backends: Iterable[BackendLedger], blocked: Blocked | None, now: float) -> Overloaded:
-        """What would an event find now? `blocked`: the next request and what it waits for; None: nothing waits.
+        """What state would an event find now? `blocked`: the next request and its obstacles; None: nothing waits.
 
-        A pool is as full as the emptiest backend that is open, and overload begins only while something waits.
+        A pool is as full as its emptiest open backend. Overload begins only while a request waits.
         """
         state, settings = self._state, self._settings
         if blocked is None and not state.active:
@@ -70,7 +70,7 @@ class Overload:
         levels = [ledger.occupancy(head, obstacles.get(ledger.name), now) for ledger in is_open or in_service]
         occupancy, known = min(levels, default=(0.0, "no backend in service,"))
         turns = occupancy < settings.leave if state.active else occupancy >= settings.enter
-        since_s = min(state.since_s, now)  # after a clock was set back it has lasted for as long as is known
+        since_s = min(state.since_s, now)  # if a clock was set back, the state has lasted since `now`
         active = state.active
         if turns and now - since_s >= settings.dwell_s:
             active, since_s = not active, now

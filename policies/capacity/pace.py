@@ -1,4 +1,4 @@
-"""How fast is an engine? Moving averages over the requests it served, and the size of its prefill window."""
+"""How fast is an engine? Moving averages over its requests, and the size of its prefill window."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from policies.capacity.lease import Lease
 __all__ = ["PREFILL_TOKENS_MAX", "PREFILL_TOKENS_MIN", "Pace", "PrefillWindow"]
 
 RATE: Final = 0.1
-"""The part by which one request moves an average."""
+"""Weight of one request in a moving average."""
 PREFILL_TOKENS_MIN: Final = 2048
 PREFILL_TOKENS_MAX: Final = 262_144
 
 
 class Pace:
-    """Seconds from dispatch to a first token, for each further token, and from dispatch to the end."""
+    """Seconds from dispatch to the first token, per further token, and from dispatch to the end."""
 
     def __init__(self) -> None:
         self.first_token_s = 0.05
@@ -31,7 +31,7 @@ class Pace:
             self.token_s += RATE * ((now - lease.started_s) / lease.output_each() - self.token_s)
 
     def output_tokens(self, lease: Lease, now: float) -> int:
-        """What has an answer that is not streamed come to by now, over all its sequences? At most its reserve."""
+        """How many tokens has an answer that is not streamed now, over all its sequences? At most its reserve."""
         if lease.started_s is None:
             return lease.output_tokens
         request = lease.request
@@ -40,10 +40,10 @@ class Pace:
 
 
 class PrefillWindow:
-    """How many prompt tokens may be on their way to a first token at once?
+    """How many prompt tokens may be between their dispatch and a first token at the same time?
 
-    One step of the engine prefills many short prompts, or part of a long one. The window grows while it holds requests
-    back from an engine without a queue, and shrinks while the engine has one.
+    One step of the engine prefills many short prompts, or part of a long one. The window grows if it delays requests
+    although the engine has no queue. It shrinks while the engine has a queue.
     """
 
     def __init__(self) -> None:
@@ -51,11 +51,11 @@ class PrefillWindow:
         self._held_back = False
 
     def held_back(self) -> None:
-        """A request waits for want of room in it."""
+        """A request waits because the window is full."""
         self._held_back = True
 
     def observed(self, *, engine_queues: bool, engine_waits: bool) -> None:
-        """The engine was scraped: has it more waiting than its target, has it any?"""
+        """The engine was scraped. `engine_queues`: more wait inside it than the target. `engine_waits`: any wait."""
         if engine_queues:
             self.tokens = max(PREFILL_TOKENS_MIN, self.tokens * 3 // 4)
         elif not engine_waits and self._held_back:

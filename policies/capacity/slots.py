@@ -1,7 +1,8 @@
 """How many sequences may be dispatched to an engine at once?
 
-An engine does not say how many it runs side by side. It is configured, or learned: from how many were seen to run, from
-where the running gauge levels off while some wait, and, for an engine without gauges, from whether answers get slower.
+An engine does not report how many sequences it can run side by side. The number is configured, or learned. It is
+learned from how many were seen to run, and from where the running gauge levels off while others wait. For an engine
+without gauges it is learned from whether answers get slower.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from typing import Final
 __all__ = ["Slots"]
 
 FIRST_SLOTS: Final = 4
-"""Taken for an engine that has shown nothing yet."""
+"""Assumed for an engine that has not shown anything yet."""
 PROBING: Final = 2
-"""Dispatched beyond the target to find more slots."""
+"""Dispatched beyond the target, to find out whether there are more slots."""
 PERIOD_S_MIN: Final = 1.0
-"""How long it takes at least to see that slots stay empty."""
+"""Least time over which slots are seen to stay empty."""
 
 
 class Slots:
     """The slots of one backend, and what may be dispatched beyond them so that none stays empty.
 
-    `waiting_target`: requests that may wait inside the engine. `headroom`: share of the slots kept for tenants below
+    `waiting_target`: requests that may wait inside the engine. `headroom`: fraction of the slots kept for tenants below
     their fair share. `most`: never exceeded.
     """
 
@@ -34,7 +35,7 @@ class Slots:
         self._headroom = headroom
         self._most = most
         self._on_the_way = 0
-        """Dispatched beyond the slots because they are still on their way to the engine when others end."""
+        """Sequences dispatched beyond the slots, because they are still on their way to the engine when others end."""
         self._was_short = False
         self._seen = self._running_seen = self._waiting_seen = 0
         self._period_ends_s = 0.0
@@ -52,30 +53,31 @@ class Slots:
         return max(1, limit if self._most is None else min(limit, self._most))
 
     def is_short(self) -> None:
-        """A request is held back for want of a slot."""
+        """A request waits because no slot is free."""
         self._was_short = True
 
     def seen_running(self, sequences: int) -> None:
-        """So many were seen to run at once."""
+        """This many sequences were seen to run at once."""
         if sequences > self.count and not self._is_known:
             self.count = sequences
 
     def levels_off(self, running: int) -> None:
-        """The engine runs so many, no more than before, while others wait for want of a slot."""
+        """The engine runs this many, no more than before, while others wait for a slot."""
         if not self._is_known:
             self.count = min(self.count, running)
             self._is_learned = True
 
     def seen(self, running: int, waiting: int, now: float, *, lifetime_s: float, is_sustained: bool) -> None:
-        """The engine runs and queues so many.
+        """The engine runs and queues this many.
 
-        Slots that stay empty on average, over as long as requests live, although requests are held back for want of
-        one all the time, are missing on their way: half as many more may be under way. For less time than that it may
-        be a burst that has just begun, or a wave of requests that ended together; and a queue that only drains
-        (`is_sustained`: requests keep coming) is soon over. More would then only wait inside the engine.
+        Suppose slots stay empty on average, over as long as a request lives, although requests wait for a slot all that
+        time. Then sequences are missing because they are still on their way, and half as many more may be under way. A
+        shorter observation may be a burst that has just begun, or a wave of requests that ended together. A queue that
+        only drains is soon over (`is_sustained`: requests keep coming). In those cases more dispatches would only wait
+        inside the engine.
         """
         if not self._was_short and waiting <= self._waiting_target:
-            self._forget()  # nobody waits for a slot: that some are empty says nothing
+            self._forget()  # nobody waits for a slot, so empty slots say nothing
             return
         self._was_short = False
         if not self._seen:
@@ -94,7 +96,7 @@ class Slots:
         self._forget()
 
     def emptied(self) -> None:
-        """Nothing is dispatched any more: the next ones find an idle engine, and none of them is replaced."""
+        """Nothing is dispatched any more. The next requests find an idle engine, and none of them replaces another."""
         self._on_the_way = 0
         self._was_short = False
         self._forget()
@@ -109,10 +111,10 @@ class Slots:
             self._is_learned = True
 
     def came_whole(self, seconds_per_token: float, sequences: int) -> None:
-        """An engine without gauges gave a whole answer at this pace, with so many sequences dispatched.
+        """An engine without gauges gave a whole answer at this pace, with this many sequences dispatched.
 
-        Additive in both directions, one for each answer while all slots are in use: twice the best pace is taken for a
-        queue inside the engine.
+        The count changes by one per answer, in both directions, while all slots are in use. An average of more than
+        twice the best pace is taken for a queue inside the engine.
         """
         if self._is_known:
             return

@@ -1,4 +1,4 @@
-"""How much is too much? Limits that are numbers, and limits learned from what is usual."""
+"""How much is too much? Limits that are configured as numbers, and limits learned from what is usual."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ __all__ = ["Auto", "Ceiling", "Ceilings", "Percentile", "ThrottleSettings"]
 
 
 class Percentile:
-    """Below which value does this part of those seen lie? One number that follows them, in O(1) and without memory.
+    """A running estimate of one percentile: the value below which a fraction `part` of all values lies. O(1), no
+    memory.
 
-    Each value moves it by a small part of itself, up by p or down by 1 - p (stochastic approximation), the first ones
-    by more. No single value can move it far, however large.
+    Each value moves the estimate by a small part of itself: up by p or down by 1 - p (stochastic approximation). The
+    first values move it by more. No single value can move it far, however large it is.
     """
 
     __slots__ = ("part", "seen", "value")
@@ -34,7 +35,7 @@ class Percentile:
 
 @dataclass(frozen=True, slots=True)
 class Auto:
-    """A limit learned from its population's history: `factor` times a percentile of it, never below `floor`."""
+    """A limit learned from its population's history: `factor` times a percentile of it, but at least `floor`."""
 
     floor: float
     percentile: float = 0.5
@@ -54,9 +55,9 @@ Ceiling = int | Auto | None
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What may one member of a population start, request and take (tokens) within a window?
+    """How much may one member of a population start, request and take (in tokens) within a window?
 
-    What is learned counts per weight of the tenant.
+    Learned limits are per unit of the tenant's weight.
     """
 
     starts: Ceiling = None
@@ -82,10 +83,10 @@ APP = Ceilings(
 
 @dataclass(frozen=True, slots=True)
 class ThrottleSettings:
-    """The limits that hold while the KV cache is overloaded, and only at the start of an interaction.
+    """The limits that apply while the KV cache is overloaded, and only at the start of an interaction.
 
-    A user learns from the other users, one user of an app from the app's other users, both by the median, since few of
-    them may be many of all. An app learns from its own past.
+    A user's limit is learned from all users, and one user's limit in an app from the users of that app. Both use the
+    median, because a few members may make up most of a population. An app's limit is learned from its own past.
     """
 
     window_s: float = 60.0

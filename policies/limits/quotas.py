@@ -1,7 +1,7 @@
-"""Is a tenant beyond a limit that holds at any time? The classic limits, for those who want them; off by default.
+"""Is a tenant beyond a limit that holds at any time? These are the classic rate limits, off by default.
 
-They count whole tenants, whatever policy orders the queue, and they do not look at interactions: a request beyond them
-is refused in the middle of one too.
+They count whole tenants, under every policy. They do not look at interactions: a request beyond them is refused in the
+middle of an interaction too.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ NAMES = ("requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per_d
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one tenant may have. None: as much as there is."""
+    """What one tenant may have. None: no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent: int | None = None
-    """Queued and dispatched at once."""
+    """Requests queued and dispatched at the same time."""
     tokens_per_day: int | None = None
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ UNLIMITED = Quota()
 
 
 class Quotas:
-    """The limits of every tenant, and where each stands. One object may serve several pools."""
+    """The limits of every tenant, and how much each has used. One object may serve several pools."""
 
     def __init__(self, default: Quota = UNLIMITED, tenants: Mapping[str, Quota] | None = None) -> None:
         self._default = default
@@ -50,16 +50,16 @@ class Quotas:
         self.minute = SlidingCounts(MINUTE_S)
         self.day = SlidingCounts(DAY_S)
         self.under_way: dict[str, int] = {}
-        """By tenant, requests queued and dispatched."""
+        """By tenant: requests queued and dispatched."""
         self.under_way_elsewhere: Mapping[str, int] = {}
         """The same at other gateways."""
         self.may_have: Callable[[str, int, int], bool] | None = None
-        """Where other gateways count the same and cannot be asked: may this tenant have so many more requests and
-        tokens? None: there are none, or they can."""
+        """May this tenant have this many more requests and tokens? Set while other gateways count the same limits but
+        cannot be asked. None: there are none, or they can be asked."""
 
     @property
     def is_off(self) -> bool:
-        """Has nobody a limit?"""
+        """Has no tenant a limit?"""
         return self._default == UNLIMITED and not any(quota != UNLIMITED for quota in self._tenants.values())
 
     def refusal(self, request: Request, now: float) -> Refused | None:
@@ -67,7 +67,7 @@ class Quotas:
         return self._refusal(request, request.prompt_tokens, 1, now)
 
     def _refusal(self, request: Request, tokens: int, requests: int, now: float) -> Refused | None:
-        """Would its tenant be beyond a limit with so much more? None: it would not."""
+        """Would its tenant be beyond a limit with this many more tokens and requests? None: it would not."""
         tenant = request.flow.tenant
         self.minute.at(now)
         self.day.at(now)
@@ -80,13 +80,13 @@ class Quotas:
         return None
 
     def admitted(self, request: Request, now: float) -> None:
-        """It is queued."""
+        """The request was queued."""
         tenant = request.flow.tenant
         self.under_way[tenant] = self.under_way.get(tenant, 0) + 1
         self._count(tenant, 1, request.prompt_tokens, now)
 
     def ended(self, request: Request, tokens: int, now: float) -> None:
-        """It is over, in whatever way, and took so many tokens."""
+        """The request ended, in whatever way, and took this many tokens."""
         tenant = request.flow.tenant
         under_way = self.under_way[tenant] - 1
         if under_way:
@@ -96,15 +96,15 @@ class Quotas:
         self._count(tenant, 0, tokens - request.prompt_tokens, now)
 
     def standing(self, tenant: str, now: float) -> list[Limit]:
-        """Every limit that this tenant has."""
+        """Every limit of this tenant, and how much of it is used."""
         return self._standing(tenant, 1, now)
 
     def overrun(self, request: Request, now: float) -> Refused | None:
-        """Is its tenant beyond a limit, now that it has been counted?"""
+        """Is its tenant beyond a limit, now that this request has been counted?"""
         return self._refusal(request, 0, 0, now)
 
     def withdrawn(self, request: Request, now: float) -> None:
-        """It was counted, and is not served after all: as if it had never come."""
+        """The request was counted, but is not served: undo the count."""
         self.ended(request, 0, now)
         self._count(request.flow.tenant, -1, 0, now)
 

@@ -1,7 +1,7 @@
 """What did each member of a population do within the last window? Sliding counts.
 
-A count slides over two periods of the window: what was counted in the period before fades as the present one goes on.
-So a count costs O(1) in time and memory, and is exact where the earlier period was even.
+A count slides over two periods as long as the window. The count of the previous period fades as the present one goes
+on. So a count costs O(1) time and memory. It is exact if the previous period was evenly filled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["MEASURES", "NO_COUNT", "Count", "SlidingCounts"]
 
 
 class Count:
-    """What was counted of one member in one period, and in the one before it."""
+    """What was counted for one member in one period, and in the previous one."""
 
     __slots__ = ("before", "members", "requests", "starts", "tokens", "told", "weight")
 
@@ -23,7 +23,7 @@ class Count:
         self.starts = self.requests = self.tokens = self.members = 0
         self.weight = weight
         self.told: Any = None
-        """What other gateways have heard of it: kept by whoever tells them."""
+        """What other gateways know of it. Written by the code that tells them."""
         self.before = before
         if before is not None:
             before.before = None
@@ -36,8 +36,8 @@ MEASURES = ("starts", "requests", "tokens")
 class SlidingCounts:
     """What did each member of a population do within the last `window_s`?
 
-    Bounded: members that were silent for two windows are forgotten; more than `members_max` in one period end it early.
-    A clock that jumps, in either direction, begins anew.
+    Bounded: a member that was silent for two windows is forgotten, and more than `members_max` members in one period
+    end that period early. A clock that jumps, in either direction, starts the counts anew.
     """
 
     def __init__(self, window_s: float, *, members_max: int = 200_000) -> None:
@@ -49,18 +49,18 @@ class SlidingCounts:
         self._counts: dict[Hashable, Count] = {}
         self._before: dict[Hashable, Count] = {}
         self._left = 1.0
-        """The part of the counts before that has not faded."""
+        """The fraction of the previous period's counts that still counts."""
         self.epoch_s = 0.0
-        """By how much the clock by which periods begin is ahead of `now`. Whoever sets it calls `begin_anew`."""
+        """How far the clock that divides time into periods is ahead of `now`. After setting it, call `begin_anew`."""
         self.changed: dict[Count, tuple[Hashable, int]] | None = None
-        """Counts that were added to, each with its member and period, for whoever takes them out of it. Bounded: the
-        ones that changed longest ago are dropped. None: nobody does."""
+        """Counts that were added to, each with its member and period. The code that tells other gateways takes them
+        out. Bounded: the oldest changes are dropped. None: no one takes them."""
 
     def __len__(self) -> int:
         return len(self._counts) + len(self._before)
 
     def at(self, now: float) -> None:
-        """It is this time."""
+        """Move to this time: begin a new period if it is due."""
         left = (self.ends_s - now) / self.window_s
         if 0.0 < left <= 1.0:
             self._left = left
@@ -74,7 +74,9 @@ class SlidingCounts:
             self.ends_s = (period + 1) * self.window_s - self.epoch_s
 
     def of(self, member: Hashable, weight: float, learn: Callable[[Count], None] | None = None) -> Count:
-        """Its count in this period, to add to. `learn` hears what it did in the period before, the first time."""
+        """A member's count in this period, to add to. On the first time, `learn` gets its count of the previous
+        period.
+        """
         count = self._counts.get(member)
         if count is None:
             if len(self._counts) >= self._members_max:
@@ -86,7 +88,7 @@ class SlidingCounts:
         return count
 
     def sliding(self, member: Hashable, now: float) -> tuple[float, float, float]:
-        """Its starts, requests and tokens within the window. A question: it may be of a later time."""
+        """A member's starts, requests and tokens within the window. A question: `now` may be in the future."""
         count, before, left = self._seen(member, now)
         return (
             count.starts + left * before.starts,
@@ -95,9 +97,10 @@ class SlidingCounts:
         )
 
     def limit(self, name: str, measure: str, member: Hashable, more: float, limit: float, now: float) -> Limit:
-        """Where does a member stand that wants so much more of a measure? `reset_s`: when it may; 0 if it may now.
+        """How much of a limit has a member used that wants `more` of a measure?
 
-        `measure` is "starts", "requests" or "tokens". A question: it may be of a later time.
+        `reset_s` says when it may have that much; 0 if now. `measure` is "starts", "requests" or "tokens". A question:
+        `now` may be in the future.
         """
         one, earlier, left = self._seen(member, now)
         count, before = getattr(one, measure), getattr(earlier, measure)
@@ -108,16 +111,19 @@ class SlidingCounts:
         elif count <= room:
             reset_s = self.window_s * (left - (room - count) / before)
         else:
-            # The present count begins to fade when its period ends. More than the limit at once waits until it is gone.
+            # The present count begins to fade when its period ends. A request for more than the whole limit waits until
+            # the count is gone.
             reset_s = self.window_s * (left + 1.0 - max(0.0, room) / count) if count else self.window_s
         return Limit(name, int(limit), max(0, min(int(limit), int(limit - count - fading))), reset_s)
 
     def members(self, member: Hashable) -> int:
-        """How many were counted as being part of this member, in this period or the one before?"""
+        """How many were counted as part of this member, in this period or the previous one?"""
         return max(one.members for one in self._of_both(member))
 
     def _seen(self, member: Hashable, now: float) -> tuple[Count, Count, float]:
-        """Its counts in the period of this time and in the one before, and the part of the latter that still counts."""
+        """Its counts in the period of `now` and in the previous one, and the fraction of the latter that still
+        counts.
+        """
         left = (self.ends_s - now) / self.window_s
         if 0.0 < left <= 1.0:
             return *self._of_both(member), left
@@ -130,14 +136,14 @@ class SlidingCounts:
         return NO_COUNT, NO_COUNT, left
 
     def _of_both(self, member: Hashable) -> tuple[Count, Count]:
-        """Its counts in this period and in the one before."""
+        """Its counts in this period and in the previous one."""
         count = self._counts.get(member)
         if count is not None:
             return count, count.before or NO_COUNT
         return NO_COUNT, self._before.get(member, NO_COUNT)
 
     def begin_anew(self) -> None:
-        """Periods begin by another clock from now on."""
+        """From now on periods begin by another clock."""
         self.ends_s = float("-inf")
 
     def note_change(self, member: Hashable, count: Count) -> None:
@@ -153,6 +159,6 @@ class SlidingCounts:
         return int(self._period)
 
     def counted(self, member: Hashable) -> tuple[Count, Count, float]:
-        """What was counted of it in this period and in the one before, and the part of the latter that still counts."""
+        """Its counts in this period and in the previous one, and the fraction of the latter that still counts."""
         count, before = self._of_both(member)
         return count, before, self._left

@@ -1,15 +1,15 @@
-"""Who may not start anything now? Overload- and interaction-driven throttling (FairServe, section 4.2; OIT).
+"""Which starts are refused now? Overload- and interaction-driven throttling (OIT; FairServe, section 4.2).
 
-Only while the KV cache is overloaded, only at the start of an interaction, and only those beyond a limit of their user
-or app are refused. What is counted are admitted requests: a client that keeps trying is not kept out by its attempts.
+Requests are refused only while the KV cache is overloaded, only at the start of an interaction, and only beyond a limit
+of their user or app. Only admitted requests count, so a client that keeps trying is not locked out by its attempts.
 
-Of an app beyond its limit, only those users are refused that have more than their equal part of it: one of them cannot
-use up what the others may have. Users are what the tenant says they are; a tenant that names a new one for each request
-leaves each of them no part at all.
+If an app is beyond its limit, only those of its users are refused that have more than an equal part of it. One user
+cannot use up what the others may have. Users are what the tenant says they are. A tenant that names a new user for each
+request leaves each of them almost no part.
 
-A learned limit is a guess, and keeps the queue short; it is not to cost anyone the share that the order gives them, or
-whoever evades it would have what those lose who do not. So it refuses nobody whose tenant has less than `KEPT` waiting.
-A limit that is a number holds in any case.
+A learned limit is a guess that keeps the queue short. It must not cost anyone the fair share that the order gives them.
+Otherwise tenants that evade the limit would gain what the others lose. So a learned limit refuses no request of a
+tenant with fewer than `KEPT` requests waiting. A limit that is configured as a number always applies.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ __all__ = ["KEPT", "Throttle"]
 TOKENS: Final = 2
 POPULATIONS_MAX: Final = 4096
 HEARD_ALL, HEARD_OF = 256, 8
-"""Members whose past is heard one by one; after so many of a population one in so many is enough."""
+"""The first HEARD_ALL counts of a population are all learned from; after that one in HEARD_OF is enough."""
 RETRY_S_MAX: Final = 60.0
 KEPT: Final = 4
-"""Requests of a tenant that may wait whatever limits were learned: enough that it is there when it is next."""
+"""Requests of a tenant that may wait whatever the learned limits are. With so many the tenant still has a request when
+its turn comes."""
 
 Population = tuple[str, str]
 
@@ -49,18 +50,18 @@ def _itself(app: tuple[str, str]) -> Population:
 
 
 class _History:
-    """What do the members of one population usually do in a window, per weight, and what are their limits by that?"""
+    """What do the members of one population usually do in a window, per weight, and which limits follow from it?"""
 
     __slots__ = ("_ceilings", "completed", "limits", "numbers", "usual")
 
     def __init__(self, ceilings: tuple[Ceiling, ...]) -> None:
         self._ceilings = ceilings
         self.numbers = [float(one) if isinstance(one, int) else float("inf") for one in ceilings]
-        """The limits that are not learned."""
+        """The configured limits; infinite where the limit is learned or absent."""
         self.usual = [Percentile(one.percentile if isinstance(one, Auto) else 0.5) for one in ceilings]
         self.completed = 0
         self.limits = self._learned()
-        """Of starts, requests and tokens, at weight 1; infinite where there is none."""
+        """Limits of starts, requests and tokens at weight 1; infinite where there is none."""
 
     def learn(self, count: Count) -> None:
         self.completed += 1
@@ -73,21 +74,21 @@ class _History:
         self.limits = self._learned()
 
     def learned(self) -> list[Any]:
-        """Of each measure its percentile and how many were seen."""
-        values: list[Any] = []  # a list of floats, compiled, would make floats of the counts
+        """For each measure, its percentile and how many values it was learned from."""
+        values: list[Any] = []  # mypyc would turn the counts in a list of floats into floats
         for one in self.usual:
             values += [one.value]
             values += [one.seen]
         return values
 
     def restore(self, values: list[Any]) -> None:
-        """Of each measure its percentile and how many were seen, as in a snapshot."""
+        """For each measure, its percentile and how many values it was learned from, as in a snapshot."""
         for one, value, seen in zip(self.usual, values[::2], values[1::2], strict=True):
             one.value, one.seen = value, seen
         self.limits = self._learned()
 
     def at_weight(self, weight: float) -> list[float]:
-        """The limits of one of this weight: what is learned counts per weight."""
+        """The limits of a member of this weight. Learned limits are multiplied by the weight."""
         if weight == 1.0:
             return self.limits
         pairs = zip(self.limits, self._ceilings, strict=True)
@@ -101,10 +102,10 @@ class _History:
 
 
 class _Level:
-    """Users, an app's users, or apps: what each did, what is usual, what is the limit.
+    """One of three levels (users, an app's users, apps): the counts of its members, what is usual, and the limits.
 
     Args:
-        population: of which population is this member?
+        population: the population to which a member belongs.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class _Level:
         return history
 
     def forget_beyond(self) -> None:
-        """Forget the populations that were learned first, beyond so many."""
+        """Forget the populations that were learned first, beyond the allowed number."""
         while len(self.histories) > self._populations_max:
             self.histories.popitem(last=False)
 
@@ -146,7 +147,7 @@ class _Level:
         now: float,
         pressure: Pressure,
     ) -> Refused:
-        """The refusal of one that is beyond this limit, and when it may come back."""
+        """The refusal of a request beyond this limit, with the time after which it may come back."""
         more = request.prompt_tokens if measure == TOKENS else 1
         found = self.counts.limit(f"{self.name}_{MEASURES[measure]}", MEASURES[measure], member, more, limit, now)
         return Refused(reason, min(RETRY_S_MAX, max(1.0, pressure.drain_s, found.reset_s)), found)
@@ -174,7 +175,7 @@ class _Level:
 
 
 class _Member:
-    """Where one flow stands: what its user, its user in this app, and its app did, and what is usual for such."""
+    """What the user, the user in this app, and the app of one flow did, and what is usual for each."""
 
     __slots__ = ("app", "app_user", "user", "usual_app", "usual_app_user", "usual_user")
 
@@ -196,7 +197,10 @@ class _Member:
 
 
 def _exceeded(count: Count, limits: list[float], starts: int, tokens: int, left: float) -> int | None:
-    """Which measure would be beyond its limit with so many more starts and tokens? Of the past, `left` counts."""
+    """Which measure would be beyond its limit with this many more starts and tokens?
+
+    `left` is the fraction of the previous period that still counts. None: no measure.
+    """
     before = count.before or NO_COUNT
     if count.starts + left * before.starts + starts > limits[0]:
         return 0
@@ -206,7 +210,7 @@ def _exceeded(count: Count, limits: list[float], starts: int, tokens: int, left:
 
 
 class Throttle:
-    """Is this start refused, and until when?"""
+    """Is this start refused, and for how long?"""
 
     def __init__(self, settings: ThrottleSettings | None = None, *, members_max: int = 200_000) -> None:
         settings = settings or ThrottleSettings()
@@ -220,14 +224,14 @@ class Throttle:
         self._members_max = members_max
         self._began_s = self._ends_s = float("-inf")
         self._members: dict[Flow, _Member] = {}
-        """Of every flow that was seen in this period, so that a request looks up one thing and not six."""
+        """By flow, for every flow of this period: a request then needs one look-up instead of six."""
 
     def __len__(self) -> int:
         """Members in memory."""
         return sum(len(level.counts) for level in self._levels.values())
 
     def refusal(self, request: Request, now: float, pressure: Pressure, waiting: int) -> Refused | None:
-        """May it not be queued, of whose tenant so many requests wait? None: it may. Counts nothing."""
+        """Is this request refused? None: it may be queued. `waiting`: queued requests of its tenant. Counts nothing."""
         if not pressure.overloaded or request.progress.inside:
             return None
         member = self._member(request, now)
@@ -255,7 +259,9 @@ class Throttle:
         return self._app.refused(Refusal.OVER_APP_LIMIT, measure, limits[measure], flow[:2], request, now, pressure)
 
     def count(self, request: Request, now: float) -> bool:
-        """It is queued. Is its user now beyond a limit (`is_beyond`)? Looked at inside an interaction only."""
+        """The request is queued: count it. Is its user now beyond a limit (`is_beyond`)? Checked only inside an
+        interaction.
+        """
         member = self._member(request, now)
         user, app_user, app = member.user, member.app_user, member.app
         tokens = request.prompt_tokens
@@ -276,7 +282,7 @@ class Throttle:
         return False
 
     def is_beyond(self, request: Request, now: float) -> bool:
-        """Is its user beyond a limit, all in all or in this app, whether or not that refuses anything now?"""
+        """Is its user beyond a limit, in total or in this app, whether or not that refuses anything now?"""
         return self._is_beyond(self._member(request, now), request.weight, now)
 
     def _is_beyond(self, member: _Member, weight: float, now: float) -> bool:
@@ -286,7 +292,7 @@ class Throttle:
         return _exceeded(member.app_user, member.usual_app_user.at_weight(weight), 0, 0, left) is not None
 
     def settle(self, request: Request, service: ServiceTokens, now: float) -> None:
-        """It is over, and took this much in all; at least what was expected of its prompt stays counted."""
+        """The request ended, and took this much in all. At least its estimated prompt stays counted."""
         tokens = service.prompt + service.output - request.prompt_tokens
         if tokens > 0:
             member = self._member(request, now)
@@ -326,7 +332,7 @@ class Throttle:
         return member
 
     def explain(self, flow: Flow, weight: float, now: float) -> dict[str, float]:
-        """Counts and limits of its user, its user in this app, and its app."""
+        """Counts and limits of its user, of its user in this app, and of its app."""
         return {
             **self._user.explain((flow.tenant, flow.user), weight, now),
             **self._app_user.explain(flow, weight, now),
@@ -334,11 +340,13 @@ class Throttle:
         }
 
     def snapshot(self) -> dict[str, object]:
-        """What is usual, as plain data: per population and measure a percentile and how many were seen."""
+        """What is usual, as plain data: for each population and measure a percentile and how many values it was learned
+        from.
+        """
         return {name: level.snapshot() for name, level in self._levels.items()}
 
     def restore(self, learned: object) -> None:
-        """Go on from a snapshot. ValueError if it is none; then nothing has changed."""
+        """Continue from a snapshot. ValueError if it is not valid; then nothing has changed."""
         tables = fields(learned, *self._levels)
         restored = [level.restored(table) for level, table in zip(self._levels.values(), tables, strict=True)]
         for level, histories in zip(self._levels.values(), restored, strict=True):
@@ -346,7 +354,7 @@ class Throttle:
         self._members.clear()
 
     def adopt(self, learned: object) -> None:
-        """Take from a snapshot of another gateway what it has seen more of. ValueError if it is none."""
+        """Take over from another gateway's snapshot what it has seen more of. ValueError if it is not valid."""
         tables = fields(learned, *self._levels)
         for level, table in zip(self._levels.values(), tables, strict=True):
             for population, theirs in level.restored(table).items():

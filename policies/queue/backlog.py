@@ -1,8 +1,8 @@
-"""Which request is owed most? Tenants by weight, then the (app, user) flows inside a tenant, oldest request first.
+"""Which request is owed most service? Tenants by weight, then the (app, user) flows of a tenant, oldest request first.
 
-Two levels of the same `Counters`: a tenant that opens fifty flows still has one tenant's share, divided by fifty.
-What a unit of service is, is the policy's business; here it only accumulates. With `leads`, requests inside an open
-interaction go before others, as long as their tenant and flow are not further ahead than that.
+Both levels use the same `Counters`. A tenant that opens fifty flows still has one tenant's fair share, divided by
+fifty. The policy defines the unit of service; here it only accumulates. With `leads`, requests inside an open
+interaction go before others, as long as their tenant and flow are not ahead by more than that lead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ USUAL_RATE: Final = 0.05
 
 
 class FlowMember(Member):
-    """The requests of one flow that wait, oldest first; with leads, those inside an interaction are apart."""
+    """The waiting requests of one flow, oldest first. With leads, those inside an interaction are kept apart."""
 
     __slots__ = ("flow", "inside", "requests", "tenant")
 
@@ -32,7 +32,7 @@ class FlowMember(Member):
 
 
 class TenantMember(Member):
-    """A tenant and its flows; how many of its waiting requests are inside an interaction."""
+    """A tenant and its flows, and how many of its waiting requests are inside an interaction."""
 
     __slots__ = ("flows", "inside", "weight")
 
@@ -44,11 +44,12 @@ class TenantMember(Member):
 
 
 class Backlog:
-    """Every queued request, ordered by what its tenant and flow have received per weight.
+    """Every queued request, ordered by the service per weight of its tenant and flow.
 
-    Tenants and flows together are remembered up to `flows_max`, not counting those with something queued or running.
-    `lift` and `quantum` are those of `Counters`, on both levels; a tenant's quantum counts service per weight. `leads`:
-    that of a tenant and of a flow with a waiting request inside an interaction, in the units of their counters.
+    At most `flows_max` tenants and flows together are remembered, not counting those with something queued or running.
+    `lift` and `quantum` are those of `Counters`, on both levels. A tenant's quantum counts service per weight. `leads`
+    are the leads of a tenant and of a flow that have a waiting request inside an interaction, in the units of their
+    counters.
     """
 
     def __init__(
@@ -63,22 +64,22 @@ class Backlog:
         self._by_flow: dict[Flow, FlowMember] = {}
         self._requests = 0
         self.changed: dict[Member, None] | None = None
-        """Members that were queued or charged, those that changed longest ago first, for whoever takes them out of it.
-        Bounded: the first ones are dropped. None: nobody does."""
+        """Members that were queued or charged, the oldest change first. The code that tells other gateways takes them
+        out. Bounded: the oldest changes are dropped. None: no one takes them."""
         self.usual = self.usual_of_flow = 0.0
-        """What a request is charged in the end, to its tenant and to its flow: moving averages."""
+        """Final charge of a usual request, to its tenant and to its flow: moving averages."""
 
     def __len__(self) -> int:
         return self._requests
 
     def push(self, request: Request, *, front: bool = False, leads: bool = True) -> None:
-        """Queue it. `front`: it was dispatched and came back, so it goes first in its flow.
+        """Queue the request. `front`: it was dispatched and came back, so it goes first in its flow.
 
         `leads`: it may go before others if it is inside an interaction.
         """
         tenant = self._by_tenant.get(request.flow.tenant) or self._new_tenant(request.flow.tenant)
         tenant.weight = request.weight
-        self.tenants.queued(tenant)  # first, so that making room for its flow does not forget it
+        self.tenants.queued(tenant)  # first, so that making room for its flow does not forget the tenant
         flow = self._by_flow.get(request.flow) or self._new_flow(request.flow, tenant)
         tenant.flows.queued(flow)
         requests = flow.requests
@@ -95,28 +96,30 @@ class Backlog:
             self._note_change(flow)
 
     def head(self) -> Request | None:
-        """The oldest request of the least-served flow of the least-served tenant; one inside an interaction first."""
+        """The oldest request of the least-served flow of the least-served tenant. One inside an interaction goes
+        first.
+        """
         tenant = self.tenants.least()
         flow = tenant.flows.least() if tenant is not None else None
         return next(iter((flow.inside or flow.requests).values())) if flow is not None else None
 
     def dispatch(self, request: Request) -> None:
-        """Take it out of the queue: it goes to a backend, and `end` will follow."""
+        """Take the request out of the queue: it goes to a backend, and `end` will follow."""
         flow = self._take(request)
         flow.tenant.flows.dispatched(flow)
         self.tenants.dispatched(flow.tenant)
 
     def withdraw(self, request: Request) -> None:
-        """Take it out of the queue: nobody wants it any more."""
+        """Take the request out of the queue without service."""
         flow = self._take(request)
         flow.tenant.flows.withdrawn(flow)
         self.tenants.withdrawn(flow.tenant)
         self._forget_beyond(self._flows_max, flow.tenant.flows)
 
     def charge(self, request: Request, service: float, normalised: float | None = None) -> None:
-        """The service of a dispatched request is this much in all; tenant and flow are charged what is new in it.
+        """Set the total service of a dispatched request. Its tenant and flow are charged the difference.
 
-        `normalised`: what the flow is charged instead, where the flows of a tenant are compared in another unit.
+        `normalised`: total service for the flow, where the flows of a tenant are compared in another unit.
         """
         new = of_flow = service - request.progress.charged
         request.progress.charged = service
@@ -130,7 +133,7 @@ class Backlog:
             self._note_change(flow)
 
     def end(self, request: Request) -> None:
-        """A dispatched request is over (or comes back to the queue by `push` with `front`)."""
+        """A dispatched request ended, or comes back to the queue by `push` with `front`."""
         flow = self._by_flow[request.flow]
         flow.tenant.flows.ended(flow)
         self.tenants.ended(flow.tenant)
@@ -145,7 +148,7 @@ class Backlog:
         return member.queued if member is not None else 0
 
     def explain(self, flow: Flow) -> dict[str, float]:
-        """Counters of a flow, relative to the next one of those waiting: 0 is next, more is further away."""
+        """Counters of a flow, relative to the next one that waits. 0 is next, larger is further away."""
         tenant, member = self._by_tenant.get(flow.tenant), self._by_flow.get(flow)
         if tenant is None:
             return {"queued": 0.0, "running": 0.0}
@@ -166,7 +169,7 @@ class Backlog:
         return self._by_tenant.get(name)
 
     def tenant_names(self) -> list[str]:
-        """Those that are remembered, now."""
+        """Names of the tenants that are remembered now."""
         return list(self._by_tenant)
 
     def flow(self, flow: Flow) -> FlowMember | None:
@@ -184,7 +187,7 @@ class Backlog:
             del self.changed[next(iter(self.changed))]
 
     def _take(self, request: Request) -> FlowMember:
-        """Out of the queue; its flow."""
+        """Take the request out of the queue, and return its flow."""
         flow = self._by_flow[request.flow]
         self._requests -= 1
         if self.changed is not None:
@@ -213,7 +216,7 @@ class Backlog:
         return member
 
     def _forget_beyond(self, remembered_max: int, flows: Counters[FlowMember] | None) -> None:
-        """Forget who has been idle longest: one of these flows if there is any, else a tenant with all its flows."""
+        """Forget what has been idle longest: one of these flows if possible, else a tenant with all its flows."""
         while len(self._by_tenant) + len(self._by_flow) > remembered_max:
             flow = flows.forget_longest_idle() if flows is not None else None
             if flow is not None:

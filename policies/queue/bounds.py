@@ -1,7 +1,8 @@
 """Who waits, within which bounds, and who gives way when the queue is full?
 
-Order is the policy's business; here are only the bounds: requests, bytes and time. What is inside an interaction waits
-longer before it expires, and gives way after everything else: what was spent on it would be lost.
+The policy decides the order. Here are only the bounds: requests, bytes and time. A request inside an interaction waits
+longer before it expires, and gives way only after all others, because the tokens spent on its interaction would be
+lost.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ class QueueLimits:
     wait_s_max: float = 120.0
     attempts_max: int = 3
     wait_s_max_inside: float = 600.0
-    """The same for a call inside an interaction."""
+    """`wait_s_max` of a request inside an interaction."""
 
     def wait_s(self, request: Request) -> float:
-        """How long may this one wait?"""
+        """How long may this request wait?"""
         return self.wait_s_max_inside if request.progress.inside else self.wait_s_max
 
 
 class _TenantQueue:
-    """What one tenant has waiting, oldest first; starts, and calls inside an interaction."""
+    """The waiting requests of one tenant, oldest first: starts, and calls inside an interaction."""
 
     __slots__ = ("bytes", "inside", "starts", "weight")
 
@@ -67,13 +68,13 @@ class BoundedQueue:
         return self.requests.get(request_id)
 
     def place_of(self, request: Request) -> int:
-        """How many of its tenant came before it, and itself? O(those of its tenant)."""
+        """Place of a request among those of its tenant by arrival, from 1. O(requests of the tenant)."""
         own = self._tenants[request.flow.tenant]
         others = (*own.starts.values(), *own.inside.values())
         return sum(other.arrived_s <= request.arrived_s for other in others)
 
     def add(self, request: Request, *, front: bool = False) -> None:
-        """Let it in; `front`: it comes back, and counts as the oldest of its tenant."""
+        """Queue the request. `front`: it comes back, and counts as the oldest of its tenant."""
         self.requests[request.id] = request
         tenant = self._tenants.get(request.flow.tenant)
         if tenant is None:
@@ -97,7 +98,7 @@ class BoundedQueue:
         self.bytes -= request.body_bytes
 
     def earliest_deadline_s(self) -> float:
-        """When the first of those waiting expires; infinite if nobody waits."""
+        """When the first waiting request expires; infinite if none waits."""
         while self._deadlines:
             deadline_s, request_id = self._deadlines[0]
             request = self.requests.get(request_id)
@@ -107,16 +108,20 @@ class BoundedQueue:
         return float("inf")
 
     def expired(self, now: float) -> Request | None:
-        """One whose time is up, or None."""
+        """A request whose time is up, or None."""
         return self.requests[self._deadlines[0][1]] if self.earliest_deadline_s() <= now else None
 
     def giving_way(self, request: Request) -> list[Request] | None:
-        """Which queued requests are refused so that this one has room? [] none is needed; None: it has no right to any.
+        """Which queued requests must be refused to make room for this one? []: none; None: it has no right to any room.
 
-        A full queue is shared by weight: whoever has most in it gives up its newest, to one who has less. So a flood
-        meets the bound alone. Starts give way before calls inside an interaction: a start makes such a call give way
-        only if its tenant fills more than half of the queue, and such a call makes the start of any tenant give way
-        as long as its own fills no more than half. O(tenants waiting), and only when the queue is full.
+        A full queue is divided by weight. The tenant that fills most of it per weight gives up its newest requests to a
+        tenant that fills less. So a flood of requests meets the bound alone.
+
+        Starts give way before calls inside an interaction. A start takes the place of such a call only if the call's
+        tenant fills more than half of the queue. A call inside an interaction takes the place of any tenant's start, as
+        long as its own tenant fills no more than half.
+
+        O(tenants waiting), and only when the queue is full.
         """
         limits = self._limits
         missing = self.bytes + request.body_bytes - limits.bytes_max
@@ -154,7 +159,7 @@ class BoundedQueue:
         return _newest(giver, missing, may_cut=False) if giver is not None else None
 
     def _giver(self, own: _TenantQueue | None, *, within_half: bool) -> _TenantQueue | None:
-        """Whose starts give way to a call inside an interaction: its own tenant's, or those of who has most."""
+        """Whose starts give way to a call inside an interaction? Its own tenant's, or those of the tenant with most."""
         if own is not None and own.starts:
             return own
         if not within_half:
@@ -164,7 +169,7 @@ class BoundedQueue:
 
 
 def _newest(tenant: _TenantQueue, missing: int, *, may_cut: bool) -> list[Request] | None:
-    """Its newest requests that hold so many bytes, starts first; None if they do not."""
+    """Its newest requests that together have this many bytes, starts first; None if all of them have less."""
     victims: list[Request] = []
     for queue in (tenant.starts, tenant.inside) if may_cut else (tenant.starts,):
         for victim in reversed(queue.values()):

@@ -1,22 +1,22 @@
-"""Who of those waiting has received least? One level of counters, kept in order as they grow.
+"""Which waiting member has received least service? One level of counters, kept in order as they grow.
 
-`Counters` hold the members that have something queued, ordered by (counter, turn, name). Counters mostly grow, and grow
-often (a token at a time), so the heap is corrected lazily: an entry whose member has moved back since is moved when it
-comes to the top. A counter that falls below its entry (a refund) gets a second entry; the older one is dropped when
-it is met.
+`Counters` contain the members that have something queued, ordered by (counter, turn, name). Counters mostly grow, and
+often: by a token at a time. So the heap is corrected lazily. An entry whose counter has grown is moved when it reaches
+the top. A counter that falls below its entry (a refund) gets a second entry, and the old one is dropped when it reaches
+the top.
 
-Lift (VTC, algorithm 2): a member that gets its first queued request is raised to the counter of the next one of those
-waiting, or, if nobody waits, to that of the member that left last. Idling therefore banks no credit, and `max` keeps
-debt. Any value between the least and the greatest waiting counter keeps the bound (remark 4.6). Without `lift`, members
-keep what they did not use (LCF).
+Lift (VTC, algorithm 2): a member with its first queued request is raised to the counter of the next waiting member. If
+nobody waits, it is raised to the counter of the member that left last. So idling banks no credit. `max` keeps debt. Any
+value between the least and the greatest waiting counter keeps the bound (remark 4.6). Without `lift`, members keep what
+they did not use (LCF).
 
-Lead: a member may go before those who have received up to so much less. It is not lifted by it, nor are others, and
-what it receives counts: it can be ahead by its lead once, not again and again.
+Lead: a member with a lead may go before others that have received less, by at most that lead. The lead changes neither
+its own counter nor anyone's lift. What it receives counts, so it can be ahead by its lead once, not again and again.
 
-Turns: among equal counters, who was served longest ago goes first. With a `quantum`, counters are read in whole quanta,
-so that a member is served until its counter has passed a multiple of it, and members of one round go in the order in
-which they began to wait (deficit round robin, see `orders.rr`). Whoever comes is raised to the beginning of that
-round: all of its members may use it up, those that were there first and those that were not.
+Turns: among equal counters, the member served longest ago goes first. With a `quantum`, counters are read in whole
+quanta. A member is then served until its counter has passed a multiple of the quantum. The members of one round go in
+the order in which they began to wait (deficit round robin, see `orders.rr`). A new member is raised to the beginning of
+the present round. So every member of the round may use all of it, early or late.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from typing import Any, Generic, TypeVar
 __all__ = ["Counters", "Member"]
 
 Entry = Any
-"""(counter or round, turn, name, member): ordered by the first three, and told apart by identity. Typed as a tuple it
-would have none once compiled."""
+"""(counter or round, turn, name, member): ordered by the first three, and compared by identity. It has no tuple type,
+because mypyc tuples have no identity."""
 
 
 class Member:
-    """One who waits: a tenant among tenants, or a flow inside its tenant."""
+    """One that waits: a tenant among tenants, or a flow inside its tenant."""
 
     __slots__ = ("counter", "entry", "is_sole", "lead", "lifted", "name", "queued", "running", "told", "turn")
 
@@ -41,26 +41,26 @@ class Member:
         self.name = name
         self.counter = 0.0
         self.lifted = 0.0
-        """Of the counter, so much came from lifts in all, and not from service."""
+        """How much of the counter came from lifts, and not from service."""
         self.is_sole = False
-        """Nobody else waited here when it came last."""
+        """Nobody else waited here when it last began to wait."""
         self.lead = 0.0
-        """It goes before others until it has received this much more than they."""
+        """It goes before others until it has received this much more than they have."""
         self.queued = 0
         self.running = 0
         self.turn = 0
-        """Place among equal counters."""
+        """Its place among equal counters."""
         self.entry: Entry = None
-        """Its valid heap entry; None when it does not wait."""
+        """Its valid heap entry; None while nothing of it waits."""
         self.told: Any = None
-        """What other gateways have heard of it: kept by whoever tells them."""
+        """What other gateways know of it. Written by the code that tells them."""
 
     def __hash__(self) -> int:
-        # A compiled class with __lt__ has no hash of its own, and members are keys of dictionaries.
+        # With mypyc, a class with __lt__ has no hash. Members are dictionary keys, so they need one.
         return id(self)
 
     def __lt__(self, other: Member) -> bool:
-        # The heap compares members only if all else is equal: then one of the two was forgotten, and is dropped later.
+        # The heap compares members only if all else is equal. One of the two is then forgotten, and is dropped later.
         return False
 
 
@@ -68,7 +68,7 @@ M = TypeVar("M", bound=Member)
 
 
 class Counters(Generic[M]):
-    """Which member is least served? It holds those who wait, and those who are idle until they are forgotten."""
+    """Which member is least served? It contains the waiting members, and the idle ones until they are forgotten."""
 
     def __init__(self, *, lift: bool = True, quantum: float = 0.0) -> None:
         self._lifts = lift
@@ -76,18 +76,18 @@ class Counters(Generic[M]):
         self._heap: list[Entry] = []
         self._idle: OrderedDict[tuple[str, ...], M] = OrderedDict()
         self.last_left: M | None = None
-        """Whose queue emptied last."""
+        """The member whose queue emptied last."""
         self.times_left = 0
         """How often a queue emptied."""
         self.told: Any = None
-        """What other gateways have heard of that: kept by whoever tells them."""
+        """What other gateways know of the last departure. Written by the code that tells them."""
         self._turn = 0
         self._waiting = 0
         self.least_elsewhere: float | None = None
-        """Counter of the next one that waits at another gateway; None: nobody is known to."""
+        """Counter of the next member that waits at another gateway; None: none is known."""
 
     def floor(self) -> float:
-        """Counter of the next one, here or elsewhere, or of the member that left last if nobody waits."""
+        """Counter of the next member here or elsewhere. If nobody waits: that of the member that left last."""
         least, elsewhere = self.least(), self.least_elsewhere
         if least is not None:
             return least.counter if elsewhere is None else min(least.counter, elsewhere)
@@ -114,7 +114,9 @@ class Counters(Generic[M]):
         return None
 
     def _lift(self, member: M) -> None:
-        """Raise it to the next one's counter, so that it banks no credit; to the beginning of its round, if any."""
+        """Raise it to the next one's counter, so that it banks no credit. With rounds, to the beginning of that
+        round.
+        """
         floor = self.floor()
         if self._quantum:
             floor -= floor % self._quantum
@@ -145,34 +147,34 @@ class Counters(Generic[M]):
         self._leave_one(member)
 
     def withdrawn(self, member: M) -> None:
-        """One of its waiting requests is gone without service."""
+        """One of its waiting requests left without service."""
         self._leave_one(member)
         self._note_idle(member)
 
     def ended(self, member: M) -> None:
-        """One of its dispatched requests is over."""
+        """One of its dispatched requests ended."""
         member.running -= 1
         self._note_idle(member)
 
     def charged(self, member: M, service: float) -> None:
-        """It has received this much more (less, if negative). O(1), or O(log members) for a refund."""
+        """It has received this much more (less if negative). O(1), or O(log members) for a refund."""
         member.counter += service
         if service < 0 and member.entry is not None and self._rank(member) < member.entry[0]:
             self._enter(member)
 
     def leads(self, member: M, lead: float) -> None:
-        """From now on it goes before those who have received up to this much less."""
+        """From now on it goes before others that have received less, by at most this much."""
         member.lead = lead
         if member.entry is not None and self._rank(member) < member.entry[0]:
             self._enter(member)
 
     def moved(self, member: M) -> None:
-        """Its owner has given it another `turn`. Going back costs nothing until it comes to the top."""
+        """Its owner has changed its `turn`. A later turn costs nothing until the entry reaches the top."""
         if member.entry is not None and member.turn < member.entry[1]:
             self._enter(member)
 
     def first(self, most: int, *, within: float = 1.0) -> list[M]:
-        """Those that go next, in order, at most so many, and only those ranked at most so far behind the first.
+        """The members that go next, in order: at most `most`, and ranked at most `within` behind the first.
 
         Ranks are rounds of the quantum, or counters if there is none.
         """
@@ -188,7 +190,7 @@ class Counters(Generic[M]):
         return [entry[3] for entry in entries]
 
     def forget_longest_idle(self) -> M | None:
-        """Drop the member that has had nothing queued or running for longest, and its debt; None if there is none."""
+        """Drop the member that has had nothing queued or running for longest, with its debt; None if there is none."""
         return self._idle.popitem(last=False)[1] if self._idle else None
 
     def _rank(self, member: M) -> float:

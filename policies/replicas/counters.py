@@ -100,7 +100,7 @@ class SharedCounters:
     def tell(self, now: float) -> tuple[list[Charge], list[Left]]:
         """What was charged since the last exchange, and who left.
 
-        The charges also name the tenants and flows that are next, with nothing new to add: so their sums come back as
+        The charges also name the tenants and flows that are next, even without a new charge. So their sums come back as
         well.
         """
         backlog = self._backlog
@@ -131,7 +131,7 @@ class SharedCounters:
             self._to_tell_again = iter(self._backlog.tenant_names())
 
     def wait_elsewhere(self, standings: Sequence[Standing]) -> None:
-        """Remember who is next at other gateways: nobody that arrives here is lifted above a member that waits there."""
+        """Remember who is next at other gateways: an arrival here is not lifted above one that waits there."""
         for tenant in self._waiting_elsewhere:
             tenant.flows.least_elsewhere = None
         self._waiting_elsewhere = []
@@ -186,7 +186,7 @@ def _charge(member: Member) -> Charge:
 
 
 def _name(member: Member) -> str:
-    """A counter's name begins with the tenant. So no app or user name that a client chooses can reach another tenant."""
+    """A counter's name begins with the tenant, so no app or user name of a client can name another tenant's counter."""
     if isinstance(member, FlowMember):
         return "\x1f".join((member.tenant.name[0], *member.name))
     return member.name[0]

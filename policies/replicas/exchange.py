@@ -350,7 +350,8 @@ def _part(
     """How much does this gateway get of what is free?
 
     It gets what its next request needs, or its equal part per gateway if that is more and its requests can use it. What
-    those before it want is left to them. Where nobody waits at any gateway, each gets its equal part in advance.
+    those before it want is left to them, and so is the headroom (`left`). Where nobody waits at any gateway, each gets
+    its equal part in advance.
     """
     if waiting > 0:
         free -= wanted_before + left

@@ -138,7 +138,7 @@ class Counted(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What was added to an open interaction since the last exchange? With no calls and no tokens: is it open elsewhere?"""
+    """What was added to an open interaction since the last exchange? Nothing added: is it open elsewhere?"""
 
     name: str
     calls: int

@@ -96,7 +96,7 @@ class TenantReplica:
         return bool(self._undecided)
 
     def is_busy(self) -> bool:
-        """Never: other gateways' admissions are covered by what is reserved, and a call takes longer than an exchange."""
+        """Never: what others may admit meanwhile is reserved, and a call takes longer than an exchange."""
         return False
 
     def tell(self, now: float) -> Told:

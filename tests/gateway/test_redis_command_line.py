@@ -221,7 +221,7 @@ async def test_corrupt_entries_of_the_table_are_ignored_with_a_message(tmp_path:
         )
         async with replica(config) as gate:
             await gate.answers(key, 200)
-            await gate.command.says(r"4 entries of the table of keys \(fairgate:2:keys\) are ignored: ")
+            await gate.command.says(r"4 entries of the table of keys \(fairgate:1:keys\) are ignored: ")
             assert await gate.status("y") == 401
         code, out, _ = await run("keys", "list", "-c", config)
         assert code == 0

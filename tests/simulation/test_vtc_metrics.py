@@ -59,7 +59,7 @@ def test_equal_service_has_no_discrepancy_and_one_who_gets_nothing_lacks_all_he_
     assert discrepancy(starved).avg == pytest.approx(60.0)
     # One who asks for little lacks no more than that.
     modest = [each for each in equal if each.client == "a"]
-    modest += [Served("b", 10, 10, 5.0 * i + 1.0, 1000.0, 1001.0) for i in range(140)]
+    modest += [Served("b", 10, 10, 5.0 * i + 0.25, 1000.0, 1001.0) for i in range(140)]
     assert discrepancy(modest).avg == pytest.approx(6.0)
 
 
