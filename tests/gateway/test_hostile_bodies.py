@@ -28,6 +28,9 @@ UPLOAD = part("model", MODEL) + FILE + part("stream", "false") + END
 
 # --- labels ---
 
+UNHEARD_OF = [{"path": "/v1/unheard-of", "treatment": "generate"}]
+"""A route that only the config names."""
+
 
 @pytest.mark.parametrize("label", [FORM, "application/x-www-form-urlencoded", "text/plain", "Multipart/Form-Data", ""])
 @pytest.mark.parametrize("path", [CHAT, "/v1/embeddings", "/tokenize"])
@@ -41,7 +44,7 @@ async def test_json_is_read_as_json_whatever_its_label_says(start: Starter, path
 
 @pytest.mark.parametrize("path", [AUDIO, "/v1/unheard-of"])
 async def test_json_that_is_labelled_as_a_form_is_refused_where_forms_are_read(start: Starter, path: str) -> None:
-    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, routes=UNHEARD_OF) as live:
         for label in (FORM, "MULTIPART/form-data; boundary=x", "multipart/form-data"):
             got = await live.ask(path, chat(**STEERING), content_type=label)
             assert (got.status, got.error["code"]) == (400, "invalid_request")
@@ -60,7 +63,7 @@ async def test_an_upload_is_a_form(start: Starter) -> None:
 
 
 async def test_a_form_passes_as_it_is(start: Starter) -> None:
-    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, routes=UNHEARD_OF) as live:
         for path in (AUDIO, "/v1/audio/translations", "/v1/unheard-of"):
             assert (await live.ask(path, UPLOAD, content_type=FORM)).status == 200
             assert upstream.requests.pop().body == UPLOAD
@@ -182,7 +185,7 @@ async def test_each_api_reads_its_own_limits(
 
 @pytest.mark.interpreted_only("watches what the engine is told")
 async def test_an_unknown_api_is_counted_with_all_that_the_model_can_say(start: Starter) -> None:
-    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, routes=UNHEARD_OF) as live:
         small = {"max_tokens": 1, "max_output_tokens": 1, "max_completion_tokens": 1}
         counted = []
         submit = live.engine.arrived
