@@ -1,11 +1,11 @@
-"""Which interactions are open, how far has each come, and what was spent in those that were cut?
+"""Which interactions are open, how far has each come, and how many tokens were spent in those that were cut?
 
 An interaction is the calls behind one answer (FairServe, section 2). It is found by the id that its calls claim, or by
-a raw prompt that extends an earlier one, and only within one flow: whoever claims the id of somebody else names an
-interaction of their own. It opens when its first call is admitted, not when somebody speaks of it.
+a raw prompt that extends an earlier one. It is looked for within one flow only: a client that claims the id of another
+client names an interaction of its own. It opens when its first call is admitted, not when a request claims it.
 
-It ends when its client says so; when a final answer came, unless the client named it; or when it was silent for
-`idle_s`. Beyond its caps it goes on, but its calls are no longer treated as being inside it.
+It ends when its client says so, after a final answer unless the client named it, or after `idle_s` without a call.
+Beyond its caps it continues, but its calls no longer count as inside it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ CALLS = Auto(floor=30, percentile=0.95, factor=4)
 TOKENS = Auto(floor=2_000_000, percentile=0.95, factor=4)
 LIFETIME_S = Auto(floor=3600, percentile=0.95, factor=4)
 LEARNED_MAX = 10.0
-"""A learned cap is at most so many times its floor, whatever an app has been seen to need."""
+"""A learned cap is at most this many times its floor, whatever its app seems to need."""
 EXTENDED_MAX = 256
-"""Hashes of a raw prompt that are looked up, the longest first."""
+"""Number of hashes of a raw prompt that are looked up, the longest beginning first."""
 LOOKED_AT = 8
-"""Interactions looked at for idleness with each admission: several times as many as are opened by it."""
+"""Interactions checked for idleness at each admission: several times as many as an admission can open."""
 TENANTS_MAX = 10_000
 APPS_MAX = 4096
 
@@ -60,7 +60,7 @@ class Waste:
 
 
 class _Needs:
-    """What do the interactions of one app take? Calls, tokens, time."""
+    """What the interactions of one app take: calls, tokens and time."""
 
     __slots__ = ("calls", "caps", "lifetime_s", "tokens")
 
@@ -69,27 +69,27 @@ class _Needs:
         self.tokens = Percentile(TOKENS.percentile)
         self.lifetime_s = Percentile(LIFETIME_S.percentile)
         self.caps: Caps | None = None
-        """As worked out from these; None: anew when asked for."""
+        """Computed from these; None: to be computed when they are next needed."""
 
 
 class Interactions:
     """The open interactions of every flow. One table may serve several pools.
 
-    Bounded: at most `open_max`; whose tenant has most of them then loses its oldest.
+    Bounded: at most `open_max`. Beyond that, the tenant with most interactions loses its oldest ones.
     """
 
     def __init__(self, settings: InteractionSettings | None = None) -> None:
         self.settings = settings or InteractionSettings()
         self.wasted: dict[str, Waste] = {}
-        """By tenant. Nothing, as long as no interaction was cut."""
+        """By tenant. Empty as long as no interaction was cut."""
         self._open: dict[str, dict[Key, Interaction]] = {}
         self._count = 0
         self._to_look_at: deque[Interaction] = deque()
         self._needs: OrderedDict[tuple[str, str], _Needs] = OrderedDict()
         self._unknown = _Needs()
         self.changed: dict[Interaction, None] | None = None
-        """Those that changed, the ones that changed longest ago first, for whoever takes them out of it. Bounded: the
-        first ones are dropped. None: nobody does."""
+        """Interactions that changed, the oldest change first. The code that tells other gateways takes them out.
+        Bounded: the oldest changes are dropped. None: no one takes them."""
 
     def __len__(self) -> int:
         return self._count
@@ -100,7 +100,9 @@ class Interactions:
     # --- events ---
 
     def arrived(self, request: Request, now: float) -> None:
-        """Which open interaction is it a call of? Sets `interaction`, `stage` and `inside`; admits nothing."""
+        """Find the open interaction that this request is a call of. Sets `interaction`, `stage` and `inside`; admits
+        nothing.
+        """
         claim = request.claim
         if not claim.id and not claim.extends:
             return
@@ -110,7 +112,7 @@ class Interactions:
         request.progress.interaction = interaction
         request.progress.stage = interaction.calls + 1
         if claim.stage is not None and 1 <= claim.stage < request.progress.stage:
-            # Calls side by side share a stage. A later one than the calls so far is nobody's to claim.
+            # Parallel calls have the same stage. A client may claim an earlier stage, but none beyond the calls so far.
             request.progress.stage = claim.stage
         calls_max, tokens_max, lifetime_s_max = interaction.caps
         request.progress.inside = (
@@ -120,7 +122,7 @@ class Interactions:
         )
 
     def admitted(self, request: Request, now: float) -> None:
-        """It is queued: its interaction is open, and busy."""
+        """The request is queued: its interaction is open, and busy with it."""
         claim, interaction = request.claim, request.progress.interaction
         if interaction is None:
             if not claim.id and not claim.extends:
@@ -134,7 +136,7 @@ class Interactions:
         self._note_change(interaction)
 
     def served(self, request: Request, service: ServiceTokens, now: float, awaits_more: bool | None) -> None:
-        """A call was answered whole. `awaits_more`: the answer asks for a tool; None: that is not known."""
+        """A call got its whole answer. `awaits_more`: the answer asks for a tool; None: that is not known."""
         interaction = request.progress.interaction
         if interaction is None:
             return
@@ -146,12 +148,12 @@ class Interactions:
         self._left(interaction, service, now)
 
     def broke_off(self, request: Request, service: ServiceTokens, now: float) -> None:
-        """A call ended before its answer did, or while it waited; it had received this much."""
+        """A call ended before its answer was complete, or while it waited. It had received this much."""
         if request.progress.interaction is not None:
             self._left(request.progress.interaction, service, now)
 
     def cut(self, request: Request) -> None:
-        """A call was rejected. What its interaction had taken was spent for nothing."""
+        """A call was rejected, so what its interaction has taken was spent for nothing."""
         interaction = request.progress.interaction
         if interaction is None or not interaction.uncut_tokens:
             return
@@ -207,7 +209,7 @@ class Interactions:
         return self.open(flow, key, now)
 
     def open(self, flow: Flow, key: Key, now: float) -> Interaction:
-        """One begins now."""
+        """Open a new interaction."""
         self._collect(now)
         if self._count >= self.settings.open_max:
             self._give_up_oldest()
@@ -219,7 +221,7 @@ class Interactions:
         return interaction
 
     def _rename(self, interaction: Interaction, last: int) -> None:
-        """The prompt has grown: the next one extends this one."""
+        """The prompt has grown, and the next prompt will extend this one."""
         own = self._open.get(interaction.tenant)
         if own is None or own.get(interaction.key) is not interaction:
             return
@@ -228,7 +230,7 @@ class Interactions:
             del own[interaction.key]
             interaction.key = key
             own[key] = interaction
-            interaction.told = None  # under its new name others have heard nothing
+            interaction.told = None  # other gateways know nothing under the new name
 
     def _left(self, interaction: Interaction, service: ServiceTokens, now: float) -> None:
         tokens = service.prompt + service.output
@@ -269,7 +271,7 @@ class Interactions:
         needs.caps = None
 
     def _collect(self, now: float) -> None:
-        """Close those at the head of the list that are idle; drop those that are closed."""
+        """Close the idle interactions at the head of the list, and drop those that are closed."""
         looked, idle_s = self._to_look_at, self.settings.idle_s
         for _ in range(min(LOOKED_AT, len(looked))):
             interaction = looked[0]
@@ -289,14 +291,14 @@ class Interactions:
                 looked.append(interaction)
 
     def _give_up_oldest(self) -> None:
-        """Too many are open: the tenant with most of them loses a hundredth of the bound, so that this is rare."""
+        """Too many are open: the tenant with most loses a hundredth of the bound, so that this is rare."""
         tenant = max(self._open, key=lambda name: (len(self._open[name]), name))
         own = self._open[tenant]
         for interaction in list(islice(own.values(), max(1, min(len(own), self.settings.open_max // 100)))):
             self._close(interaction)
 
     def is_open(self, tenant: str, key: Key) -> bool:
-        """Is there an open interaction of this key?"""
+        """Is an interaction with this key open?"""
         return key in self._open.get(tenant, {})
 
     def _note_change(self, interaction: Interaction) -> None:
@@ -315,11 +317,11 @@ class Interactions:
         ]
 
     def restore(self, learned: object) -> None:
-        """Go on from a snapshot. ValueError if it is none; then nothing has changed."""
+        """Continue from a snapshot. ValueError if it is not valid; then nothing has changed."""
         self._needs = _needs(learned)
 
     def adopt(self, learned: object) -> None:
-        """Take from a snapshot of another gateway what it has seen more of. ValueError if it is none."""
+        """Take over from another gateway's snapshot what it has seen more of. ValueError if it is not valid."""
         for app, theirs in _needs(learned).items():
             own = self._needs.get(app)
             if own is None or own.calls.seen < theirs.calls.seen:

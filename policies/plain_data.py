@@ -1,4 +1,4 @@
-"""What was learned, as plain data that JSON can hold. Checks it row by row when it comes back from a file."""
+"""What was learned, as plain data that JSON can represent. It is checked row by row when it is read back."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Learned(Protocol):
         """What was learned, as plain data."""
 
     def restore(self, learned: object) -> None:
-        """Go on from a snapshot. ValueError if it is none; then nothing has changed."""
+        """Continue from a snapshot. ValueError if it is not valid; then nothing has changed."""
 
     def adopt(self, learned: object) -> None:
-        """Take from a snapshot of another gateway what it has seen more of. ValueError if it is none."""
+        """Take over from another gateway's snapshot what it has seen more of. ValueError if it is not valid."""
 
 
 def rows(learned: object, kinds: tuple[type, ...]) -> list[list[Any]]:
-    """The rows of a table, each with a value of every kind: str, int or float; numbers are finite and not negative.
+    """The rows of a table, each with one value per kind: str, int or float. Numbers are finite and not negative.
 
-    ValueError, naming the row, if it is anything else.
+    ValueError, naming the row, if the data is anything else.
     """
     if not isinstance(learned, list) or len(learned) > ROWS_MAX:
         raise ValueError(f"a list of at most {ROWS_MAX} rows is expected")
@@ -41,7 +41,7 @@ def rows(learned: object, kinds: tuple[type, ...]) -> list[list[Any]]:
 
 
 def fields(learned: object, *names: str) -> list[Any]:
-    """The values of these names. ValueError if one is missing."""
+    """The values under these names. ValueError if one is missing."""
     if not isinstance(learned, dict):
         raise ValueError("an object is expected")
     missing = [name for name in names if name not in learned]

@@ -1,6 +1,6 @@
-"""What does a request say, and what may be answered to it? The values that every room knows.
+"""What does a request say, and what may be answered to it? The values that all of policies knows.
 
-A `Request` is what the client said, and never changes. What the gateway makes of it on its way is its `Progress`.
+A `Request` is what the client said, and never changes. What the gateway notes of it on its way is its `Progress`.
 """
 
 from __future__ import annotations
@@ -42,16 +42,18 @@ class Claim(NamedTuple):
     id: str = ""
     """Name of the interaction, given by the client or derived from the question it answers; "" if there is none."""
     stage: int | None = None
-    """Its place among the calls of the interaction, from 1; None: not said."""
+    """Its place among the calls of the interaction, from 1; None: not given."""
     begins: bool | None = None
-    """True: a new question. False: it goes on with one (a tool's result). None: its content does not tell."""
+    """True: a new question. False: it continues an earlier one (a tool's result). None: its content does not show
+    which."""
     ends: bool = False
     """The client says that no call of this interaction follows."""
     extends: tuple[int, ...] = ()
-    """Chained hashes of a raw prompt, the whole one last: an earlier prompt of the same flow whose last hash is among
-    these is of the same interaction."""
+    """Chained hashes of a raw prompt, the whole prompt last. An earlier prompt of the same flow belongs to the same
+    interaction if its last hash is among these."""
     explicit: bool = False
-    """The client named it in so many words: then only `ends` or silence ends it, and what content shows is ignored."""
+    """The client named the interaction explicitly. Then only `ends` or silence ends it, and what the content shows is
+    ignored."""
 
 
 NO_CLAIM: Final = Claim()
@@ -64,7 +66,7 @@ Caps = tuple[float, float, float]
 
 
 class Interaction:
-    """One that is open: its calls so far, those under way, the tokens it took."""
+    """One open interaction: its calls so far, those under way, and the tokens it took."""
 
     __slots__ = (
         "began_s",
@@ -85,24 +87,24 @@ class Interaction:
         self.tenant = tenant
         self.key = key
         self.caps = caps
-        """Calls, tokens and seconds, as its app was seen to need them when it began."""
+        """Calls, tokens and seconds that its app was seen to need when it began."""
         self.calls = 0
         self.under_way = 0
         self.tokens = 0
         self.uncut_tokens = 0
-        """Spent since it was last cut, if it ever was."""
+        """Tokens spent since it was last cut, if it ever was."""
         self.over = False
-        """Its end was seen; it closes when nothing of it is under way."""
+        """Its end was seen. It closes when none of its calls is under way."""
         self.began_s = self.seen_s = self.look_s = now
         self.told: Any = None
-        """What other gateways have heard of it: kept by whoever tells them."""
+        """What other gateways know of it. Written by the code that tells them."""
 
 
 class State(StrEnum):
-    """Where is a request between its arrival and its end? `admission.lifecycle` says what may happen when."""
+    """Where is a request between its arrival and its end? `admission.lifecycle` says what may happen in each state."""
 
     NEW = "new"
-    """It has arrived, and nothing is known of it in any book."""
+    """It has arrived, and is in none of the books."""
     UNDECIDED = "undecided"
     """It waits until other gateways are asked whether a limit that all of them count has room for it."""
     ASKED = "asked"
@@ -121,15 +123,15 @@ class Progress:
         state: where it is on its way (`admission.lifecycle`).
         deadline_s: when the request expires if it still waits.
         attempts: dispatches that ended in a failed connection.
-        output_tokens_expected: mean output of its like; what a predicting policy charges ahead.
-        output_tokens_reserved: cautious output, a high quantile of its like; what the ledger holds.
+        output_tokens_expected: mean output of similar requests; what a predicting policy charges ahead.
+        output_tokens_reserved: cautious output, a high quantile of similar requests; what the ledger reserves.
         charged: service charged to its tenant so far, in the policy's own unit.
         normalised: the same as its flow was charged, in calls that are normal for the app.
         norm: service of a normal call of its app at its stage.
-        cached_blocks: leading blocks of its prompt that its engine was taken to hold when it was dispatched.
-        interaction: the open one that it is a call of; None: a call of its own, or a start that is not admitted yet.
+        cached_blocks: leading blocks of its prompt that its engine was expected to hold at dispatch.
+        interaction: its open interaction; None: it belongs to none, or is a start that is not admitted yet.
         stage: its place among the calls of its interaction, from 1.
-        inside: it goes on with an open interaction that is within its caps: it is stalled, but not refused.
+        inside: it continues an open interaction that is within its caps. It may have to wait, but is not throttled.
     """
 
     __slots__ = (
@@ -156,14 +158,14 @@ class Request:
     """What a client said: who asks, and what the answer is expected to take. Never changed.
 
     Attributes:
-        prompt_tokens: as estimated before the answer; the truth comes with the service.
+        prompt_tokens: an estimate before the answer; the true number comes with the service.
         output_tokens_max: upper limit that the request itself sets, over all of its sequences.
         sequences: parallel sequences (`n`), each of which takes a slot of the engine.
-        body_bytes: what it occupies in our memory while it waits.
+        body_bytes: memory of the gateway that it takes while it waits.
         streamed: whether progress can be seen before the end.
-        system_tokens: those of the prompt that are the app's own instructions.
+        system_tokens: prompt tokens that are the app's own instructions.
         claim: what it says of its interaction.
-        prefix: chained hashes of the blocks of its prompt, the first one first; empty where nobody asks for them.
+        prefix: chained hashes of the blocks of its prompt, the first one first; empty where nothing reads them.
         progress: what the gateway notes of it.
     """
 
@@ -231,25 +233,25 @@ class Refusal(StrEnum):
     NO_BACKEND = "no_backend"
     BACKEND_FAILED = "backend_failed"
     RATE_LIMITED = "rate_limited"
-    """Beyond a limit of its own that holds at any time."""
+    """Its tenant is beyond a limit that holds at any time."""
     OVER_USER_LIMIT = "over_user_limit"
-    """The KV cache is overloaded, and its user has started more than a user's limit."""
+    """The KV cache is overloaded, and its user is beyond a user's limit."""
     OVER_APP_LIMIT = "over_app_limit"
-    """The KV cache is overloaded, and its app has started more than the app's limit."""
+    """The KV cache is overloaded, and its app is beyond the app's limit."""
 
 
 class Limit(NamedTuple):
-    """A limit that counts over a window, and where its caller stands."""
+    """A limit, and how much of it is left for its caller."""
 
     name: str
     limit: int
     remaining: int
     reset_s: float
-    """Until the window has room again."""
+    """Seconds until there is room again."""
 
 
 class Refused(NamedTuple):
-    """A request that may not wait, and what its caller may do about it."""
+    """A request that may not wait, with the reason, and when its client may try again."""
 
     reason: Refusal
     retry_after_s: float
@@ -257,12 +259,12 @@ class Refused(NamedTuple):
 
 
 class Pressure(NamedTuple):
-    """Is the pool overloaded, measured by its KV caches and never by a request rate?"""
+    """Is the pool overloaded? Measured by its KV caches, never by a request rate."""
 
     overloaded: bool
     reason: str
     drain_s: float
-    """How long what waits takes at the measured rate of dispatch."""
+    """How long the waiting requests take at the measured rate of dispatch."""
 
 
 CALM: Final = Pressure(False, "", 1.0)

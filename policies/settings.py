@@ -1,6 +1,6 @@
-"""What may be set for a policy? Fields of a struct that carry their bounds and what they mean.
+"""What may be set for a policy? Fields of a struct that carry their bounds and their meaning.
 
-The YAML section, its schema and its messages follow from these fields (`gateway.config.policy`).
+The YAML section, its schema and its messages are derived from these fields (`gateway.config.policy`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ def setting(
     most: float | None = None,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """A field with this default. `least` and `most` are allowed values, `above` is not; `kind`: of a value that may be
-    None."""
+    """A field with this default. `least` and `most` are allowed values, `above` is not.
+
+    `kind`: the type of a value that may be None.
+    """
     known = Setting(kind if kind is not None else type(default), default, doc, least, above, most, choices)
     return field(default=default, metadata={_KEY: known})
 

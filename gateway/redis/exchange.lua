@@ -1,17 +1,19 @@
--- What the gateways of one pool tell each other (policies/replicas/messages.py names the values; its twin in Python is
--- policies/replicas/exchange.py; docs/replicas.md says why).
+-- One exchange: a gateway tells what it uses and charged, and hears what the others did. policies/replicas/messages.py
+-- names the values, policies/replicas/exchange.py is the twin in Python, and docs/replicas.md gives the reasons.
 --
--- KEYS[1]  the replicas: a hash from a replica's name to what it said last
--- KEYS[2]  beginning of the names of counters and tallies, in the hash tag of the pool
--- ARGV[1]  name of the replica that asks; ARGV[2] number of this exchange; ARGV[3] `Told`, as MessagePack
--- ARGV[4]  the time in milliseconds, or "" for that of this server
+-- KEYS[1]  the gateways: a hash from a gateway's name to what it told last
+-- KEYS[2]  prefix of the names of counters and tallies, with the hash tag of the pool
+-- ARGV[1]  name of the gateway that asks
+-- ARGV[2]  number of this exchange
+-- ARGV[3]  `Told`, as MessagePack
+-- ARGV[4]  the time in milliseconds, or "" for the time of this server
 --
--- The same exchange may come twice, because its answer was lost: it is then answered, and counts once.
+-- The same exchange may come twice, because its answer was lost. It is then answered again, but counted once.
 
-local MEMBER_MS = 3000      -- who was not heard of for so long has nothing any more
-local WAITS_MS = 300        -- nor, after so long, a place among those that wait
-local NUMBERS_MS = 3600000  -- the number of its last exchange is kept longer: it may have been paused
-local COUNTERS_MS = 900000  -- what a tenant or a flow received is forgotten when it was idle for so long
+local MEMBER_MS = 3000      -- a gateway silent for this long has no part of any engine
+local WAITS_MS = 300        -- a gateway silent for this long has no request that waits
+local NUMBERS_MS = 3600000  -- its last number is kept longer, because it may only have been paused
+local COUNTERS_MS = 900000  -- a tenant's or flow's counter is forgotten after this idle time
 
 local me, number = ARGV[1], tonumber(ARGV[2])
 local told = cmsgpack.unpack(ARGV[3])
@@ -25,7 +27,7 @@ else
   now_ms = tonumber(ARGV[4])
 end
 
--- Who is there ------------------------------------------------------------------------------------------------------
+-- Which gateways are present -----------------------------------------------------------------------------------------
 
 local function read(packed)
   local ok, record = pcall(cmsgpack.unpack, packed)
@@ -39,7 +41,7 @@ local others, before = {}, nil
 local fields = redis.call('HGETALL', KEYS[1])
 for i = 1, #fields, 2 do
   local record = read(fields[i + 1])
-  -- The clock of a server that took over may be behind that of the one before it.
+  -- After a failover of the server, its clock may be behind that of its predecessor.
   local age_ms = record and math.abs(now_ms - record.seen_ms)
   if fields[i] == me then
     before = record
@@ -73,8 +75,8 @@ local function number_in(key)
   return found and tonumber(found)
 end
 
--- Where one that waits stood when it said so, and what was charged to it since, by whomever: or everybody who serves the
--- same flow would find that the others have received less, as of a while ago.
+-- The counters of a waiting request as they were told, plus what any gateway has charged to them since. Without the
+-- later charges, every gateway that serves this flow would compare itself with outdated, too small counters.
 local function as_of_now(waiting, counters)
   if not waiting or waiting[2] == '' then
     return waiting
@@ -84,7 +86,7 @@ local function as_of_now(waiting, counters)
   return { waiting[1], waiting[2], waiting[3] + tenant - counters[1], waiting[4] + flow - counters[2] }
 end
 
--- Who left last, among tenants ('') or among the flows of one.
+-- The member that left last, among tenants ('') or among the flows of one tenant.
 local function left_last(among)
   local ok, left = pcall(cmsgpack.unpack, redis.call('GET', KEYS[2] .. 'l:' .. among) or '')
   if ok and type(left) == 'table' and #left == 4 then
@@ -92,9 +94,9 @@ local function left_last(among)
   end
 end
 
--- Where nobody else of its kind waits at its own gateway, one that comes is lifted to the least counter that waits
--- elsewhere; or, if nobody waits anywhere, to that of whoever left last. One that waits elsewhere itself, or left last
--- itself, is not lifted.
+-- To which counter is a member lifted that arrives while no other of its kind waits at its own gateway? To the least
+-- counter that waits elsewhere. If nobody waits anywhere, to the counter of the member that left last. A member that
+-- waits elsewhere itself, or that left last itself, is not lifted.
 local function floor_of(name, waiting)
   local among = string.match(name, '^(.-)\31') or ''
   local floor = nil
@@ -138,7 +140,7 @@ for i, charge in ipairs(charges) do
   end
 end
 
--- A counter that is not known here, because it expired or all was lost, goes on from what the replica takes it to be.
+-- A counter that is not known here has expired or was lost. It continues from the value that its gateway knows.
 local totals = {}
 for i, charge in ipairs(charges) do
   local name, base, service, raises = unpack(charge)
@@ -146,7 +148,7 @@ for i, charge in ipairs(charges) do
   local known = number_in(key)
   local total = known or base
   if not is_repeated then
-    -- One that is not known here may have been here before all was lost: whoever knows most of a counter is right.
+    -- This server may have known the counter before it lost its data. The highest value that a gateway knows is right.
     if raises or not before then
       total = math.max(total, base)
     end
@@ -219,10 +221,11 @@ for i, call in ipairs(calls) do
   end
 end
 
--- How much of each backend is whose ---------------------------------------------------------------------------------
+-- How much of each backend this gateway gets --------------------------------------------------------------------------
 
--- Of what is free and nobody before me wants: what my next request needs, and of the rest a part for each replica.
--- Where nobody waits, that part is mine in advance.
+-- How much does this gateway get of what is free? What its next request needs, or its equal part per gateway if that is
+-- more and its requests can use it. What those before it want is left to them, and so is the headroom (`left`). Where
+-- nobody waits at any gateway, each gets its equal part in advance.
 local function part(most, granted_elsewhere, held, wanted_before, wanted_elsewhere, needed, waiting, left)
   local free = most - granted_elsewhere - held
   if waiting > 0 then
@@ -277,12 +280,12 @@ for i, holding in ipairs(holdings) do
   for _, other in ipairs(others) do
     local held = other.by_name[backend]
     if held then
-      -- Whoever has used the engine for longer has seen it run more.
+      -- A gateway that has used the engine for longer may have seen it run more sequences.
       sequences_max, kv_max = math.max(sequences_max, held.sequences_max), math.max(kv_max, held.kv_max)
       granted, granted_kv = granted + held.granted, granted_kv + held.granted_kv
       local waits = other.standing and held.waiting > 0
       if not other.is_silent then
-        -- Of a silent one the gauges of the engine know better what it still holds there.
+        -- What a silent gateway still has running there is seen better by the engine's own gauges.
         elsewhere, kv_elsewhere = elsewhere + held.sequences, kv_elsewhere + held.kv_now
         if held.sequences > 0 or waits then
           sharers = sharers + 1
@@ -296,7 +299,8 @@ for i, holding in ipairs(holdings) do
       end
     end
   end
-  -- More than the free slots take cannot start, and needs no KV yet: else who waits for slots would keep all KV free.
+  -- Only requests that find a free slot can start, so only those need KV now. Otherwise the requests that wait for
+  -- slots would keep all of the KV cache free.
   for _, held in ipairs(first) do
     local startable = math.ceil((sequences_max - granted - sequences - wanted) / math.max(1, held.next_sequences))
     local starts = math.max(1, math.min(held.waiting, startable))

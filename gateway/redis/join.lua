@@ -1,9 +1,11 @@
--- May this replica serve this pool from these keys? Notes it as a member if so; again and again, before its time is up.
+-- May this gateway serve this pool from these keys? If so, it becomes a member until its time is up. It calls this
+-- again and again before then.
 --
--- KEYS: fairgate:{POOL}:layout    the version of the layout of the pool's keys; never expires
---       fairgate:{POOL}:members   replica -> {expires_ms, policy, backends}
--- ARGV: layout, replica, ttl_ms (0: leave), policy, backend urls...
--- Answers {'joined', how many others}, {'layout', theirs}, {'policy', theirs}, or {'backends', theirs with spaces}.
+-- KEYS: fairgate:{POOL}:layout    version of the layout of the pool's keys; never expires
+--       fairgate:{POOL}:members   gateway -> {expires_ms, policy, backends}
+-- ARGV: layout, name of the gateway, ttl_ms (0: leave), policy, backend urls...
+-- Answers {'joined', number of others}, {'layout', theirs}, {'policy', theirs}, or {'backends', theirs}. Their
+-- backends are separated by spaces.
 local layout_key, members_key = KEYS[1], KEYS[2]
 local layout, replica, ttl_ms, policy = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 

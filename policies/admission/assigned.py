@@ -1,8 +1,8 @@
-"""A queue for each engine: requests are assigned when they come, and each engine has an order of its own.
+"""A queue for each engine: requests are assigned when they arrive, and each engine has an order of its own.
 
-An engine serves first come, first served, so what waits for it is held here and goes out in that order when the engine
-can start it. To which engine a request is assigned is for the placement to say. When an engine goes out of service,
-what waits for it is assigned again.
+An engine serves first come, first served. So the requests for it wait here, and go out in the order's sequence as soon
+as the engine can start them. The placement decides to which engine a request is assigned. When an engine goes out of
+service, the requests that wait for it are assigned again.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ class _RoomOfOne:
 
 
 class AssignedPolicy(Policy):
-    """Which engine is a request for, and who goes next there?"""
+    """Which engine gets a request, and which request goes next there?"""
 
     def __init__(self, order: Order, placement: Assignment, *, prefixes: PrefixIndex | None = None) -> None:
-        """`order`: its like orders the queue of each engine, and it says who may not be queued at all."""
+        """`order`: decides which requests may be queued. The queue of each engine has an order of the same kind."""
         super().__init__(order, placement, prefixes=prefixes)
         self._assignment = placement
         self._orders: dict[str, Order] = {}
         self._siblings: dict[str, Siblings] = {}
         self._arrived: OrderedDict[str, tuple[Request, bool]] = OrderedDict()
-        """Not assigned yet: where they can go is only known to `pop`. True: it came back, and goes first."""
+        """Not assigned yet: only `pop` knows where they can go. True: it came back, and goes first."""
         self._queued: dict[str, _Queued] = {}
         self._running: dict[str, tuple[str, Order]] = {}
-        """Where it runs, and whose queue it came from."""
+        """The engine where each request runs, and the order whose queue it came from."""
 
     def orders(self) -> Sequence[Order]:
         return tuple(self._orders.values())
@@ -102,7 +102,7 @@ class AssignedPolicy(Policy):
             self._assignment.ended(request, engine, service)
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
-        """Requests over all engines; how far `ahead` as at the engine where it is least; what the placement says."""
+        """Sums over all engines, except `*_ahead`, which is the least of all; with the numbers of the placement."""
         numbers = {"queued": float(sum(request.flow == flow for request, _ in self._arrived.values()))}
         for order in self._orders.values():
             for name, number in order.explain(flow, now).items():
@@ -126,7 +126,7 @@ class AssignedPolicy(Policy):
         return None
 
     def _follow(self, running: dict[str, int], now: float) -> None:
-        """Some engine is new, or out of service."""
+        """The set of engines in service has changed."""
         for name in running:
             if name not in self._orders:
                 self._orders[name] = self.order.beside(name)
@@ -149,7 +149,7 @@ class AssignedPolicy(Policy):
         self._arrived.clear()
 
     def _depths(self, request: Request, loads: dict[str, int]) -> dict[str, int]:
-        """Leading blocks that each engine holds, or is about to hold for one that waits there."""
+        """Leading blocks that each engine holds, or will soon hold for a request that waits there."""
         if self.prefixes is None or not request.prefix:
             return {}
         cached = self.prefixes.depths(request.prefix)

@@ -1,8 +1,8 @@
-"""Who is entered where? The books of one pool, and the only place where a request changes its state.
+"""Which books know a request in which state? The books of one pool, and the only place where a request changes state.
 
 Five books know a request: the bounded queue, the counts of its tenant's limits, its interaction, the order, and the
-ledger of its engine. `change` makes the entries that the lifecycle's table names for an event, so that no caller can
-forget one.
+ledger of its engine. `change` makes the entries that the lifecycle's table names for an event, so no caller can forget
+one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NO_SERVICE: Final = ServiceTokens(0, 0)
 
 
 class Books:
-    """Everything that is written down about the requests of one pool."""
+    """Everything that is noted about the requests of one pool."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Books:
         backend: str = "",
         awaits_more: bool | None = None,
     ) -> None:
-        """This happens to it. IllegalEvent if it cannot; then nothing has changed.
+        """Apply an event to a request. IllegalEvent if it is not possible in this state; then nothing has changed.
 
         Args:
             service: what it received, if an engine had it.
@@ -105,14 +105,14 @@ class Books:
                 self.quotas.ended(request, service.prompt + service.output, now)
 
     def lease(self, request_id: str) -> Lease:
-        """That of a dispatched request. UnknownRequest if it is not dispatched."""
+        """The lease of a dispatched request. UnknownRequest if it is not dispatched."""
         lease = self.leases.get(request_id)
         if lease is None:
             raise UnknownRequest(request_id)
         return lease
 
     def streamed(self, lease: Lease, output_tokens: int) -> None:
-        """So many more tokens of its answer were seen; they are charged with the next `charge_progress`."""
+        """This many more tokens of its answer were seen. The next `charge_progress` charges them."""
         if lease.charged_tokens == lease.output_tokens:
             self._uncharged.append(lease)
         lease.output_tokens += output_tokens
@@ -151,7 +151,7 @@ class Books:
         else:
             self.tenants.seen(request, now)
             if entries & OPEN:
-                self.interactions.admitted(request, now)  # before the order asks how far its interaction has come
+                self.interactions.admitted(request, now)  # before the order asks for its stage
             self.policy.push(request, now, front=entries & REJOIN != 0)
 
     def _interact(

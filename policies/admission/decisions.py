@@ -1,4 +1,4 @@
-"""What was decided, and why? The values that pass between the engine and its body, and a bounded memory of the last."""
+"""What was decided, and why? The admission engine's decisions as values, and a bounded memory of the latest."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Failure(StrEnum):
     """How did a dispatched request fail?"""
 
     REFUSED = "refused"
-    """The backend has no room. Backpressure: it goes back to the queue."""
+    """The backend has no room. The request goes back to the queue."""
     UNREACHED = "unreached"
-    """No answer began: it may be tried elsewhere, a bounded number of times."""
+    """No answer began. The request may be tried elsewhere, a bounded number of times."""
     BROKEN = "broken"
-    """The answer broke off: what was received stays charged."""
+    """The answer broke off. What was received stays charged."""
 
 
 @dataclass(slots=True, init=False, unsafe_hash=True)
@@ -40,7 +40,7 @@ class Reject(NamedTuple):
     reason: Refusal
     retry_after_s: float
     limit: Limit | None = None
-    """The limit that it is beyond, if that is why."""
+    """The limit that it is beyond, if that is the reason."""
 
 
 Decision = Dispatch | Reject
@@ -59,7 +59,7 @@ class Decided(NamedTuple):
 
 
 class Recent:
-    """The last decisions, the newest one last."""
+    """The latest decisions, the newest one last."""
 
     def __init__(self) -> None:
         self._decided: deque[tuple[Decision, float, Request, Pressure]] = deque(maxlen=RECENT_MAX)
@@ -68,7 +68,7 @@ class Recent:
         self._decided.append((decision, now, request, pressure))
 
     def last(self, request_id: str) -> Decided | None:
-        """The last decision on this request, if it is among those remembered."""
+        """The latest decision on this request, if it is remembered."""
         for decision, now, request, pressure in reversed(self._decided):
             if decision.id == request_id:
                 waited_s = now - request.arrived_s

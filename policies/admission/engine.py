@@ -1,17 +1,17 @@
-"""AdmissionEngine: which request is dispatched, when and where? The only place where a decision is made.
+"""AdmissionEngine: which request is dispatched, when and where? The only place where this is decided.
 
-Events go in with the time, decisions come out as values; nothing here waits, reads a clock or does I/O. The gateway
+Events go in with the time, and decisions come out as values. Nothing here waits, reads a clock or does I/O. The gateway
 maps decisions to connections and timers, the simulation maps them to a heap, and both see the same decisions.
 
 Only events change what is decided. A question may be asked at any time, any number of times. What may happen to a
-request in which state is a table (`admission.lifecycle`); what is then written down where is in `admission.books`.
+request in which state is a table (`admission.lifecycle`). What is noted then is in `admission.books`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from policies.admission.books import Books
 from policies.admission.decisions import Decision, Dispatch, Failure, Recent, Reject
@@ -29,47 +29,34 @@ from policies.admission.lifecycle import (
     Event,
 )
 from policies.admission.policy import Policy
-from policies.admission.room import PoolRoom
+from policies.admission.room import Elsewhere, PoolRoom
 from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked
 from policies.capacity.output_lengths import OutputLengths, OutputPredictor
-from policies.capacity.overload import Overload, OverloadSettings
+from policies.capacity.overload import Overload, Overloaded, OverloadSettings
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.orders.contract import Selection
 from policies.queue.bounds import QueueLimits
 from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens, State
 
-__all__ = ["AdmissionEngine", "Elsewhere"]
+__all__ = ["AdmissionEngine"]
 
 CHARGING_INTERVAL_S: Final = 0.01
-"""Streamed tokens reach the counters in batches this far apart, so that a token costs almost nothing."""
+"""Streamed tokens are charged in batches at this interval, so that a single token costs almost nothing."""
 NO_BACKEND_RETRY_S: Final = 5.0
 DRAIN_S_MAX: Final = 60.0
-"""Clients are told to come back within a minute, so that they do."""
+"""Clients are told to come back within a minute at the latest, so that they do come back."""
 
 NOTHING: Final[Sequence[Decision]] = ()
-
-
-class Elsewhere(Protocol):
-    """Other gateways that count the same limits and interactions, where a decision here depends on them."""
-
-    def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
-        """Is it to wait until they have said whether a limit that all count has room for it?"""
-
-    def ask(self, engine: AdmissionEngine, request: Request) -> None:
-        """Ask for it. The engine hears when they were asked (`told`), and what came of it (`decided`)."""
-
-    def let_go(self, request: Request) -> None:
-        """Nobody wants it any more."""
 
 
 class AdmissionEngine:
     """One pool's queue, its engines' ledgers, and the policy that orders it.
 
-    `interactions` and `quotas` may be shared with the engines of other pools. A clock that is set back is taken to have
-    stood still: nothing waits longer for it.
+    `interactions` and `quotas` may be common to the admission engines of several pools. If a clock is set back, time is
+    taken to stand still, so nothing waits longer because of it.
     """
 
     def __init__(
@@ -94,9 +81,9 @@ class AdmissionEngine:
         self.elsewhere: Elsewhere | None = None
         """None: this gateway is the only one that counts."""
         self.blocked: Blocked | None = None
-        """The next request in order and what it waits for, as of the last event; None: nothing waits for room."""
+        """The next request in order and its obstacles, as of the last event; None: nothing waits for room."""
         self.set_back_s = 0.0
-        """By how much the clock of the events was set back in all."""
+        """How far the clock of the events was set back in all."""
         self._waiting = self.books.waiting
         self._leases = self.books.leases
         self._quotas = quotas
@@ -116,7 +103,7 @@ class AdmissionEngine:
 
     @property
     def queued(self) -> int:
-        """Requests that wait, those that wait for the answer of other gateways included."""
+        """Requests that wait, including those that wait for the answer of other gateways."""
         return len(self._waiting)
 
     @property
@@ -136,14 +123,15 @@ class AdmissionEngine:
         return ServiceTokens(lease.request.prompt_tokens, output_tokens)
 
     def pressure(self, now: float) -> Pressure:
-        """Would a request that arrives now find the pool overloaded, why, and how long does what waits take?"""
+        """Would a request that arrives now find the pool overloaded, why, and how long do the waiting requests take?"""
         now = max(self._now, now + self.set_back_s)
-        overloaded = self._overload.seen(self.backends.values(), self.blocked if self.queued else None, now)
-        drain_s = min(DRAIN_S_MAX, max(1.0, self.queued * self._dispatch_interval_s))
-        return Pressure(overloaded.active, overloaded.reason, drain_s)
+        blocked = self.blocked if self.queued else None
+        return self._pressure(self._overload.seen(self.backends.values(), blocked, now))
 
     def explain(self, request_id: str, now: float) -> Explanation | None:
-        """Why is it where it is? None: it is neither here nor among the last decisions. O(queue of its tenant)."""
+        """Why is a request where it is? None: it is neither here nor among the last decisions. O(queue of its
+        tenant).
+        """
         request, last = self._waiting.get(request_id), self._recent.last(request_id)
         known = request or last
         if known is None:
@@ -180,7 +168,7 @@ class AdmissionEngine:
     # --- events ---
 
     def add_backend(self, name: str, *, max_num_seqs: int | None = None, healthy: bool = True) -> None:
-        """There is one more engine."""
+        """Add an engine."""
         ledger = BackendLedger(name, self.capacity, max_num_seqs=max_num_seqs)
         ledger.healthy = healthy
         self.backends[name] = ledger
@@ -198,24 +186,24 @@ class AdmissionEngine:
         if self.elsewhere is not None and self.elsewhere.must_ask(request, now, is_calm=pressure is CALM):
             decisions = self._let_in(ASKS, request, None, now, pressure)
             if request.progress.state is State.UNDECIDED:
-                self.elsewhere.ask(self, request)
+                self.elsewhere.ask(request)
             return decisions
         refused = self._quotas.refusal(request, now) if self._quotas is not None else None
         return self._let_in(ADMITTED, request, refused or self.policy.refusal(request, now, pressure), now, pressure)
 
     def told(self, request_id: str, now: float) -> None:
-        """Other gateways are being asked about it: from now on it counts."""
+        """Other gateways are being asked about a request: from now on it counts."""
         request = self._waiting.get(request_id)
         if request is not None:
             self.books.change(TOLD, request, self._time(now))
 
     def decided(self, request_id: str, refused: Refused | None, now: float) -> Sequence[Decision]:
-        """Other gateways were asked about it: it is beyond a limit, or there is room for it."""
+        """Other gateways have answered: the request is beyond a limit (`refused`), or may be queued."""
         now = self._time(now)
         request = self._waiting.get(request_id)
         if request is None:
             return NOTHING
-        # It may be known by now to be inside an interaction: then it waits among others, and longer.
+        # By now it may be known to be inside an interaction. Then it is queued as such, and may wait longer.
         self._waiting.remove(request)
         since_s = request.progress.deadline_s - self.limits.wait_s(request)
         self.interactions.arrived(request, now)
@@ -232,7 +220,7 @@ class AdmissionEngine:
         return decisions
 
     def progressed(self, request_id: str, output_tokens: int, now: float) -> Sequence[Decision]:
-        """So many more output tokens of a dispatched request were seen; 0 with the first sign of its start."""
+        """This many more output tokens of a dispatched request were seen; 0 with the first sign of its start."""
         lease = self._leases.get(request_id)
         if lease is None:
             return NOTHING
@@ -247,10 +235,10 @@ class AdmissionEngine:
     def finished(
         self, request_id: str, service: ServiceTokens, now: float, awaits_more: bool | None = None
     ) -> Sequence[Decision]:
-        """A dispatched request is complete, and this is what it took.
+        """A dispatched request is complete, and took this much service.
 
-        `awaits_more`: the answer asks for a tool, so its interaction goes on; False: it is a final answer; None: it is
-        not known.
+        `awaits_more`: the answer asks for a tool, so its interaction continues; False: it is a final answer; None: not
+        known.
         """
         now = self._time(now)
         lease = self.books.lease(request_id)
@@ -283,8 +271,10 @@ class AdmissionEngine:
         return self._room_changed(now)
 
     def cancelled(self, request_id: str, now: float, service: ServiceTokens | None = None) -> Sequence[Decision]:
-        """Its client is gone, or its answer broke off: out of the queue uncharged, or ended and charged for what it
-        received."""
+        """Its client is gone, or its answer broke off.
+
+        A queued request leaves uncharged. A dispatched one ends, and is charged for what it received.
+        """
         request = self._waiting.get(request_id)
         if request is None:
             request = self.books.lease(request_id).request
@@ -313,7 +303,7 @@ class AdmissionEngine:
         return self._room_changed(self._time(now))
 
     def catch_up(self, now: float) -> float:
-        """Bring counters and ledgers up to what has streamed; the time by the clock of the engine."""
+        """Bring counters and ledgers up to the streamed tokens. Returns the time by the admission engine's clock."""
         now = self._charged_s = self._time(now)
         self.books.charge_progress(now)
         self.room.changed(now)
@@ -331,9 +321,13 @@ class AdmissionEngine:
         return now
 
     def _observe(self, now: float) -> Pressure:
-        """How is the pool at this event? What is seen of overload holds from now on."""
-        self._overload.observe(self.backends.values(), self.blocked if self.queued else None, now)
-        return self.pressure(now - self.set_back_s)
+        """How is the pool at this event? Updates the state of overload."""
+        blocked = self.blocked if self.queued else None
+        return self._pressure(self._overload.observe(self.backends.values(), blocked, now))
+
+    def _pressure(self, overloaded: Overloaded) -> Pressure:
+        drain_s = min(DRAIN_S_MAX, max(1.0, self.queued * self._dispatch_interval_s))
+        return Pressure(overloaded.active, overloaded.reason, drain_s)
 
     def _let_in(
         self, event: Event, request: Request, refused: Refused | None, now: float, pressure: Pressure
@@ -354,7 +348,9 @@ class AdmissionEngine:
         return decisions
 
     def _room_changed(self, now: float) -> Sequence[Decision]:
-        """Something has ended, started or become known: whose time is up, and who can start now?"""
+        """A request has ended or started, or something became known: expire what is due, and dispatch what can
+        start.
+        """
         self.room.changed(now)
         if not self.queued:
             self.blocked = None
@@ -382,7 +378,7 @@ class AdmissionEngine:
     def _dispatch(self, request: Request, backend: str, now: float) -> Dispatch:
         self.books.change(DISPATCHES, request, now, backend=backend)
         if request.arrived_s < self._dispatched_s:
-            # It was waiting at the last dispatch, so the time since then is what one place in the queue takes.
+            # It was waiting at the last dispatch, so the time since then is the time per place in the queue.
             self._dispatch_interval_s += 0.05 * (now - self._dispatched_s - self._dispatch_interval_s)
         self._dispatched_s = now
         dispatch = Dispatch(request.id, backend)
@@ -396,7 +392,7 @@ class AdmissionEngine:
         self.books.change(WITHDRAWN, request, now)
 
     def _reject(self, request: Request, refused: Refused, now: float, pressure: Pressure) -> Reject:
-        """It is not served, or not any more."""
+        """It is not served, or no longer."""
         self.interactions.cut(request)
         rejected = Reject(request.id, refused.reason, refused.retry_after_s, refused.limit)
         self._recent.note(rejected, request, now, pressure)

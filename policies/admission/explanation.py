@@ -1,4 +1,4 @@
-"""Why is a request where it is? Its last decision, or its wait, with the numbers that it rests on."""
+"""Why is a request where it is? Its latest decision, or why it waits, with the numbers behind it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["OF_OBSTACLE", "OF_REFUSAL", "Explanation", "Situation", "explain"]
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """How do things stand now?
+    """What is the present state?
 
     Attributes:
-        blocked: the head of the queue and what stands in its way at each engine.
-        limits: where the caller stands with limits that always hold.
+        blocked: the next request in order, and its obstacle at each engine.
+        limits: how much its caller has left of the limits that hold at any time.
         numbers: what decides its flow's place: counters, weights, counts and limits by name.
-        kv: by engine, the largest occupancy that what is dispatched is expected to reach (1.0 = full).
+        kv: by engine, the largest occupancy that the dispatched requests are expected to reach (1.0 = full).
     """
 
     blocked: Blocked | None
@@ -35,12 +35,12 @@ class Explanation:
     """Why is a request where it is?
 
     Attributes:
-        decided_s: when it was decided, by the engine's clock; None while it is queued for the first time.
+        decided_s: when it was decided, by the admission engine's clock; None while it is queued for the first time.
         reason: one sentence.
-        obstacle: what the head of the queue waits for, if the request waits: the obstacle that is gone first.
+        obstacle: if the request waits, what the next request in order waits for: the obstacle that disappears soonest.
         obstacles: the same by engine.
-        pressure: whether the pool was overloaded when it was decided; for one that waits: whether it is now.
-        limits: where its caller stood when it was refused, and stands now with limits that always hold.
+        pressure: whether the pool was overloaded when it was decided; for a waiting request: whether it is now.
+        limits: what its caller had left when it was refused, and has left now of the limits that hold at any time.
         numbers: as in `Situation`; so is `kv`.
     """
 
@@ -69,10 +69,10 @@ OF_OBSTACLE: Final = {
     Obstacle.SPREAD: (
         "starts are spread, so that those running do not all need their largest share of the KV cache at once"
     ),
-    Obstacle.TURN: "somebody who waits at another gateway has received less and goes first",
+    Obstacle.TURN: "a request that waits at another gateway has received less and goes first",
 }
 OF_REFUSAL: Final = {
-    Refusal.QUEUE_FULL: "the queue is full, and its tenant has at least its share of it",
+    Refusal.QUEUE_FULL: "the queue is full, and its tenant has at least its fair share of it",
     Refusal.QUEUE_TIMEOUT: "it waited for as long as a request may",
     Refusal.NO_BACKEND: "no backend is in service",
     Refusal.BACKEND_FAILED: "no backend could be reached, as often as may be tried",
@@ -83,7 +83,7 @@ OF_REFUSAL: Final = {
 
 
 def explain(request_id: str, request: Request | None, last: Decided | None, situation: Situation) -> Explanation:
-    """`request`: it waits. `last`: what was decided of it last, if that is remembered; one of the two is known."""
+    """`request`: given if it waits. `last`: its latest decision, if remembered. At least one of the two is given."""
     if request is not None:
         return _of_waiting(request, last, situation)
     assert last is not None

@@ -1,11 +1,11 @@
 """In which state is a request, what may happen to it then, and which books change when it does?
 
-The table is all there is: an event that it does not list for a state is an `IllegalEvent`, and changes nothing. Each
-transition names its entries in the books once; `admission.books` makes them.
+The table is complete: an event that it does not list for a state is an `IllegalEvent`, and changes nothing. Each
+transition names its entries in the books; `admission.books` makes them.
 
     new -> queued -> dispatched -> ended
      |       ^  |        |
-     |       |  |        '-> queued   the engine refused it or was not reached: back to the head of its flow, unbilled
+     |       |  |        '-> queued   the engine refused it or was not reached: back to the head of its flow, uncharged
      |       |  '-> ended             it expired, gave way or was cancelled: charged nothing
      |       |
      '-> undecided -> asked           near a limit that several gateways count: the others decide whether it is queued
@@ -25,13 +25,13 @@ __all__ = ["EVENTS", "Event", "IllegalEvent", "Transition", "UnknownRequest"]
 WAIT: Final = 1
 """Into the bounded queue, with a deadline."""
 UNWAIT: Final = 2
-"""Out of it."""
+"""Out of the bounded queue."""
 COUNT: Final = 4
 """Into the counts of its tenant's limits."""
 UNCOUNT: Final = 8
-"""Out of them, as if it had never come."""
+"""Out of these counts, as if it had never come."""
 SETTLE: Final = 16
-"""The counts of its tenant's limits learn what it took."""
+"""The counts of its tenant's limits take over what it took in the end."""
 OPEN: Final = 32
 """Its interaction is open, and busy with it."""
 SERVED: Final = 64
@@ -41,7 +41,7 @@ BROKE: Final = 128
 JOIN: Final = 256
 """Into the order, and among the active tenants."""
 REJOIN: Final = 512
-"""The same, at the head of its flow."""
+"""Into the order at the head of its flow, and among the active tenants."""
 LEAVE: Final = 1024
 """Out of the order, without service."""
 LEASE: Final = 2048
@@ -51,7 +51,7 @@ UNLEASE: Final = 4096
 
 
 class Transition:
-    """To which state, with which entries in the books?"""
+    """The new state, and the entries in the books."""
 
     __slots__ = ("entries", "to")
 
@@ -61,7 +61,7 @@ class Transition:
 
 
 class Event:
-    """Something that happens to a request, and what follows from it in each state in which it may."""
+    """Something that happens to a request, and what follows in each state where it is possible."""
 
     __slots__ = ("name", "transitions")
 
@@ -78,7 +78,7 @@ class IllegalEvent(Exception):
 
 
 class UnknownRequest(Exception):
-    """No request of this id waits or is dispatched here. Nothing has changed."""
+    """No request with this id waits or is dispatched here. Nothing has changed."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__(f"request {request_id} is not here: it has ended, or never came")

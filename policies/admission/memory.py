@@ -1,4 +1,6 @@
-"""What has an engine learned that a restart should not lose? One snapshot of its interactions and its policy."""
+"""What has an admission engine learned that a restart should not lose? A snapshot of its interactions and its
+policy.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,21 @@ VERSION: Final = 1
 
 
 def snapshot(engine: AdmissionEngine) -> dict[str, object]:
-    """What was learned, as plain data that JSON can hold."""
+    """What was learned, as plain data that JSON can represent."""
     learned = {name: part.snapshot() for name, part in engine.policy.order.learned.items()}
     return {"version": VERSION, "interactions": engine.interactions.snapshot(), "policy": learned}
 
 
 def restore(engine: AdmissionEngine, learned: object) -> None:
-    """Go on from a snapshot. ValueError, saying why, if it is none; then nothing has changed."""
+    """Continue from a snapshot. ValueError, saying why, if it is not valid; then nothing has changed."""
     _take(engine, learned, adopts=False)
 
 
 def adopt(engine: AdmissionEngine, learned: object) -> None:
-    """Take from a snapshot of another gateway what it has seen more of. ValueError, saying why, if it is none; then
-    nothing has changed."""
+    """Take over from another gateway's snapshot what it has seen more of.
+
+    ValueError, saying why, if it is not valid; then nothing has changed.
+    """
     _take(engine, learned, adopts=True)
 
 
@@ -46,7 +50,7 @@ def _take(engine: AdmissionEngine, learned: object, *, adopts: bool) -> None:
 
 
 def _parts(engine: AdmissionEngine, learned: object) -> list[tuple[Learned, object]]:
-    """The parts of the engine that learn, each with what a snapshot has of it."""
+    """The parts of the admission engine that learn, each with its content of the snapshot."""
     version, interactions, policy = fields(learned, "version", "interactions", "policy")
     if version != VERSION:
         raise ValueError(f"version {version!r:.20}; this is version {VERSION}")

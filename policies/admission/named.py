@@ -1,4 +1,4 @@
-"""A policy by its name: its order and its placement, made with what was set for them."""
+"""A policy by its name: its order and its placement, made with their settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["named_policy"]
 
 
 def named_policy(name: str, *, flows_max: int = 100_000, **settings: Any) -> Policy:
-    """The policy of this name. TypeError for a setting that it does not have; KeyError for a name that there is not."""
+    """The policy of this name. TypeError for a setting that it does not have; KeyError for an unknown name."""
     entry = POLICIES[name]
     params = entry.params(**_of(entry.params, settings))
     placement_params = None

@@ -1,6 +1,6 @@
 """WHO goes next and WHERE: an order and a placement, side by side. Any order goes with any placement.
 
-A `Policy` has one queue in front of all engines. Where the placement assigns requests to engines when they come, each
+A `Policy` has one queue in front of all engines. Where the placement assigns requests to engines at arrival, each
 engine has a queue with an order of its own (`admission.assigned`). Both keep the index of cached prefixes up to date,
 where the order or the placement reads it.
 """
@@ -24,7 +24,7 @@ class Engines(Protocol):
     """What can the engines of a pool start now?"""
 
     def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
-        """The engines that can start it now, at least one; or what stands in the way at each."""
+        """The engines that can start it now, at least one; or the obstacle at each."""
 
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         """What keeps this one engine from starting it now? None: nothing."""
@@ -52,7 +52,9 @@ class Policy:
     def __init__(
         self, order: Order, placement: Placement | None = None, *, prefixes: PrefixIndex | None = None
     ) -> None:
-        """`prefixes`: what the engines are taken to have cached; None: neither of the two reads it."""
+        """`prefixes`: what the engines are expected to have cached; None: neither the order nor the placement reads
+        it.
+        """
         self.order = order
         self.placement = placement if placement is not None else LeastLoaded()
         self.prefixes = prefixes
@@ -62,24 +64,24 @@ class Policy:
 
     @property
     def reads_prefixes(self) -> bool:
-        """Are requests to come with the hashes of their prompt's blocks?"""
+        """Must requests come with the hashes of their prompt's blocks?"""
         return self.prefixes is not None
 
     @property
     def knows_interactions(self) -> bool:
-        """Are calls to come with what they show of their interaction?"""
+        """Must requests come with what they show of their interaction?"""
         return self.order.knows_interactions
 
     def orders(self) -> Sequence[Order]:
-        """The orders of all queues: one for each."""
+        """The orders of all queues, one for each queue."""
         return (self.order,)
 
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
-        """May an arriving request not be queued? None: it may."""
+        """May this request not be queued? None: it may."""
         return self.order.refusal(request, now, pressure)
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
-        """Queue it; `front`: an engine refused it, and it goes first in its flow."""
+        """Queue the request. `front`: an engine refused it, and it goes first in its flow."""
         self.order.push(request, now, front=front)
 
     def pop(self, now: float, engines: Engines) -> Selection | Blocked | None:
@@ -95,20 +97,20 @@ class Policy:
         self.order.remove(request, now)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
-        """The service that a dispatched request has received is now this much in all (not: more)."""
+        """Set the total service that a dispatched request has received so far (not the increment)."""
         if self.prefixes is None or not request.prefix:
             self._order_of(request).charge(request, service, now, final=final)
             return
         reported, expected_blocks = service.cached, request.progress.cached_blocks
         if reported is None and expected_blocks:
-            # The engine has not said yet, or never does: what was expected stands.
+            # The engine has not said yet, or never does. The expected number is used.
             cached = tokens_of_blocks(expected_blocks, request.prefix, service.prompt)
             service = ServiceTokens(service.prompt, service.output, cached)
         self._order_of(request).charge(request, service, now, final=final)
         if final:
             engine = self._placed.pop(request.id)
             if not service.prompt:
-                self.prefixes.forget(request.prefix, engine, expected_blocks)  # refused: it never got there
+                self.prefixes.forget(request.prefix, engine, expected_blocks)  # refused: the engine never computed it
             elif reported is not None:
                 found = blocks_of_tokens(reported, request.prefix, service.prompt)
                 self.prefixes.reported(engine, expected_blocks, found)

@@ -1,4 +1,4 @@
-"""Which engines of a pool can start a request now? What the policy asks while it is asked for the next request."""
+"""Which engines of a pool can start a request now? The policy asks this while it looks for the next request."""
 
 from __future__ import annotations
 
@@ -10,21 +10,36 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.request import Request
 
-__all__ = ["PoolRoom", "Rivals"]
+__all__ = ["Elsewhere", "PoolRoom", "Rivals"]
 
 
 class Rivals(Protocol):
-    """Those that wait at other gateways for the same engines."""
+    """Requests that wait at other gateways for the same engines."""
 
     def has_turn(self, request: Request, now: float) -> bool:
         """Does one of them go before this request?"""
 
 
+class Elsewhere(Protocol):
+    """Other gateways that count the same limits and interactions, for decisions that depend on them."""
+
+    def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
+        """Must this request wait until the others have said whether a limit that all of them count has room for it?"""
+
+    def ask(self, request: Request) -> None:
+        """Ask about it. The admission engine hears when they were asked (`told`), and what they answered
+        (`decided`).
+        """
+
+    def let_go(self, request: Request) -> None:
+        """Forget it: it no longer wants an answer."""
+
+
 class PoolRoom:
     """The engines of one pool, within one event (`admission.policy.Engines`).
 
-    Being asked is part of the event: what held a request back is learned by the ledger that it was held back at, and an
-    answer holds until `changed`.
+    Asking is part of the event: the ledger learns why a request had to wait at its engine. An answer is valid until
+    `changed`.
     """
 
     def __init__(self, backends: Mapping[str, BackendLedger], tenants: FairShares) -> None:
@@ -33,16 +48,16 @@ class PoolRoom:
         self._backends: Final = backends
         self._tenants: Final = tenants
         self._blocked: dict[str, Blocked] = {}
-        """By request: what was found since anything changed, so that asking again costs O(1)."""
+        """By request: the obstacles found since anything changed, so that asking again costs O(1)."""
         self._now = 0.0
 
     def changed(self, now: float) -> None:
-        """Something has ended, started or become known: who had no room may have some."""
+        """A request has ended or started, or something became known: a blocked request may have room now."""
         self._blocked.clear()
         self._now = now
 
     def at(self, now: float) -> None:
-        """It is this time."""
+        """Set the time."""
         self._now = now
 
     def with_room(self, request: Request) -> Sequence[BackendLedger] | Blocked:

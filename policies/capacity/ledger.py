@@ -107,6 +107,8 @@ class BackendLedger:
         has_window = self._gauges is not None or self._settings.concurrency_max is None
         if has_window and self.starting and self.starting_tokens + request.prompt_tokens > prefill_limit:
             return Obstacle.PREFILL
+        if self.kv.capacity_tokens is None:
+            return None
         return self.kv.obstacle(
             request,
             now,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -31,12 +30,15 @@ class OverloadSettings:
             raise ValueError(f"overload: dwell_s is {self.dwell_s}; it cannot be negative")
 
 
-class Overloaded(NamedTuple):
+class Overloaded:
     """Is the pool overloaded, why, and since when is it in this state?"""
 
-    active: bool
-    reason: str
-    since_s: float
+    __slots__ = ("active", "reason", "since_s")
+
+    def __init__(self, active: bool, reason: str, since_s: float) -> None:
+        self.active = active
+        self.reason = reason
+        self.since_s = since_s
 
 
 class Overload:
@@ -63,16 +65,29 @@ class Overload:
         state, settings = self._state, self._settings
         if blocked is None and not state.active:
             return state
-        head = None if blocked is None else blocked.request
-        obstacles = {} if blocked is None else blocked.obstacles
-        in_service = [ledger for ledger in backends if ledger.healthy]
-        is_open = [ledger for ledger in in_service if obstacles.get(ledger.name) is not Obstacle.CLOSED]
-        levels = [ledger.occupancy(head, obstacles.get(ledger.name), now) for ledger in is_open or in_service]
-        occupancy, known = min(levels, default=(0.0, "no backend in service,"))
+        occupancy, known = _fullness(backends, blocked, now)
         turns = occupancy < settings.leave if state.active else occupancy >= settings.enter
         since_s = min(state.since_s, now)  # if a clock was set back, the state has lasted since `now`
         active = state.active
         if turns and now - since_s >= settings.dwell_s:
             active, since_s = not active, now
+        if not active:
+            return state if state.since_s == since_s and not state.active else Overloaded(False, "", since_s)
         bounds = f"overload begins at {settings.enter:.0%}, ends below {settings.leave:.0%}"
-        return Overloaded(active, f"{known} {occupancy:.0%} full; {bounds}" if active else "", since_s)
+        return Overloaded(True, f"{known} {occupancy:.0%} full; {bounds}", since_s)
+
+
+def _fullness(backends: Iterable[BackendLedger], blocked: Blocked | None, now: float) -> tuple[float, str]:
+    """How full is the emptiest open backend, and how is that known? Where none is open, the emptiest in service."""
+    open_least: tuple[float, str] | None = None
+    closed_least: tuple[float, str] | None = None
+    for ledger in backends:
+        if not ledger.healthy:
+            continue
+        obstacle = blocked.obstacles.get(ledger.name) if blocked is not None else None
+        level = ledger.occupancy(blocked.request if blocked is not None else None, obstacle, now)
+        if obstacle is Obstacle.CLOSED:
+            closed_least = level if closed_least is None or level < closed_least else closed_least
+        else:
+            open_least = level if open_least is None or level < open_least else open_least
+    return open_least or closed_least or (0.0, "no backend in service,")

@@ -1,19 +1,20 @@
 """WHO goes next? The contract of an order, and the values that pass through it.
 
-An order holds no capacity, time, socket or randomness. The admission engine asks it for the next request, and tells it
-what each request is known to have cost. WHERE a request goes is for a placement to say (`placements.contract`): the
-order offers requests to a `Room`, which answers with an engine, or with what stands in the way at each.
+An order knows no capacity, time, socket or randomness. The admission engine asks it for the next request, and tells it
+the known cost of each request. A placement decides WHERE a request goes (`placements.contract`). The order offers
+requests to a `Room`, which names an engine, or the obstacle at each engine.
 
-The clauses (tests/policies/orders/test_contract.py runs each of them over every policy):
+The clauses (tests/policies/orders/test_contract.py checks each of them for every policy):
 
 P1  Work conserving: if a request is queued and the room places whatever it is offered, `pop` returns one. Otherwise
     GPUs idle while users wait.
-P2  Deterministic: the same calls give the same answers, whatever the hash seed. Otherwise the simulation lies.
+P2  Deterministic: the same calls give the same answers, whatever the hash seed. Otherwise the simulation gives wrong
+    results.
 P3  Exactly once: every pushed request leaves by `pop` or by `remove`, never by both.
-P4  A request removed before dispatch has charged nothing; one that ends after dispatch keeps what was charged.
+P4  A request removed before dispatch has charged nothing. One that ends after dispatch keeps what was charged.
 P5  Idle flows bank no credit: a flow that returns is served as if it had been present, within the bound of the order.
-P6  Estimates are trued up: after the final charge, counters are what an oracle would have charged.
-P7  Memory is O(queued + running + `flows_max`): beyond so many, the flows that have been idle longest are forgotten.
+P6  Estimates are corrected: after the final charge, counters are what an oracle would have charged.
+P7  Memory is O(queued + running + `flows_max`): beyond that, the flows that have been idle longest are forgotten.
 P8  `pop` and `push` are O(log flows); `charge` is O(1).
 P9  The service bound that the order's docstring states holds on every trace.
 """
@@ -34,14 +35,14 @@ __all__ = ["Order", "Room", "Selection"]
 
 
 class Room(Protocol):
-    """Where would this request go now?"""
+    """Where would a request go now?"""
 
     def place(self, request: Request) -> str | Blocked:
-        """Name of the engine that starts it now; or what stands in the way at each."""
+        """Name of the engine that can start it now, or the obstacle at each."""
 
 
 class Selection:
-    """What goes next, and where?"""
+    """Which request goes next, and to which engine?"""
 
     __slots__ = ("backend", "request")
 
@@ -51,39 +52,43 @@ class Selection:
 
 
 class Order(ABC):
-    """Which request is served next? Seven questions and events, of which some have an answer for most orders."""
+    """Which request is served next? Most orders need not answer all of these questions and events."""
 
     reads_prefixes: ClassVar[bool] = False
-    """Requests are to come with the hashes of their prompt's blocks."""
+    """Requests must come with the hashes of their prompt's blocks."""
     knows_interactions: ClassVar[bool] = False
-    """Calls are to come with what they show of their interaction."""
+    """Requests must come with what they show of their interaction."""
 
     def __init__(self) -> None:
         self.backlog: Backlog | None = None
-        """The counters of tenants and flows, if it keeps them: gateways compare them."""
+        """The counters of tenants and flows, if the order has them. Gateways compare them."""
         self.learned: Mapping[str, Learned] = {}
-        """What it learns and a restart should not lose, by name."""
+        """What the order learns and a restart should not lose, by name."""
         self.counts: Mapping[str, SlidingCounts] = {}
-        """What it counts over time windows, by name: gateways count together."""
+        """What the order counts over time windows, by name. Gateways count together."""
 
     def beside(self, engine: str) -> Order:
-        """An order of the same kind for the queue of one engine. What is learned and counted is common to all."""
+        """An order of the same kind for the queue of one engine. What is learned and counted is common to all of
+        them.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no order for the queue of one engine")
 
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
-        """May an arriving request not be queued? None: it may. Changes nothing: what is queued is counted by `push`."""
+        """May this request not be queued? None: it may. Changes nothing: `push` counts what is queued."""
         return None
 
     @abstractmethod
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
-        """Queue it; `front` puts a request that an engine refused back at the head of its flow.
+        """Queue the request. `front` puts a request that an engine refused back at the head of its flow.
 
-        A request that comes back was charged nothing, finally, before it is pushed.
+        Before a request comes back, its final charge is zero.
         """
 
     @abstractmethod
     def pop(self, now: float, room: Room) -> Selection | Blocked | None:
-        """Take out the next request that the room places. `Blocked`: the next one has none. None: nothing waits."""
+        """Take out the next request that the room places. `Blocked`: the next one found no room. None: nothing
+        waits.
+        """
 
     @abstractmethod
     def remove(self, request: Request, now: float) -> None:
@@ -91,7 +96,7 @@ class Order(ABC):
 
     @abstractmethod
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
-        """The service that a dispatched request has received is now this much in all (not: more)."""
+        """Set the total service that a dispatched request has received so far (not the increment)."""
 
     def learn(self, request: Request, service: ServiceTokens, now: float) -> None:
         """An answer came whole, and took this much."""

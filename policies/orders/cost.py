@@ -21,14 +21,14 @@ __all__ = [
 
 
 class Cost(Protocol):
-    """What is this much service worth? Nothing for nothing; increasing in every argument but `cached`."""
+    """What is this much service worth? Zero for nothing, and increasing in every argument except `cached`."""
 
     def __call__(self, service: ServiceTokens) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
 class LinearCost:
-    """w_p * prompt + w_q * output, the paper's default of 1 and 2 (VTC, section 3.1)."""
+    """w_p * prompt + w_q * output; the paper's default weights are 1 and 2 (VTC, section 3.1)."""
 
     input_weight: float = 1.0
     output_weight: float = 2.0
@@ -39,7 +39,7 @@ class LinearCost:
 
 @dataclass(frozen=True, slots=True)
 class ExtendCost:
-    """w_e * extend + w_q * output: only input that the engine had not in its cache costs (DLPM, section 3)."""
+    """w_e * extend + w_q * output: only input that was not in the engine's cache costs anything (DLPM, section 3)."""
 
     input_weight: float = 1.0
     output_weight: float = 2.0
@@ -53,14 +53,14 @@ class ExtendCost:
 class ProfiledCost:
     """Time as profiled on one engine: long answers behind long prompts cost more than their tokens (VTC, appendix B.2).
 
-    h(p, q) = 0.21 p + 0.1 q + 0.004 p q + 0.0032 q^2 + 1.15, fitted to Llama-2-7B on an A10G. These are the constants
-    behind the paper's tables 3 and 4; the formula it prints is ten times as large.
+    h(p, q) = 0.21 p + 0.1 q + 0.004 p q + 0.0032 q^2 + 1.15, fitted to Llama-2-7B on an A10G. These constants give the
+    paper's tables 3 and 4; the formula printed there is ten times as large.
     """
 
     def __call__(self, service: ServiceTokens) -> float:
         p, q = service.prompt, service.output
         if not p and not q:
-            return 0.0  # what an engine refused took no time: the constant is that of a request that was served
+            return 0.0  # a refused request took no time; the constant term is for requests that were served
         return 0.21001891 * p + (0.10075395 + 0.0039868 * p + 0.00324733 * q) * q + 1.14601454
 
 

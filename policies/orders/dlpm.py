@@ -1,33 +1,33 @@
-"""Deficit Longest Prefix Match: who shares most with what the engine has cached goes next, within a quantum each.
+"""Deficit Longest Prefix Match: the request with the longest cached prefix goes next, within a quantum for each flow.
 
-("Locality-aware Fair Scheduling in LLM Serving", arXiv 2501.14312, algorithm 1.) Each flow has a deficit, refilled by
-a quantum (times its tenant's weight) when nobody who waits has any left. Among those that have some, the request with
-the longest cached prefix goes first. Only input that the cache lacks is charged (`ExtendCost`), as estimated at
-dispatch and as the engine reports at the end.
+("Locality-aware Fair Scheduling in LLM Serving", arXiv 2501.14312, algorithm 1.) Each flow has a deficit. It is
+refilled by a quantum (times its tenant's weight) when no waiting flow has any deficit left. Among the flows with
+deficit left, the request with the longest cached prefix goes first. Only input that the cache lacks is charged
+(`ExtendCost`): as estimated at dispatch, and as the engine reports it at the end.
 
-Rounds of refilling are not played (see `orders.rr`, which this is but for the order inside a round): a flow that has
-received c has deficit left in round floor(c / quantum). So a refill of any depth is one division; who leaves keeps its
-debt, since the counter stays; who returns has no more credit than one round gives, since it is raised to the
-beginning of the one that is being served.
+Rounds of refilling are not simulated. This is `orders.rr` with another order inside a round: a flow that has received c
+has deficit left in round floor(c / quantum). So refills of any depth are one division. A flow that leaves keeps its
+debt, because its counter stays. A flow that returns has no more credit than one round gives, because it is raised to
+the beginning of the present round.
 
-A request that does not fit holds up nobody but its own flow, up to a limit: others may overtake it until they have used
-the round that follows, then they wait until it fits. Nothing is overtaken for ever.
+A request that does not fit blocks only its own flow, up to a limit. Others may overtake it until they have used up the
+next round as well. Then they wait until it fits, so nothing is overtaken for ever.
 
-Order is kept by two heaps and one look: each flow has a heap of its requests by the match they had when they came, and
-lines of flows and of tenants are ordered by (round, best match). The match of a request that has come to the top is
-looked up again, and it goes back if its prefix has been evicted since. A dispatch makes the matches of its siblings
-longer: those that wait with the same beginning, found by a few of their block hashes, are looked up again then. So a
-`pop` costs O(log flows + log requests of the flow), and never a sort of the queue.
+The order is kept in two levels of heaps. Each flow has a heap of its requests, ordered by the match they had when they
+came. Flows and tenants are ordered by (round, best match). When a request reaches the top, its match is looked up
+again, and it goes back if its prefix has been evicted. A dispatch makes the matches of its siblings longer. Siblings
+are waiting requests with the same beginning, found by a few of their block hashes; they are then looked up again. So a
+`pop` costs O(log flows + log requests of the flow), and never sorts the queue.
 
-Bound, at a gateway (theorem 4.1 with the dispatched tokens in the place of the running batch): two tenants that are
-both backlogged over an interval receive extend service, per weight, that differs by at most 2 (U + Q), with
+Bound, at a gateway (theorem 4.1, with the dispatched tokens in place of the running batch): two tenants that are both
+backlogged over an interval receive extend service, per weight, that differs by at most 2 (U + Q), with
 
     U = (w_e * (L_in + E) + w_q * O) / (least weight)
 
-where L_in is the longest prompt, O the output of what may be dispatched at once, and E the input of it that was taken
-to be cached and was not: the paper's scheduler sees the cache (E = 0), a gateway learns of a miss with the answer.
-Where requests that did not fit were overtaken, 2 (U + 2 Q). Proof as for `orders.rr`: matching only picks among the
-flows of one round.
+L_in is the longest prompt. O is the output of all requests that may be dispatched at once. E is the part of their input
+that was expected to be cached and was not. The paper's scheduler sees the cache (E = 0); a gateway learns of a miss
+with the answer. Where requests that did not fit were overtaken, the bound is 2 (U + 2 Q). The proof is that of
+`orders.rr`: matching only chooses among the flows of one round.
 """
 
 from __future__ import annotations
@@ -49,17 +49,18 @@ from policies.settings import setting
 __all__ = ["QUANTUM", "Dlpm", "DlpmParams"]
 
 QUANTUM: Final = 20_000.0
-"""About the cost of loading one long document: a smaller one evicts hot prefixes before they were used."""
+"""About the cost of loading one long document. A smaller quantum evicts hot prefixes before they were used."""
 TENANTS_TRIED: Final = 4
 FLOWS_TRIED: Final = 2
-"""Where the next request does not fit, the heads of so many tenants, and of so many flows of each, are tried."""
+"""If the next request does not fit, the heads of this many tenants are tried, with this many flows of each."""
 SIBLINGS_REMATCHED: Final = 4
-"""By each dispatch. They are the next ones of their like, and will look after the others."""
+"""Looked up again at each dispatch. They are the next of their siblings, and their dispatch looks up the others."""
 REMATCHED_MAX: Final = 16
-"""Requests looked up again in one `pop` at most."""
+"""Requests looked up again in one `pop`, at most."""
 
 _CAME_BITS: Final = 40
-"""A place in order is one number: the longer match first, then the earlier arrival, a serial of so many bits."""
+"""A place in the order is one number: the longer match first, then the earlier arrival. The arrival number has this
+many bits."""
 _FRONT: Final = 1 << 72
 
 
@@ -71,19 +72,19 @@ class _Waiting:
     def __init__(self, request: Request, came: int) -> None:
         self.request = request
         self.came = came
-        """Serial of its arrival; negative if it was dispatched and came back, so that it goes first."""
+        """Arrival number; negative if it was dispatched and came back, so that it goes first."""
         self.entry: _Entry = None
         """Its valid heap entry; None when it has left."""
         self.version = -1
-        """Of the index when it was matched."""
+        """Version of the prefix index when the match was looked up."""
 
 
 _Entry = Any
-"""(place, serial, request): serials differ, so requests are never compared. Told apart by identity."""
+"""(place, serial, request): serials differ, so requests are never compared. Entries are compared by identity."""
 
 
 class _MatchedBacklog(Backlog):
-    """A backlog in which `turn`, the place among those of one round, is that of the flow's best-matched request."""
+    """A backlog whose `turn`, the place inside a round, is that of the flow's best-matched request."""
 
     def __init__(self, prefixes: PrefixIndex, backend: str | None, *, flows_max: int, quantum: float) -> None:
         super().__init__(flows_max=flows_max, quantum=quantum)
@@ -111,11 +112,11 @@ class _MatchedBacklog(Backlog):
         super().withdraw(request)
 
     def head(self) -> Request | None:
-        """The best-matched request of those in the earliest round."""
+        """The best-matched request in the earliest round."""
         looks = REMATCHED_MAX
         while (tenant := self.tenants.least()) is not None:
             member = tenant.flows.least()
-            assert member is not None  # a tenant waits for as long as one of its flows does
+            assert member is not None  # a tenant waits as long as one of its flows does
             waiting = self._best(self._heaps[member.flow])
             if waiting.version != self._prefixes.version and waiting.request.prefix and looks:
                 looks -= 1
@@ -127,18 +128,18 @@ class _MatchedBacklog(Backlog):
         return None
 
     def others(self) -> Iterator[Request]:
-        """Who is tried where the head does not fit: the heads of some flows of this round and of the next."""
+        """The requests to try if the head does not fit: the heads of some flows in this round and the next."""
         for tenant in self.tenants.first(TENANTS_TRIED):
             for member in tenant.flows.first(FLOWS_TRIED):
                 yield self._best(self._heaps[member.flow]).request
 
     def rematch_siblings(self, prefix: Prefix) -> None:
-        """This is in a cache now, so those that begin alike have a longer match."""
+        """This prefix is in a cache now, so waiting requests with the same beginning have a longer match."""
         for request_id in list(self._siblings.nearest(prefix, SIBLINGS_REMATCHED)):
             self._match(self._waiting[request_id])
 
     def _match(self, waiting: _Waiting) -> None:
-        """Look up how much of it is cached, and give it the place that follows from that."""
+        """Look up how much of its prompt is cached, and give it the place that follows."""
         request = waiting.request
         waiting.version = self._prefixes.version
         place = waiting.came
@@ -174,7 +175,7 @@ class _MatchedBacklog(Backlog):
         self._moved(request.flow)
 
     def _moved(self, flow: Flow) -> None:
-        """The best of this flow may be another one: bring the lines of flows and of tenants up to it."""
+        """The best request of this flow may have changed: update the order of flows and of tenants."""
         member = self._by_flow[flow]
         heap = self._heaps[flow]
         while heap and heap[0][2].entry is not heap[0]:
@@ -205,9 +206,9 @@ class DlpmParams:
 
 
 class Dlpm(Order):
-    """Who finds most of its prompt in the cache, among those that have deficit left?
+    """Which request, of a flow with deficit left, has most of its prompt in the cache?
 
-    With `engine`, matches are those at this engine only: the order of one engine's own queue.
+    With `engine`, only matches at this engine count: the order of that engine's own queue.
     """
 
     reads_prefixes = True
@@ -228,7 +229,7 @@ class Dlpm(Order):
         self._matched = _MatchedBacklog(self._prefixes, engine, flows_max=flows_max, quantum=params.quantum)
         self.backlog = self._matched
         self._dispatched: Prefix = ()
-        """Beginning of what was dispatched last: by now its engine is taken to hold it."""
+        """Prefix of the request dispatched last. Its engine is expected to have it cached by now."""
 
     def beside(self, engine: str) -> Dlpm:
         return Dlpm(self._params, flows_max=self._flows_max, prefixes=self._prefixes, engine=engine)

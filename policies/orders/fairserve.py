@@ -1,9 +1,10 @@
 """FairServe: least-served first, calls of open interactions before others, and starts throttled only under overload.
 
-The order is that of WSC (`orders.wsc`), with one addition: while a tenant has a call inside an open interaction
-waiting, it goes before others until it has received `lead_tokens` more than they, per weight; and so does a flow inside
-its tenant, until it is `lead_calls` normal calls ahead. A lead is had once: what is received with it counts, so nobody
-gets a larger share by keeping interactions open. Starts are refused as `policies.limits.throttle` says.
+The order is that of WSC (`orders.wsc`), with leads. A tenant that has a call inside an open interaction waiting goes
+before others until it has received `lead_tokens` more than they have, per weight. A flow with such a call goes before
+the tenant's other flows until it is `lead_calls` normal calls ahead. A lead can be used once, because what is received
+with it counts. So keeping interactions open does not raise anyone's fair share. Starts are refused as described in
+`policies.limits.throttle`.
 
 Bound, with U of VTC between tenants and U' of WSC between flows: service over any interval in which two are backlogged
 differs by at most 2 (U + lead). Proof sketch in docs/policies/fairserve.md.
@@ -35,7 +36,7 @@ class FairServeParams:
 
     Attributes:
         weights: as in `WscParams`; so is `across_tenants`.
-        throttle: limits at the start of an interaction, which hold while the KV cache is overloaded.
+        throttle: limits at the start of an interaction, which apply while the KV cache is overloaded.
     """
 
     cost: str = cost_setting()
@@ -68,7 +69,7 @@ class FairServeParams:
 
 
 class FairServe(Wsc):
-    """Who is owed most, whose interaction is open, and who may not start one now?"""
+    """Which tenant and flow is owed most, whose interaction is open, and which starts are refused now?"""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class FairServe(Wsc):
         profiles: Profiles | None = None,
         throttle: Throttle | None = None,
     ) -> None:
-        """`profiles`, `throttle`: what is normal and what is too much, where several queues learn it together."""
+        """`profiles` and `throttle`: given where several queues learn what is usual together."""
         self._fairserve = params = params or FairServeParams()
         wsc = WscParams(
             params.cost, params.input_weight, params.output_weight, params.alpha, params.beta, params.gamma,
@@ -100,7 +101,7 @@ class FairServe(Wsc):
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         beyond = self.throttle.is_beyond(request, now) if front else self.throttle.count(request, now)
-        # Those beyond their limits are not cut inside an interaction, but they go before nobody either.
+        # Requests beyond a limit are not cut inside an interaction, but they get no lead either.
         self.push_with_lead(request, front=front, leads=request.progress.inside and not beyond)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:

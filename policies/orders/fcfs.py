@@ -18,7 +18,9 @@ class FcfsParams:
 
 
 class Fcfs(Order):
-    """Who came first? No fairness: one flow with a long queue delays everybody behind it. Stops at the first misfit."""
+    """Which request came first? No fairness: a flow with a long queue delays all others. Stops if the first does not
+    fit.
+    """
 
     def __init__(self, params: FcfsParams | None = None, *, flows_max: int = 10_000) -> None:
         super().__init__()

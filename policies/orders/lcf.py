@@ -22,10 +22,10 @@ class LcfParams:
 
 
 class Lcf(CounterOrder):
-    """Who has received least service, ever? VTC (section 5.1) whose flows bank credit while they are idle.
+    """Which flow has received least service ever? VTC whose flows bank credit while idle (VTC paper, section 5.1).
 
-    No bound: a flow that was idle while another received S is served alone until it has caught up with all of S.
-    A flow forgotten beyond `flows_max` starts at nothing again, as one never seen.
+    No bound: a flow that was idle while another one received S is served alone until it has caught up with all of S. A
+    flow forgotten beyond `flows_max` starts again at zero, like a new one.
     """
 
     def __init__(self, params: LcfParams | None = None, *, flows_max: int = 10_000) -> None:

@@ -2,9 +2,9 @@
 
     w(app, stage) = alpha * mean input + beta * mean system tokens + gamma * mean output
 
-The means follow what whole answers took, slowly: none moves them by more than a fixed part, and what is far beyond the
-usual counts as a few times the usual. Where a stage has been seen too rarely its app speaks for it, then all apps of
-the same scope, then the pool, then `NEUTRAL`: a weight that is the same for everybody weighs nobody.
+The means slowly follow what whole answers took. No answer moves them by more than a fixed part, and an extreme one
+counts as a few times the usual. A stage that was seen too rarely uses the mean of its app, then of all apps in its
+scope, then of the pool, then `NEUTRAL`: equal weights favour nobody.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from policies.plain_data import fields, rows
 __all__ = ["NEUTRAL", "Profiles", "WscSettings"]
 
 NEUTRAL: Final = 1000.0
-"""Taken for a call of which nothing is known."""
+"""Assumed for a call of which nothing is known."""
 ENOUGH: Final = 8
-"""Answers before a population speaks for itself rather than through the wider one."""
+"""Answers after which a population is used by itself, instead of the wider one."""
 RATE: Final = 0.02
-"""Least part by which an answer moves a mean: what was usual fades after some fifty answers."""
+"""Least weight of one answer in a mean: older answers fade after about fifty."""
 OUTLIER: Final = 4.0
-"""An answer moves the means as one of at most so many times the usual."""
+"""An answer moves the means as if it were at most this many times the usual."""
 CLAMP: Final = 16.0
-"""No app or stage weighs more than so many times its scope as a whole, or less than one so-manieth."""
+"""The weight of an app or stage is between 1 / CLAMP and CLAMP times the mean of its scope."""
 STAGES_MAX: Final = 32
-"""Later stages are one."""
+"""This stage and all later ones count as one."""
 ANY_STAGE: Final = 0
 ANY_APP, WHOLE_SCOPE = "", STAGES_MAX + 1
 
@@ -39,12 +39,12 @@ class WscSettings:
     """How are calls weighed?
 
     alpha, beta and gamma are 1, 2 and 1 as printed, for input, system and output tokens, "following OpenAI
-    conventions". Those charge more for output than for input, so beta and gamma may well be swapped in print.
+    conventions". Those conventions charge more for output than for input, so beta and gamma may be swapped in print.
 
     Attributes:
-        weights: w by app, for all its stages or one for each (the last one holds for all later ones); not learned.
-        across_tenants: also compare tenants by what is normal for their apps, as the paper does with all users. What
-            is normal is then learned from all tenants together, and a tenant can gain by claiming a heavier app.
+        weights: w by app, for all its stages or one for each (the last one is used for all later stages); not learned.
+        across_tenants: also compare tenants by what is normal for their apps, as the paper does with all users. What is
+            normal is then learned from all tenants together, and a tenant can gain by claiming a heavier app.
     """
 
     alpha: float = 1.0
@@ -65,7 +65,7 @@ class WscSettings:
 
 
 class _Worth:
-    """Mean worth of the calls of one population: the mean of a sum is the sum of the means in equation 2."""
+    """Mean worth of the calls of one population. In equation 2 the mean of a sum is the sum of the means."""
 
     __slots__ = ("mean", "norm", "seen")
 
@@ -73,7 +73,7 @@ class _Worth:
         self.seen = seen
         self.mean = mean
         self.norm = max(1.0, mean)
-        """The mean within its clamp, as of the last answer."""
+        """The clamped mean as of the last answer."""
 
     def learn(self, worth: float) -> None:
         self.seen += 1
@@ -89,9 +89,9 @@ class _Worth:
 
 
 class Profiles:
-    """What calls of every (scope, app, stage) are worth. Scopes learn from each other only through the pool as a whole.
+    """What calls of every (scope, app, stage) are worth. Scopes learn from each other only through the whole pool.
 
-    Bounded: of more than `populations_max` the one that was longest without an answer is forgotten.
+    Bounded: beyond `populations_max` populations, the one longest without an answer is forgotten.
     """
 
     def __init__(self, settings: WscSettings | None = None, *, populations_max: int = 16_384) -> None:
@@ -123,7 +123,7 @@ class Profiles:
         return NEUTRAL
 
     def learn(self, scope: str, app: str, stage: int, worth: float) -> None:
-        """A call was answered whole, and was worth this much."""
+        """A call got its whole answer, and was worth this much."""
         self._pool.learn(worth)
         self._pool.norm = max(1.0, self._pool.mean)
         usual = 0.0
@@ -143,7 +143,7 @@ class Profiles:
     # --- across restarts ---
 
     def snapshot(self) -> dict[str, object]:
-        """What was learned, as plain data: by scope, app and stage, calls seen and their mean worth."""
+        """What was learned, as plain data: by scope, app and stage, the calls seen and their mean worth."""
         settings = self.settings
         pool: list[Any] = [self._pool.seen, self._pool.mean]
         return {
@@ -153,7 +153,7 @@ class Profiles:
         }
 
     def adopt(self, learned: object) -> None:
-        """Take from a snapshot of another gateway those of which it has seen more calls. ValueError if it is none."""
+        """Take over from another gateway's snapshot what it has seen more of. ValueError if it is not valid."""
         others = Profiles(self.settings, populations_max=self._populations_max)
         others.restore(learned)
         for key, theirs in others._worths.items():
@@ -166,7 +166,7 @@ class Profiles:
             self._worths.popitem(last=False)
 
     def restore(self, learned: object) -> None:
-        """Go on from a snapshot. ValueError if it is none, or was learned in other units; then nothing has changed."""
+        """Continue from a snapshot. ValueError if it is not valid or has other units; then nothing has changed."""
         units, worths, pool = fields(learned, "units", "worths", "pool")
         settings = self.settings
         if units != [settings.alpha, settings.beta, settings.gamma]:

@@ -1,4 +1,4 @@
-"""Which policies are there? One entry each: an order, its placement, and what may be set for the two."""
+"""Which policies are there? One entry each: an order, its placement, and the settings of both."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["POLICIES", "Entry"]
 
 
 class Entry(NamedTuple):
-    """How is a policy made? `params` and `placement_params` are structs; their fields are what may be set."""
+    """How is a policy made? `params` and `placement_params` are structs whose fields are the settings."""
 
     summary: str
-    """What an operator chooses by it, in one sentence."""
+    """What an operator gets with this policy, in one sentence."""
     order: Any
     """Class of the order: made with its parameters and `flows_max`, and with `prefixes` if it reads them."""
     params: type

@@ -1,4 +1,4 @@
-"""Requests per minute: a flat limit on each tenant, and first come, first served behind it (the papers' baseline)."""
+"""Requests per minute: a flat limit for each tenant, then first come, first served (the papers' baseline)."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class RpmParams:
 
 
 class Rpm(Fcfs):
-    """Has this tenant had its requests of the last minute? Then it is refused at once, however idle the engines are.
+    """Was this tenant admitted too often in the last minute? Then it is refused, even if the engines are idle.
 
-    The window slides over the requests that were admitted: refused ones do not count, and one that a backend sent back
-    is not counted again. Bounded: at most `requests_per_minute` times per tenant, and `flows_max` tenants, of which
-    those that were admitted longest ago are forgotten first.
+    The window slides over the admitted requests. Refused requests do not count, and one that a backend sent back is not
+    counted again. Bounded: at most `requests_per_minute` times per tenant, and `flows_max` tenants. The tenants
+    admitted longest ago are forgotten first.
 
     No bound on service: within its limit a tenant is served in order of arrival, whatever its requests cost.
     """
@@ -39,7 +39,7 @@ class Rpm(Fcfs):
         self._limit = self._params.requests_per_minute
         self._flows_max = flows_max
         self._admitted_s: OrderedDict[str, deque[float]] = OrderedDict()
-        """Per tenant, when each of its last requests was admitted; the tenant admitted longest ago first."""
+        """By tenant: when each of its last requests was admitted. The tenant admitted longest ago comes first."""
 
     def beside(self, engine: str) -> Rpm:
         order = Rpm(self._params, flows_max=self._flows_max)

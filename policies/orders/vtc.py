@@ -1,25 +1,25 @@
 """Virtual Token Counter: the least-served flow goes next ("Fairness in Serving LLMs", OSDI'24, algorithms 2 to 4).
 
-Each flow has a counter of the service it has received, divided by its tenant's weight. Input is charged when a request
-is dispatched, output as it streams, the truth at the end. With `predict_output` the expected output is charged at
-dispatch as well, and corrected (algorithm 3). A flow that returns is lifted (see `policies.queue.counters`).
+Each flow has a counter of the service it has received, divided by its tenant's weight. Input is charged at dispatch,
+output as it streams, and the true numbers at the end. With `predict_output` the expected output is also charged at
+dispatch, and corrected (algorithm 3). A flow that returns is lifted (see `policies.queue.counters`).
 
-Bound, at a gateway (theorem 4.4 with what is dispatched in the place of the running batch): two tenants that are both
+Bound, at a gateway (theorem 4.4, with the dispatched requests in place of the running batch): two tenants that are both
 backlogged over an interval receive service, per weight, that differs by at most 2U, with
 
     U = (w_p * L_in + w_q * O) / (least weight)
 
-where L_in is the longest prompt and O the output that dispatched requests may still stream, over all backends. A tenant
-that is backlogged gets at most 4U less than any other one (theorem 4.9). Inside a tenant the same holds for its flows,
-at weight 1. With another cost h, w_p * L_in is the most that is charged at one dispatch, and w_q * O the most that the
-answers of all dispatched requests add to it. Where w_q >= w_p this is within the paper's max(w_p * L_in, w_q * M), for
-the last prompt is itself among the M tokens that are dispatched.
+L_in is the longest prompt, and O the output that dispatched requests may still stream, over all backends. A backlogged
+tenant gets at most 4U less than any other one (theorem 4.9). Inside a tenant the same holds for its flows, at weight 1.
+With another cost h, w_p * L_in is the largest charge at one dispatch, and w_q * O the most that the answers of all
+dispatched requests add to it. If w_q >= w_p this is within the paper's max(w_p * L_in, w_q * M), because the last
+prompt is itself among the M dispatched tokens.
 
-Proof sketch: a tenant is dispatched only when its counter is the least among the waiting. From then on it grows by its
-prompt at once, and by what its dispatched requests stream later, which is U at most before another one is the least: so
-waiting counters stay within U of each other (lemma 4.3), and service over an interval is the counter's growth. Lifts
-only raise those who did not wait. Prediction charges a part of O earlier. Output that has streamed but is not charged
-yet adds what the engine generates within one charging interval.
+Proof sketch: a tenant is dispatched only when its counter is the least of those waiting. From then on it grows by its
+prompt at once, and by what its dispatched requests stream later. That is at most U before another tenant is the least.
+So waiting counters stay within U of each other (lemma 4.3), and service over an interval is the growth of the counter.
+Lifts only raise tenants that did not wait. Prediction charges a part of O earlier. Streamed output that is not yet
+charged adds what the engine generates within one charging interval.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class VtcParams:
 
 
 class CounterOrder(Order):
-    """The head of a backlog goes next, and nobody overtakes it: what VTC, LCF, RR, WSC and FairServe have in common."""
+    """The head of a backlog goes next, and nothing overtakes it: common to VTC, LCF, RR, WSC and FairServe."""
 
     def __init__(self, backlog: Backlog, cost: Cost, *, predict_output: bool) -> None:
         super().__init__()
@@ -67,7 +67,8 @@ class CounterOrder(Order):
         self._backlog.push(request, front=front)
 
     def pop(self, now: float, room: Room) -> Selection | Blocked | None:
-        # Strict, as in the paper: when the next in order does not fit, nobody overtakes it, or it might wait for ever.
+        # Strict, as in the paper: if the next in order does not fit, nothing overtakes it. Otherwise it might wait for
+        # ever.
         head = self._backlog.head()
         if head is None:
             return None
@@ -96,7 +97,7 @@ class CounterOrder(Order):
 
 
 class Vtc(CounterOrder):
-    """Who has received least service for its weight?"""
+    """Which flow has received least service for its weight?"""
 
     def __init__(self, params: VtcParams | None = None, *, flows_max: int = 10_000) -> None:
         self._params = params = params or VtcParams()

@@ -4,21 +4,21 @@ Tenants are compared as in VTC, by plain service over weight. The (app, user) fl
 
     sum over its calls of  (alpha * input + beta * system tokens + gamma * output) / w(app, stage)
 
-so that a user of an app with long prompts is not behind one whose app has short ones. w is learned
-(`orders.profiles`) and fixed for a request when it is queued. Service is charged at dispatch with the expected
-output, as it streams beyond that, and settled with the truth; the paper charges at the end, and lets a burst pass
-before the counter moves. Its priority factor E multiplies the cost of a user; here the tenant's weight divides it.
+So a user of an app with long prompts is not put behind a user of an app with short ones. w is learned
+(`orders.profiles`), and is fixed for a request when it is queued. Service is charged at dispatch with the expected
+output, as it streams beyond that, and corrected at the end. The paper charges at the end, so a burst passes before the
+counter moves. Its priority factor E multiplies the cost of a user; here the tenant's weight divides it.
 
-What tenants teach never decides between tenants: whoever writes long prompts would teach that long prompts are normal,
-and whoever claims the heaviest app would be charged least. `WscSettings.across_tenants` compares tenants as the paper
-compares users, for those who trust each other.
+What is learned from a tenant never decides between tenants. Otherwise a tenant with long prompts would teach that long
+prompts are normal, and a tenant that claims the heaviest app would be charged least. `WscSettings.across_tenants`
+compares tenants as the paper compares users, for tenants that trust each other.
 
 Bound between tenants: that of VTC (`orders.vtc`), 2U. Between flows of one tenant, in normal calls:
 
     2 U',  U' = max over what may be dispatched at once of the sum of h / w  <=  max(h of a prompt, h of all) / least w
 
-by the same proof, with h / w for service: a flow is dispatched only when its counter is the least of those waiting, and
-from then on grows by at most what it has dispatched, expected or true.
+The proof is the same, with h / w for service. A flow is dispatched only when its counter is the least of those waiting.
+From then on it grows by at most what it has dispatched, expected or true.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class WscParams:
 
 
 class Wsc(CounterOrder):
-    """Which user has received least of what is normal for what they use?"""
+    """Which user has received least, measured in what is normal for the apps it uses?"""
 
     knows_interactions = True
 
@@ -88,7 +88,7 @@ class Wsc(CounterOrder):
         leads: tuple[float, float] | None = None,
         profiles: Profiles | None = None,
     ) -> None:
-        """`profiles`: what is normal, where several queues learn it together."""
+        """`profiles`: given where several queues learn together what is normal."""
         self._params = params = params or WscParams()
         self._flows_max = flows_max
         cost = cost_of(params.cost, params.input_weight, params.output_weight)
@@ -104,7 +104,7 @@ class Wsc(CounterOrder):
         self.push_with_lead(request, front=front, leads=True)
 
     def push_with_lead(self, request: Request, *, front: bool, leads: bool) -> None:
-        """Queue it; `leads`: it may go before others if it is inside an interaction."""
+        """Queue the request. `leads`: it may go before others if it is inside an interaction."""
         if not front:
             request.progress.norm = self.profiles.norm(self._scope(request), request.flow.app, request.progress.stage)
         self._backlog.push(request, front=front, leads=leads)

@@ -1,8 +1,8 @@
 """WHERE does a request go? The contract of a placement.
 
-A placement is asked when a request can start: which of the engines that have room gets it? It never holds a request
-back, and changes nothing by being asked. An `Assignment` answers earlier, when the request comes: each engine then
-has a queue of its own.
+A placement is asked when a request can start: which of the engines that have room gets it? It never delays a request,
+and asking changes nothing. An `Assignment` decides earlier, when the request arrives. Each engine then has a queue of
+its own.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ class EngineLoad(Protocol):
     def name(self) -> str: ...
 
     def kv_fraction(self) -> float:
-        """Largest occupancy of its KV cache that what is dispatched is expected to reach (1.0 = full)."""
+        """Largest occupancy of its KV cache that the dispatched requests are expected to reach (1.0 = full)."""
 
 
 class Placement(ABC):
     """Which of the engines that can start a request now gets it?"""
 
     reads_prefixes: ClassVar[bool] = False
-    """Requests are to come with the hashes of their prompt's blocks."""
+    """Requests must come with the hashes of their prompt's blocks."""
 
     def __init__(self, params: Any = None, *, prefixes: PrefixIndex | None = None, flows_max: int = 10_000) -> None:
-        """`params`: what may be set for it; `prefixes`: what engines have cached; `flows_max`: tenants it remembers."""
+        """`params`: its settings. `prefixes`: what engines have cached. `flows_max`: tenants that it remembers."""
         return
 
     @abstractmethod
     def choose(self, request: Request, engines: Sequence[EngineLoad]) -> str:
-        """Name of the engine. `engines`: at least one, in an order that means nothing."""
+        """Name of the engine. `engines`: at least one, in no particular order."""
 
 
 class Assignment(Placement):
-    """Which engine is a request for? Asked when it comes; what waits for an engine waits in a queue of that engine."""
+    """Which engine gets a request? Asked at arrival; the requests for an engine wait in that engine's own queue."""
 
     idle_takes: ClassVar[bool] = False
-    """An engine that runs nothing, with nothing waiting for it, takes what is next at the longest queue."""
+    """An engine that runs nothing, and has nothing waiting, takes the next request of the longest queue."""
 
     @abstractmethod
     def assign(self, request: Request, loads: Mapping[str, int], depths: Mapping[str, int]) -> str:
@@ -54,22 +54,22 @@ class Assignment(Placement):
 
         Args:
             loads: requests that run at each engine in service or wait for it; at least one engine.
-            depths: leading blocks of the prompt that each of these holds, or is about to hold for one that waits there;
-                empty if the prompt is not known.
+            depths: leading blocks of the prompt that each of these engines holds, or will soon hold for a request that
+                waits there; empty if the prompt is not known.
         """
 
     def choose(self, request: Request, engines: Sequence[EngineLoad]) -> str:
-        """It was assigned already: there is one engine."""
+        """The request was assigned already: there is one engine."""
         return engines[0].name
 
     def moved(self, request: Request, before: str | None, after: str | None) -> None:
-        """It is not for this engine any more (None: it was for none), but for that one (None: it has left)."""
+        """The request moved from engine `before` (None: it was not assigned) to `after` (None: it has left)."""
         return
 
     def ended(self, request: Request, engine: str, service: ServiceTokens) -> None:
-        """It ran at this engine, and received this much."""
+        """The request ran at this engine, and received this much."""
         return
 
     def explain(self, tenant: str) -> dict[str, float]:
-        """The numbers that decide where its requests go, by name."""
+        """The numbers that decide where this tenant's requests go, by name."""
         return {}

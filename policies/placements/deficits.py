@@ -1,18 +1,20 @@
-"""The placement of Double Deficit Longest Prefix Match (D2LPM): which backend is this request for?
+"""The placement of Double Deficit Longest Prefix Match (D2LPM): which backend gets this request?
 
-("Locality-aware Fair Scheduling in LLM Serving", arXiv 2501.14312, algorithm 2.) A request goes where most
-of its prompt is cached, or is about to be since one that begins alike waits there, as long as its tenant has deficit
-left at that backend; otherwise where the tenant has some; ties go to the shortest queue. Input is charged to that
-deficit in full when it is placed, output at the end; when a tenant has none left anywhere, all of its backends get a
-quantum (times its weight), as many as are needed at once. So `backend_quantum` limits how long a tenant sticks to one
-backend: an infinite one is unfair (theorem A.5).
+("Locality-aware Fair Scheduling in LLM Serving", arXiv 2501.14312, algorithm 2.) A request goes to the backend that has
+most of its prompt cached, as long as its tenant has deficit left there. A prompt also counts as cached where a request
+with the same beginning already waits. Otherwise the request goes to a backend where the tenant has deficit left. Ties
+go to the shortest queue.
 
-D2LPM is this placement with the order `dlpm` in the queue of each backend. One rule is not in the paper: an idle engine
-takes what waits elsewhere.
+Input is charged to that deficit in full at placement, output at the end. When a tenant has no deficit left anywhere,
+all of its backends get as many quanta (times its weight) as are needed. So `backend_quantum` limits how long a tenant
+stays at one backend. An infinite one is unfair (theorem A.5).
+
+D2LPM is this placement together with the order `dlpm` in the queue of each backend. One rule is not in the paper: an
+idle engine takes a request that waits elsewhere.
 
 Bound (theorems 5.1 and 5.2): two tenants that both have requests waiting at every backend receive extend service, per
-weight, that differs by at most 2 W (U + Q) over W backends, with U and Q as in `orders.dlpm`; `backend_quantum` is
-not in it. The paper takes whoever is backlogged to wait everywhere; few requests may all be placed at one backend.
+weight, that differs by at most 2 W (U + Q) over W backends, with U and Q as in `orders.dlpm`. `backend_quantum` is not
+in it. The paper assumes that a backlogged tenant waits everywhere; a few requests may all be placed at one backend.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from policies.settings import setting
 __all__ = ["BACKEND_QUANTUM", "ByDeficits", "DeficitParams"]
 
 BACKEND_QUANTUM: Final = 1_000_000.0
-"""Some tens of long prompts. Placement charges input in full, so a smaller one drives a tenant from its cache."""
+"""Some tens of long prompts. Placement charges input in full, so a smaller one drives a tenant away from its cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class DeficitParams:
 
 
 class _Deficits:
-    """How much may each tenant still send to each backend? The tenants unused for longest are forgotten."""
+    """How much may each tenant still send to each backend? Tenants unused for longest are forgotten."""
 
     def __init__(self, *, tenants_max: int, quantum: float) -> None:
         self._tenants_max = tenants_max
@@ -53,7 +55,7 @@ class _Deficits:
         self._tenants: OrderedDict[str, dict[str, float]] = OrderedDict()
 
     def entitled(self, tenant: str, weight: float, backends: list[str]) -> list[str]:
-        """The backends at which it has some left, after as many refills as that takes. Never empty."""
+        """The backends at which it has deficit left, after as many refills as that takes. Never empty."""
         deficits = self._of(tenant)
         left = [name for name in backends if deficits.get(name, 0.0) > 0]
         if left:
@@ -64,7 +66,7 @@ class _Deficits:
         for name in backends:
             deficits[name] = deficits.get(name, 0.0) + refill
         left = [name for name in backends if deficits[name] > 0]
-        # Of a debt far larger than the quantum, rounding may leave nothing to be positive.
+        # If the debt is far larger than the quantum, rounding may leave no positive deficit.
         return left or [max(backends, key=lambda name: deficits[name])]
 
     def charge(self, tenant: str, backend: str, service: float) -> None:
@@ -86,7 +88,7 @@ class _Deficits:
 
 
 class ByDeficits(Assignment):
-    """Where does a request find its prefix, without its tenant sticking there?"""
+    """Where is a request's prefix cached, without its tenant staying at one backend for ever?"""
 
     reads_prefixes = True
     idle_takes = True
@@ -126,5 +128,5 @@ class ByDeficits(Assignment):
         self._deficits.charge(request.flow.tenant, engine, more_input + self._output_weight * service.output)
 
     def explain(self, tenant: str) -> dict[str, float]:
-        """What its tenant has left at each engine."""
+        """The tenant's deficit at each engine."""
         return self._deficits.explain(tenant)

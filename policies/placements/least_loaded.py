@@ -11,14 +11,16 @@ __all__ = ["LeastLoaded", "least_loaded"]
 
 
 def least_loaded(engines: Sequence[EngineLoad]) -> str:
-    """Name of the engine with the least KV in use or expected; of equal ones the first by name."""
+    """Name of the engine with the least KV in use or expected, as a fraction of its size. Ties go to the first by
+    name.
+    """
     if len(engines) == 1:
         return engines[0].name
     return min([(engine.kv_fraction(), engine.name) for engine in engines])[1]
 
 
 class LeastLoaded(Placement):
-    """Which engine has most KV free, of its size?"""
+    """Which engine has the largest fraction of its KV cache free?"""
 
     def choose(self, request: Request, engines: Sequence[EngineLoad]) -> str:
         return least_loaded(engines)

@@ -1,4 +1,4 @@
-"""Longest prefix: of the engines with room, the one that holds most of the prompt's beginning in its cache."""
+"""Longest prefix: of the engines with room, the one whose cache holds most of the prompt's beginning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LongestPrefix"]
 
 
 class LongestPrefix(Placement):
-    """Where is most of it cached? The least loaded engine where no other holds more than that one does."""
+    """Which engine has most of the prompt cached? The least loaded one if no other has more of it."""
 
     reads_prefixes = True
 

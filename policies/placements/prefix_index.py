@@ -1,14 +1,14 @@
 """Which backend holds how much of this prompt's beginning? A bounded estimate of every engine's prefix cache.
 
-A prompt is a chain of block hashes, each of which stands for everything up to its block (model and cache salt go into
-the first). What is sent to a backend is taken to be in its cache from then on. The longest-unused blocks are forgotten
-first, the end of a chain before its beginning, so a block is only known while those before it are, and a match is found
-by bisection.
+A prompt is a chain of block hashes. Each hash stands for everything up to its block; the model and the cache salt are
+part of the first. A prompt that is sent to a backend counts as cached there from then on. The blocks unused for longest
+are forgotten first, and the end of a chain before its beginning. So a block is known only while all earlier ones are,
+and bisection finds a match.
 
-Engines evict as they like, so how much a backend keeps is not assumed but learned from what its answers report: fewer
-cached tokens than expected, and as many of the oldest blocks are forgotten and the belief shrinks to what is left; as
-many as expected, and it grows again. The blocks that were missed need not be forgotten: to answer, the engine has
-just computed them anew.
+Engines evict by their own rules. So how much a backend keeps is learned from what its answers report. If an answer
+reports fewer cached tokens than expected, that many of the oldest blocks are forgotten, and the estimated cache size
+shrinks to what remains. If it reports as many as expected, the size grows again. The missed blocks need not be
+forgotten, because the engine has just computed them again.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ __all__ = ["PrefixIndex", "blocks_of_tokens", "tokens_of_blocks"]
 BLOCKS_MAX: Final = 65_536
 """Per backend. At 512 bytes of text a block this is about eight million tokens, more than most caches hold."""
 BLOCKS_MIN: Final = 256
-"""However wrong the estimates were, this much is remembered: about one long prompt."""
+"""This much is remembered however wrong the estimates were: about one long prompt."""
 CAUTION: Final = 16
-"""A miss takes at least one part in so many of the belief, a hit gives back one block for so many that were found."""
+"""A miss shrinks the estimated size by at least 1 / CAUTION. A hit adds one block, plus one for every CAUTION blocks
+found."""
 
 Prefix = tuple[int, ...]
 
 
 def tokens_of_blocks(blocks: int, prefix: Prefix, prompt_tokens: int) -> int:
-    """How many prompt tokens are these leading blocks? At least the last token is always computed."""
+    """How many prompt tokens are in these leading blocks? At least the last token is always computed."""
     return min(blocks * prompt_tokens // len(prefix), prompt_tokens - 1) if blocks and prompt_tokens else 0
 
 
 def blocks_of_tokens(tokens: int, prefix: Prefix, prompt_tokens: int) -> int:
-    """How many leading blocks are at least begun by so many prompt tokens?"""
+    """How many leading blocks do this many prompt tokens at least begin?"""
     return min(-(-tokens * len(prefix) // prompt_tokens), len(prefix)) if prompt_tokens else 0
 
 
 class _Cache:
-    """What one backend is believed to hold, longest unused first."""
+    """What one backend is believed to hold, the longest unused first."""
 
     __slots__ = ("blocks", "limit", "reports")
 
@@ -47,7 +48,7 @@ class _Cache:
         self.blocks: OrderedDict[int, None] = OrderedDict()
         self.limit = limit
         self.reports = False
-        """It has reported cached tokens: only then does it mean a miss when it reports none."""
+        """It has reported cached tokens before. Only then does a report of none mean a miss."""
 
     def trim(self) -> None:
         while len(self.blocks) > self.limit:
@@ -73,26 +74,26 @@ class PrefixIndex:
         return _depth(prefix, cache.blocks) if cache is not None else 0
 
     def depths(self, prefix: Prefix) -> dict[str, int]:
-        """The backends that hold any of it, and how many leading blocks each."""
+        """The backends that hold some of the prefix, and how many leading blocks each holds."""
         found = {name: _depth(prefix, cache.blocks) for name, cache in self._caches.items()}
         return {name: depth for name, depth in found.items() if depth}
 
     def insert(self, prefix: Prefix, backend: str) -> None:
-        """A request that begins like this goes to this backend. O(blocks)."""
+        """A request with this prefix goes to this backend. O(blocks)."""
         if not prefix:
             return
         cache = self._caches.get(backend)
         if cache is None:
             cache = self._caches[backend] = _Cache(self._blocks_max)
         blocks = cache.blocks
-        for block in reversed(prefix):  # its beginning last, so that the end of a chain is forgotten first
+        for block in reversed(prefix):  # from the end to the beginning, so that the end of a chain is forgotten first
             blocks[block] = None
             blocks.move_to_end(block)
         cache.trim()
         self.version += 1
 
     def forget(self, prefix: Prefix, backend: str, depth: int) -> None:
-        """The backend never computed what follows the first `depth` blocks."""
+        """The backend never computed the blocks after the first `depth`."""
         cache = self._caches.get(backend)
         if cache is not None:
             for block in prefix[depth:]:
@@ -100,9 +101,9 @@ class PrefixIndex:
             self.version += 1
 
     def reported(self, backend: str, expected: int, found: int) -> None:
-        """A backend answered: of `expected` leading blocks it had `found`.
+        """A backend answered that it had `found` of `expected` leading blocks.
 
-        A quarter less is none: our blocks and the engine's do not end at the same places.
+        Up to a quarter less is not a miss, because our blocks and the engine's do not end at the same places.
         """
         cache = self._caches.get(backend)
         if cache is None:

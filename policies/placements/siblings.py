@@ -1,6 +1,6 @@
 """Which queued requests begin alike?
 
-Known by the hashes of the blocks at depths 1, 2, 4, 8, ..., so a request costs O(log blocks).
+They are found by the hashes of the blocks at depths 1, 2, 4, 8, ..., so a request costs O(log blocks).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Siblings"]
 
 
 class Siblings:
-    """The requests of one queue by how they begin."""
+    """The requests of one queue by their beginnings."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, dict[str, None]] = {}
@@ -31,7 +31,9 @@ class Siblings:
                 del self._waiting[block]
 
     def nearest(self, prefix: Prefix, most: int) -> Iterator[str]:
-        """Ids of at most so many, those that share most first; within that, as they came."""
+        """Ids of at most `most` requests: those with the longest common beginning first, otherwise in order of
+        arrival.
+        """
         found: set[str] = set()
         for block in reversed(_landmarks(prefix)):
             for request_id in self._waiting.get(block, {}):
@@ -42,7 +44,7 @@ class Siblings:
                         return
 
     def depth(self, prefix: Prefix) -> int:
-        """How many leading blocks are shared with somebody who waits? To within a factor of two."""
+        """How many leading blocks does a waiting request have in common with this prefix? To within a factor of two."""
         depth, shared = 1, 0
         for block in _landmarks(prefix):
             if block not in self._waiting:

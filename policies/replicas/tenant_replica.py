@@ -37,8 +37,25 @@ class _Undecided(NamedTuple):
     end: int = 0
 
 
+class _OfEngine:
+    """What one engine asks of the others (`admission.room.Elsewhere`)."""
+
+    def __init__(self, replica: TenantReplica, engine: AdmissionEngine) -> None:
+        self._replica = replica
+        self._engine = engine
+
+    def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
+        return self._replica.must_ask(request, now, is_calm=is_calm)
+
+    def ask(self, request: Request) -> None:
+        self._replica.ask(self._engine, request)
+
+    def let_go(self, request: Request) -> None:
+        self._replica.let_go(request)
+
+
 class TenantReplica:
-    """Asks the other gateways about requests that this one cannot decide alone (`admission.engine.Elsewhere`)."""
+    """Asks the other gateways about requests that this one cannot decide alone (`admission.room.Elsewhere`)."""
 
     def __init__(
         self,
@@ -64,7 +81,7 @@ class TenantReplica:
         self._keys_asked = 0
         self._decisions: dict[AdmissionEngine, list[Decision]] = {engine: [] for engine in engines}
         for engine in engines:
-            engine.elsewhere = self
+            engine.elsewhere = _OfEngine(self, engine)
 
     # --- for the admission engines ---
 

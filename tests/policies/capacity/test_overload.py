@@ -83,7 +83,8 @@ def observed(overload: Overload, level: float, now: float, *others: float, waits
     ledgers = [filled(each, now) for each in (level, *others)]
     blocked = Blocked(make_request(), {"one": Obstacle.KV}) if waits else None
     foreseen = overload.seen(ledgers, blocked, now)
-    assert overload.observe(ledgers, blocked, now) == foreseen
+    found = overload.observe(ledgers, blocked, now)
+    assert (found.active, found.reason, found.since_s) == (foreseen.active, foreseen.reason, foreseen.since_s)
     assert overload.active == foreseen.active
     return overload.active
 
