@@ -1,7 +1,7 @@
 """Which parts of an answer's JSON are decoded: of a whole one, and of the events of a stream?
 
-The chat, Responses and Messages APIs in one structure each. msgspec fills them in C; they stand apart from the code
-that reads them, which is compiled.
+The chat, Responses and Messages APIs in one structure each. A `usage` is left as it is written: whatever is wrong in it
+must not hide the rest. msgspec fills them in C; they stand apart from the code that reads them, which is compiled.
 """
 
 from __future__ import annotations
@@ -20,32 +20,15 @@ __all__ = [
     "Event",
     "EventChoice",
     "Item",
+    "Made",
+    "MadeChoice",
     "Message",
     "MessageDelta",
-    "UsageFields",
     "decode_body",
     "decode_event",
     "decode_items",
-    "decode_usage",
+    "decode_made",
 ]
-
-
-class Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class UsageFields(msgspec.Struct):
-    """A `usage` object in any of the three spellings: OpenAI chat, OpenAI Responses, Anthropic Messages."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: Details | None = None
-    total_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: Details | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
 
 
 class Message(msgspec.Struct):
@@ -63,11 +46,25 @@ class Item(msgspec.Struct):
 
 class Body(msgspec.Struct):
     id: Any = None
-    usage: UsageFields | None = None
+    usage: Any = None
     choices: list[Choice] = []
     status: Any = None
     stop_reason: Any = None
     output: Raw = Raw()
+
+
+class MadeChoice(msgspec.Struct):
+    message: Raw = Raw()
+    text: Raw = Raw()
+
+
+class Made(msgspec.Struct):
+    """Where a whole answer holds what was generated."""
+
+    choices: list[MadeChoice] = []
+    output: Raw = Raw()
+    content: Raw = Raw()
+    text: Raw = Raw()
 
 
 class Delta(msgspec.Struct):
@@ -97,7 +94,7 @@ class Envelope(msgspec.Struct):
     """`response` of a Responses event, `message` of Anthropic's message_start."""
 
     id: str | None = None
-    usage: UsageFields | None = None
+    usage: Any = None
     error: ErrorFields | None = None
     status: str | None = None
 
@@ -110,7 +107,7 @@ class Event(msgspec.Struct):
     type: str = ""
     delta: MessageDelta | str | None = None
     choices: list[EventChoice] | None = None
-    usage: UsageFields | None = None
+    usage: Any = None
     error: ErrorFields | str | None = None
     response: Envelope | None = None
     message: Envelope | str | None = None
@@ -120,5 +117,5 @@ class Event(msgspec.Struct):
 
 decode_body = msgspec.json.Decoder(Body).decode
 decode_items = msgspec.json.Decoder(list[Item]).decode
-decode_usage = msgspec.json.Decoder(UsageFields).decode
+decode_made = msgspec.json.Decoder(Made).decode
 decode_event = msgspec.json.Decoder(Event).decode

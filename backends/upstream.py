@@ -40,6 +40,7 @@ class Call:
 
     __slots__ = (
         "_body", "_connecting", "_connection", "_head", "_is_over", "_is_paused", "_limit", "_pool", "_receiver",
+        "sends",
     )  # fmt: skip
 
     def __init__(self, pool: UpstreamPool, head: bytes, body: bytes, receiver: Receiver) -> None:
@@ -52,6 +53,8 @@ class Call:
         self._limit: asyncio.Timeout | None = None
         self._is_over = False
         self._is_paused = False
+        self.sends = 0
+        """How often it went out whole, as far as we know: the backend may have read it so often."""
 
     def cancel(self) -> None:
         """Close the connection at once, so that the engine frees what it holds. No callback comes after this."""
@@ -258,6 +261,7 @@ class _Connection(asyncio.Protocol):
         """Write the request; everything known of the answer before is forgotten."""
         self._call = call
         call._connection = self
+        call.sends += 1
         self._ticks = 0
         self.has_answered = False
         self._begins_as_http11 = False
@@ -361,8 +365,8 @@ class _Connection(asyncio.Protocol):
         self._parser = self.on_body = cast("Any", None)  # they hold this object, and it holds them
         if call is not None and not call._is_over:
             call._connection = None
-            if not self.has_answered and not self._is_fresh and pool._closed is None:
-                pool._retry(call)  # the backend closed it as idle while the request was on its way
+            if not self.has_answered and not self._is_fresh and self._ticks <= 1 and pool._closed is None:
+                pool._retry(call)  # at once, so the backend closed it as idle while the request was on its way
             elif exc is None and self._is_head_done and not self._is_framed and pool._closed is None:
                 call._is_over = True
                 call._receiver.completed()
@@ -440,6 +444,8 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if not 100 <= status <= 599:
+            self._refuse(f"sent a status that is none: {status}")
         if status < 200:
             if status == 101:
                 self._refuse("switched protocols without being asked")

@@ -11,7 +11,7 @@ from functools import partial
 
 import aiohttp
 
-from backends.base import Adapter, BackendSnapshot, Usage
+from backends.base import Adapter, BackendSnapshot
 from backends.errors import ConnectFailed, UpstreamError
 from backends.health import HealthState, ModelCard, fetch_models, probe
 from backends.metrics import Scraper
@@ -20,6 +20,7 @@ from backends.upstream import UpstreamPool
 from backends.vllm import VllmAdapter
 from gateway.config.model import BackendConfig, CapacityConfig, Config, PoolConfig
 from gateway.pool.dispatcher import Dispatcher
+from gateway.pool.retries import RetryBudget
 from gateway.pool.shared import Shared
 from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.payload import Payload
@@ -119,6 +120,7 @@ class Pool:
         counter = exact_counter(config.tokenizer) if config.tokenizer else None
         self.estimator = TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
         self.dispatcher = Dispatcher(_engine(gateway, config.capacity, shared))
+        self.retries = RetryBudget()
         self.prefixes: PromptPrefixes | None = None
         """None: the policy does not ask how prompts begin."""
         if self.dispatcher.engine.policy.reads_prefixes:
@@ -161,9 +163,9 @@ class Pool:
         healthy = [name for name in self.backends if ledgers[name].healthy]
         return self.backends[min(healthy, key=lambda name: ledgers[name].kv_fraction())] if healthy else None
 
-    def learn(self, payload: Payload, usage: Usage) -> None:
+    def learn(self, payload: Payload, prompt_tokens: int) -> None:
         """The engine has counted the prompt."""
-        self.estimator.learn(payload.prompt, usage.prompt_tokens, is_text=payload.is_text)
+        self.estimator.learn(payload.prompt, prompt_tokens, is_text=payload.is_text)
 
     def ended(self, record: Record) -> None:
         record.pool = self.name
