@@ -340,6 +340,10 @@ class _Connection(asyncio.Protocol):
         if not self.has_answered:
             self.has_answered = True
             self._begins_as_http11 = data.startswith(b"HTTP/1.1 ")
+            if not self._begins_as_http11 and data.lstrip(b"\r\n")[:1] not in (b"H", b""):
+                # The parser takes RTSP and ICE as well.
+                self.fail(ProtocolViolation(self._pool.name, "does not speak HTTP", before_first_byte=False))
+                return
             call._head = call._body = b""
         was_head_done = self._is_head_done
         try:
@@ -390,7 +394,7 @@ class _Connection(asyncio.Protocol):
         bytes_max = self._pool.header_bytes_max
         overhead = self._bytes_without_payload
         if self._is_head_done and not was_head_done and read_bytes > bytes_max:
-            overhead = sum(len(name) + len(value) for name, value in self._headers)
+            overhead = len(self._reason) + sum(len(name) + len(value) for name, value in self._headers)
         elif self._is_complete:
             return payload
         if overhead > bytes_max:
