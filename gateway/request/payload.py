@@ -105,9 +105,9 @@ class Payload:
         if not self.has_stream_options:
             self._put_first(_ASK_FOR_USAGE)
             return
-        fields = decode_object(self.body)
+        fields = _members(self.body)
         options = bytes(fields["stream_options"])
-        kept = {} if options == b"null" else decode_object(options)
+        kept = {} if options == b"null" else _members(options)
         kept["include_usage"] = Raw(b"true")
         fields["stream_options"] = Raw(encode(kept))
         self.body = encode(fields)
@@ -154,7 +154,18 @@ def _fields(body: bytes) -> Fields:
             raise ApiError(Reason.INVALID_JSON, f"the body must be a JSON object: {what}") from None
         raise ApiError(Reason.INVALID_REQUEST, f"'{param}': {what}", param=param) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(Reason.INVALID_JSON, f"the body is not valid JSON: {error}") from None
+        raise _not_json(error) from None
+
+
+def _members(body: bytes) -> dict[str, Raw]:
+    try:
+        return decode_object(body)
+    except UnicodeDecodeError as error:  # in the name of a field that is not ours
+        raise _not_json(error) from None
+
+
+def _not_json(error: Exception) -> ApiError:
+    return ApiError(Reason.INVALID_JSON, f"the body is not valid JSON: {error}")
 
 
 def _output_tokens_max(fields: Fields) -> tuple[int | None, str | None]:
@@ -207,7 +218,7 @@ def _metadata_user(metadata: Raw) -> str:
 
 
 def _without_steering(body: bytes) -> bytes:
-    kept = decode_object(body)
+    kept = _members(body)
     for name in _STEERING:
         kept.pop(name, None)
     return encode(kept)

@@ -1,0 +1,34 @@
+"""The kept corpus is read again, and each harness runs for a moment: without atheris, the same inputs every time.
+
+No clock is asked here. What is not linear runs into the timeout of the test.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from tests.fuzz.harness import Harness, Measure, check
+from tests.fuzz.plain import inputs
+from tests.fuzz.registry import HARNESSES
+
+EXECUTIONS = 500
+MEASURED_EVERY = 64
+
+each_harness = pytest.mark.parametrize("harness", HARNESSES.values(), ids=HARNESSES)
+
+
+@each_harness
+def test_the_corpus_breaks_nothing(harness: Harness) -> None:
+    seeds = harness.seeds()
+    assert seeds, f"tests/fuzz/corpus/{harness.name} is empty: fuzzing starts from seeds"
+    for data in seeds:
+        check(harness, data)
+        check(harness, data, Measure.MEMORY)
+
+
+@each_harness
+def test_mutations_of_it_break_nothing(harness: Harness) -> None:
+    for number, data in enumerate(islice(inputs(harness), EXECUTIONS)):
+        check(harness, data, Measure.NOTHING if number % MEASURED_EVERY else Measure.MEMORY)
