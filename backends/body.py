@@ -1,12 +1,13 @@
 """Which parts of an answer's JSON are decoded: of a whole one, and of the events of a stream?
 
-The chat, Responses and Messages APIs in one structure each. A `usage` is left as it is written: whatever is wrong in it
-must not hide the rest. msgspec fills them in C; they stand apart from the code that reads them, which is compiled.
+The chat, Responses and Messages APIs in one structure each. What may be of any kind is left as it is written: what is
+wrong in it must not hide the rest, and what is large in it is not unfolded. msgspec fills them in C; they stand apart
+from the code that reads them, which is compiled.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Final
 
 import msgspec
 from msgspec import Raw
@@ -28,7 +29,29 @@ __all__ = [
     "decode_event",
     "decode_items",
     "decode_made",
+    "holds_any",
+    "plain",
 ]
+
+
+Scalar = str | int | float | bool | None
+PLAIN_BYTES_MAX: Final = 4096
+_NOTHING: Final = (b"null", b'""', b"[]", b"{}", b"false")
+
+
+def plain(raw: Raw) -> object:
+    """A value as it is, if it is a short one; otherwise None."""
+    if not 0 < len(raw) <= PLAIN_BYTES_MAX:
+        return None
+    try:
+        return _decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def holds_any(raw: Raw) -> bool:
+    """Is it there, and not empty?"""
+    return len(raw) > 5 or (len(raw) > 0 and bytes(raw) not in _NOTHING)
 
 
 class Message(msgspec.Struct):
@@ -45,11 +68,11 @@ class Item(msgspec.Struct):
 
 
 class Body(msgspec.Struct):
-    id: Any = None
-    usage: Any = None
+    id: Scalar = None
+    usage: Raw = Raw()
     choices: list[Choice] = []
-    status: Any = None
-    stop_reason: Any = None
+    status: Scalar = None
+    stop_reason: Scalar = None
     output: Raw = Raw()
 
 
@@ -68,53 +91,54 @@ class Made(msgspec.Struct):
 
 
 class Delta(msgspec.Struct):
-    role: Any = None
-    content: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
-    tool_calls: Any = None
-    function_call: Any = None
-    refusal: Any = None
-    audio: Any = None
+    role: Scalar = None
+    content: Raw = Raw()
+    reasoning: Raw = Raw()
+    reasoning_content: Raw = Raw()
+    tool_calls: Raw = Raw()
+    function_call: Raw = Raw()
+    refusal: Raw = Raw()
+    audio: Raw = Raw()
 
 
 class EventChoice(msgspec.Struct):
     delta: Delta | None = None
-    text: Any = None
+    text: Raw = Raw()
     finish_reason: str | None = None
 
 
 class ErrorFields(msgspec.Struct):
-    message: Any = None
-    type: Any = None
-    code: Any = None
+    message: Raw = Raw()
+    type: Raw = Raw()
+    code: Raw = Raw()
 
 
 class Envelope(msgspec.Struct):
     """`response` of a Responses event, `message` of Anthropic's message_start."""
 
     id: str | None = None
-    usage: Any = None
+    usage: Raw = Raw()
     error: ErrorFields | None = None
     status: str | None = None
 
 
 class MessageDelta(msgspec.Struct):
-    stop_reason: Any = None
+    stop_reason: Scalar = None
 
 
 class Event(msgspec.Struct):
     type: str = ""
     delta: MessageDelta | str | None = None
     choices: list[EventChoice] | None = None
-    usage: Any = None
+    usage: Raw = Raw()
     error: ErrorFields | str | None = None
     response: Envelope | None = None
     message: Envelope | str | None = None
     item: Item | None = None
-    code: Any = None
+    code: Raw = Raw()
 
 
+_decode = msgspec.json.Decoder().decode
 decode_body = msgspec.json.Decoder(Body).decode
 decode_items = msgspec.json.Decoder(list[Item]).decode
 decode_made = msgspec.json.Decoder(Made).decode

@@ -10,9 +10,11 @@ import msgspec
 
 from backends.errors import ConnectFailed, ProtocolViolation, UpstreamError
 
-__all__ = ["HealthState", "ModelCard", "fetch_models", "probe"]
+__all__ = ["HealthState", "ModelCard", "fetch_models", "probe", "read_models"]
 
 _BODY_BYTES_MAX = 4 * 1024 * 1024
+_MODEL_LEN_MAX = 1 << 40
+"""A length beyond that says nothing."""
 
 
 class HealthState:
@@ -108,12 +110,20 @@ async def fetch_models(
     session: aiohttp.ClientSession, url: str, api_key: str | None = None, *, timeout_s: float = 5.0
 ) -> list[ModelCard]:
     """GET /v1/models of the backend at `url`. Raises ConnectFailed, or ProtocolViolation for any other answer."""
-    body = await _get(session, url.rstrip("/") + "/v1/models", api_key, timeout_s)
+    return read_models(url, await _get(session, url.rstrip("/") + "/v1/models", api_key, timeout_s))
+
+
+def read_models(url: str, body: bytes) -> list[ModelCard]:
+    """What an answer to /v1/models says; ProtocolViolation if it is none."""
     try:
         cards = msgspec.json.decode(body, type=_Cards).data
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolViolation(url, f"/v1/models is no list of models: {error}", before_first_byte=False) from error
-    return [ModelCard(card.id, card.max_model_len) for card in cards]
+    return [ModelCard(card.id, _length(card.max_model_len)) for card in cards]
+
+
+def _length(length: int | None) -> int | None:
+    return length if length is not None and 0 < length <= _MODEL_LEN_MAX else None
 
 
 async def _get(session: aiohttp.ClientSession, url: str, api_key: str | None, timeout_s: float) -> bytes:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 __all__ = ["Sample", "samples"]
 
 _LINE: Final = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?[ \t]+(\S+)')
-_LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
+_LABEL: Final = re.compile(r'(?<![a-zA-Z0-9_])([a-zA-Z_][a-zA-Z0-9_]*+)\s*+=\s*+"((?:[^"\\]|\\.)*)"')
+SAMPLES_MAX: Final = 10_000
+"""Of one page; those behind are passed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +27,12 @@ class Sample:
 def samples(text: str, names: Collection[str]) -> dict[str, list[Sample]]:
     """The samples whose name, with ':' read as '_', is in `names`. Lines that are broken or NaN are passed over."""
     found: dict[str, list[Sample]] = {}
-    for line in text.splitlines():
+    left = SAMPLES_MAX
+    for line in _lines(text):
         if line.startswith("#"):
             continue
+        if not left:
+            break
         name = re.split(r"[{ \t]", line, maxsplit=1)[0].replace(":", "_")
         if name not in names:
             continue
@@ -39,5 +44,17 @@ def samples(text: str, names: Collection[str]) -> dict[str, list[Sample]]:
         except ValueError:
             continue
         if not math.isnan(value):
+            left -= 1
             found.setdefault(name, []).append(Sample(dict(_LABEL.findall(match[2] or "")), value))
     return found
+
+
+def _lines(text: str) -> Iterator[str]:
+    """One at a time: a list of them would be larger than the page."""
+    at = 0
+    while at < len(text):
+        end = text.find("\n", at)
+        if end < 0:
+            end = len(text)
+        yield text[at:end]
+        at = end + 1

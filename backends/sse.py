@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from backends.base import Usage
-from backends.body import Delta, Envelope, ErrorFields, Event, EventChoice, MessageDelta, decode_event
+from backends.body import Delta, Envelope, ErrorFields, Event, EventChoice, MessageDelta, decode_event, holds_any, plain
 from backends.members import MemberFinder
 from backends.usage import TOOL_ITEMS, all_told, asks_for_more, usage_of
 
@@ -294,16 +294,17 @@ class StreamMeter:
         return (status is not None and status >= _INTERNAL_STATUS_MIN) or _TRACE.search(raw) is not None
 
     def _read_chunk(self, event: Event) -> bool:
-        if event.usage is not None:
-            self.usage = usage_of(event.usage, self.usage)
+        if event.usage:
+            self.usage = usage_of(plain(event.usage), self.usage)
         choices = event.choices
-        if choices is None and event.usage is None and event.error is None:
+        has_usage = holds_any(event.usage)
+        if choices is None and not has_usage and event.error is None:
             self._note_foreign()
             self._note_token()  # of a format not known here: charged rather than free
             return True
         self._is_foreign = False
         if not choices:
-            return not (self._strip and choices is not None and event.usage is not None)
+            return not (self._strip and choices is not None and has_usage)
         for choice in choices:
             if choice.finish_reason is not None:
                 self._stops.add(asks_for_more(choice.finish_reason))
@@ -317,10 +318,10 @@ class StreamMeter:
 
     def _read_named(self, name: str, event: Event) -> None:
         for part in (event, event.response):
-            if part is not None and part.usage is not None:
-                self.usage = usage_of(part.usage, self.usage)
+            if part is not None and part.usage:
+                self.usage = usage_of(plain(part.usage), self.usage)
         if isinstance(event.message, Envelope):
-            begun = usage_of(event.message.usage)
+            begun = usage_of(plain(event.message.usage))
             if begun is not None:  # from before the first token: it knows the prompt, not the output
                 self.usage = Usage(begun.prompt_tokens, None, begun.cached_tokens)
         if name == "content_block_delta" or (name.startswith("response.") and name.endswith(".delta")):
@@ -354,18 +355,20 @@ class StreamMeter:
         error = event.error
         if error is None and event.response is not None:
             error = event.response.error
-        if error is None and event.type == "error":  # Responses: the error is the event itself
-            error = ErrorFields(event.message if isinstance(event.message, str) else None, None, event.code)
-        if error is None:
+        if isinstance(error, ErrorFields):
+            message, kind, code = plain(error.message), plain(error.type), plain(error.code)
+        elif error is not None:
+            message, kind, code = error, None, None
+        elif event.type == "error":  # Responses: the error is the event itself
+            message, kind, code = event.message, None, plain(event.code)
+        else:
             return False
-        if isinstance(error, str):
-            error = ErrorFields(message=error)
-        kind = error.type if isinstance(error.type, str) else ""
-        code = str(error.code)
+        kind = kind if isinstance(kind, str) else ""
+        code = str(code)
         status = int(code) if re.fullmatch("[1-5][0-9]{2}", code) else _ERROR_STATUS.get(kind)
         if status is None:
             status = _ERROR_STATUS.get(code)
-        self.error = StreamError(error.message if isinstance(error.message, str) else "", kind, status)
+        self.error = StreamError(message if isinstance(message, str) else "", kind, status)
         return True
 
 
@@ -385,9 +388,10 @@ def _fields(raw: bytes) -> tuple[str, bytes]:
 
 
 def _has_tokens(delta: Delta) -> bool:
-    return bool(
-        delta.content or delta.reasoning or delta.reasoning_content
-        or delta.tool_calls or delta.function_call or delta.refusal or delta.audio
+    return (
+        holds_any(delta.content) or holds_any(delta.reasoning) or holds_any(delta.reasoning_content)
+        or holds_any(delta.tool_calls) or holds_any(delta.function_call) or holds_any(delta.refusal)
+        or holds_any(delta.audio)
     )  # fmt: skip
 
 
@@ -399,5 +403,5 @@ def _is_role_only(choice: EventChoice) -> bool:
 
 
 def _is_empty_abort(choice: EventChoice) -> bool:
-    made_any = _has_tokens(choice.delta) if choice.delta is not None else bool(choice.text)
+    made_any = _has_tokens(choice.delta) if choice.delta is not None else holds_any(choice.text)
     return choice.finish_reason == "abort" and not made_any

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from backends.base import Usage
-from backends.body import Body, Choice, Message, decode_body, decode_items, decode_made
+from backends.body import Body, Choice, Message, decode_body, decode_items, decode_made, plain
 from backends.members import MemberFinder
 
 __all__ = [
@@ -123,7 +123,7 @@ def read_answer(body: bytes) -> Answer:
         finder = usage_finder()
         finder.feed(body)
         return Answer("", usage_found(finder), None, False)
-    usage = usage_of(answer.usage)
+    usage = usage_of(plain(answer.usage))
     id_ = answer.id if isinstance(answer.id, str) else ""
     return Answer(id_, usage, _awaits_more(answer), _is_drained(answer, usage))
 
