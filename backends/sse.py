@@ -199,7 +199,7 @@ class StreamMeter:
         while end >= 0:
             if self._finder is not None:
                 self._end_oversized(self._finder, buffer[start:end])
-            elif not self._read_event(buffer[start:end]):
+            elif end > start and not self._read_event(buffer[start:end]):
                 kept += (buffer[keep_from:start], self._instead)
                 self._instead = b""
                 keep_from = after

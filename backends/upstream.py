@@ -8,97 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import httptools
 
+from backends.call import Call, Receiver
 from backends.errors import ConnectFailed, ConnectionLost, ProtocolViolation, ReadTimedOut, UpstreamError
 from backends.outbox import Outbox, Outlet
+from backends.tls import client_context, what_failed
 
 __all__ = ["Call", "Receiver", "UpstreamPool"]
 
 _JOIN_BYTES_MAX: Final = 16384
 
 
-class Receiver(Protocol):
-    """Who takes the answer? After `head_received` and the bodies comes exactly one of `completed` and `failed`."""
-
-    def head_received(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        """The final answer's head, names in lower case. 1xx answers are passed over."""
-
-    def body_received(self, data: bytes) -> None:
-        """Payload without chunk framing: all that one read of the socket brought."""
-
-    def completed(self) -> None: ...
-
-    def failed(self, error: UpstreamError) -> None: ...
-
-
-class Call:
-    """One request in flight."""
-
-    __slots__ = (
-        "_body", "_connecting", "_connection", "_head", "_is_over", "_is_paused", "_limit", "_pool", "_receiver",
-        "sends",
-    )  # fmt: skip
-
-    def __init__(self, pool: UpstreamPool, head: bytes, body: bytes, receiver: Receiver) -> None:
-        self._pool = pool
-        self._head = head
-        self._body = body
-        self._receiver = receiver
-        self._connection: _Connection | None = None
-        self._connecting: asyncio.Task[str] | None = None
-        self._limit: asyncio.Timeout | None = None
-        self._is_over = False
-        self._is_paused = False
-        self.sends = 0
-        """How often it went out whole, as far as we know: the backend may have read it so often."""
-
-    def cancel(self) -> None:
-        """Close the connection at once, so that the engine frees what it holds. No callback comes after this."""
-        if self._is_over:
-            return
-        self._is_over = True
-        if self._connection is not None:
-            self._connection.abort()
-        elif self._connecting is not None:
-            # Not once there is a connection: uvloop then forgets to say that it is lost.
-            self._connecting.cancel()
-
-    def pause(self) -> None:
-        """Read no more from the backend until `resume`; the silence is then not the backend's."""
-        self._is_paused = True
-        if self._connection is not None:
-            self._connection.pause()
-
-    def resume(self) -> None:
-        self._is_paused = False
-        if self._connection is not None:
-            self._connection.resume()
-
-    def _has_timed_out(self) -> bool:
-        """Is it too late for this connection? If not, it no longer can be: a connecting task that is ended after its
-        connection was made takes the connection with it, and uvloop forgets to say that it is lost."""
-        limit, self._limit = self._limit, None
-        task = self._connecting
-        if limit is None or task is None or task.cancelling():
-            return True
-        limit.reschedule(None)
-        return False
-
-    def _fail(self, error: UpstreamError) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._receiver.failed(error)
-
-
 class UpstreamPool:
     """Which connections to one backend are open? Only the origin of `url` is used; the path is in the caller's head.
 
     `idle_s` stays below the backend's own keep-alive timeout (uvicorn: 5 s), `silence_s` is how long a backend may send
-    nothing while it owes an answer. Both are kept to within a quarter by one timer that all connections share.
+    nothing while it owes an answer. Both are kept to within a quarter by one timer that all connections share. `tls`:
+    how https is spoken, instead of by what the system trusts.
     """
 
     def __init__(
@@ -110,14 +40,14 @@ class UpstreamPool:
         idle_s: float = 3.0,
         silence_s: float = 600.0,
         header_bytes_max: int = 65536,
-        verify_tls: bool = True,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
             raise ValueError(f"backend {name}: the URL must be http(s)://host[:port], not {url!r}")
         self.name = name
         self.header_bytes_max = header_bytes_max
-        self._tls = _tls_context(verify_tls) if parts.scheme == "https" else None
+        self._tls = (tls or client_context()) if parts.scheme == "https" else None
         default_port = 443 if self._tls else 80
         self._host, self._port = parts.hostname, parts.port or default_port
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -189,7 +119,7 @@ class UpstreamPool:
         except TimeoutError:
             return f"cannot connect to {self._origin} within {self._connect_timeout_s:g} s"
         except (OSError, UnicodeError) as error:
-            return f"cannot connect to {self._origin}: {error}"
+            return f"cannot connect to {self._origin}: {what_failed(error)}"
         return ""
 
     def _connected(self, call: Call, task: asyncio.Task[str]) -> None:
@@ -375,7 +305,11 @@ class _Connection(asyncio.Protocol):
                 call._is_over = True
                 call._receiver.completed()
             else:
-                what = "reset the connection" if exc is not None else "closed the connection"
+                what = "closed the connection"
+                if exc is not None:
+                    what = (
+                        f"ended TLS ({what_failed(exc)})" if isinstance(exc, ssl.SSLError) else "reset the connection"
+                    )
                 when = "in the middle of its answer" if self.has_answered else "before it answered"
                 call._fail(ConnectionLost(pool.name, f"{what} {when}", before_first_byte=not self.has_answered))
         pool._check_closed()
@@ -453,6 +387,9 @@ class _Connection(asyncio.Protocol):
         if status < 200:
             if status == 101:
                 self._refuse("switched protocols without being asked")
+            for name, value in self._headers:
+                if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0")):
+                    self._refuse(f"sent a body with status {status}")  # which the parser would read as the answer's
             self._headers = []
             self._reason = b""
             self._is_framed = self._begins_as_http11 = False  # the next one may be of any version
@@ -472,11 +409,3 @@ class _Connection(asyncio.Protocol):
     def _refuse(self, why: str) -> None:
         self._violation = why
         raise httptools.HttpParserError(why)
-
-
-def _tls_context(verify: bool) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from backends.base import BackendSnapshot
-from backends.promtext import Sample, samples
+from backends.promtext import Sample, lines_of, samples
 from backends.usage import is_drained
 
 __all__ = ["VllmAdapter"]
@@ -17,7 +17,7 @@ _PREEMPTIONS: Final = ("vllm_num_preemptions_total", "vllm_num_preemptions")
 _CONFIG: Final = ("vllm_cache_config_info",)
 _VALUE_MAX: Final = 1e15
 """A gauge beyond that says nothing."""
-_NAMES: Final = frozenset(_RUNNING + _WAITING + _KV_USAGE + _PREEMPTIONS + _CONFIG)
+_LINES: Final = lines_of(_RUNNING + _WAITING + _KV_USAGE + _PREEMPTIONS + _CONFIG)
 # The mount at /metrics/ knows name[]; the route /metrics does not. Colons as vLLM registers them.
 _FILTERED: Final = "/metrics/?" + "&".join(
     f"name[]=vllm:{name}"
@@ -40,7 +40,7 @@ class VllmAdapter:
     health_path = "/health"
 
     def snapshot(self, text: str, taken_s: float) -> BackendSnapshot | None:
-        page = samples(text, _NAMES)
+        page = samples(text, _LINES)
         if not page:
             return None
         running, waiting = _per_engine(page, _RUNNING), _per_engine(page, _WAITING)

@@ -21,6 +21,8 @@ __all__ = ["ERROR_BODY_BYTES_MAX", "OWN_ERROR_EVENTS", "engine_error"]
 logger = logging.getLogger("fairgate")
 
 ERROR_BODY_BYTES_MAX: Final = 1 << 20
+READ_BYTES_MAX: Final = 1 << 16
+"""What is longer says nothing that a client would read."""
 MESSAGE_LENGTH_MAX: Final = 4000
 SAID_AGAIN_S: Final = 60.0
 """So long the log is not told the same of the same backend again."""
@@ -73,6 +75,8 @@ def engine_error(backend: str, status: int, body: bytes) -> ApiError:
 
 def _said(body: bytes) -> dict[str, Any]:
     """The error in any of the forms that engines give it."""
+    if len(body) > READ_BYTES_MAX:
+        return {}
     try:
         answer = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -52,9 +52,11 @@ class Backend:
         self.api_key = config.api_key.get_secret_value() if config.api_key is not None else None
         self.health = HealthState()
         self.models: dict[str, ModelCard] = {}
+        self.tls = config.tls.context() if config.tls is not None else None
         self.upstream = UpstreamPool(
             self.name,
             url,
+            tls=self.tls,
             connect_timeout_s=limits.limits.upstream_connect_s,
             silence_s=limits.limits.upstream_silence_s,
         )
@@ -74,13 +76,13 @@ class Backend:
 
     async def check(self, session: aiohttp.ClientSession) -> None:
         """Ask it whether it is well, and what it serves."""
-        problem = await probe(session, self.url + self.adapter.health_path, api_key=self.api_key)
+        problem = await probe(session, self.url + self.adapter.health_path, api_key=self.api_key, tls=self.tls)
         now = time.monotonic()
         with self._noticing():
             self.health.probed(problem, now)
         if problem is None and now - self._asked_models_s >= MODELS_INTERVAL_S:
             try:
-                cards = await fetch_models(session, self.url, self.api_key)
+                cards = await fetch_models(session, self.url, self.api_key, tls=self.tls)
             except UpstreamError as error:
                 logger.warning("backend %s did not say which models it serves: %s", self.name, error)
                 return
@@ -190,6 +192,7 @@ class Pool:
                         self._scrape_interval_s,
                         on_snapshot=partial(self._scraped, backend.name),
                         on_failure=lambda error: None,  # an old gauge ages out by itself; health has its own probe
+                        tls=backend.tls,
                     )
                     group.create_task(scraper.run())
 

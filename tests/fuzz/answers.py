@@ -154,7 +154,7 @@ class _NoLimit:
 
 
 def read_metrics(data: bytes) -> None:
-    snapshot = VllmAdapter().snapshot(data.decode("utf-8", "replace"), 1.0)
+    snapshot = VllmAdapter().snapshot(data.decode("latin-1"), 1.0)
     if snapshot is None:
         return
     counts = (snapshot.running, snapshot.waiting, snapshot.kv_capacity_tokens, snapshot.preemptions_total)
@@ -213,13 +213,15 @@ _METRICS += (
     b"\n#",
 )
 
+_CARDS = (b'"id"', b'"max_model_len"', b'"data"', b"9" * 40, b"-1")
+
+# Objects that an engine writes in three bytes take a hundred: of answers, what is read at once has a bound of its own.
 HARNESSES = (
-    Harness("stream", read_stream, (), _COMMON + _USAGE + _STREAM, memory_ratio_max=6.0),
-    Harness("whole", read_whole, (), _COMMON + _USAGE),
+    # Read twice, in the shortest events there are.
+    Harness("stream", read_stream, (), _COMMON + _USAGE + _STREAM, s_per_mb_max=5.0, memory_ratio_max=6.0),
+    Harness("whole", read_whole, (), _COMMON + _USAGE, memory_ratio_max=40.0),
     Harness("error", read_error, (), (*_COMMON, b'"error":', b'"message":', b'"detail":', b'"loc":', b'"msg":')),
     Harness("head", read_head, (), _HEAD),
     Harness("metrics", read_metrics, (), _METRICS),
-    Harness(
-        "cards", read_cards, (UpstreamError,), (*_COMMON, b'"id"', b'"max_model_len"', b'"data"', b"9" * 40, b"-1")
-    ),
+    Harness("cards", read_cards, (UpstreamError,), _COMMON + _CARDS, memory_ratio_max=40.0),
 )

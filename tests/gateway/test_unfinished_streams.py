@@ -129,7 +129,7 @@ FOREIGN = [b'data: {"type":"new","part":1}\n\n', b'event: x\ndata: {"part":2}\n\
 async def test_how_a_format_that_is_not_known_ends_is_not_known_either(start: Starter, first: int) -> None:
     sent = b"".join(FOREIGN[first:] + FOREIGN[:first])
     async with Upstream(replies(STREAM_HEAD + chunk(sent) + STREAM_END)) as upstream, start(upstream.url) as live:
-        got = await live.ask("/v1/something/new", {"model": MODEL, "prompt": "x", "stream": True})
+        got = await live.ask("/v1/completions", {"model": MODEL, "prompt": "x", "stream": True})
         assert got.body == sent
         [line] = await live.lines(1)
         assert (line["outcome"], line["tokens_out"]) == ("completed", 3)
