@@ -7,8 +7,6 @@ from the code that reads them, which is compiled.
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 from msgspec import Raw
 
@@ -29,29 +27,11 @@ __all__ = [
     "decode_event",
     "decode_items",
     "decode_made",
-    "holds_any",
-    "plain",
+    "decode_plain",
 ]
 
 
 Scalar = str | int | float | bool | None
-PLAIN_BYTES_MAX: Final = 4096
-_NOTHING: Final = (b"null", b'""', b"[]", b"{}", b"false")
-
-
-def plain(raw: Raw) -> object:
-    """A value as it is, if it is a short one; otherwise None."""
-    if not 0 < len(raw) <= PLAIN_BYTES_MAX:
-        return None
-    try:
-        return _decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def holds_any(raw: Raw) -> bool:
-    """Is it there, and not empty?"""
-    return len(raw) > 5 or (len(raw) > 0 and bytes(raw) not in _NOTHING)
 
 
 class Message(msgspec.Struct):
@@ -138,7 +118,7 @@ class Event(msgspec.Struct):
     code: Raw = Raw()
 
 
-_decode = msgspec.json.Decoder().decode
+decode_plain = msgspec.json.Decoder().decode
 decode_body = msgspec.json.Decoder(Body).decode
 decode_items = msgspec.json.Decoder(list[Item]).decode
 decode_made = msgspec.json.Decoder(Made).decode

@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 
 from backends.base import Usage
-from backends.body import Delta, Envelope, ErrorFields, Event, EventChoice, MessageDelta, decode_event, holds_any, plain
+from backends.body import Delta, Envelope, ErrorFields, Event, EventChoice, MessageDelta, decode_event
 from backends.members import MemberFinder
-from backends.usage import TOOL_ITEMS, all_told, asks_for_more, usage_of
+from backends.usage import TOOL_ITEMS, all_told, asks_for_more, holds_any, plain, usage_of
 
 __all__ = ["Dialect", "StreamError", "StreamMeter"]
 
@@ -353,6 +353,8 @@ class StreamMeter:
     def _note_error(self, event: Event) -> bool:
         """Does the event tell an error?"""
         error = event.error
+        if error is None and event.response is None and event.type != "error":
+            return False
         if error is None and event.response is not None:
             error = event.response.error
         if isinstance(error, ErrorFields):

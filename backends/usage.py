@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from typing import Final
 
 import msgspec
+from msgspec import Raw
 
 from backends.base import Usage
-from backends.body import Body, Choice, Message, decode_body, decode_items, decode_made, plain
+from backends.body import Body, Choice, Message, decode_body, decode_items, decode_made, decode_plain
 from backends.members import MemberFinder
 
 __all__ = [
@@ -17,8 +18,10 @@ __all__ = [
     "Answer",
     "all_told",
     "asks_for_more",
+    "holds_any",
     "is_drained",
     "made_bytes",
+    "plain",
     "read_answer",
     "usage_finder",
     "usage_found",
@@ -39,6 +42,30 @@ TOOL_ITEMS: Final = frozenset(
     }
 )
 """Items of a Responses answer that ask the client for something; other calls (web search, say) the server makes."""
+
+
+_SOME: Final = re.compile(rb"\[\s*[^\]\s]")
+"""A list with something in it."""
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+PLAIN_BYTES_MAX: Final = 4096
+_NOTHING: Final = frozenset({b"null", b'""', b"[]", b"{}", b"false"})
+_NOTHING_BYTES_MAX: Final = 5
+
+
+def plain(raw: Raw) -> object:
+    """A value as it is, if it is a short one; otherwise None."""
+    if not 0 < len(raw) <= PLAIN_BYTES_MAX:
+        return None
+    try:
+        return decode_plain(raw)
+    except _UNREADABLE:
+        return None
+
+
+def holds_any(raw: Raw) -> bool:
+    """Is it there, and not empty?"""
+    length = len(raw)
+    return length > _NOTHING_BYTES_MAX or (length > 0 and bytes(raw) not in _NOTHING)
 
 
 def asks_for_more(reason: str | None) -> bool | None:
@@ -108,11 +135,6 @@ class Answer:
         self.usage = usage
         self.awaits_more = awaits_more
         self.is_drained = is_drained
-
-
-_SOME: Final = re.compile(rb"\[\s*[^\]\s]")
-"""A list with something in it."""
-_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def read_answer(body: bytes) -> Answer:

@@ -26,9 +26,9 @@ def believed(
     `counted`: the output as we counted it, which stands where the engine says none. The engine's own count is believed
     up to what the request allowed and the model's context has room for; its cached tokens up to those of the prompt.
     """
-    prompt, output, cached = request.prompt_tokens, counted, None
+    prompt, output = request.prompt_tokens, counted
     if usage is None:
-        return ServiceTokens(prompt, output, cached)
+        return ServiceTokens(prompt, output)
     room = context_tokens or CONTEXT_TOKENS_UNKNOWN
     if route.dialect is Dialect.RESPONSES:
         room *= ROUNDS_MAX
