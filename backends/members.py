@@ -111,7 +111,8 @@ class MemberFinder:
             return
         if self._is_escaped:
             self._is_escaped = False
-            text = text[1:]
+            if text[:1] in (b"\\", b'"'):
+                text = text[1:]
         if text.find(b"\\") >= 0:
             text = text.replace(b"\\\\", b"")
             if text.endswith(b"\\"):

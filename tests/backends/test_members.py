@@ -66,6 +66,12 @@ def test_what_cannot_be_read_is_nothing(text: bytes) -> None:
     assert found(text, [1, 2, 3, 5000]) is None
 
 
+def test_what_is_no_json_is_read_alike_wherever_it_is_cut() -> None:
+    text = b'"a\\{" \\{ {"b":\\"} "usage":{"x":1}}' + b" " * 60
+    whole = found(text, [])
+    assert all(found(text, [cut]) == whole for cut in range(len(text)))
+
+
 def test_the_first_one_stands() -> None:
     assert found(b'{"usage":{"x":1},"usage":{"x":2}}', []) == {"x": 1}
 
