@@ -10,13 +10,14 @@ __all__ = ["Adapter", "BackendSnapshot", "Usage"]
 
 @dataclass(slots=True, init=False)
 class Usage:
-    """What did one request really cost? As the engine reports it, in tokens."""
+    """What did one request really cost? As the engine reports it, in tokens. None: it did not say, or said nothing that
+    can be a count."""
 
-    prompt_tokens: int
-    output_tokens: int
+    prompt_tokens: int | None
+    output_tokens: int | None
     cached_tokens: int
 
-    def __init__(self, prompt_tokens: int, output_tokens: int, cached_tokens: int = 0) -> None:
+    def __init__(self, prompt_tokens: int | None, output_tokens: int | None, cached_tokens: int = 0) -> None:
         self.prompt_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.cached_tokens = cached_tokens

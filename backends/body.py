@@ -1,12 +1,11 @@
 """Which parts of an answer's JSON are decoded: of a whole one, and of the events of a stream?
 
-The chat, Responses and Messages APIs in one structure each. msgspec fills them in C; they stand apart from the code
-that reads them, which is compiled.
+The chat, Responses and Messages APIs in one structure each. What may be of any kind is left as it is written: what is
+wrong in it must not hide the rest, and what is large in it is not unfolded. msgspec fills them in C; they stand apart
+from the code that reads them, which is compiled.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -20,32 +19,19 @@ __all__ = [
     "Event",
     "EventChoice",
     "Item",
+    "Made",
+    "MadeChoice",
     "Message",
     "MessageDelta",
-    "UsageFields",
     "decode_body",
     "decode_event",
     "decode_items",
-    "decode_usage",
+    "decode_made",
+    "decode_plain",
 ]
 
 
-class Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class UsageFields(msgspec.Struct):
-    """A `usage` object in any of the three spellings: OpenAI chat, OpenAI Responses, Anthropic Messages."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: Details | None = None
-    total_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    input_tokens_details: Details | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
+Scalar = str | int | float | bool | None
 
 
 class Message(msgspec.Struct):
@@ -62,63 +48,78 @@ class Item(msgspec.Struct):
 
 
 class Body(msgspec.Struct):
-    id: Any = None
-    usage: UsageFields | None = None
+    id: Scalar = None
+    usage: Raw = Raw()
     choices: list[Choice] = []
-    status: Any = None
-    stop_reason: Any = None
+    status: Scalar = None
+    stop_reason: Scalar = None
     output: Raw = Raw()
 
 
+class MadeChoice(msgspec.Struct):
+    message: Raw = Raw()
+    text: Raw = Raw()
+
+
+class Made(msgspec.Struct):
+    """Where a whole answer holds what was generated."""
+
+    choices: list[MadeChoice] = []
+    output: Raw = Raw()
+    content: Raw = Raw()
+    text: Raw = Raw()
+
+
 class Delta(msgspec.Struct):
-    role: Any = None
-    content: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
-    tool_calls: Any = None
-    function_call: Any = None
-    refusal: Any = None
-    audio: Any = None
+    role: Scalar = None
+    content: Raw = Raw()
+    reasoning: Raw = Raw()
+    reasoning_content: Raw = Raw()
+    tool_calls: Raw = Raw()
+    function_call: Raw = Raw()
+    refusal: Raw = Raw()
+    audio: Raw = Raw()
 
 
 class EventChoice(msgspec.Struct):
     delta: Delta | None = None
-    text: Any = None
+    text: Raw = Raw()
     finish_reason: str | None = None
 
 
 class ErrorFields(msgspec.Struct):
-    message: Any = None
-    type: Any = None
-    code: Any = None
+    message: Raw = Raw()
+    type: Raw = Raw()
+    code: Raw = Raw()
 
 
 class Envelope(msgspec.Struct):
     """`response` of a Responses event, `message` of Anthropic's message_start."""
 
     id: str | None = None
-    usage: UsageFields | None = None
+    usage: Raw = Raw()
     error: ErrorFields | None = None
     status: str | None = None
 
 
 class MessageDelta(msgspec.Struct):
-    stop_reason: Any = None
+    stop_reason: Scalar = None
 
 
 class Event(msgspec.Struct):
     type: str = ""
     delta: MessageDelta | str | None = None
     choices: list[EventChoice] | None = None
-    usage: UsageFields | None = None
+    usage: Raw = Raw()
     error: ErrorFields | str | None = None
     response: Envelope | None = None
     message: Envelope | str | None = None
     item: Item | None = None
-    code: Any = None
+    code: Raw = Raw()
 
 
+decode_plain = msgspec.json.Decoder().decode
 decode_body = msgspec.json.Decoder(Body).decode
 decode_items = msgspec.json.Decoder(list[Item]).decode
-decode_usage = msgspec.json.Decoder(UsageFields).decode
+decode_made = msgspec.json.Decoder(Made).decode
 decode_event = msgspec.json.Decoder(Event).decode

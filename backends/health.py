@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections import deque
 from dataclasses import dataclass
 
@@ -9,10 +10,13 @@ import aiohttp
 import msgspec
 
 from backends.errors import ConnectFailed, ProtocolViolation, UpstreamError
+from backends.tls import what_failed
 
-__all__ = ["HealthState", "ModelCard", "fetch_models", "probe"]
+__all__ = ["HealthState", "ModelCard", "fetch_models", "probe", "read_models"]
 
 _BODY_BYTES_MAX = 4 * 1024 * 1024
+_MODEL_LEN_MAX = 1 << 40
+"""A length beyond that says nothing."""
 
 
 class HealthState:
@@ -94,34 +98,57 @@ class _Cards(msgspec.Struct):
 
 
 async def probe(
-    session: aiohttp.ClientSession, url: str, *, api_key: str | None = None, timeout_s: float = 2.0
+    session: aiohttp.ClientSession,
+    url: str,
+    *,
+    api_key: str | None = None,
+    timeout_s: float = 2.0,
+    tls: ssl.SSLContext | None = None,
 ) -> str | None:
     """GET `url` (the adapter's health path on the backend): None if it answers 200, otherwise what is wrong."""
     try:
-        await _get(session, url, api_key, timeout_s)
+        await _get(session, url, api_key, timeout_s, tls)
     except UpstreamError as error:
         return str(error)
     return None
 
 
 async def fetch_models(
-    session: aiohttp.ClientSession, url: str, api_key: str | None = None, *, timeout_s: float = 5.0
+    session: aiohttp.ClientSession,
+    url: str,
+    api_key: str | None = None,
+    *,
+    timeout_s: float = 5.0,
+    tls: ssl.SSLContext | None = None,
 ) -> list[ModelCard]:
     """GET /v1/models of the backend at `url`. Raises ConnectFailed, or ProtocolViolation for any other answer."""
-    body = await _get(session, url.rstrip("/") + "/v1/models", api_key, timeout_s)
+    return read_models(url, await _get(session, url.rstrip("/") + "/v1/models", api_key, timeout_s, tls))
+
+
+def read_models(url: str, body: bytes) -> list[ModelCard]:
+    """What an answer to /v1/models says; ProtocolViolation if it is none."""
     try:
         cards = msgspec.json.decode(body, type=_Cards).data
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolViolation(url, f"/v1/models is no list of models: {error}", before_first_byte=False) from error
-    return [ModelCard(card.id, card.max_model_len) for card in cards]
+    return [ModelCard(card.id, _length(card.max_model_len)) for card in cards]
 
 
-async def _get(session: aiohttp.ClientSession, url: str, api_key: str | None, timeout_s: float) -> bytes:
+def _length(length: int | None) -> int | None:
+    return length if length is not None and 0 < length <= _MODEL_LEN_MAX else None
+
+
+async def _get(
+    session: aiohttp.ClientSession, url: str, api_key: str | None, timeout_s: float, tls: ssl.SSLContext | None
+) -> bytes:
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     body = bytearray()
     try:
-        async with session.get(url, headers=headers, timeout=timeout) as response:
+        # Redirects are not followed: requests would not be, and the key is for this backend alone.
+        async with session.get(
+            url, headers=headers, timeout=timeout, allow_redirects=False, ssl=tls or True
+        ) as response:
             async for piece in response.content.iter_chunked(65536):
                 body += piece
                 if len(body) > _BODY_BYTES_MAX:
@@ -129,8 +156,16 @@ async def _get(session: aiohttp.ClientSession, url: str, api_key: str | None, ti
             status = response.status
     except TimeoutError as error:
         raise ConnectFailed(url, f"no answer within {timeout_s:g} s") from error
+    except aiohttp.ClientConnectorCertificateError as error:
+        raise ConnectFailed(url, what_failed(error.certificate_error)) from error
+    except aiohttp.ClientConnectorError as error:
+        why = what_failed(error.os_error) if isinstance(error.os_error, ssl.SSLError) else str(error)
+        raise ConnectFailed(url, why) from error
     except (aiohttp.ClientError, OSError) as error:
-        raise ConnectFailed(url, str(error) or type(error).__name__) from error
+        raise ConnectFailed(url, what_failed(error)) from error
+    if status in (401, 403):
+        why = f"status {status}: the api_key of this backend is missing or wrong"
+        raise ProtocolViolation(url, why, before_first_byte=False)
     if status != 200:
         raise ProtocolViolation(url, f"status {status}, not 200", before_first_byte=False)
     return bytes(body)

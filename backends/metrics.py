@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 
 import aiohttp
@@ -31,6 +32,7 @@ class Scraper:
         on_failure: Callable[[str], None],
         *,
         timeout_s: float = 2.0,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._adapter = adapter
         self._url = url.rstrip("/")
@@ -39,6 +41,7 @@ class Scraper:
         self._on_snapshot = on_snapshot
         self._on_failure = on_failure
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._tls: ssl.SSLContext | bool = tls or True
         self._path = 0
 
     async def run(self) -> None:
@@ -72,7 +75,10 @@ class Scraper:
 
     async def _page(self, url: str) -> str:
         # Asked for OpenMetrics, vLLM would rename its metrics.
-        async with self._session.get(url, headers={"Accept": "text/plain"}, timeout=self._timeout) as response:
+        headers = {"Accept": "text/plain"}
+        async with self._session.get(
+            url, headers=headers, timeout=self._timeout, allow_redirects=False, ssl=self._tls
+        ) as response:
             if response.status != 200:
                 raise ValueError(f"status {response.status}")
             page = bytearray()
@@ -80,4 +86,4 @@ class Scraper:
                 page += piece
                 if len(page) > _PAGE_BYTES_MAX:
                     raise ValueError(f"the page is longer than {_PAGE_BYTES_MAX} bytes")
-            return page.decode("utf-8", "replace")
+            return page.decode("latin-1")  # what is looked for is ASCII, and of others a letter may take four bytes

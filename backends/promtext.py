@@ -8,10 +8,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Sample", "samples"]
+__all__ = ["Sample", "lines_of", "samples"]
 
-_LINE: Final = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})?[ \t]+(\S+)')
-_LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
+LINE_LENGTH_MAX: Final = 16_384
+"""Longer lines are passed over."""
+SAMPLES_MAX: Final = 1000
+"""Of one page; those behind are passed over."""
+_REST: Final = re.compile(r'(?:\{((?:[^"}]++|"(?:[^"\\]|\\.)*+")*+)\})?[ \t]+(\S+)')
+_LABEL: Final = re.compile(r'(?<![a-zA-Z0-9_])([a-zA-Z_][a-zA-Z0-9_]*+)\s*+=\s*+"((?:[^"\\]|\\.)*+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,22 +26,29 @@ class Sample:
     value: float
 
 
-def samples(text: str, names: Collection[str]) -> dict[str, list[Sample]]:
-    """The samples whose name, with ':' read as '_', is in `names`. Lines that are broken or NaN are passed over."""
+def lines_of(names: Collection[str]) -> re.Pattern[str]:
+    """Finds the lines of these names, in which each '_' may be a ':' on the page."""
+    alternatives = "|".join(sorted(name.replace("_", "[:_]") for name in names))
+    return re.compile(rf"^({alternatives})(?=[{{ \t])([^\n]{{0,{LINE_LENGTH_MAX}}}+)$", re.MULTILINE)
+
+
+def samples(text: str, lines: re.Pattern[str]) -> dict[str, list[Sample]]:
+    """The samples on these lines, by name, with '_'. Lines that are broken or NaN are passed over."""
     found: dict[str, list[Sample]] = {}
-    for line in text.splitlines():
-        if line.startswith("#"):
-            continue
-        name = re.split(r"[{ \t]", line, maxsplit=1)[0].replace(":", "_")
-        if name not in names:
-            continue
-        match = _LINE.match(line)
+    left = SAMPLES_MAX
+    for line in lines.finditer(text):
+        match = _REST.match(line[2])
         if match is None:
             continue
         try:
-            value = float(match[3])
+            value = float(match[2])
         except ValueError:
             continue
-        if not math.isnan(value):
-            found.setdefault(name, []).append(Sample(dict(_LABEL.findall(match[2] or "")), value))
+        if math.isnan(value):
+            continue
+        labels = dict(_LABEL.findall(match[1] or ""))
+        found.setdefault(line[1].replace(":", "_"), []).append(Sample(labels, value))
+        left -= 1
+        if not left:
+            break
     return found

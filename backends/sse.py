@@ -11,7 +11,8 @@ import msgspec
 
 from backends.base import Usage
 from backends.body import Delta, Envelope, ErrorFields, Event, EventChoice, MessageDelta, decode_event
-from backends.usage import TOOL_ITEMS, all_told, asks_for_more, merged, usage_in_tail
+from backends.members import MemberFinder
+from backends.usage import TOOL_ITEMS, all_told, asks_for_more, holds_any, plain, usage_of
 
 __all__ = ["Dialect", "StreamError", "StreamMeter"]
 
@@ -21,7 +22,9 @@ _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _TEXT: Final = re.compile(rb'"(?:content|text|reasoning|reasoning_content)":"([^"\\\n]*)"')
 _TEXTS_LOOKED_FOR: Final = 4
 _HEAD_BYTES: Final = 256
-_USAGE_BYTES: Final = 4096
+_INTERNAL_STATUS_MIN: Final = 500
+_TRACE: Final = re.compile(rb'Traceback \(most recent call last\)|File \\?"[^"\\]+\\?", line [0-9]')
+"""Where in its own code an engine failed."""
 
 
 class Dialect(Enum):
@@ -38,6 +41,7 @@ _TOKEN_EVENT: Final[dict[Dialect, tuple[bytes, int]]] = {
     Dialect.RESPONSES: (b"event: response.output_text.delta\ndata: {", 3),
     Dialect.MESSAGES: (b"event: content_block_delta\ndata: {", 3),
 }
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _RESPONSE_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _ERROR_STATUS: Final = {
     "Service Unavailable": 503,
@@ -61,17 +65,20 @@ class StreamError:
 class StreamMeter:
     """Which bytes go to the client, and what do they say? Sans-I/O; feed it every chunk of one stream, in order.
 
-    Whole events are forwarded byte for byte. With `strip_usage` the event that `include_usage` adds is left out.
-    An event longer than `tail_bytes_max` is forwarded in pieces, and its usage is read from its last bytes.
+    Whole events are forwarded byte for byte. With `strip_usage` the event that `include_usage` adds is left out, and an
+    error that is the engine's own trouble is given out as `own_error`, if there is one. An event longer than
+    `tail_bytes_max` is forwarded in pieces.
     """
 
     __slots__ = (
-        "_after_text", "_before_text", "_head", "_is_openai", "_is_plain", "_last", "_lines", "_oversized", "_stops",
-        "_strip", "_tail", "_tail_bytes_max", "_texts_looked_for", "_token_head", "_token_next", "aborted", "answer_id",
-        "ended", "error", "started", "token_events", "usage",
+        "_after_text", "_before_text", "_dialect", "_finder", "_head", "_instead", "_is_foreign", "_is_openai",
+        "_is_plain", "_lines", "_own_error", "_stops", "_strip", "_tail", "_tail_bytes_max", "_texts_looked_for",
+        "_token_head", "_token_next", "aborted", "answer_id", "ended", "error", "started", "token_events", "usage",
     )  # fmt: skip
 
-    def __init__(self, dialect: Dialect, *, strip_usage: bool, tail_bytes_max: int = 262144) -> None:
+    def __init__(
+        self, dialect: Dialect, *, strip_usage: bool, own_error: bytes = b"", tail_bytes_max: int = 262144
+    ) -> None:
         self.token_events = 0
         """Events that carry generated tokens; the role chunk and comments do not."""
         self.started = False
@@ -85,13 +92,19 @@ class StreamMeter:
         self.answer_id = ""
         """Of a Responses stream: the name by which a later call may go on from it."""
         self._stops: set[bool | None] = set()
+        self._dialect = dialect
         self._is_openai = dialect is Dialect.OPENAI
+        self._is_foreign: bool | None = None
+        """Are all its events of a format that is not known here? None: there was none."""
+        self._own_error = own_error
+        self._instead = b""
+        """What is given out in the place of the event that was left out."""
         self._strip = strip_usage
         self._tail = b""
         self._tail_bytes_max = tail_bytes_max
-        self._oversized = False
+        self._finder: MemberFinder | None = None
+        """Reads the event that is too long to hold; None: there is none."""
         self._head = b""
-        self._last = b""
         self._is_plain = True
         self._token_head, self._lines = _TOKEN_EVENT[dialect]
         self._token_next = b"\n\n" + self._token_head
@@ -105,9 +118,19 @@ class StreamMeter:
         or was cut at its greatest length."""
         return all_told(self._stops)
 
+    @property
+    def is_over(self) -> bool:
+        """May the stream end here? It has said so, or it is none of which it is known how it says so."""
+        return self.ended or bool(self._is_foreign)
+
+    @property
+    def is_amid_event(self) -> bool:
+        """Has a part of an event been forwarded, and not yet its rest?"""
+        return self._finder is not None
+
     def feed(self, data: bytes) -> bytes:
         """Take the next bytes from the engine; give back those to forward now, whole events only."""
-        if self.started and self._is_plain and not self._tail and not self._oversized:
+        if self.started and self._is_plain and not self._tail and self._finder is None:
             events = 1 if self._is_like_last(data) else self._tokens_only(data)
             if events:
                 self.token_events += events
@@ -115,13 +138,14 @@ class StreamMeter:
         return self._feed_slowly(data)
 
     def flush(self) -> bytes:
-        """The engine closed the stream: what it left unfinished, to be forwarded as it is."""
+        """The engine closed the stream: what it left unfinished, to be forwarded as it is if the stream `is_over`. An
+        event that is too long to hold stays unfinished."""
         tail, self._tail = self._tail, b""
-        if self._oversized:
-            self._end_oversized(b"")
+        if self._finder is not None:
+            self.usage = usage_of(self._finder.values().get("usage"), self.usage)
             return tail
         is_whole = tail.endswith(b"\r") and _BLANK_LINE.search(tail + b"\n")  # held for an LF that never came
-        is_kept = self._read_event(tail)
+        is_kept = self._read_event(tail, is_cut=not is_whole)
         return b"" if is_whole and not is_kept else tail
 
     def _is_like_last(self, data: bytes) -> bool:
@@ -173,15 +197,16 @@ class StreamMeter:
         start = keep_from = 0
         end, after = self._blank_line(buffer, max(known - 3, 0))
         while end >= 0:
-            if self._oversized:
-                self._end_oversized(buffer[start:end])
-            elif not self._read_event(buffer[start:end]):
-                kept.append(buffer[keep_from:start])
+            if self._finder is not None:
+                self._end_oversized(self._finder, buffer[start:end])
+            elif end > start and not self._read_event(buffer[start:end]):
+                kept += (buffer[keep_from:start], self._instead)
+                self._instead = b""
                 keep_from = after
             start = after
             end, after = self._blank_line(buffer, after)
         self._tail = buffer[start:]
-        if self._oversized or len(self._tail) > self._tail_bytes_max:
+        if self._finder is not None or len(self._tail) > self._tail_bytes_max:
             start = self._pass_oversized(buffer)
         if not kept:
             return buffer if start == len(buffer) else buffer[:start]
@@ -197,29 +222,44 @@ class StreamMeter:
         return found.span() if found else (-1, -1)
 
     def _pass_oversized(self, buffer: bytes) -> int:
-        """Forward an event too long to hold; keep its first and last bytes, and line ends that may finish it.
+        """Forward an event too long to hold; keep its first bytes, and line ends that may finish it.
 
         Returns how much of `buffer` may go.
         """
         piece = self._tail
-        if not self._oversized:
-            self._oversized, self._head, self._last = True, piece[:_HEAD_BYTES], b""
+        if self._finder is None:
+            self._finder, self._head = self._member_finder(), piece[:_HEAD_BYTES]
         held = len(piece) - len(piece.rstrip(b"\r\n"))
         self._tail = piece[len(piece) - held :]
-        self._last = (self._last + piece[: len(piece) - held])[-_USAGE_BYTES:]
+        self._finder.feed(piece[: len(piece) - held])
         return len(buffer) - held
 
-    def _end_oversized(self, piece: bytes) -> None:
-        last, self._last, self._oversized = (self._last + piece)[-_USAGE_BYTES:], b"", False
-        self.usage = usage_in_tail(last) or self.usage
-        name = _fields(self._head)[0]
-        if self._is_openai or name.endswith("delta"):
-            self._note_token()
-        elif name in _RESPONSE_ENDS:
-            self.ended = True
+    def _end_oversized(self, finder: MemberFinder, piece: bytes) -> None:
+        finder.feed(piece)
+        self._finder = None
+        self._read_partly(_fields(self._head)[0], finder)
 
-    def _read_event(self, raw: bytes) -> bool:
-        """Take note of one event; False when it is the one to leave out."""
+    def _member_finder(self) -> MemberFinder:
+        """Finds what must be known of an event that is not read whole."""
+        return MemberFinder({(1, "type"), (2 if self._dialect is Dialect.RESPONSES else 1, "usage")})
+
+    def _read_partly(self, name: str, finder: MemberFinder) -> None:
+        """Take note of an event that was not read whole: charged rather than free."""
+        values = finder.values()
+        self.usage = usage_of(values.get("usage"), self.usage)
+        kind = values.get("type")
+        name = name or (kind if isinstance(kind, str) else "")
+        if self._is_end(name):
+            self.ended = True
+        elif self._is_openai or name.endswith("delta") or not name:
+            self._note_token()
+
+    def _is_end(self, name: str) -> bool:
+        """Does an event of this name end the stream?"""
+        return name in _RESPONSE_ENDS if self._dialect is Dialect.RESPONSES else name == "message_stop"
+
+    def _read_event(self, raw: bytes, *, is_cut: bool = False) -> bool:
+        """Take note of one event; False when it is one to leave out, or to give out `_instead`."""
         name, payload = _fields(raw)
         if not payload:
             return True
@@ -229,24 +269,42 @@ class StreamMeter:
             return True
         try:
             event = decode_event(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            self._note_token()  # unreadable: charged rather than free
+        except _UNREADABLE:
+            if is_cut:
+                return True  # a part of one
+            self._note_foreign()
+            finder = self._member_finder()
+            finder.feed(payload)
+            self._read_partly(name, finder)
             return True
-        self._note_error(event)
+        if self._note_error(event) and self._is_internal(raw):
+            self._instead = self._own_error
+            self.ended = self.ended or self._is_end(name or event.type)
+            return False
         if self._is_openai:
             return self._read_chunk(event)
         self._read_named(name or event.type, event)
         return True
 
+    def _is_internal(self, raw: bytes) -> bool:
+        """Is the error the engine's own trouble, of which the client is told nothing but that it is there?"""
+        if self.error is None or not self._own_error:
+            return False
+        status = self.error.status
+        return (status is not None and status >= _INTERNAL_STATUS_MIN) or _TRACE.search(raw) is not None
+
     def _read_chunk(self, event: Event) -> bool:
-        if event.usage is not None:
-            self.usage = merged(event.usage, self.usage)
+        if event.usage:
+            self.usage = usage_of(plain(event.usage), self.usage)
         choices = event.choices
-        if choices is None and event.usage is None and event.error is None:
+        has_usage = holds_any(event.usage)
+        if choices is None and not has_usage and event.error is None:
+            self._note_foreign()
             self._note_token()  # of a format not known here: charged rather than free
             return True
+        self._is_foreign = False
         if not choices:
-            return not (self._strip and choices is not None and event.usage is not None)
+            return not (self._strip and choices is not None and has_usage)
         for choice in choices:
             if choice.finish_reason is not None:
                 self._stops.add(asks_for_more(choice.finish_reason))
@@ -259,13 +317,16 @@ class StreamMeter:
         return True
 
     def _read_named(self, name: str, event: Event) -> None:
-        message = event.message
-        for part in (event, event.response, message if isinstance(message, Envelope) else None):
-            if part is not None and part.usage is not None:
-                self.usage = merged(part.usage, self.usage)
+        for part in (event, event.response):
+            if part is not None and part.usage:
+                self.usage = usage_of(plain(part.usage), self.usage)
+        if isinstance(event.message, Envelope):
+            begun = usage_of(plain(event.message.usage))
+            if begun is not None:  # from before the first token: it knows the prompt, not the output
+                self.usage = Usage(begun.prompt_tokens, None, begun.cached_tokens)
         if name == "content_block_delta" or (name.startswith("response.") and name.endswith(".delta")):
             self._note_token()
-        elif name == "message_stop" or name in _RESPONSE_ENDS:
+        elif self._is_end(name):
             self.ended = True
         elif event.item is not None and event.item.type in TOOL_ITEMS:
             self._stops.add(True)
@@ -279,26 +340,38 @@ class StreamMeter:
         stopped = isinstance(event.delta, MessageDelta) and event.delta.stop_reason == "abort"
         self.aborted = self.aborted or ((cancelled or stopped) and not self.token_events)
 
+    def _note_foreign(self) -> None:
+        """An event of a format that is not known here."""
+        if self._is_foreign is None and self._is_openai:
+            self._is_foreign = True
+            self._is_plain = False  # so that one of a known format is not passed over
+
     def _note_token(self) -> None:
         self.started = True
         self.token_events += 1
 
-    def _note_error(self, event: Event) -> None:
+    def _note_error(self, event: Event) -> bool:
+        """Does the event tell an error?"""
         error = event.error
+        if error is None and event.response is None and event.type != "error":
+            return False
         if error is None and event.response is not None:
             error = event.response.error
-        if error is None and event.type == "error":  # Responses: the error is the event itself
-            error = ErrorFields(event.message if isinstance(event.message, str) else None, None, event.code)
-        if error is None:
-            return
-        if isinstance(error, str):
-            error = ErrorFields(message=error)
-        kind = error.type if isinstance(error.type, str) else ""
-        code = str(error.code)
+        if isinstance(error, ErrorFields):
+            message, kind, code = plain(error.message), plain(error.type), plain(error.code)
+        elif error is not None:
+            message, kind, code = error, None, None
+        elif event.type == "error":  # Responses: the error is the event itself
+            message, kind, code = event.message, None, plain(event.code)
+        else:
+            return False
+        kind = kind if isinstance(kind, str) else ""
+        code = str(code)
         status = int(code) if re.fullmatch("[1-5][0-9]{2}", code) else _ERROR_STATUS.get(kind)
         if status is None:
             status = _ERROR_STATUS.get(code)
-        self.error = StreamError(error.message if isinstance(error.message, str) else "", kind, status)
+        self.error = StreamError(message if isinstance(message, str) else "", kind, status)
+        return True
 
 
 def _fields(raw: bytes) -> tuple[str, bytes]:
@@ -317,9 +390,10 @@ def _fields(raw: bytes) -> tuple[str, bytes]:
 
 
 def _has_tokens(delta: Delta) -> bool:
-    return bool(
-        delta.content or delta.reasoning or delta.reasoning_content
-        or delta.tool_calls or delta.function_call or delta.refusal or delta.audio
+    return (
+        holds_any(delta.content) or holds_any(delta.reasoning) or holds_any(delta.reasoning_content)
+        or holds_any(delta.tool_calls) or holds_any(delta.function_call) or holds_any(delta.refusal)
+        or holds_any(delta.audio)
     )  # fmt: skip
 
 
@@ -331,5 +405,5 @@ def _is_role_only(choice: EventChoice) -> bool:
 
 
 def _is_empty_abort(choice: EventChoice) -> bool:
-    made_any = _has_tokens(choice.delta) if choice.delta is not None else bool(choice.text)
+    made_any = _has_tokens(choice.delta) if choice.delta is not None else holds_any(choice.text)
     return choice.finish_reason == "abort" and not made_any

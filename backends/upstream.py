@@ -8,94 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import httptools
 
+from backends.call import Call, Receiver
 from backends.errors import ConnectFailed, ConnectionLost, ProtocolViolation, ReadTimedOut, UpstreamError
 from backends.outbox import Outbox, Outlet
+from backends.tls import client_context, what_failed
 
 __all__ = ["Call", "Receiver", "UpstreamPool"]
 
 _JOIN_BYTES_MAX: Final = 16384
 
 
-class Receiver(Protocol):
-    """Who takes the answer? After `head_received` and the bodies comes exactly one of `completed` and `failed`."""
-
-    def head_received(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        """The final answer's head, names in lower case. 1xx answers are passed over."""
-
-    def body_received(self, data: bytes) -> None:
-        """Payload without chunk framing: all that one read of the socket brought."""
-
-    def completed(self) -> None: ...
-
-    def failed(self, error: UpstreamError) -> None: ...
-
-
-class Call:
-    """One request in flight."""
-
-    __slots__ = (
-        "_body", "_connecting", "_connection", "_head", "_is_over", "_is_paused", "_limit", "_pool", "_receiver",
-    )  # fmt: skip
-
-    def __init__(self, pool: UpstreamPool, head: bytes, body: bytes, receiver: Receiver) -> None:
-        self._pool = pool
-        self._head = head
-        self._body = body
-        self._receiver = receiver
-        self._connection: _Connection | None = None
-        self._connecting: asyncio.Task[str] | None = None
-        self._limit: asyncio.Timeout | None = None
-        self._is_over = False
-        self._is_paused = False
-
-    def cancel(self) -> None:
-        """Close the connection at once, so that the engine frees what it holds. No callback comes after this."""
-        if self._is_over:
-            return
-        self._is_over = True
-        if self._connection is not None:
-            self._connection.abort()
-        elif self._connecting is not None:
-            # Not once there is a connection: uvloop then forgets to say that it is lost.
-            self._connecting.cancel()
-
-    def pause(self) -> None:
-        """Read no more from the backend until `resume`; the silence is then not the backend's."""
-        self._is_paused = True
-        if self._connection is not None:
-            self._connection.pause()
-
-    def resume(self) -> None:
-        self._is_paused = False
-        if self._connection is not None:
-            self._connection.resume()
-
-    def _has_timed_out(self) -> bool:
-        """Is it too late for this connection? If not, it no longer can be: a connecting task that is ended after its
-        connection was made takes the connection with it, and uvloop forgets to say that it is lost."""
-        limit, self._limit = self._limit, None
-        task = self._connecting
-        if limit is None or task is None or task.cancelling():
-            return True
-        limit.reschedule(None)
-        return False
-
-    def _fail(self, error: UpstreamError) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._receiver.failed(error)
-
-
 class UpstreamPool:
     """Which connections to one backend are open? Only the origin of `url` is used; the path is in the caller's head.
 
     `idle_s` stays below the backend's own keep-alive timeout (uvicorn: 5 s), `silence_s` is how long a backend may send
-    nothing while it owes an answer. Both are kept to within a quarter by one timer that all connections share.
+    nothing while it owes an answer. Both are kept to within a quarter by one timer that all connections share. `tls`:
+    how https is spoken, instead of by what the system trusts.
     """
 
     def __init__(
@@ -107,14 +40,14 @@ class UpstreamPool:
         idle_s: float = 3.0,
         silence_s: float = 600.0,
         header_bytes_max: int = 65536,
-        verify_tls: bool = True,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
             raise ValueError(f"backend {name}: the URL must be http(s)://host[:port], not {url!r}")
         self.name = name
         self.header_bytes_max = header_bytes_max
-        self._tls = _tls_context(verify_tls) if parts.scheme == "https" else None
+        self._tls = (tls or client_context()) if parts.scheme == "https" else None
         default_port = 443 if self._tls else 80
         self._host, self._port = parts.hostname, parts.port or default_port
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -186,7 +119,7 @@ class UpstreamPool:
         except TimeoutError:
             return f"cannot connect to {self._origin} within {self._connect_timeout_s:g} s"
         except (OSError, UnicodeError) as error:
-            return f"cannot connect to {self._origin}: {error}"
+            return f"cannot connect to {self._origin}: {what_failed(error)}"
         return ""
 
     def _connected(self, call: Call, task: asyncio.Task[str]) -> None:
@@ -258,6 +191,7 @@ class _Connection(asyncio.Protocol):
         """Write the request; everything known of the answer before is forgotten."""
         self._call = call
         call._connection = self
+        call.sends += 1
         self._ticks = 0
         self.has_answered = False
         self._begins_as_http11 = False
@@ -336,6 +270,10 @@ class _Connection(asyncio.Protocol):
         if not self.has_answered:
             self.has_answered = True
             self._begins_as_http11 = data.startswith(b"HTTP/1.1 ")
+            if not self._begins_as_http11 and data.lstrip(b"\r\n")[:1] not in (b"H", b""):
+                # The parser takes RTSP and ICE as well.
+                self.fail(ProtocolViolation(self._pool.name, "does not speak HTTP", before_first_byte=False))
+                return
             call._head = call._body = b""
         was_head_done = self._is_head_done
         try:
@@ -361,13 +299,17 @@ class _Connection(asyncio.Protocol):
         self._parser = self.on_body = cast("Any", None)  # they hold this object, and it holds them
         if call is not None and not call._is_over:
             call._connection = None
-            if not self.has_answered and not self._is_fresh and pool._closed is None:
-                pool._retry(call)  # the backend closed it as idle while the request was on its way
+            if not self.has_answered and not self._is_fresh and self._ticks <= 1 and pool._closed is None:
+                pool._retry(call)  # at once, so the backend closed it as idle while the request was on its way
             elif exc is None and self._is_head_done and not self._is_framed and pool._closed is None:
                 call._is_over = True
                 call._receiver.completed()
             else:
-                what = "reset the connection" if exc is not None else "closed the connection"
+                what = "closed the connection"
+                if exc is not None:
+                    what = (
+                        f"ended TLS ({what_failed(exc)})" if isinstance(exc, ssl.SSLError) else "reset the connection"
+                    )
                 when = "in the middle of its answer" if self.has_answered else "before it answered"
                 call._fail(ConnectionLost(pool.name, f"{what} {when}", before_first_byte=not self.has_answered))
         pool._check_closed()
@@ -386,7 +328,7 @@ class _Connection(asyncio.Protocol):
         bytes_max = self._pool.header_bytes_max
         overhead = self._bytes_without_payload
         if self._is_head_done and not was_head_done and read_bytes > bytes_max:
-            overhead = sum(len(name) + len(value) for name, value in self._headers)
+            overhead = len(self._reason) + sum(len(name) + len(value) for name, value in self._headers)
         elif self._is_complete:
             return payload
         if overhead > bytes_max:
@@ -440,9 +382,14 @@ class _Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if not 100 <= status <= 599:
+            self._refuse(f"sent a status that is none: {status}")
         if status < 200:
             if status == 101:
                 self._refuse("switched protocols without being asked")
+            for name, value in self._headers:
+                if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0")):
+                    self._refuse(f"sent a body with status {status}")  # which the parser would read as the answer's
             self._headers = []
             self._reason = b""
             self._is_framed = self._begins_as_http11 = False  # the next one may be of any version
@@ -462,11 +409,3 @@ class _Connection(asyncio.Protocol):
     def _refuse(self, why: str) -> None:
         self._violation = why
         raise httptools.HttpParserError(why)
-
-
-def _tls_context(verify: bool) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if not verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context

@@ -7,19 +7,25 @@ from collections.abc import Iterable
 from typing import Final
 
 import msgspec
+from msgspec import Raw
 
 from backends.base import Usage
-from backends.body import Body, Choice, Message, UsageFields, decode_body, decode_items, decode_usage
+from backends.body import Body, Choice, Message, decode_body, decode_items, decode_made, decode_plain
+from backends.members import MemberFinder
 
 __all__ = [
     "TOOL_ITEMS",
     "Answer",
     "all_told",
     "asks_for_more",
+    "holds_any",
     "is_drained",
-    "merged",
+    "made_bytes",
+    "plain",
     "read_answer",
-    "usage_in_tail",
+    "usage_finder",
+    "usage_found",
+    "usage_of",
 ]
 
 _ASKS_FOR_TOOL: Final = frozenset({"tool_calls", "function_call", "tool_use", "pause_turn"})
@@ -38,6 +44,30 @@ TOOL_ITEMS: Final = frozenset(
 """Items of a Responses answer that ask the client for something; other calls (web search, say) the server makes."""
 
 
+_SOME: Final = re.compile(rb"\[\s*[^\]\s]")
+"""A list with something in it."""
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+PLAIN_BYTES_MAX: Final = 4096
+_NOTHING: Final = frozenset({b"null", b'""', b"[]", b"{}", b"false"})
+_NOTHING_BYTES_MAX: Final = 5
+
+
+def plain(raw: Raw) -> object:
+    """A value as it is, if it is a short one; otherwise None."""
+    if not 0 < len(raw) <= PLAIN_BYTES_MAX:
+        return None
+    try:
+        return decode_plain(raw)
+    except _UNREADABLE:
+        return None
+
+
+def holds_any(raw: Raw) -> bool:
+    """Is it there, and not empty?"""
+    length = len(raw)
+    return length > _NOTHING_BYTES_MAX or (length > 0 and bytes(raw) not in _NOTHING)
+
+
 def asks_for_more(reason: str | None) -> bool | None:
     """Does an answer that stops for this reason ask the client to call again? None: it was cut short, or who knows.
 
@@ -54,32 +84,38 @@ def all_told(asks: Iterable[bool | None]) -> bool | None:
     return True if True in seen else None if None in seen or not seen else False
 
 
-def merged(fields: UsageFields, before: Usage | None = None) -> Usage | None:
-    """A `usage` object as tokens; what it does not say is taken from `before`. None when neither says anything."""
-    prompt, output = fields.prompt_tokens, fields.completion_tokens
-    details = fields.prompt_tokens_details or fields.input_tokens_details
-    cached = details.cached_tokens if details is not None else None
-    if prompt is None:
-        prompt, output = fields.input_tokens, fields.output_tokens
+def usage_of(fields: object, before: Usage | None = None) -> Usage | None:
+    """A `usage` object as tokens, in any of the three spellings: OpenAI chat, OpenAI Responses, Anthropic Messages.
+
+    What it does not say is taken from `before`. None when neither says anything.
+    """
+    if not isinstance(fields, dict):
+        return before
+    prompt, output = _count(fields.get("prompt_tokens")), _count(fields.get("completion_tokens"))
+    details = fields.get("prompt_tokens_details")
+    cached = None
+    if prompt is None and output is None:
+        prompt, output = _count(fields.get("input_tokens")), _count(fields.get("output_tokens"))
+        details = fields.get("input_tokens_details")
         if prompt is None and output is None:
-            prompt = fields.total_tokens  # rerank and score say only the total, and generate nothing
+            prompt = _count(fields.get("total_tokens"))  # rerank and score say only the total, and generate nothing
         elif prompt is not None and details is None:
             # Anthropic counts what was read from or written to the cache beside input_tokens, not in it.
-            cached = fields.cache_read_input_tokens
-            prompt += (cached or 0) + (fields.cache_creation_input_tokens or 0)
+            cached = _count(fields.get("cache_read_input_tokens"))
+            prompt += (cached or 0) + (_count(fields.get("cache_creation_input_tokens")) or 0)
     if prompt is None and output is None:
         return before
-    return Usage(
-        prompt_tokens=_known(prompt, before.prompt_tokens if before else 0),
-        output_tokens=_known(output, before.output_tokens if before else 0),
-        cached_tokens=_known(cached, before.cached_tokens if before else 0),
-    )
+    if isinstance(details, dict):
+        cached = _count(details.get("cached_tokens"))
+    if before is not None:
+        prompt = before.prompt_tokens if prompt is None else prompt
+        output = before.output_tokens if output is None else output
+        cached = before.cached_tokens if cached is None else cached
+    return Usage(prompt, output, cached or 0)
 
 
-def _known(value: int | None, otherwise: int) -> int:
-    if value is None:
-        return otherwise
-    return value if value > 0 else 0
+def _count(value: object) -> int | None:
+    return value if type(value) is int and value >= 0 else None
 
 
 class Answer:
@@ -101,20 +137,37 @@ class Answer:
         self.is_drained = is_drained
 
 
-_SOME: Final = re.compile(rb"\[\s*[^\]\s]")
-"""A list with something in it."""
-_USAGE_OBJECT: Final = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}"]|"[^"\\]*"|\{[^{}]*\})*\})')
-
-
 def read_answer(body: bytes) -> Answer:
-    """Read a whole JSON answer once; what is no such JSON says nothing."""
+    """Read a whole JSON answer once; what is no such JSON says nothing, unless a usage is found in it."""
     try:
         answer = decode_body(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return Answer("", None, None, False)
-    usage = None if answer.usage is None else merged(answer.usage)
+    except _UNREADABLE:
+        finder = usage_finder()
+        finder.feed(body)
+        return Answer("", usage_found(finder), None, False)
+    usage = usage_of(plain(answer.usage))
     id_ = answer.id if isinstance(answer.id, str) else ""
-    return Answer(id_, usage, _awaits_more(answer), _is_drained(answer))
+    return Answer(id_, usage, _awaits_more(answer), _is_drained(answer, usage))
+
+
+def usage_finder() -> MemberFinder:
+    """Finds the usage of an answer that is not read whole."""
+    return MemberFinder({(1, "usage")})
+
+
+def usage_found(finder: MemberFinder) -> Usage | None:
+    """The answer has ended: what it said of its usage."""
+    return usage_of(finder.values().get("usage"))
+
+
+def made_bytes(body: bytes) -> int:
+    """How long is what was generated in a whole answer, with the JSON around it? All of what is no JSON."""
+    try:
+        made = decode_made(body)
+    except _UNREADABLE:
+        return len(body)
+    texts = len(made.output) + len(made.content) + len(made.text)
+    return texts + sum([len(choice.message) + len(choice.text) for choice in made.choices])
 
 
 def _awaits_more(answer: Body) -> bool | None:
@@ -128,7 +181,7 @@ def _awaits_more(answer: Body) -> bool | None:
     if answer.output and isinstance(answer.status, str):
         try:
             items = decode_items(answer.output)
-        except msgspec.DecodeError:
+        except _UNREADABLE:
             return None  # another API's
         return True if any([item.type in TOOL_ITEMS for item in items]) else asks_for_more(answer.status)
     return None
@@ -142,9 +195,8 @@ def _choice_asks(choice: Choice) -> bool | None:
     return asks_for_more(choice.finish_reason)
 
 
-def _is_drained(answer: Body) -> bool:
-    usage = answer.usage
-    if usage is not None and (usage.completion_tokens or usage.output_tokens):
+def _is_drained(answer: Body, usage: Usage | None) -> bool:
+    if usage is not None and usage.output_tokens:
         return False  # it made something
     return _is_given_up(answer)
 
@@ -154,21 +206,6 @@ def _is_given_up(answer: Body) -> bool:
     if answer.choices:
         return all([choice.finish_reason == "abort" for choice in answer.choices])
     return bool(answer.status == "cancelled" or answer.stop_reason == "abort")
-
-
-def usage_in_tail(tail: bytes) -> Usage | None:
-    """Usage of an answer of which only the last kilobytes were kept: its last `"usage": {...}` object.
-
-    Generated text cannot forge one: inside a JSON string every quote is escaped.
-    """
-    for found in reversed(list(_USAGE_OBJECT.finditer(tail))):
-        try:
-            usage = merged(decode_usage(found[1]))
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue
-        if usage is not None:
-            return usage
-    return None
 
 
 def is_drained(body: bytes) -> bool:

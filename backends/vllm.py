@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from backends.base import BackendSnapshot
-from backends.promtext import Sample, samples
+from backends.promtext import Sample, lines_of, samples
 from backends.usage import is_drained
 
 __all__ = ["VllmAdapter"]
@@ -15,7 +15,9 @@ _WAITING: Final = ("vllm_num_requests_waiting",)
 _KV_USAGE: Final = ("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc")
 _PREEMPTIONS: Final = ("vllm_num_preemptions_total", "vllm_num_preemptions")
 _CONFIG: Final = ("vllm_cache_config_info",)
-_NAMES: Final = frozenset(_RUNNING + _WAITING + _KV_USAGE + _PREEMPTIONS + _CONFIG)
+_VALUE_MAX: Final = 1e15
+"""A gauge beyond that says nothing."""
+_LINES: Final = lines_of(_RUNNING + _WAITING + _KV_USAGE + _PREEMPTIONS + _CONFIG)
 # The mount at /metrics/ knows name[]; the route /metrics does not. Colons as vLLM registers them.
 _FILTERED: Final = "/metrics/?" + "&".join(
     f"name[]=vllm:{name}"
@@ -38,7 +40,7 @@ class VllmAdapter:
     health_path = "/health"
 
     def snapshot(self, text: str, taken_s: float) -> BackendSnapshot | None:
-        page = samples(text, _NAMES)
+        page = samples(text, _LINES)
         if not page:
             return None
         running, waiting = _per_engine(page, _RUNNING), _per_engine(page, _WAITING)
@@ -48,7 +50,7 @@ class VllmAdapter:
             taken_s=taken_s,
             running=int(sum(running)) if running else None,
             waiting=int(sum(waiting)) if waiting else None,
-            kv_usage=min(max(sum(kv_usage) / len(kv_usage), 0.0), 1.0) if kv_usage else None,
+            kv_usage=min(sum(kv_usage) / len(kv_usage), 1.0) if kv_usage else None,
             kv_capacity_tokens=capacity,
             block_size=block_size,
             preemptions_total=int(sum(preemptions)) if preemptions else None,
@@ -74,7 +76,7 @@ def _per_engine(page: dict[str, list[Sample]], aliases: tuple[str, ...]) -> list
             for sample in found:
                 engine = sample.labels.get("engine", "")
                 values[engine] = max(values.get(engine, sample.value), sample.value)
-            return [value for value in values.values() if value >= 0 and value != float("inf")]
+            return [value for value in values.values() if 0 <= value <= _VALUE_MAX]
     return []
 
 
@@ -100,6 +102,7 @@ def _capacity(configs: list[Sample]) -> tuple[int | None, int | None]:
 def _int(label: str | None) -> int | None:
     """Labels are strings, and what is not known is the string "None"."""
     try:
-        return int(float(label or ""))
-    except (ValueError, OverflowError):
+        value = float(label or "")
+    except ValueError:
         return None
+    return int(value) if 1 <= value <= _VALUE_MAX else None

@@ -4,11 +4,14 @@ An `Exchange` is written in callbacks, since it runs for every token. It ends ex
 
     completed   the answer went out whole: settled with the usage that the engine reported
     abandoned   the client went away: out of the queue, or its upstream connection closed at once
-    failed      the engine refused for good, broke off or fell silent: the client sees an error, never a clean end
+    failed      the engine refused for good, broke off, fell silent, or ended a stream without saying that it is over:
+                the client sees an error, never a clean end
     refused     admission gave it up: an error that says when to come back
 
 A backend that refuses (503, 429, a 200 with an error inside, an empty abort while it drains) has done no work: as long
-as nothing has gone to the client, the request returns to the head of its flow, unbilled.
+as nothing has gone to the client, the request returns to the head of its flow, unbilled. So does one whose engine could
+not be reached. One that an engine had whole when it went away may be what killed it: it is tried once more at most, on
+another engine, and only while such retries are few.
 """
 
 from __future__ import annotations
@@ -17,10 +20,13 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from backends.base import Usage
-from backends.errors import ReadTimedOut, UpstreamError
+from backends.errors import ProtocolViolation, ReadTimedOut, UpstreamError
+from backends.members import MemberFinder
 from backends.sse import Dialect, StreamMeter
 from backends.upstream import Call
-from backends.usage import read_answer, usage_in_tail
+from backends.usage import Answer, made_bytes, read_answer, usage_finder, usage_found
+from gateway.answer.account import believed
+from gateway.answer.engine_errors import ERROR_BODY_BYTES_MAX, OWN_ERROR_EVENTS, engine_error
 from gateway.answer.refusals import rate_limit_headers, refusal_error
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import forward_response_headers
@@ -36,8 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Exchange"]
 
-ERROR_BODY_BYTES_MAX: Final = 1 << 20
-USAGE_TAIL_BYTES: Final = 4096
+SEARCHED_BYTES_MIN: Final = 1 << 20
+"""The usage of a longer answer is looked for while it comes, so that its end is no long work."""
 RETRYABLE_IN_STREAM: Final = frozenset({429, 503})
 
 
@@ -45,8 +51,9 @@ class Exchange:
     """A client's request, its place in the pool, and the answer. Implements `Admitted` and `Receiver`."""
 
     __slots__ = (
-        "_answer", "_answer_bytes", "_backend", "_call", "_done", "_headers", "_meter", "_passing", "_payload", "_pool",
-        "_responder", "_started", "_status", "_upstream_head", "record", "request", "route",
+        "_answer", "_answer_bytes", "_backend", "_call", "_done", "_finder", "_headers", "_killed", "_meter",
+        "_passing", "_payload", "_pool", "_responder", "_sends", "_started", "_status", "_upstream_head", "record",
+        "request", "route",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +76,10 @@ class Exchange:
         self._backend: Backend | None = None
         self._call: Call | None = None
         self._done = False
+        self._sends = 0
+        """How often an engine was sent it whole and went away without an answer."""
+        self._killed = ""
+        """The backend that did."""
         self._begin_answer()
 
     def _begin_answer(self) -> None:
@@ -77,6 +88,7 @@ class Exchange:
         self._meter: StreamMeter | None = None
         self._answer: list[bytes] = []
         self._answer_bytes = 0
+        self._finder: MemberFinder | None = None
         self._passing = False
         self._started = False
 
@@ -92,6 +104,11 @@ class Exchange:
     # --- what admission decides ---
 
     def dispatched(self, backend: str) -> None:
+        if backend == self._killed:
+            self._break_off(Reason.BACKEND_FAILED, "the engine went away, and no other one could take the request")
+            return
+        if not self.record.tries:
+            self._pool.retries.sent()
         target = self._backend = self._pool.backends[backend]
         self.record.dispatched(backend, time.monotonic())
         self._call = target.upstream.send(b"".join((self._upstream_head, target.head_end)), self._payload.body, self)
@@ -119,7 +136,8 @@ class Exchange:
         self._headers = headers
         if status == 200 and _is_event_stream(headers):
             strip = self.route.dialect is Dialect.OPENAI and self._payload.stream and not self._payload.asks_usage
-            self._meter = StreamMeter(self.route.dialect, strip_usage=strip)
+            dialect = self.route.dialect
+            self._meter = StreamMeter(dialect, strip_usage=strip, own_error=OWN_ERROR_EVENTS[dialect])
 
     def body_received(self, data: bytes) -> None:
         meter = self._meter
@@ -152,19 +170,36 @@ class Exchange:
             self._complete_body()
 
     def failed(self, error: UpstreamError) -> None:
-        backend = self._backend
+        backend, call = self._backend, self._call
         assert backend is not None
+        assert call is not None
         backend.broke(error)
-        if error.before_first_byte and not self._responder.started and not isinstance(error, ReadTimedOut):
+        timed_out = isinstance(error, ReadTimedOut)
+        if error.before_first_byte and not timed_out and self._may_try_again(backend, call.sends):
             self._again(Failure.UNREACHED)
             return
-        service = self._received() if self._started or self._passing else ServiceTokens(0, 0)
-        self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
-        timed_out = isinstance(error, ReadTimedOut)
         reason = Reason.BACKEND_TIMEOUT if timed_out else Reason.BACKEND_FAILED
+        self._break_off(reason, "the engine fell silent" if timed_out else "the engine broke off its answer")
+
+    def _may_try_again(self, backend: Backend, sends: int) -> bool:
+        """May it go to an engine again, after this one went away before its first byte?"""
+        if not sends:
+            return True  # this one never had it
+        self._sends += sends
+        self._killed = backend.name
+        if self._sends > 1:
+            return False
+        others = [each for each in self._pool.backends.values() if each is not backend and each.health.healthy]
+        return bool(others) and self._pool.retries.take()
+
+    def _break_off(self, reason: Reason, what: str) -> None:
+        """The answer will not come, or not to its end."""
+        service = self._received() if self._started or self._passing else NO_SERVICE
+        self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
         self._end(Outcome.FAILED, reason.value, service)
-        what = "fell silent" if timed_out else "broke off its answer"
-        self._visible_error(ApiError(reason, f"the engine {what}; request {self.request.id}"))
+        # The client would send again what two engines may have died of.
+        should_retry = False if self._sends > 1 else None
+        self._visible_error(ApiError(reason, f"{what}; request {self.request.id}", should_retry=should_retry))
 
     # --- streams ---
 
@@ -186,9 +221,16 @@ class Exchange:
     def _complete_stream(self, meter: StreamMeter) -> None:
         rest = meter.flush()
         responder = self._responder
+        if not responder.started and self._is_refused_in_stream(meter):
+            return
+        if meter.error is None and not meter.is_over:
+            backend = self._backend
+            assert backend is not None
+            what = "ended a stream without saying that it is over"
+            backend.broke(ProtocolViolation(backend.name, what, before_first_byte=False))
+            self._break_off(Reason.BACKEND_FAILED, "the engine broke off its answer")
+            return
         if not responder.started:
-            if self._is_refused_in_stream(meter):
-                return
             responder.start(self._status, self._client_headers(), first=rest)
         elif rest:
             responder.write(rest)
@@ -198,53 +240,78 @@ class Exchange:
             self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
             self._end(Outcome.FAILED, Reason.BACKEND_FAILED.value, service)
         else:
-            self._settle(meter.usage, meter.awaits_more, meter.answer_id)
+            self._settle(meter.usage, meter.token_events, meter.awaits_more, meter.answer_id)
 
     # --- whole bodies ---
 
     def _collect(self, data: bytes) -> None:
         """Keep the answer until it is whole: only then is it known whether it was one."""
+        self._answer_bytes += len(data)
+        if self._finder is not None:
+            self._finder.feed(data)
         if self._passing:
-            self._pass(data)
+            self._responder.write(data)
             return
         self._answer.append(data)
-        self._answer_bytes += len(data)
-        limit = self._pool.response_buffer_bytes_max if self._status == 200 else ERROR_BODY_BYTES_MAX
-        if self._answer_bytes > limit:
+        if self._answer_bytes <= SEARCHED_BYTES_MIN and self._answer_bytes <= self._pool.response_buffer_bytes_max:
+            return
+        if not 200 <= self._status < 300:
+            if self._answer_bytes > ERROR_BODY_BYTES_MAX:
+                assert self._call is not None
+                self._call.cancel()
+                self._fail_with_error(b"")
+            return
+        if self._finder is None:
+            self._finder = usage_finder()
+            self._answer = [b"".join(self._answer)]
+            self._finder.feed(self._answer[0])
+        if self._answer_bytes > self._pool.response_buffer_bytes_max:
             self._passing = True
             held, self._answer = b"".join(self._answer), []
-            self._responder.start(self._status, self._client_headers())
-            self._pass(held)
-
-    def _pass(self, data: bytes) -> None:
-        """Too long to keep: pass it on, and keep the end, where the usage is."""
-        self._responder.write(data)
-        last = (self._answer[0] + data) if self._answer and len(data) < USAGE_TAIL_BYTES else data
-        self._answer = [last[-USAGE_TAIL_BYTES:]]
+            self._responder.start(self._status, self._client_headers(), first=held)
 
     def _complete_body(self) -> None:
+        if self._passing:
+            self._responder.end()
+            assert self._finder is not None
+            usage = usage_found(self._finder)
+            self._settle(usage, self._made_tokens(usage, self._answer_bytes), None, "")
+            return
         body = b"".join(self._answer)
         backend = self._backend
         assert backend is not None
-        if self._passing:
-            self._responder.end()
-            self._settle_body(usage_in_tail(body))
-            return
-        answer = read_answer(body)
-        refused = answer.is_drained if self._status == 200 else backend.adapter.is_refusal(self._status, body)
+        is_success = 200 <= self._status < 300
+        answer = read_answer(body) if is_success else None
+        refused = answer.is_drained if answer is not None else backend.adapter.is_refusal(self._status, body)
         if refused:
             self._again(Failure.REFUSED)
-            return
-        self._responder.respond(self._status, self._client_headers(), body)
-        self._settle_body(answer.usage, answer.awaits_more, answer.id)
-
-    def _settle_body(self, usage: Usage | None, awaits_more: bool | None = None, answer_id: str = "") -> None:
-        if 200 <= self._status < 300:
-            self._settle(usage, awaits_more, answer_id)
+        elif answer is not None:
+            self._responder.respond(self._status, self._client_headers(), body)
+            self._settle_body(answer, body)
         else:
-            # The engine judged the request itself wrong, and spent nothing on it.
-            self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, ServiceTokens(0, 0))
-            self._end(Outcome.FAILED, f"status_{self._status}")
+            self._fail_with_error(body)
+
+    def _settle_body(self, answer: Answer, body: bytes) -> None:
+        usage = answer.usage
+        made = made_bytes(body) if usage is None or usage.output_tokens is None else 0
+        self._settle(usage, self._made_tokens(usage, made), answer.awaits_more, answer.id)
+
+    def _made_tokens(self, usage: Usage | None, length: int) -> int:
+        """Output of an answer that was not streamed, by the bytes that were made; 0 where the engine counts it."""
+        if not self.route.generates or (usage is not None and usage.output_tokens is not None):
+            return 0
+        if not _is_text(self._headers):
+            length = 0
+        tokens = max(1, round(length / self._pool.estimator.bytes_per_token))
+        return believed(Usage(None, tokens), 0, self.request, self._payload, self.route, self._context()).output
+
+    def _fail_with_error(self, body: bytes) -> None:
+        """The engine judged the request itself wrong, or is in trouble; it is taken to have spent nothing on it."""
+        assert self._backend is not None
+        error = engine_error(self._backend.name, self._status, body)
+        self._responder.respond(error.status, [*error.headers(), *self._own_headers()], error.body(self.route.dialect))
+        self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, NO_SERVICE)
+        self._end(Outcome.FAILED, f"status_{self._status}")
 
     # --- ends ---
 
@@ -255,11 +322,11 @@ class Exchange:
         self.record.returned()
         self._pool.dispatcher.failed(self.request.id, failure)
 
-    def _settle(self, usage: Usage | None, awaits_more: bool | None, answer_id: str) -> None:
-        service = self._service(usage)
+    def _settle(self, usage: Usage | None, counted: int, awaits_more: bool | None, answer_id: str) -> None:
+        service = believed(usage, counted, self.request, self._payload, self.route, self._context())
         request = self.request
-        if usage is not None:
-            self._pool.learn(self._payload, usage)
+        if usage is not None and usage.prompt_tokens:
+            self._pool.learn(self._payload, usage.prompt_tokens)
         if not awaits_more and (self._payload.demands_tool or request.claim.extends):
             awaits_more = None  # a demanded tool is called with the reason "stop", and a raw text ends with no other
         if answer_id and self.route.dialect is Dialect.RESPONSES and self._pool.claims is not None:
@@ -277,21 +344,21 @@ class Exchange:
         self._pool.dispatcher.cancelled(self.request.id, service)
         self._end(Outcome.ABANDONED, "client_disconnected", service)
 
-    def _service(self, usage: Usage | None) -> ServiceTokens:
-        """What a whole answer took, by the engine's word or else by our own count."""
-        if usage is not None:
-            return ServiceTokens(usage.prompt_tokens, usage.output_tokens, usage.cached_tokens)
-        counted = self._meter.token_events if self._meter is not None else 0
-        return ServiceTokens(self.request.prompt_tokens, counted)
-
     def _received(self) -> ServiceTokens:
         """What an answer that breaks off has taken so far."""
         meter = self._meter
-        if meter is None:
+        if meter is not None:
+            counted, usage = meter.token_events, meter.usage
+        elif self._passing:
+            counted, usage = self._made_tokens(None, self._answer_bytes), None
+        else:
             return self._pool.dispatcher.received(self.request.id)
-        # A usage from before the end (Anthropic's message_start) knows the prompt, not yet the output.
-        service = self._service(meter.usage)
-        return ServiceTokens(service.prompt, max(service.output, meter.token_events), service.cached)
+        # A usage from before the end may be older than what has come since.
+        service = believed(usage, counted, self.request, self._payload, self.route, self._context())
+        return ServiceTokens(service.prompt, max(service.output, counted), service.cached)
+
+    def _context(self) -> int | None:
+        return self._pool.context_tokens_max(self._payload.model)
 
     def _end(self, outcome: str, reason: str, service: ServiceTokens | None = None) -> None:
         self._done = True
@@ -308,7 +375,7 @@ class Exchange:
             return
         if not responder.started:
             self._respond_error(error)
-        elif self._meter is not None:
+        elif self._meter is not None and not self._meter.is_amid_event:
             responder.write(error.sse_event(self.route.dialect))
             responder.end()
         else:
@@ -324,7 +391,11 @@ class Exchange:
 
     def _client_headers(self) -> list[tuple[bytes, bytes]]:
         headers = forward_response_headers(self._headers)
-        headers.append((b"x-request-id", self.request.id.encode()))
+        headers += self._own_headers()
+        return headers
+
+    def _own_headers(self) -> list[tuple[bytes, bytes]]:
+        headers = [(b"x-request-id", self.request.id.encode())]
         if self._pool.quotas is not None:
             headers += rate_limit_headers(self._pool.quotas.standing(self.request.flow.tenant, time.monotonic()))
         if self._pool.debug_headers:
@@ -345,3 +416,11 @@ def _is_event_stream(headers: list[tuple[bytes, bytes]]) -> bool:
         if name == b"content-type":
             return value.startswith(b"text/event-stream")
     return False
+
+
+def _is_text(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Is the answer something that tokens were made into, rather than sound or pictures?"""
+    for name, value in headers:
+        if name == b"content-type":
+            return value.startswith(b"text/") or b"json" in value
+    return True

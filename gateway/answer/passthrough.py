@@ -1,4 +1,4 @@
-"""How does a request that needs no admission reach an engine? Straight, and its answer comes back as it is."""
+"""How does a request that needs no admission reach an engine? Straight, and its answer comes back, an error as ours."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from backends.errors import ReadTimedOut, UpstreamError
 from backends.sse import Dialect
 from backends.upstream import Call
+from gateway.answer.engine_errors import ERROR_BODY_BYTES_MAX, engine_error
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import forward_response_headers
 from gateway.http.responder import Responder
@@ -37,6 +38,8 @@ class PassThrough:
         self._call: Call | None = None
         self._status = 0
         self._headers: list[tuple[bytes, bytes]] = []
+        self._error: bytes | None = None
+        """What has come of an answer that is an error; None: it is none."""
 
     def send(self, head: bytes, body: bytes) -> None:
         responder = self._responder
@@ -49,20 +52,37 @@ class PassThrough:
     def head_received(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         self._status = status
         self._headers = [*forward_response_headers(headers), self._request_id()]
+        if status >= 300 and status != 304:  # that one says that the client's copy still holds
+            self._error = b""
 
     def body_received(self, data: bytes) -> None:
-        if self._responder.started:
+        if self._error is not None:
+            self._error += data
+            if len(self._error) > ERROR_BODY_BYTES_MAX and self._call is not None:
+                self._call.cancel()
+                self._fail_with_error(b"")
+        elif self._responder.started:
             self._responder.write(data)
         else:
             self._responder.start(self._status, self._headers, first=data)
 
     def completed(self) -> None:
+        if self._error is not None:
+            self._fail_with_error(self._error)
+            return
         if self._responder.started:
             self._responder.end()
         else:
             self._responder.respond(self._status, self._headers, b"")
-        well = self._status < 400
-        self._end(Outcome.COMPLETED if well else Outcome.FAILED, "" if well else f"status_{self._status}")
+        self._end(Outcome.COMPLETED, "")
+
+    def _fail_with_error(self, body: bytes) -> None:
+        self._respond_error(engine_error(self._backend.name, self._status, body))
+        self._end(Outcome.FAILED, f"status_{self._status}")
+
+    def _respond_error(self, error: ApiError) -> None:
+        headers = [*error.headers(), self._request_id()]
+        self._responder.respond(error.status, headers, error.body(self._dialect))
 
     def failed(self, error: UpstreamError) -> None:
         self._backend.broke(error)
@@ -71,9 +91,7 @@ class PassThrough:
         if self._responder.started:
             self._responder.abort()
         else:
-            failure = ApiError(reason, "the engine did not answer; try again", retry_after_s=1.0)
-            headers = [*failure.headers(), self._request_id()]
-            self._responder.respond(failure.status, headers, failure.body(self._dialect))
+            self._respond_error(ApiError(reason, "the engine did not answer; try again", retry_after_s=1.0))
         self._end(Outcome.FAILED, reason.value)
 
     def _client_gone(self) -> None:

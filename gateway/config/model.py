@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from gateway.config.apps import AppConfig
+from gateway.config.backend_tls import BackendTlsConfig
 from gateway.config.fields import (
     Name,
     backend_name,
@@ -92,10 +93,19 @@ class BackendConfig(Section):
     """vllm: its metrics are read; openai: any compatible server, of which only the answers are known."""
     api_key: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
     """Sent to the backend as a bearer token. Write ${NAME} to take it from the environment."""
+    tls: BackendTlsConfig | None = None
+    """How TLS is spoken at an https url. Default: with what the system trusts, and no certificate of our own."""
     max_num_seqs: int | None = Field(default=None, ge=1, le=1_000_000)
     """Requests the engine runs at once (vLLM's --max-num-seqs); learned when absent."""
     name: str = Field(default="", validate_default=True)
     """What metrics and logs call it; unique. Default: host:port of the url."""
+
+    @field_validator("tls")
+    @classmethod
+    def _has_tls(cls, tls: BackendTlsConfig | None, info: ValidationInfo) -> BackendTlsConfig | None:
+        if tls is not None and not str(info.data.get("url", "https:")).startswith("https:"):
+            raise fault("is for an https url, and this one is another: without TLS nothing here would hold")
+        return tls
 
     @field_validator("name")
     @classmethod

@@ -15,7 +15,7 @@ import msgspec
 
 from backends.sse import Dialect
 
-__all__ = ["ApiError", "Reason", "dialect_of"]
+__all__ = ["ApiError", "EngineError", "Reason", "dialect_of"]
 
 Header = tuple[bytes, bytes]
 
@@ -171,3 +171,25 @@ class ApiError(Exception):
         if dialect is Dialect.MESSAGES:
             return b"event: error\ndata: %b\n\n" % self.anthropic_body()
         return b"data: %b\n\n" % self.body()
+
+
+class EngineError(ApiError):
+    """What an engine found wrong with the request, in its own words, with its status and its code."""
+
+    def __init__(
+        self, reason: Reason, status: int, message: str, *, type: str, param: str | None, code: str | int | None
+    ) -> None:
+        super().__init__(reason, message, param=param)
+        self.status = status
+        self.type = type or self.type
+        self._said = code
+
+    def body(self, dialect: Dialect = Dialect.OPENAI) -> bytes:
+        if dialect is Dialect.MESSAGES:
+            return self.anthropic_body()
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self._said}
+        return msgspec.json.encode({"error": error})
+
+    def anthropic_body(self) -> bytes:
+        kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
+        return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": self.message}})

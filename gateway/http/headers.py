@@ -43,6 +43,7 @@ _REQUEST_DROPPED: Final = _HOP_BY_HOP | {
     b"x-vllm-priority",
 }
 
+# What tells of the engine's own login, address, software or neighbours, or sets rules for our clients' browsers.
 _RESPONSE_DROPPED: Final = _HOP_BY_HOP | {
     b"access-control-allow-credentials",
     b"access-control-allow-headers",
@@ -51,11 +52,25 @@ _RESPONSE_DROPPED: Final = _HOP_BY_HOP | {
     b"access-control-expose-headers",
     b"access-control-max-age",
     b"alt-svc",
+    b"authentication-info",
+    b"clear-site-data",
+    b"content-location",
     b"date",
     b"endpoint-load-metrics",
+    b"location",
+    b"nel",
+    b"refresh",
+    b"report-to",
+    b"reporting-endpoints",
     b"server",
     b"set-cookie",
+    b"strict-transport-security",
+    b"via",
+    b"www-authenticate",
+    b"x-aspnet-version",
+    b"x-powered-by",
     b"x-request-id",
+    b"x-runtime",
 }
 
 _DROPPED_PREFIXES: Final = (b"proxy-", b"x-fairgate-", b"x-forwarded-")

@@ -12,7 +12,7 @@ from functools import partial
 
 import aiohttp
 
-from backends.base import Adapter, BackendSnapshot, Usage
+from backends.base import Adapter, BackendSnapshot
 from backends.errors import ConnectFailed, UpstreamError
 from backends.health import HealthState, ModelCard, fetch_models, probe
 from backends.metrics import Scraper
@@ -21,6 +21,7 @@ from backends.upstream import UpstreamPool
 from backends.vllm import VllmAdapter
 from gateway.config.model import BackendConfig, CapacityConfig, Config, PoolConfig
 from gateway.pool.dispatcher import Dispatcher
+from gateway.pool.retries import RetryBudget
 from gateway.pool.shared import Shared
 from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.payload import Payload
@@ -53,9 +54,11 @@ class Backend:
         self.api_key = config.api_key.get_secret_value() if config.api_key is not None else None
         self.health = HealthState()
         self.models: dict[str, ModelCard] = {}
+        self.tls = config.tls.context() if config.tls is not None else None
         self.upstream = UpstreamPool(
             self.name,
             url,
+            tls=self.tls,
             connect_timeout_s=limits.limits.upstream_connect_s,
             silence_s=limits.limits.upstream_silence_s,
         )
@@ -75,13 +78,13 @@ class Backend:
 
     async def check(self, session: aiohttp.ClientSession) -> None:
         """Ask it whether it is well, and what it serves."""
-        problem = await probe(session, self.url + self.adapter.health_path, api_key=self.api_key)
+        problem = await probe(session, self.url + self.adapter.health_path, api_key=self.api_key, tls=self.tls)
         now = time.monotonic()
         with self._noticing():
             self.health.probed(problem, now)
         if problem is None and now - self._asked_models_s >= MODELS_INTERVAL_S:
             try:
-                cards = await fetch_models(session, self.url, self.api_key)
+                cards = await fetch_models(session, self.url, self.api_key, tls=self.tls)
             except UpstreamError as error:
                 logger.warning("backend %s did not say which models it serves: %s", self.name, error)
                 return
@@ -121,6 +124,7 @@ class Pool:
         counter = exact_counter(config.tokenizer) if config.tokenizer else None
         self.estimator = TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
         self.dispatcher = Dispatcher(_engine(gateway, config.capacity, shared))
+        self.retries = RetryBudget()
         self.prefixes: PromptPrefixes | None = None
         """None: the policy does not ask how prompts begin."""
         if self.dispatcher.engine.policy.reads_prefixes:
@@ -163,9 +167,9 @@ class Pool:
         healthy = [name for name in self.backends if ledgers[name].healthy]
         return self.backends[min(healthy, key=lambda name: ledgers[name].kv_fraction())] if healthy else None
 
-    def learn(self, payload: Payload, usage: Usage) -> None:
+    def learn(self, payload: Payload, prompt_tokens: int) -> None:
         """The engine has counted the prompt."""
-        self.estimator.learn(payload.prompt, usage.prompt_tokens, is_text=payload.is_text)
+        self.estimator.learn(payload.prompt, prompt_tokens, is_text=payload.is_text)
 
     def ended(self, record: Record) -> None:
         record.pool = self.name
@@ -190,6 +194,7 @@ class Pool:
                         self._scrape_interval_s,
                         on_snapshot=partial(self._scraped, backend.name),
                         on_failure=lambda error: None,  # an old gauge ages out by itself; health has its own probe
+                        tls=backend.tls,
                     )
                     group.create_task(scraper.run())
 

@@ -61,13 +61,14 @@ class Engine:
         self.hold = asyncio.Event()
         self.hold.set()
         self.url = ""
+        self.location = ""
 
     async def serve(self, request: web.Request) -> web.Response:
         self.asked.append(request.path)
         self.accepts.add(request.headers.get("Accept", ""))
         await self.hold.wait()
         status, body = self.pages.get(request.path, (404, b""))
-        return web.Response(status=status, body=body)
+        return web.Response(status=status, body=body, headers={"Location": self.location} if self.location else {})
 
 
 @pytest.fixture
@@ -155,3 +156,42 @@ async def test_models_are_listed_or_refused(engine: Engine, session: aiohttp.Cli
             await fetch_models(session, engine.url, "key")
     with pytest.raises(ConnectFailed):
         await fetch_models(session, "http://127.0.0.1:1")
+
+
+async def test_the_wrong_key_is_named(engine: Engine, session: aiohttp.ClientSession) -> None:
+    for status in (401, 403):
+        engine.pages = {"/v1/models": (status, b"{}")}
+        with pytest.raises(ProtocolViolation, match="api_key"):
+            await fetch_models(session, engine.url, "key")
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+async def test_a_redirect_is_no_answer_and_is_not_followed(
+    engine: Engine, session: aiohttp.ClientSession, status: int
+) -> None:
+    """It would take the backend's key elsewhere, and requests would not go there anyway."""
+    engine.pages = {"/health": (status, b""), "/metrics/": (status, b""), "/metrics": (status, b"")}
+    engine.location = "/elsewhere"
+    assert f"status {status}" in (await probe(session, engine.url + "/health", api_key="key") or "")
+    (problem,) = await scrape(engine, session, 1)
+    assert f"status {status}" in str(problem)
+    assert "/elsewhere" not in engine.asked
+
+
+ODD_CARDS = {
+    "negative": b'{"data":[{"id":"a","max_model_len":-5}]}',
+    "zero": b'{"data":[{"id":"a","max_model_len":0}]}',
+    "beyond reason": b'{"data":[{"id":"a","max_model_len":%b}]}' % (b"9" * 400),
+}
+
+
+@pytest.mark.parametrize("name", ODD_CARDS)
+async def test_a_length_that_is_none_is_not_known(engine: Engine, session: aiohttp.ClientSession, name: str) -> None:
+    engine.pages = {"/v1/models": (200, ODD_CARDS[name])}
+    assert await fetch_models(session, engine.url) == [ModelCard("a", None)]
+
+
+async def test_models_that_are_nested_too_deep_are_refused(engine: Engine, session: aiohttp.ClientSession) -> None:
+    engine.pages = {"/v1/models": (200, b'{"data":[],"x":' + b"[" * 100_000)}
+    with pytest.raises(ProtocolViolation):
+        await fetch_models(session, engine.url)

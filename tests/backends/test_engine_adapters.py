@@ -8,7 +8,7 @@ import pytest
 
 from backends.base import BackendSnapshot
 from backends.openai import OpenAiAdapter
-from backends.promtext import samples
+from backends.promtext import SAMPLES_MAX, lines_of, samples
 from backends.vllm import VllmAdapter
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -43,7 +43,7 @@ def test_what_a_config_does_not_know_stays_unknown(value: str) -> None:
 
 def test_labels_may_hold_anything_quoted() -> None:
     page = 'a:b{x="1",y="} 7 \\" {"} 2.5 1700000000 # {trace="x"} 1\na:b 3\na:b NaN\na:b{x="1 2\na:b oops\n'
-    found = samples(page, {"a_b"})["a_b"]
+    found = samples(page, lines_of({"a_b"}))["a_b"]
     assert [(sample.labels.get("x"), sample.value) for sample in found] == [("1", 2.5), (None, 3.0)]
     assert found[0].labels["y"] == '} 7 \\" {'
 
@@ -76,3 +76,32 @@ def test_a_refusal_of_any_other_server() -> None:
         503,
         529,
     ]
+
+
+ODD_PAGES = {
+    "two that overflow together": "".join(f'vllm:num_requests_running{{engine="{i}"}} 1e308\n' for i in range(2)),
+    "infinity": "vllm:num_requests_running +Inf\nvllm:num_preemptions_total 1e400",
+    "less than nothing": "vllm:num_requests_running -1\nvllm:kv_cache_usage_perc -0.5",
+    "a block of no size": 'vllm:cache_config_info{block_size="0",num_gpu_blocks="-9"} 1',
+    "a line without end": "vllm:num_requests_running{" + "a" * 100_000,
+    "labels without end": "vllm:num_requests_running{" + 'a="",' * 100_000 + "} 1",
+    "names without end": "vllm:num_requests_running{" + "a" * 15_000 + "} 1",
+    "a quote without end": 'vllm:num_requests_running{a="' + '\\\\"' * 5000 + "} 1",
+}
+
+
+@pytest.mark.parametrize("name", ODD_PAGES)
+def test_what_no_gauge_can_be_says_nothing(name: str) -> None:
+    snapshot = VllmAdapter().snapshot(ODD_PAGES[name] + "\nvllm:num_requests_waiting 1\n", 1.0)
+    assert snapshot is not None
+    assert snapshot.waiting == 1
+    assert snapshot.running in (None, 1)
+    assert snapshot.kv_usage is None
+    assert snapshot.kv_capacity_tokens is None
+    assert snapshot.preemptions_total is None
+    assert snapshot.block_size is None
+
+
+def test_samples_without_end_are_bounded() -> None:
+    page = "vllm:num_requests_running 1\n" * (2 * SAMPLES_MAX)
+    assert len(samples(page, lines_of({"vllm_num_requests_running"}))["vllm_num_requests_running"]) == SAMPLES_MAX

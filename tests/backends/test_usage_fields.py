@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends.base import Usage
-from backends.usage import is_drained, read_answer, usage_in_tail
+from backends.usage import is_drained, made_bytes, read_answer, usage_finder, usage_found
 
 BODIES = {
     "chat": (
@@ -14,7 +14,7 @@ BODIES = {
         Usage(14, 3, 4),
     ),
     "embeddings": (b'{"data":[],"usage":{"prompt_tokens":6,"total_tokens":6,"completion_tokens":0}}', Usage(6, 0)),
-    "rerank": (b'{"results":[],"usage":{"total_tokens":56}}', Usage(56, 0)),
+    "rerank": (b'{"results":[],"usage":{"total_tokens":56}}', Usage(56, None)),
     "responses": (
         b'{"usage":{"input_tokens":14,"input_tokens_details":{"cached_tokens":2},"output_tokens":3}}',
         Usage(14, 3, 2),
@@ -23,10 +23,14 @@ BODIES = {
         b'{"usage":{"input_tokens":4,"output_tokens":3,"cache_creation_input_tokens":2,"cache_read_input_tokens":8}}',
         Usage(14, 3, 8),
     ),
+    "only the output": (b'{"usage":{"completion_tokens":3}}', Usage(None, 3)),
+    "only the prompt": (b'{"usage":{"prompt_tokens":3,"completion_tokens":-1}}', Usage(3, None)),
     "no usage": (b'{"choices":[]}', None),
     "null usage": (b'{"usage":null}', None),
     "not JSON": (b"<html>", None),
     "other shape": (b'{"usage":{"prompt_tokens":"many"}}', None),
+    "other shape beside it": (b'{"choices":5,"usage":{"prompt_tokens":6,"completion_tokens":2}}', Usage(6, 2)),
+    "deep": (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b',"usage":{"prompt_tokens":6}}', Usage(6, None)),
 }
 
 
@@ -37,13 +41,29 @@ def test_usage_of_a_whole_body(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_usage_of_the_last_bytes_is_the_same(name: str) -> None:
+def test_usage_of_a_body_that_is_not_held_is_the_same(name: str) -> None:
     body, usage = BODIES[name]
-    assert usage_in_tail(b'half a string","n":1},' + body) == usage
+    finder = usage_finder()
+    for at in range(0, len(body), 7):
+        finder.feed(body[at : at + 7])
+    assert usage_found(finder) == usage
 
 
-def test_generated_text_forges_no_usage() -> None:
-    assert usage_in_tail(rb'"content":"\"usage\":{\"prompt_tokens\":0,\"completion_tokens\":0}"}') is None
+@pytest.mark.parametrize(
+    ("body", "made"),
+    [
+        (b'{"choices":[{"message":{"content":"hello"}}],"prompt_logprobs":[1,2,3]}', b'{"content":"hello"}'),
+        (b'{"choices":[{"text":"hello"},{"text":"you"}]}', b'"hello""you"'),
+        (b'{"output":[{"content":"hello"}],"tools":[{}]}', b'[{"content":"hello"}]'),
+        (b'{"content":[{"text":"hello"}],"model":"x"}', b'[{"text":"hello"}]'),
+        (b'{"text":"hello"}', b'"hello"'),
+        (b"hello", b"hello"),
+        (b'{"choices":5}', b'{"choices":5}'),
+        (b'{"data":[{"b64_json":"abc"}]}', b""),
+    ],
+)
+def test_what_was_made_is_the_text_and_not_what_is_around_it(body: bytes, made: bytes) -> None:
+    assert made_bytes(body) == len(made)
 
 
 def test_only_an_abort_without_tokens_is_a_drain() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 from pathlib import Path
 from typing import get_args
 
@@ -12,6 +13,7 @@ from gateway.config.load import FILE_BYTES_MAX, ConfigError, Fault, config_for_b
 from gateway.config.policy import PolicyConfig, PolicyName, policy_settings
 from policies.orders.registry import POLICIES
 from policies.settings import Setting
+from tests.certificates import Authority
 
 HASH = "sha256:" + "0" * 64
 GOOD = "open_access: true\npools: [{name: p, backends: [{url: 'sim:'}]}]\n"
@@ -435,3 +437,44 @@ def test_what_may_be_asked_beyond_what_is_known(tmp_path: Path) -> None:
     config = load_config(file)
     assert [route.methods for route in config.routes] == [("GET", "DELETE"), ("DELETE",)]
     assert config.trusted_proxies == ("10.0.0.0/8", "::1/128")
+
+
+BACKEND = "open_access: true\npools: [{{name: p, backends: [{{url: '{url}', tls: {{{tls}}}}}]}}]\n"
+TLS_FAULTS = [
+    ("https://h", "ca_file: /nowhere/ca.pem", "the authorities in /nowhere/ca.pem cannot be read: No such file"),
+    ("https://h", "ca_file: '{here}/junk.pem'", "junk.pem cannot be read: it is no PEM file of that kind"),
+    ("https://h", "cert_file: '{here}/junk.pem'", "junk.pem cannot be used: it is no PEM file of that kind"),
+    ("https://h", "cert_file: '{here}/one.pem', key_file: '{here}/two.key'", "key values mismatch"),
+    ("https://h", "cert_file: '{here}/one.pem', key_file: '{here}/locked.key'", "readable without a password"),
+    ("https://h", "key_file: '{here}/one.key'", "has a key_file and no cert_file"),
+    ("https://h", "verify: false, ca_file: '{here}/ca.pem'", "is without effect where verify is false"),
+    ("http://h", "ca_file: '{here}/ca.pem'", "is for an https url"),
+    ("sim:", "verify: false", "is for an https url"),
+]
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    here = tmp_path_factory.mktemp("certificates")
+    authority = Authority(here)
+    for name in ("one", "two"):
+        authority.sign(name)
+    locked = ["openssl", "ec", "-in", "one.key", "-aes256", "-passout", "pass:x", "-out", "locked.key"]
+    subprocess.run(locked, cwd=here, check=True, capture_output=True)
+    (here / "junk.pem").write_text("junk")
+    return here
+
+
+@pytest.mark.parametrize(("url", "tls", "said"), TLS_FAULTS)
+def test_tls_that_cannot_work_is_said_before_the_start(
+    tmp_path: Path, certificates: Path, url: str, tls: str, said: str
+) -> None:
+    [found] = faults(tmp_path, BACKEND.format(url=url, tls=tls.format(here=certificates)))
+    assert "pools[0].backends[0].tls" in found
+    assert said in found
+
+
+def test_tls_that_works_is_no_fault(tmp_path: Path, certificates: Path) -> None:
+    tls = f"ca_file: {certificates}/ca.pem, cert_file: {certificates}/one.pem, key_file: {certificates}/one.key"
+    (tmp_path / "c.yaml").write_text(BACKEND.format(url="https://h", tls=tls))
+    assert load_config(tmp_path / "c.yaml").pools[0].backends[0].tls is not None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.fuzz import bodies
+from tests.fuzz import answers, bodies
 from tests.fuzz.harness import Harness
 
 __all__ = ["HARNESSES"]
 
-HARNESSES: dict[str, Harness] = {harness.name: harness for harness in (*bodies.HARNESSES,)}
+HARNESSES: dict[str, Harness] = {harness.name: harness for harness in (*bodies.HARNESSES, *answers.HARNESSES)}

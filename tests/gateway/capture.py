@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from ssl import SSLContext
 from types import TracebackType
 from typing import Any
 
@@ -69,15 +70,17 @@ Script = Callable[[Seen, Peer], Awaitable[None]]
 class Upstream:
     """Answers the control plane itself (healthy, one model, no metrics); everything else is for the script."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, ssl: SSLContext | None = None) -> None:
         self._script = script
+        self._ssl = ssl
+        self.asked_for_metrics = asyncio.Event()
         self._serving: set[asyncio.Task[None] | None] = set()
         self.requests: list[Seen] = []
         self.faults: list[Exception] = []
 
     async def __aenter__(self) -> Upstream:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 26)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 26, ssl=self._ssl)
+        self.url = f"{'http' if self._ssl is None else 'https'}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -96,6 +99,8 @@ class Upstream:
             while not writer.is_closing():
                 seen = await _read(reader)
                 if seen.head.startswith(_CONTROL_PLANE):
+                    if b"/metrics" in seen.line:
+                        self.asked_for_metrics.set()
                     await peer.send(_control_plane(seen))
                     continue
                 self.requests.append(seen)

@@ -22,7 +22,6 @@ from gateway.request.json_ranges import DEPTH_MAX
 from gateway.request.large_body import TURNS_MAX, LargePayload, read_large_json
 from gateway.request.payload import LARGE_BODY_BYTES, STEERING, Payload, read_json
 from gateway.request.readings import BYTES_MAX, TENANT_BYTES_MAX, Reading, Readings
-from gateway.request.routes import route
 from gateway.request.slices import WINDOW_BYTES, Slices, at_once
 from policies.request import Flow
 from tests.gateway.capture import Upstream, answer, replies
@@ -32,6 +31,7 @@ from tests.request.large_bodies import FORM_TYPE, KINDS, Kind
 
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
 FLOW = Flow("tenant", "default", "u")
+ROUTES = Routes()
 PATH = "/v1/chat/completions"
 SIZE = 1 << 20
 
@@ -50,7 +50,7 @@ def start(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Starter:
 
 def _reading(kind: Kind, body: bytes) -> Generator[None, None, None]:
     """All that is done with a large body before it goes to an engine."""
-    api = route("POST", kind[0]).api
+    api = ROUTES.find("POST", kind[0]).api
     payload: Payload
     if api is AUDIO:
         payload = yield from read_form(body, FORM_TYPE.encode(), api)

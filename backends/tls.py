@@ -1,0 +1,55 @@
+"""How does the gateway speak TLS to an engine: whom does it trust, and as whom does it present itself?"""
+
+from __future__ import annotations
+
+import ssl
+
+__all__ = ["client_context", "what_failed"]
+
+
+def client_context(
+    *, ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None, verify: bool = True
+) -> ssl.SSLContext:
+    """TLS 1.2 or later. ValueError, saying which file is wrong and how, if one is.
+
+    `ca_file`: the authorities that are trusted, instead of the system's. `cert_file` and `key_file`: what is shown to a
+    server that asks who we are; the key may be in the same file. Without `verify` nobody is asked who they are.
+    """
+    try:
+        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=ca_file)
+    except OSError as error:
+        raise ValueError(f"the authorities in {ca_file} cannot be read: {_said(error)}") from None
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    if cert_file is not None:
+        try:
+            context.load_cert_chain(cert_file, key_file, password=_no_password)
+        except OSError as error:
+            files = cert_file if key_file is None else f"{cert_file} with the key {key_file}"
+            raise ValueError(f"the certificate {files} cannot be used: {_said(error)}") from None
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def what_failed(error: BaseException) -> str:
+    """What a connection failed of, and what to do about it where that can be known."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        advice = (
+            "name who signed it by tls.ca_file" if "match" not in error.verify_message else "the url needs its name"
+        )
+        return f"its certificate is not trusted: {error.verify_message}; {advice}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return f"TLS: {error.reason.replace('_', ' ').lower()}"
+    return str(error) or type(error).__name__
+
+
+def _no_password() -> str:
+    raise ValueError("the key is encrypted; it has to be readable without a password")
+
+
+def _said(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"it is no PEM file of that kind ({(error.reason or str(error)).replace('_', ' ').lower()})"
+    return error.strerror or str(error)

@@ -1,0 +1,45 @@
+"""How is TLS spoken to one backend?"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from backends.tls import client_context
+from gateway.config.fields import fault
+from gateway.config.section import Section
+
+__all__ = ["BackendTlsConfig"]
+
+
+class BackendTlsConfig(Section):
+    """Whom the gateway trusts at an https url, and as whom it presents itself. Files are PEM."""
+
+    ca_file: str | None = Field(default=None, min_length=1)
+    """Certificates of the authorities that may have signed the backend's. Default: those that the system trusts."""
+    cert_file: str | None = Field(default=None, min_length=1)
+    """The gateway's own certificate, for a backend that asks for one (mutual TLS)."""
+    key_file: str | None = Field(default=None, min_length=1)
+    """Its key, without a password. Default: it is in cert_file."""
+    verify: bool = True
+    """false: whoever answers at the url is believed. For tests only: they can read all prompts, and the api_key."""
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        if self.key_file is not None and self.cert_file is None:
+            raise fault("has a key_file and no cert_file: name the certificate, too")
+        if not self.verify and self.ca_file is not None:
+            raise fault("has a ca_file, which is without effect where verify is false")
+        try:
+            self.context()
+        except ValueError as error:
+            raise fault(str(error)) from None
+        return self
+
+    def context(self) -> ssl.SSLContext:
+        """ValueError if a file cannot be used."""
+        return client_context(
+            ca_file=self.ca_file, cert_file=self.cert_file, key_file=self.key_file, verify=self.verify
+        )

@@ -1,0 +1,227 @@
+"""The readers of what engines answer: HTTP heads and framing, streams, whole answers, error bodies, metrics pages."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from backends.base import Usage
+from backends.errors import UpstreamError
+from backends.health import read_models
+from backends.sse import Dialect, StreamMeter
+from backends.upstream import Call, UpstreamPool, _Connection
+from backends.usage import made_bytes, read_answer, usage_finder, usage_found
+from backends.vllm import VllmAdapter
+from gateway.answer.engine_errors import OWN_ERROR_EVENTS, engine_error
+from tests.fuzz.harness import Harness
+
+PIECES_MAX = 256
+DIALECTS = tuple(Dialect)
+
+
+def _pieces(data: bytes) -> list[bytes]:
+    """Cut in pieces of a size that the data itself sets."""
+    size = max(1, len(data) // PIECES_MAX, data[-1] if data else 1)
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def _well(usage: Usage | None) -> bool:
+    counts = () if usage is None else (usage.prompt_tokens, usage.output_tokens, usage.cached_tokens)
+    return all(count is None or (type(count) is int and count >= 0) for count in counts)
+
+
+def _metered(data: list[bytes], dialect: Dialect, own_error: bytes) -> tuple[bytes, tuple[Any, ...]]:
+    meter = StreamMeter(dialect, strip_usage=False, own_error=own_error, tail_bytes_max=16384)
+    out = [meter.feed(piece) for piece in data]
+    out.append(meter.flush())
+    usage = meter.usage
+    assert _well(usage)
+    counts = None if usage is None else (usage.prompt_tokens, usage.output_tokens, usage.cached_tokens)
+    found = (meter.token_events, meter.started, counts, meter.ended, meter.is_over, meter.aborted, meter.awaits_more)
+    return b"".join(out), found
+
+
+def read_stream(data: bytes) -> None:
+    """Wherever it is cut, the same goes out and is noted; without what is replaced, all of it goes out."""
+    dialect = DIALECTS[len(data) % len(DIALECTS)]
+    forwarded, facts = _metered(_pieces(data), dialect, b"")
+    assert forwarded == data
+    if len(data) <= 4096:
+        assert _metered([data], dialect, b"") == (forwarded, facts)
+    _metered(_pieces(data), dialect, OWN_ERROR_EVENTS[dialect])
+
+
+def read_whole(data: bytes) -> None:
+    """A usage is found, or not, whether the answer is held or not."""
+    answer = read_answer(data)
+    assert _well(answer.usage)
+    finder, at_once = usage_finder(), usage_finder()
+    for piece in _pieces(data):
+        finder.feed(piece)
+    at_once.feed(data)
+    cut, whole = usage_found(finder), usage_found(at_once)
+    assert cut == whole
+    assert _well(cut)
+    assert 0 <= made_bytes(data) <= len(data)
+
+
+def read_error(data: bytes) -> None:
+    error = engine_error("b", 400 + len(data) % 100, data)
+    for dialect in Dialect:
+        assert 0 < len(error.body(dialect)) < 40_000
+
+
+class _Transport(asyncio.Transport):
+    """A socket that takes everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_closed = False
+
+    def write(self, data: Any) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+    close = abort
+
+
+class _Receiver:
+    """Checks the order of what it is told."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.ends = 0
+
+    def head_received(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        assert not self.status
+        assert 200 <= status <= 599
+        assert all(name == name.lower() and not set(value) & set(b"\r\n\0") for name, value in headers)
+        self.status = status
+
+    def body_received(self, data: bytes) -> None:
+        assert self.status
+        assert data
+        assert not self.ends
+
+    def completed(self) -> None:
+        assert self.status
+        self.ends += 1
+
+    def failed(self, error: UpstreamError) -> None:
+        self.ends += 1
+
+
+_loop: list[asyncio.AbstractEventLoop] = []
+
+
+def read_head(data: bytes) -> None:
+    """Whatever comes, the call ends once."""
+    if not _loop:
+        _loop.append(asyncio.new_event_loop())
+    _loop[0].run_until_complete(_answered(data))
+
+
+async def _answered(data: bytes) -> None:
+    pool = UpstreamPool("b", "http://127.0.0.1:1")
+    receiver = _Receiver()
+    call = Call(pool, b"GET / HTTP/1.1\r\n\r\n", b"", receiver)
+    connection = _Connection(pool, call)
+    call._limit, call._connecting = cast("Any", _NoLimit()), cast("Any", _NoLimit())
+    connection.connection_made(_Transport())
+    for piece in _pieces(data):
+        if connection._transport.is_closing():
+            break
+        connection.data_received(piece)
+    connection.connection_lost(None)
+    assert receiver.ends == 1
+    pool._outbox.flush()
+
+
+class _NoLimit:
+    def reschedule(self, when: float | None) -> None:
+        pass
+
+    def cancelling(self) -> int:
+        return 0
+
+
+def read_metrics(data: bytes) -> None:
+    snapshot = VllmAdapter().snapshot(data.decode("latin-1"), 1.0)
+    if snapshot is None:
+        return
+    counts = (snapshot.running, snapshot.waiting, snapshot.kv_capacity_tokens, snapshot.preemptions_total)
+    assert all(count is None or count >= 0 for count in counts)
+    assert snapshot.kv_usage is None or 0 <= snapshot.kv_usage <= 1
+    assert snapshot.block_size is None or snapshot.block_size > 0
+
+
+def read_cards(data: bytes) -> None:
+    for card in read_models("http://x", data):
+        assert card.max_model_len is None or card.max_model_len > 0
+
+
+_COMMON = (b"{", b"}", b"[", b"]", b":", b",", b'"', b"\\", b'\\"', b" ", b"\n", b"\0", b"\xff", b"null", b"true")
+_USAGE = (b'"usage":', b'"usage":{}', b'"prompt_tokens":', b'"completion_tokens":', b'"output_tokens":', b'"usage')
+_USAGE += (b'{"cached_tokens":5}', b"9" * 40, b"-1", b"1.5", b"1e999", b'"x\\"usage":')
+_STREAM = (b"data: ", b"event: ", b"\n\n", b"\r\n\r\n", b"\r", b": x\n\n", b"data: [DONE]\n\n", b'"choices":[{}]')
+_STREAM += (b'"finish_reason":null', b'"type":"response.completed"', b"message_stop", b'"error":{"code":500}')
+_STREAM += (b'"response":{', b'"delta":{"content":"x"}', b"Traceback (most recent call last)")
+_HEAD = (
+    b"HTTP/1.1 200 OK\r\n",
+    b"HTTP/1.1 100 x\r\n\r\n",
+    b"\r\n",
+    b"\r\n\r\n",
+    b"Content-Length: 5\r\n",
+    b"0\r\n\r\n",
+)
+_HEAD += (
+    b"Transfer-Encoding: chunked\r\n",
+    b"HTTP/1.0 ",
+    b"099",
+    b"204",
+    b": ",
+    b"\n",
+    b"\0",
+    b"Connection: close\r\n",
+)
+_METRICS = (
+    b"vllm:num_requests_running",
+    b"vllm:kv_cache_usage_perc",
+    b"vllm:cache_config_info",
+    b'{engine="0"}',
+    b" 1\n",
+)
+_METRICS += (
+    b"1e308",
+    b"NaN",
+    b"+Inf",
+    b"-1",
+    b'block_size="16"',
+    b'num_gpu_blocks="9"',
+    b'="',
+    b"{",
+    b"}",
+    b"\\",
+    b"\n#",
+)
+
+_CARDS = (b'"id"', b'"max_model_len"', b'"data"', b"9" * 40, b"-1")
+
+# Objects that an engine writes in three bytes take a hundred: of answers, what is read at once has a bound of its own.
+HARNESSES = (
+    # Read twice, in the shortest events there are.
+    Harness("stream", read_stream, (), _COMMON + _USAGE + _STREAM, s_per_mb_max=5.0, memory_ratio_max=6.0),
+    Harness("whole", read_whole, (), _COMMON + _USAGE, memory_ratio_max=40.0),
+    Harness("error", read_error, (), (*_COMMON, b'"error":', b'"message":', b'"detail":', b'"loc":', b'"msg":')),
+    Harness("head", read_head, (), _HEAD),
+    Harness("metrics", read_metrics, (), _METRICS),
+    Harness("cards", read_cards, (UpstreamError,), _COMMON + _CARDS, memory_ratio_max=40.0),
+)

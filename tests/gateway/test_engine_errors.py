@@ -1,0 +1,260 @@
+"""Of an engine's error the tenant sees what is wrong with its request, in the API's shape, nothing of the engine."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from tests.gateway.capture import (
+    DONE,
+    STREAM_END,
+    STREAM_HEAD,
+    Peer,
+    Seen,
+    Upstream,
+    answer,
+    chunk,
+    named,
+    replies,
+    token,
+)
+from tests.gateway.live import MODEL, Answer, Starter, chat, events
+
+SECRET = "engine-7.internal"
+TRACE = f'Traceback (most recent call last):\n  File "/srv/{SECRET}/engine.py", line 12, in step\nKeyError: 5'
+HTML = f"<!DOCTYPE html><html><head><title>{SECRET}</title></head></html>".encode()
+PLAIN = f"Internal Server Error at {SECRET}".encode()
+FIELDS = [
+    f"Server: {SECRET}".encode(),
+    f"Location: http://{SECRET}/v1/x".encode(),
+    f"Content-Location: http://{SECRET}/v1/x".encode(),
+    f'WWW-Authenticate: Bearer realm="{SECRET}"'.encode(),
+    f'Proxy-Authenticate: Basic realm="{SECRET}"'.encode(),
+    f"Via: 1.1 {SECRET}".encode(),
+    f"X-Powered-By: {SECRET}".encode(),
+    f"Set-Cookie: s={SECRET}".encode(),
+    b"Access-Control-Allow-Origin: *",
+]
+PATHS: dict[str, Any] = {
+    "/v1/chat/completions": chat(),
+    "/v1/responses": {"model": MODEL, "input": "x"},
+    "/v1/messages": {"model": MODEL, "max_tokens": 5, "messages": []},
+    "/v1/embeddings": {"model": MODEL, "input": "x"},
+    "/tokenize": {"model": MODEL, "prompt": "x"},
+    "/v1/messages/count_tokens": {"model": MODEL, "messages": []},
+}
+TROUBLE: dict[str, tuple[bytes, bytes, int]] = {
+    "its 401": (b"401 Unauthorized", b'{"error":{"message":"Invalid key sk-engine-7.internal"}}', 502),
+    "its 403": (b"403 Forbidden", HTML, 502),
+    "its 407": (b"407 Proxy Authentication Required", b"", 502),
+    "a redirect": (b"307 Temporary Redirect", b"", 502),
+    "a redirect for ever": (b"301 Moved Permanently", HTML, 502),
+    "choices": (b"300 Multiple Choices", HTML, 502),
+    "a plain 404": (b"404 Not Found", PLAIN, 404),
+    "FastAPI's 404": (b"404 Not Found", b'{"detail":"Not Found"}', 404),
+    "an HTML 404": (b"404 Not Found", HTML, 404),
+    "FastAPI's 405": (b"405 Method Not Allowed", b'{"detail":"Method Not Allowed"}', 405),
+    "an HTML 400": (b"400 Bad Request", HTML, 400),
+    "an empty 400": (b"400 Bad Request", b"", 400),
+    "a 400 with a trace": (b"400 Bad Request", json.dumps({"error": {"message": TRACE}}).encode(), 400),
+    "a 400 of another kind": (b"400 Bad Request", json.dumps([SECRET]).encode(), 400),
+    "a 400 nested deep": (b"400 Bad Request", b"[" * 100_000, 400),
+    "a 400 without end": (b"400 Bad Request", PLAIN * 50_000, 400),
+    "a plain 500": (b"500 Internal Server Error", PLAIN, 502),
+    "a 500 with a trace": (b"500 Internal Server Error", TRACE.encode(), 502),
+    "a 500 in the right shape": (b"500 Oh", json.dumps({"error": {"message": SECRET}}).encode(), 502),
+    "a 500 without end": (b"500 Internal Server Error", PLAIN * 50_000, 502),
+    "an HTML 502": (b"502 Bad Gateway", HTML, 502),
+    "a 504": (b"504 Gateway Timeout", HTML, 502),
+    "a 599": (b"599 What", PLAIN, 502),
+}
+
+
+def in_shape(got: Answer, path: str) -> dict[str, Any]:
+    """The error in an answer, which must have the form of the API asked."""
+    error = got.error
+    if path.startswith("/v1/messages"):
+        assert set(got.json) == {"type", "error"}
+        assert (got.json["type"], set(error)) == ("error", {"type", "message"})
+    else:
+        assert set(got.json) == {"error"}
+        assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert error["type"]
+    assert got.headers["content-type"] == "application/json"
+    assert got.headers["x-request-id"]
+    return error
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("status", "body", "seen"), TROUBLE.values(), ids=TROUBLE)
+async def test_the_engine_s_own_trouble_is_a_plain_error_of_ours(
+    start: Starter, path: str, status: bytes, body: bytes, seen: int
+) -> None:
+    async with Upstream(replies(answer(body, *FIELDS, status=status))) as upstream, start(upstream.url) as live:
+        async with live.post(path, PATHS[path]) as response:
+            assert not response.history  # the client was not sent elsewhere
+            got = await Answer.of(response)
+        assert got.status == seen
+        in_shape(got, path)
+        assert SECRET not in got.body.decode() + str(got.headers)
+        for name in ("server", "location", "www-authenticate", "access-control-allow-origin", "via", "set-cookie"):
+            assert name not in got.headers
+        [line] = await live.lines(1)
+        assert (line["outcome"], line["reason"]) == ("failed", f"status_{status[:3].decode()}")
+        assert (line["tokens_in"], line["tokens_out"], len(upstream.requests)) == (0, 0, 1)
+        assert live.holds_nothing()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_fields_of_a_good_answer_tell_nothing_either(start: Starter, path: str) -> None:
+    whole = answer(b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}', *FIELDS, b"X-Engine: yes")
+    async with Upstream(replies(whole)) as upstream, start(upstream.url) as live:
+        got = await live.ask(path, PATHS[path])
+        assert (got.status, got.headers["x-engine"]) == (200, "yes")
+        assert SECRET not in str(got.headers)
+        assert "access-control-allow-origin" not in got.headers
+
+
+WORDS: dict[str, tuple[bytes, dict[str, Any], dict[str, Any]]] = {
+    "vLLM": (
+        b"404 Not Found",
+        {"error": {"message": "no such model", "type": "NotFoundError", "param": "model", "code": 404}},
+        {"message": "no such model", "type": "NotFoundError", "param": "model", "code": 404},
+    ),
+    "older vLLM, SGLang": (
+        b"400 Bad Request",
+        {"object": "error", "message": "too long", "type": "BadRequestError", "param": None, "code": 400},
+        {"message": "too long", "type": "BadRequestError", "param": None, "code": 400},
+    ),
+    "TGI": (
+        b"422 Unprocessable Entity",
+        {"error": "Input validation error", "error_type": "validation"},
+        {"message": "Input validation error", "type": "validation", "param": None, "code": None},
+    ),
+    "FastAPI": (
+        b"422 Unprocessable Entity",
+        {"detail": [{"loc": ["body", "n"], "msg": "must be less than 4", "input": SECRET}, {"msg": "x"}, 5]},
+        {"message": "n: must be less than 4; x", "type": "invalid_request_error", "param": None, "code": None},
+    ),
+    "FastAPI, in one sentence": (
+        b"409 Conflict",
+        {"detail": "already there"},
+        {"message": "already there", "type": "invalid_request_error", "param": None, "code": None},
+    ),
+    "Anthropic": (
+        b"400 Bad Request",
+        {"type": "error", "error": {"type": "invalid_request_error", "message": "too long"}, "debug": SECRET},
+        {"message": "too long", "type": "invalid_request_error", "param": None, "code": None},
+    ),
+    "odd kinds": (
+        b"413 Content Too Large",
+        {"error": {"message": "too long", "type": 5, "param": [], "code": {"a": SECRET}}},
+        {"message": "too long", "type": "invalid_request_error", "param": None, "code": None},
+    ),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("status", "said", "seen"), WORDS.values(), ids=WORDS)
+async def test_what_is_wrong_with_the_request_is_said_in_the_engine_s_words(
+    start: Starter, path: str, status: bytes, said: dict[str, Any], seen: dict[str, Any]
+) -> None:
+    whole = answer(json.dumps(said).encode(), *FIELDS, status=status)
+    async with Upstream(replies(whole)) as upstream, start(upstream.url) as live:
+        got = await live.ask(path, PATHS[path])
+        assert got.status == int(status[:3])
+        error = in_shape(got, path)
+        assert error["message"] == seen["message"]
+        if not path.startswith("/v1/messages"):
+            assert error == seen
+        assert SECRET not in got.body.decode() + str(got.headers)
+
+
+async def test_who_must_mend_it_reads_which_key_is_wrong_and_reads_it_once(
+    start: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = answer(b"{}", status=b"401 Unauthorized")
+    async with Upstream(replies(whole)) as upstream:
+        pools = [{"name": "pool", "backends": [{"url": upstream.url, "name": "gpu-7"}]}]
+        async with start(pools=pools) as live:
+            with caplog.at_level(logging.ERROR, "fairgate"):
+                for _ in range(3):
+                    assert (await live.ask("/v1/chat/completions", chat())).status == 502
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert said == [
+        "backend gpu-7 does not accept the gateway: the api_key of this backend is missing or wrong (status 401)"
+    ]
+
+
+async def test_an_error_without_end_ends_where_the_bound_is(start: Starter) -> None:
+    async def script(seen: Seen, peer: Peer) -> None:
+        await peer.send(b"HTTP/1.1 500 Oh\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while not peer.writer.is_closing():
+            await peer.send(chunk(PLAIN * 1000))
+
+    async with Upstream(script) as upstream, start(upstream.url) as live:
+        for path in ("/v1/chat/completions", "/tokenize"):
+            got = await live.ask(path, PATHS[path])
+            assert got.status == 502
+            in_shape(got, path)
+        assert live.holds_nothing()
+
+
+@pytest.mark.parametrize("status", [b"429 Too Many Requests", b"503 Service Unavailable"])
+async def test_an_engine_that_is_busy_with_what_needs_no_admission_is_busy(start: Starter, status: bytes) -> None:
+    """It is not the tenant that asked too much."""
+    async with Upstream(replies(answer(PLAIN, *FIELDS, status=status))) as upstream, start(upstream.url) as live:
+        got = await live.ask("/tokenize", PATHS["/tokenize"])
+        assert (got.status, got.error["code"], got.headers["retry-after"]) == (503, "server_busy", "1")
+
+
+async def test_that_a_copy_still_holds_is_no_error(start: Starter) -> None:
+    raw = b"HTTP/1.1 304 Not Modified\r\nEtag: x\r\n\r\n"
+    async with Upstream(replies(raw)) as upstream, start(upstream.url) as live:
+        got = await live.get("/v1/files/f1")
+        assert (got.status, got.headers["etag"]) == (304, "x")
+
+
+STREAMED: dict[str, tuple[Any, bytes, bytes, bytes]] = {
+    "/v1/chat/completions": (
+        chat(stream=True),
+        token("a"),
+        b'data: {"error":{"message":%b,"type":"InternalServerError","param":null,"code":500}}\n\n',
+        DONE,
+    ),
+    "/v1/responses": (
+        {"model": MODEL, "input": "x", "stream": True},
+        named("response.output_text.delta", delta="a"),
+        b'event: response.failed\ndata: {"type":"response.failed","response":{"status":"failed",'
+        b'"error":{"code":"server_error","message":%b}}}\n\n',
+        b"",
+    ),
+    "/v1/messages": (
+        {"model": MODEL, "max_tokens": 5, "messages": [], "stream": True},
+        named("content_block_delta", delta={"text": "a"}),
+        b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":%b}}\n\n',
+        b"",
+    ),
+}
+
+
+@pytest.mark.parametrize("path", STREAMED)
+@pytest.mark.parametrize("together", [True, False])
+async def test_a_trace_inside_a_stream_is_an_error_of_ours(start: Starter, path: str, together: bool) -> None:
+    body, first, fault, last = STREAMED[path]
+    fault %= json.dumps(TRACE).encode()
+    pieces = [first + fault + last] if together else [first, fault, last]
+    sent = STREAM_HEAD + b"".join(chunk(piece) for piece in pieces if piece) + STREAM_END
+    async with Upstream(replies(sent)) as upstream, start(upstream.url) as live:
+        got = await live.ask(path, body)
+        assert SECRET not in got.body.decode()
+        assert got.body.startswith(first)
+        assert got.body.endswith(last)
+        assert events(got.body)[1]["error"]["message"]
+        assert got.body.count(b'"error":') == 1
+        [line] = await live.lines(1)
+        assert (line["outcome"], line["tokens_out"]) == ("failed", 1)

@@ -1,0 +1,129 @@
+"""A request that engines die of is not passed around: two engines have it at most, and retries stay a small part."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from gateway.pool.retries import AT_START, PER_REQUEST, SAVED_MAX, RetryBudget
+from tests.gateway.capture import Peer, Seen, Upstream, answer
+from tests.gateway.live import MODEL, Starter, chat, closed_port, simulated
+
+OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
+POISON = "kills"
+PATHS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": chat(POISON),
+    "/v1/responses": {"model": MODEL, "input": POISON},
+    "/v1/messages": {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": POISON}]},
+    "/v1/embeddings": {"model": MODEL, "input": POISON},
+}
+
+
+class Frail:
+    """An engine whose connections break when it is sent the poison; it goes on to take others."""
+
+    def __init__(self, *, resets: bool = False) -> None:
+        self.resets = resets
+        self.poisoned = 0
+
+    async def __call__(self, seen: Seen, peer: Peer) -> None:
+        if POISON.encode() not in seen.body:
+            await peer.send(OK)
+            return
+        self.poisoned += 1
+        if self.resets:
+            peer.reset()
+        else:
+            peer.writer.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("resets", [False, True])
+@pytest.mark.parametrize("attempts_max", [3, 10])
+async def test_it_goes_to_two_engines_and_never_to_a_third(
+    start: Starter, path: str, stream: bool, resets: bool, attempts_max: int
+) -> None:
+    engines = [Frail(resets=resets) for _ in range(4)]
+    async with AsyncExitStack() as stack:
+        urls = [(await stack.enter_async_context(Upstream(engine))).url for engine in engines]
+        async with start(*urls, limits={"attempts_max": attempts_max}) as live:
+            got = await live.ask(path, {**PATHS[path], "stream": stream})
+            assert got.status == 502
+            assert got.headers["x-should-retry"] == "false"
+            assert sorted(engine.poisoned for engine in engines) == [0, 0, 1, 1]
+            [line] = await live.lines(1)
+            assert (line["outcome"], line["reason"], line["tries"]) == ("failed", "backend_failed", 2)
+            assert (line["tokens_in"], line["tokens_out"]) == (0, 0)
+            assert live.holds_nothing()
+
+
+async def test_with_one_engine_it_is_not_sent_again(start: Starter) -> None:
+    engine = Frail()
+    async with Upstream(engine) as upstream, start(upstream.url) as live:
+        got = await live.ask("/v1/chat/completions", chat(POISON))
+        assert (got.status, got.error["code"], engine.poisoned) == (502, "backend_failed", 1)
+        assert live.holds_nothing()
+        assert (await live.ask("/v1/chat/completions", chat())).status == 200
+
+
+async def test_where_the_others_are_down_it_is_not_sent_again(start: Starter) -> None:
+    engine = Frail()
+    async with Upstream(engine) as upstream, start(upstream.url, f"http://127.0.0.1:{closed_port()}") as live:
+        got = await live.ask("/v1/chat/completions", chat(POISON))
+        assert (got.status, engine.poisoned) == (502, 1)
+        assert live.holds_nothing()
+
+
+async def test_where_the_other_one_is_out_of_reach_it_does_not_come_back(start: Starter) -> None:
+    """The other one has died and nobody knows it yet."""
+    frail = Frail()
+    async with Upstream(frail) as upstream, simulated(time_scale=0) as dies, start(upstream.url, dies.url) as live:
+        await dies.server.stop()
+        for _ in range(4):  # wherever it goes first
+            assert (await live.ask("/v1/chat/completions", chat(POISON))).status == 502
+        assert frail.poisoned == 4
+        assert live.holds_nothing()
+
+
+@pytest.mark.parametrize("backends", [1, 3])
+async def test_on_connections_that_are_in_use_it_is_sent_twice_at_most(start: Starter, backends: int) -> None:
+    """Where a used connection ends without a byte it may have been closed as idle, so a new one is tried, once."""
+    engines = [Frail() for _ in range(backends)]
+    async with AsyncExitStack() as stack:
+        urls = [(await stack.enter_async_context(Upstream(engine))).url for engine in engines]
+        async with start(*urls) as live:
+            warm = [live.ask("/v1/chat/completions", chat()) for _ in range(6 * backends)]
+            assert {got.status for got in await asyncio.gather(*warm)} == {200}
+            got = await live.ask("/v1/chat/completions", chat(POISON))
+            assert (got.status, sum(engine.poisoned for engine in engines)) == (502, 2)
+            assert live.holds_nothing()
+
+
+async def test_retries_are_a_small_part_of_what_is_asked(start: Starter) -> None:
+    asked = 60
+    engines = [Frail(), Frail(), Frail()]
+    async with AsyncExitStack() as stack:
+        urls = [(await stack.enter_async_context(Upstream(engine))).url for engine in engines]
+        async with start(*urls) as live:
+            for backend in live.gateway.pools[0].backends.values():
+                backend.health._broken = type(backend.health._broken)(maxlen=10**6)  # they stay in service
+            for _ in range(asked):
+                assert (await live.ask("/v1/chat/completions", chat(POISON))).status == 502
+            sent = sum(engine.poisoned for engine in engines)
+            assert asked < sent <= asked + AT_START + PER_REQUEST * asked
+            assert live.holds_nothing()
+
+
+def test_the_budget_of_retries() -> None:
+    budget = RetryBudget()
+    assert [budget.take() for _ in range(int(AT_START) + 1)] == [True] * int(AT_START) + [False]
+    for _ in range(round(1 / PER_REQUEST) + 1):
+        budget.sent()
+    assert [budget.take(), budget.take()] == [True, False]
+    for _ in range(10**4):
+        budget.sent()
+    assert [budget.take() for _ in range(200)].count(True) in (int(SAVED_MAX), int(SAVED_MAX) - 1)
