@@ -31,56 +31,64 @@ class Call:
     """One request in flight."""
 
     __slots__ = (
-        "_body", "_connecting", "_connection", "_head", "_is_over", "_is_paused", "_limit", "_pool", "_receiver",
+        "_is_paused",
+        "_pool",
+        "body",
+        "connecting",
+        "connection",
+        "head",
+        "is_over",
+        "limit",
+        "receiver",
         "sends",
     )  # fmt: skip
 
     def __init__(self, pool: UpstreamPool, head: bytes, body: bytes, receiver: Receiver) -> None:
         self._pool = pool
-        self._head = head
-        self._body = body
-        self._receiver = receiver
-        self._connection: _Connection | None = None
-        self._connecting: asyncio.Task[str] | None = None
-        self._limit: asyncio.Timeout | None = None
-        self._is_over = False
+        self.head = head
+        self.body = body
+        self.receiver = receiver
+        self.connection: _Connection | None = None
+        self.connecting: asyncio.Task[str] | None = None
+        self.limit: asyncio.Timeout | None = None
+        self.is_over = False
         self._is_paused = False
         self.sends = 0
         """How often it went out whole, as far as we know: the backend may have read it so often."""
 
     def cancel(self) -> None:
         """Close the connection at once, so that the engine frees what it holds. No callback comes after this."""
-        if self._is_over:
+        if self.is_over:
             return
-        self._is_over = True
-        if self._connection is not None:
-            self._connection.abort()
-        elif self._connecting is not None:
+        self.is_over = True
+        if self.connection is not None:
+            self.connection.abort()
+        elif self.connecting is not None:
             # Not once there is a connection: uvloop then forgets to say that it is lost.
-            self._connecting.cancel()
+            self.connecting.cancel()
 
     def pause(self) -> None:
         """Read no more from the backend until `resume`; the silence is then not the backend's."""
         self._is_paused = True
-        if self._connection is not None:
-            self._connection.pause()
+        if self.connection is not None:
+            self.connection.pause()
 
     def resume(self) -> None:
         self._is_paused = False
-        if self._connection is not None:
-            self._connection.resume()
+        if self.connection is not None:
+            self.connection.resume()
 
-    def _has_timed_out(self) -> bool:
+    def has_timed_out(self) -> bool:
         """Is it too late for this connection? If not, it no longer can be: a connecting task that is ended after its
         connection was made takes the connection with it, and uvloop forgets to say that it is lost."""
-        limit, self._limit = self._limit, None
-        task = self._connecting
+        limit, self.limit = self.limit, None
+        task = self.connecting
         if limit is None or task is None or task.cancelling():
             return True
         limit.reschedule(None)
         return False
 
-    def _fail(self, error: UpstreamError) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._receiver.failed(error)
+    def fail(self, error: UpstreamError) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self.receiver.failed(error)

@@ -94,7 +94,7 @@ class UpstreamPool:
         if self._closed is None:
             self._closed = asyncio.get_running_loop().create_future()
             for task, call in list(self._connecting.items()):
-                if call._connection is None:
+                if call.connection is None:
                     task.cancel()
             for connection in [*self._idle, *self._busy]:
                 connection.abort()
@@ -103,7 +103,7 @@ class UpstreamPool:
 
     def _open(self, call: Call) -> None:
         loop = asyncio.get_running_loop()
-        task = call._connecting = loop.create_task(self._connect(call))
+        task = call.connecting = loop.create_task(self._connect(call))
         self._connecting[task] = call
         task.add_done_callback(lambda task: self._connected(call, task))
         if self._timer is None:
@@ -112,7 +112,7 @@ class UpstreamPool:
     async def _connect(self, call: Call) -> str:
         """Make a connection, which then starts the call itself; says what went wrong, or nothing."""
         try:
-            async with asyncio.timeout(self._connect_timeout_s) as call._limit:
+            async with asyncio.timeout(self._connect_timeout_s) as call.limit:
                 await asyncio.get_running_loop().create_connection(
                     lambda: _Connection(self, call), self._host, self._port, ssl=self._tls
                 )
@@ -124,10 +124,10 @@ class UpstreamPool:
 
     def _connected(self, call: Call, task: asyncio.Task[str]) -> None:
         self._connecting.pop(task, None)
-        call._connecting = None
-        if call._connection is None:
+        call.connecting = None
+        if call.connection is None:
             failure = "the pool was closed before it was connected" if task.cancelled() else task.result()
-            call._fail(ConnectFailed(self.name, failure))
+            call.fail(ConnectFailed(self.name, failure))
         self._check_closed()
 
     def _retry(self, call: Call) -> None:
@@ -190,7 +190,7 @@ class _Connection(asyncio.Protocol):
     def start(self, call: Call) -> None:
         """Write the request; everything known of the answer before is forgotten."""
         self._call = call
-        call._connection = self
+        call.connection = self
         call.sends += 1
         self._ticks = 0
         self.has_answered = False
@@ -199,7 +199,7 @@ class _Connection(asyncio.Protocol):
         self._is_complete = False
         self._is_framed = False
         self._is_kept_alive = False
-        self._is_bodiless = call._head.startswith(b"HEAD ")
+        self._is_bodiless = call.head.startswith(b"HEAD ")
         self._violation = ""
         self._status = 0
         self._reason = b""
@@ -208,13 +208,13 @@ class _Connection(asyncio.Protocol):
         if call._is_paused:
             # Not yet: both loops begin to read after connection_made, whatever it said.
             asyncio.get_running_loop().call_soon(self._pause_for, call)
-        if len(call._body) <= _JOIN_BYTES_MAX:
-            self._outlet.write(call._head + call._body)
+        if len(call.body) <= _JOIN_BYTES_MAX:
+            self._outlet.write(call.head + call.body)
         else:
-            self._outlet.write(call._head)
-            self._outlet.write(call._body)
+            self._outlet.write(call.head)
+            self._outlet.write(call.body)
         if self._is_fresh:
-            call._head = call._body = b""  # never sent again, so not kept for as long as the answer takes
+            call.head = call.body = b""  # never sent again, so not kept for as long as the answer takes
 
     def is_usable(self) -> bool:
         return not self._transport.is_closing()
@@ -231,7 +231,7 @@ class _Connection(asyncio.Protocol):
         call, self._call = self._call, None
         self._transport.abort()
         if call is not None:
-            call._fail(error)
+            call.fail(error)
 
     def pause(self) -> None:
         if not self._is_paused and not self._transport.is_closing():
@@ -254,7 +254,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._outlet = Outlet(self._pool._outbox, self._transport)
         call = self._call
-        if call is None or call._is_over or self._pool._closed is not None or call._has_timed_out():
+        if call is None or call.is_over or self._pool._closed is not None or call.has_timed_out():
             self._transport.abort()
             return
         self._pool.opened += 1
@@ -264,7 +264,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._ticks = 0
         call = self._call
-        if call is None or call._is_over:
+        if call is None or call.is_over:
             self._transport.abort()  # nothing was asked: whatever this is, it must not answer the next request
             return
         if not self.has_answered:
@@ -274,7 +274,7 @@ class _Connection(asyncio.Protocol):
                 # The parser takes RTSP and ICE as well.
                 self.fail(ProtocolViolation(self._pool.name, "does not speak HTTP", before_first_byte=False))
                 return
-            call._head = call._body = b""
+            call.head = call.body = b""
         was_head_done = self._is_head_done
         try:
             self._parser.feed_data(data)
@@ -285,25 +285,25 @@ class _Connection(asyncio.Protocol):
         if self._violation and not self._is_complete:
             self.fail(ProtocolViolation(self._pool.name, self._violation, before_first_byte=False))
             return
-        receiver = call._receiver
+        receiver = call.receiver
         if self._is_head_done and not was_head_done:
             receiver.head_received(self._status, self._reason, self._headers)
-        if payload and not call._is_over:
+        if payload and not call.is_over:
             receiver.body_received(payload)
-        if self._is_complete and not call._is_over:
+        if self._is_complete and not call.is_over:
             self._finish(call)
 
     def connection_lost(self, exc: Exception | None) -> None:
         pool, call, self._call = self._pool, self._call, None
         pool._forget(self)
         self._parser = self.on_body = cast("Any", None)  # they hold this object, and it holds them
-        if call is not None and not call._is_over:
-            call._connection = None
+        if call is not None and not call.is_over:
+            call.connection = None
             if not self.has_answered and not self._is_fresh and self._ticks <= 1 and pool._closed is None:
                 pool._retry(call)  # at once, so the backend closed it as idle while the request was on its way
             elif exc is None and self._is_head_done and not self._is_framed and pool._closed is None:
-                call._is_over = True
-                call._receiver.completed()
+                call.is_over = True
+                call.receiver.completed()
             else:
                 what = "closed the connection"
                 if exc is not None:
@@ -311,7 +311,7 @@ class _Connection(asyncio.Protocol):
                         f"ended TLS ({what_failed(exc)})" if isinstance(exc, ssl.SSLError) else "reset the connection"
                     )
                 when = "in the middle of its answer" if self.has_answered else "before it answered"
-                call._fail(ConnectionLost(pool.name, f"{what} {when}", before_first_byte=not self.has_answered))
+                call.fail(ConnectionLost(pool.name, f"{what} {when}", before_first_byte=not self.has_answered))
         pool._check_closed()
 
     def _take_payload(self, read_bytes: int, was_head_done: bool) -> bytes:
@@ -339,8 +339,8 @@ class _Connection(asyncio.Protocol):
 
     def _finish(self, call: Call) -> None:
         """The answer ended: keep the connection only if nothing on it is in doubt."""
-        call._is_over = True
-        call._connection = self._call = None
+        call.is_over = True
+        call.connection = self._call = None
         transport = self._transport
         if (
             self._violation
@@ -355,7 +355,7 @@ class _Connection(asyncio.Protocol):
             self.resume()
             self._is_fresh = False
             self._pool._release(self)
-        call._receiver.completed()
+        call.receiver.completed()
         # Whoever got its place must not wait for what else is read in this turn: the engine would do a step without.
         self._pool._outbox.flush()
 

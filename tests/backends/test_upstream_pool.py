@@ -146,7 +146,7 @@ async def test_without_framing_a_reset_is_an_error(open_pool: Open) -> None:
         recorder = Recorder()
         call = open_pool(server.url).send(REQUEST, BODY, recorder)
         await recorder.first_piece.wait()
-        call._connection._transport.write(b"!")  # type: ignore[union-attr]
+        call.connection._transport.write(b"!")  # type: ignore[union-attr]
         error = await recorder.end()
         assert isinstance(error, ConnectionLost)
         assert not error.before_first_byte
@@ -532,9 +532,9 @@ async def test_small_writes_are_not_delayed(open_pool: Open) -> None:
         recorder = Recorder()
         pool = open_pool(server.url)
         call = pool.send(REQUEST, BODY, recorder)
-        await until(lambda: call._connection)
-        assert call._connection is not None
-        sock = call._connection._transport.get_extra_info("socket")
+        await until(lambda: call.connection)
+        assert call.connection is not None
+        sock = call.connection._transport.get_extra_info("socket")
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 

@@ -134,7 +134,7 @@ async def _answered(data: bytes) -> None:
     receiver = _Receiver()
     call = Call(pool, b"GET / HTTP/1.1\r\n\r\n", b"", receiver)
     connection = _Connection(pool, call)
-    call._limit, call._connecting = cast("Any", _NoLimit()), cast("Any", _NoLimit())
+    call.limit, call.connecting = cast("Any", _NoLimit()), cast("Any", _NoLimit())
     connection.connection_made(_Transport())
     for piece in _pieces(data):
         if connection._transport.is_closing():

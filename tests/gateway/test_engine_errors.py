@@ -215,7 +215,7 @@ async def test_an_engine_that_is_busy_with_what_needs_no_admission_is_busy(start
 async def test_that_a_copy_still_holds_is_no_error(start: Starter) -> None:
     raw = b"HTTP/1.1 304 Not Modified\r\nEtag: x\r\n\r\n"
     async with Upstream(replies(raw)) as upstream, start(upstream.url) as live:
-        got = await live.get("/v1/files/f1")
+        got = await live.get("/v1/responses/r1")
         assert (got.status, got.headers["etag"]) == (304, "x")
 
 

@@ -22,6 +22,7 @@ from gateway.request.json_ranges import DEPTH_MAX
 from gateway.request.large_body import TURNS_MAX, LargePayload, read_large_json
 from gateway.request.payload import LARGE_BODY_BYTES, STEERING, Payload, read_json
 from gateway.request.readings import BYTES_MAX, TENANT_BYTES_MAX, Reading, Readings
+from gateway.request.routes import Routes
 from gateway.request.slices import WINDOW_BYTES, Slices, at_once
 from policies.request import Flow
 from tests.gateway.capture import Upstream, answer, replies
@@ -137,7 +138,8 @@ def _large(**fields: Any) -> dict[str, Any]:
 async def test_it_reaches_the_engine_as_a_small_one_does(
     start: Starter, asked: dict[str, Any], sent: dict[str, Any]
 ) -> None:
-    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+    routes = [{"path": "/v1/unheard-of", "treatment": "generate"}]
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, routes=routes) as live:
         assert len(json.dumps(asked)) > LARGE_BODY_BYTES
         for path in (PATH, "/v1/unheard-of"):
             limit = {"max_tokens": 5}

@@ -89,6 +89,8 @@ NO_PUBLIC_WAY = {
     "tests/backends/test_upstream_pool.py:_Connection",
     "tests/backends/test_upstream_pool.py:_connection",
     "tests/backends/test_upstream_pool.py:_transport",
+    *(f"tests/fuzz/answers.py:{name}" for name in ("_outbox", "_transport")),
+    "tests/gateway/test_poison_requests.py:_broken",
     "tests/gateway/test_access_log.py:_access_log",
     "tests/gateway/test_routes.py:_server",
     *(f"tests/request/test_large_bodies.py:{name}" for name in ("_pipeline", "_readings", "_bytes")),

@@ -1,0 +1,202 @@
+"""How does a gateway process run? Its event loop, its signals, its drain, its workers, and what it prints at start."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+    from gateway.config.model import Config
+    from gateway.workers import Worker
+
+__all__ = ["BAD_INPUT", "allow_files", "run", "serve_one", "supervise"]
+
+BAD_INPUT = 2
+
+
+def run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run on uvloop where there is one."""
+    from gateway.redis.errors import StoreRefused
+
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    if sys.platform != "win32":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    try:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(coroutine())
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except StoreRefused as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    except OSError as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(1)
+
+
+def allow_files() -> None:
+    """As many open files as the system grants: every stream needs two sockets."""
+    if sys.platform != "win32":
+        import resource
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def supervise(config: Config) -> None:
+    """Serve with several processes; exits with their status."""
+    from gateway.workers import supervise, with_keys
+
+    config, minted = with_keys(config)
+
+    def announce(port: int) -> None:
+        host, _ = config.listen_address
+        url = f"http://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{port}"
+        lines = [
+            f"fairgate: serving on {url} with {config.workers} workers, each with an admin listener of its own",
+            "  they share every engine and every limit by Redis"
+            if config.state.redis_url is not None
+            else f"  each worker owns 1/{config.workers} of every engine and every limit, and is fair within that part",
+            *_without_key(config),
+        ]
+        if minted:
+            lines.append("  keys for this run only, for tenants that have none in the config:")
+            lines += [f"    {each.tenant:<12} {each.key}" for each in minted]
+        click.echo("\n".join(lines), err=True)
+
+    try:
+        status = supervise(
+            config,
+            lambda share, worker: run(lambda: serve_one(share, worker)),
+            announce,
+            lambda text: click.echo(f"fairgate: {text}", err=True),
+        )
+    except OSError as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(1)
+    sys.exit(status)
+
+
+def _spare_collection() -> None:
+    """Whatever is there at the start stays, and so does most of what is learned later: to look through all of it for
+    cycles stops every stream for as long as it takes, so that is done a thousand times less often. Requests leave no
+    cycles, so the young are looked through ten times less often, too."""
+    import gc
+
+    gc.collect()
+    gc.freeze()
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(10 * young, middle, 100 * old)
+
+
+async def serve_one(config: Config, worker: Worker | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once. A worker ends with its supervisor."""
+    import logging
+    import signal
+
+    from gateway.app import Gateway
+
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
+    gateway = Gateway(config, None if worker is None else worker.listener)
+    stop, now = asyncio.Event(), asyncio.Event()
+
+    def signalled() -> None:
+        (now if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM,) if worker is not None else (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signalled)
+
+    def orphaned() -> None:
+        if worker is not None:
+            loop.remove_reader(worker.lifeline)
+        signalled()
+
+    try:
+        await gateway.start()
+        _spare_collection()
+        if worker is None:
+            _announce(gateway)
+        else:
+            loop.add_reader(worker.lifeline, orphaned)
+            _announce_worker(gateway, worker)
+        await stop.wait()
+        if worker is None:
+            click.echo(f"fairgate: draining for at most {config.drain_s:g} s; a second signal ends at once", err=True)
+    finally:
+        draining = asyncio.ensure_future(gateway.stop(config.drain_s))
+        hurried = asyncio.ensure_future(now.wait())
+        await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not draining.done():
+            draining.cancel()
+            await gateway.stop(0.0)
+
+
+def _without_key(config: Config) -> list[str]:
+    """With Redis no key is minted: it would be known to one replica only."""
+    names = [tenant.name for tenant in config.tenants if not tenant.keys]
+    if config.state.redis_url is None or not names:
+        return []
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return [
+        f"  without a key in the config: {', '.join(names[:5])}{more}",
+        f"    fairgate keys create --tenant {names[0]} -c FILE   makes one that all replicas take",
+    ]
+
+
+def _announce_worker(gateway: Gateway, worker: Worker) -> None:
+    """Say where its numbers are to be had."""
+    host, _ = gateway.config.admin_address
+    lines = [f"fairgate: worker {worker.index}: admin on http://{host}:{gateway.admin_port} (/ready, /metrics)"]
+    lines += [f"  worker {worker.index} not ready: {fault}" for fault in gateway.not_ready()]
+    if (state := gateway.state()) is not None:
+        lines.append(f"  worker {worker.index} state: {state}")
+    click.echo("\n".join(lines), err=True)
+
+
+def _announce(gateway: Gateway) -> None:
+    """Say where it is and how to try it."""
+    host, _ = gateway.config.listen_address
+    admin_host, _ = gateway.config.admin_address
+    url = f"http://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{gateway.port}"
+    lines = [f"fairgate: serving on {url}, admin on http://{admin_host}:{gateway.admin_port} (/ready, /metrics)"]
+    for pool in gateway.pools:
+        models = ", ".join(pool.models()) or "(not known yet)"
+        lines.append(f"  pool {pool.name}: {len(pool.backends)} backends, policy {pool.policy_name}, models: {models}")
+    if gateway.config.open_access:
+        lines.append("  open access: any key is accepted, each distinct key is its own tenant of equal weight")
+    lines += [f"  not ready: {fault}" for fault in gateway.not_ready()]
+    if (state := gateway.state()) is not None:
+        lines += [f"  state: {state}", *_without_key(gateway.config)]
+    if gateway.minted_keys:
+        lines.append("  keys for this run only, for tenants that have none in the config:")
+        lines += [f"    {minted.tenant:<12} {minted.key}" for minted in gateway.minted_keys]
+        lines += _examples(url, gateway.minted_keys[0].key, next(iter(gateway.pools[0].models()), "MODEL"))
+    click.echo("\n".join(lines), err=True)
+
+
+def _examples(url: str, key: str, model: str) -> list[str]:
+    def body(stream: str) -> str:
+        return f'{{"model":"{model}",{stream}"max_tokens":20,"messages":[{{"role":"user","content":"Hello"}}]}}'
+
+    curl = f"curl {url}/v1/chat/completions -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json'"
+    python = (
+        f"from openai import OpenAI; c = OpenAI(base_url='{url}/v1', api_key='{key}').chat.completions; "
+        f"a = c.create(model='{model}', max_tokens=20, messages=[{{'role': 'user', 'content': 'Hello'}}]); "
+        "print(a.choices[0].message.content)"
+    )
+    streaming = '"stream":true,'
+    return [
+        "  try it:",
+        f"    {curl} -d '{body('')}'",
+        f"    {curl} -N -d '{body(streaming)}'",
+        f'    .venv/bin/python -c "{python}"',
+    ]
