@@ -1,0 +1,61 @@
+"""What somebody writes who adds a policy: its settings, its order, and the entry for the registry."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from policies.capacity.obstacle import Blocked
+from policies.orders.contract import Order, Room, Selection
+from policies.orders.registry import Entry
+from policies.request import Flow, Request, ServiceTokens
+from policies.settings import setting
+
+__all__ = ["ENTRY"]
+
+
+@dataclass(frozen=True)
+class ShortestParams:
+    patience: int = setting(8, "So many requests may overtake one.", least=0, most=1000)
+
+
+class Shortest(Order):
+    """Whose prompt is shortest? Nobody is overtaken by more than `patience`."""
+
+    def __init__(self, params: ShortestParams | None = None, *, flows_max: int = 10_000) -> None:
+        super().__init__()
+        self._patience = (params or ShortestParams()).patience
+        self._queue: OrderedDict[str, Request] = OrderedDict()
+        self._overtaken = 0
+
+    def push(self, request: Request, now: float, *, front: bool = False) -> None:
+        self._queue[request.id] = request
+
+    def pop(self, now: float, room: Room) -> Selection | Blocked | None:
+        if not self._queue:
+            return None
+        oldest = next(iter(self._queue.values()))
+        chosen = oldest
+        if self._overtaken < self._patience:
+            chosen = min(self._queue.values(), key=lambda one: (one.prompt_tokens, one.id))
+        placed = room.place(chosen)
+        if isinstance(placed, Blocked):
+            return placed
+        self._overtaken = 0 if chosen is oldest else self._overtaken + 1
+        del self._queue[chosen.id]
+        return Selection(chosen, placed)
+
+    def remove(self, request: Request, now: float) -> None:
+        del self._queue[request.id]
+
+    def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
+        """Nothing is counted."""
+
+    def explain(self, flow: Flow, now: float) -> dict[str, float]:
+        return {"queued": float(sum(one.flow == flow for one in self._queue.values()))}
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+
+ENTRY = Entry("shortest prompt first", Shortest, ShortestParams)

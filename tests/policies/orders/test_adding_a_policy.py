@@ -1,0 +1,77 @@
+"""A new policy is one file with its settings beside it and one entry: all else follows from the two."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policies.admission.decisions import Dispatch
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.orders.registry import POLICIES
+from policies.request import ServiceTokens
+from tests.policies.making import make_request
+from tests.policies.orders.shortest import ENTRY
+
+ROOT = Path(__file__).parents[3]
+FILE = "open_access: true\npools: [{name: p, backends: [{url: 'sim:'}]}]\npolicy: {name: shortest, patience: %s}\n"
+LOADS = """
+import json, sys
+from policies.orders.registry import POLICIES
+from tests.policies.orders.shortest import ENTRY
+POLICIES["shortest"] = ENTRY
+from gateway.config.load import ConfigError, load_config
+from gateway.config.model import json_schema
+try:
+    print(json.dumps([load_config(sys.argv[1]).policy.settings(), json_schema()]))
+except ConfigError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def loaded(tmp_path: Path, patience: str) -> Any:
+    """What a gateway with one entry more in its registry makes of a config."""
+    file = tmp_path / "c.yaml"
+    file.write_text(FILE % patience)
+    done = subprocess.run([sys.executable, "-c", LOADS, file], cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_the_yaml_has_its_section_and_the_schema_says_what_may_be_set(tmp_path: Path) -> None:
+    settings, schema = loaded(tmp_path, "3")
+    assert settings == {"patience": 3}
+    assert '"patience"' in schema
+    assert "So many requests may overtake one." in schema
+    assert "shortest prompt first" in schema
+
+
+@pytest.mark.parametrize(("patience", "fault"), [("-1", "policy.patience"), ("3, quantum: 5", "policy.quantum")])
+def test_what_it_cannot_be_set_to_is_a_fault_with_its_place(tmp_path: Path, patience: str, fault: str) -> None:
+    assert f": {fault}: " in loaded(tmp_path, patience)
+
+
+def test_the_admission_engine_serves_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "shortest", ENTRY)
+    engine = AdmissionEngine(named_policy("shortest", patience=1))
+    engine.add_backend("one", max_num_seqs=1)
+    while not engine.queued:
+        engine.arrived(make_request("a", prompt=100, id=f"first-{engine.dispatched}"), 0.0)
+    for prompt in (50, 20, 30):
+        engine.arrived(make_request("a", prompt=prompt, id=f"p{prompt}"), 0.1)
+    served = []
+    while engine.dispatched:
+        running = next(iter(engine.books.leases))
+        decisions = engine.finished(running, ServiceTokens(10, 5), 0.3)
+        served += [one.id for one in decisions if isinstance(one, Dispatch)]
+    assert served[0] == "p20", "the shortest first"
+    assert served[1].startswith("first-"), "the oldest, once one has overtaken it"
+    assert served[2:] == ["p30", "p50"]
+
+
+def test_every_policy_has_its_page() -> None:
+    assert {page.stem for page in (ROOT / "docs" / "policies").glob("*.md")} - {"README"} == set(POLICIES)
