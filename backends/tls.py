@@ -40,8 +40,9 @@ def what_failed(error: BaseException) -> str:
             "name who signed it by tls.ca_file" if "match" not in error.verify_message else "the url needs its name"
         )
         return f"its certificate is not trusted: {error.verify_message}; {advice}"
-    if isinstance(error, ssl.SSLError) and error.reason:
-        return f"TLS: {error.reason.replace('_', ' ').lower()}"
+    reason = _reason(error)
+    if reason is not None:
+        return f"TLS: {reason}"
     return str(error) or type(error).__name__
 
 
@@ -51,5 +52,11 @@ def _no_password() -> str:
 
 def _said(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
-        return f"it is no PEM file of that kind ({(error.reason or str(error)).replace('_', ' ').lower()})"
+        return f"it is no PEM file of that kind ({_reason(error) or error})"
     return error.strerror or str(error)
+
+
+def _reason(error: BaseException) -> str | None:
+    """What OpenSSL calls it, in words. Typeshed says that there always is a reason; OpenSSL does not."""
+    reason: object = getattr(error, "reason", None)
+    return reason.replace("_", " ").lower() if isinstance(error, ssl.SSLError) and isinstance(reason, str) else None

@@ -31,6 +31,7 @@ async def cached_tokens(
     return service.cached
 
 
+@pytest.mark.interpreted_only("watches what the policy is charged")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_the_engine_had_cached_is_not_charged(start: Starter, policy: str, stream: bool) -> None:
