@@ -55,6 +55,7 @@ def test_what_it_cannot_be_set_to_is_a_fault_with_its_place(tmp_path: Path, pati
     assert f": {fault}: " in loaded(tmp_path, patience)
 
 
+@pytest.mark.interpreted_only("a policy in a test extends a compiled class; one in its own file is compiled with it")
 def test_the_admission_engine_serves_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POLICIES, "shortest", ENTRY)
     engine = AdmissionEngine(named_policy("shortest", patience=1))
