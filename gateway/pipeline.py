@@ -290,11 +290,12 @@ class Pipeline:
         backend = next((found for pool in pools if (found := pool.least_loaded()) is not None), None)
         if backend is None:
             raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=5.0)
-        self._begin_unqueued(record.tenant)
         exchange = PassThrough(responder, way.dialect, backend, record, self._passed)
 
         def send() -> None:
             body = b"" if payload is None else payload.body
+            # Not before: nobody gives the place back if the client leaves while its body is sealed.
+            self._begin_unqueued(record.tenant)
             exchange.send(_upstream_head(request, len(body)), body)
 
         return send

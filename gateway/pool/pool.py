@@ -162,10 +162,10 @@ class Pool:
         return any(backend.health.healthy for backend in self.backends.values())
 
     def least_loaded(self) -> Backend | None:
-        """Where a request goes that needs no admission."""
+        """Where a request goes that needs no admission; of equal engines the first by name."""
         ledgers = self.dispatcher.engine.backends
         healthy = [name for name in self.backends if ledgers[name].healthy]
-        return self.backends[min(healthy, key=lambda name: ledgers[name].kv_fraction())] if healthy else None
+        return self.backends[min(healthy, key=lambda name: (ledgers[name].kv_fraction(), name))] if healthy else None
 
     def learn(self, payload: Payload, prompt_tokens: int) -> None:
         """The engine has counted the prompt."""

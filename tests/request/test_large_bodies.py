@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import sys
 import tracemalloc
@@ -174,10 +175,10 @@ def _slow() -> bytes:
     return KINDS["quotes"][1](8 << 20)
 
 
-async def _send(live: Live, body: bytes) -> asyncio.StreamWriter:
+async def _send(live: Live, body: bytes, path: str = PATH) -> asyncio.StreamWriter:
     """On a connection of its own; returns once it is being read."""
     _, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)
-    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     pipeline = live.gateway._pipeline
     assert pipeline is not None
@@ -207,6 +208,26 @@ async def test_a_client_that_goes_away_meanwhile_leaves_nothing_behind(start: St
         assert pipeline._readings._bytes == 0
         assert live.holds_nothing()
         assert not upstream.requests
+
+
+async def test_a_client_that_goes_away_at_any_slice_holds_no_place_beside_the_queue(start: Starter) -> None:
+    body = json.dumps({**STEERING_FIELDS, "prompt": "a" * (8 << 20), "model": MODEL}).encode()
+    limits = {"unqueued_max": 1}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, limits=limits) as live:
+        pipeline = live.gateway._pipeline
+        assert pipeline is not None
+        pipeline._readings._is_scheduled = True  # so it does not go on by itself
+        for slices in range(0, 400, 4):  # sealing takes nine and more
+            writer = await _send(live, body, "/tokenize")
+            [[reading]] = pipeline._readings._waiting.values()
+            steps = sum(1 for _ in itertools.islice(reading.work, slices))
+            pipeline._readings.cancel(reading)
+            writer.transport.abort()
+            if steps < slices:
+                break
+        assert steps < slices
+        await until(lambda: not pipeline._unqueued)
+        assert (await live.ask("/tokenize", {"model": MODEL})).status == 200
 
 
 async def test_a_gateway_that_stops_says_so(start: Starter) -> None:
