@@ -6,7 +6,7 @@ inside the engine; the others are what a proxy could do that counts requests, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from backends.simulated.engine import EngineModel, EngineRequest, RequestRefusedError
 from backends.simulated.profiles import EngineProfile
@@ -99,6 +99,9 @@ class _Gateway:
         if self._rule(self._inside, request):
             return _BACKEND
         return Blocked(request, {_BACKEND: Obstacle.SLOTS})
+
+    def nearest(self, head: Request, engine: str, others: Iterator[Request]) -> Request:
+        return head
 
     def _arrive(self, arrival: Arrival) -> None:
         record = self._run.records[arrival.id] = Record(arrival)

@@ -7,7 +7,7 @@ where the order or the placement reads it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -17,7 +17,7 @@ from policies.placements.least_loaded import LeastLoaded
 from policies.placements.prefix_index import PrefixIndex, blocks_of_tokens, tokens_of_blocks
 from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
 
-__all__ = ["Engines", "Policy"]
+__all__ = ["CachedRoom", "Engines", "Policy"]
 
 
 class Engines(Protocol):
@@ -33,12 +33,38 @@ class Engines(Protocol):
         """Requests dispatched to each engine in service, by its name."""
 
 
-class _RoomOfAll:
+class CachedRoom:
+    """A room that knows what its engines have cached."""
+
+    def __init__(self, prefixes: PrefixIndex | None) -> None:
+        self.engines: Engines | None = None
+        """Set for each question."""
+        self._prefixes = prefixes
+
+    def place(self, request: Request) -> str | Blocked:
+        raise NotImplementedError
+
+    def nearest(self, head: Request, engine: str, others: Iterator[Request]) -> Request:
+        prefixes = self._prefixes
+        if prefixes is None or 2 * prefixes.depth(head.prefix, engine) > len(head.prefix) > 0:
+            return head
+        best, most_tokens = head, 0
+        for request in others:
+            depth = prefixes.depth(request.prefix, engine)
+            if 2 * depth > len(request.prefix):
+                tokens = tokens_of_blocks(depth, request.prefix, request.prompt_tokens)
+                if tokens > most_tokens:
+                    best, most_tokens = request, tokens
+        assert self.engines is not None
+        return best if best is head or self.engines.obstacle_at(best, engine) is None else head
+
+
+class _RoomOfAll(CachedRoom):
     """The engines of a pool, as the room that an order asks."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, prefixes: PrefixIndex | None) -> None:
+        super().__init__(prefixes)
         self._placement = placement
-        self.engines: Engines | None = None
 
     def place(self, request: Request) -> str | Blocked:
         assert self.engines is not None
@@ -58,7 +84,7 @@ class Policy:
         self.order = order
         self.placement = placement if placement is not None else LeastLoaded()
         self.prefixes = prefixes
-        self._room = _RoomOfAll(self.placement)
+        self._room = _RoomOfAll(self.placement, prefixes)
         self._placed: dict[str, str] = {}
         """Engine of each dispatched request whose prompt is known."""
 
@@ -101,9 +127,13 @@ class Policy:
         if self.prefixes is None or not request.prefix:
             self._order_of(request).charge(request, service, now, final=final)
             return
-        reported, expected_blocks = service.cached, request.progress.cached_blocks
+        expected_blocks = request.progress.cached_blocks
+        if service.cached is not None:
+            # An engine is believed within what is possible.
+            service = ServiceTokens(service.prompt, service.output, max(0, min(service.cached, service.prompt)))
+        reported = service.cached
         if reported is None and expected_blocks:
-            # The engine has not said yet, or never does. The expected number is used.
+            # The answer is not whole, or broke off. The expected number is used.
             cached = tokens_of_blocks(expected_blocks, request.prefix, service.prompt)
             service = ServiceTokens(service.prompt, service.output, cached)
         self._order_of(request).charge(request, service, now, final=final)

@@ -13,6 +13,12 @@ from policies.request import Request
 __all__ = ["Elsewhere", "PoolRoom", "Rivals"]
 
 
+PASSING: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.SPREAD})
+"""An engine with one of these can soon start the request."""
+ABOUT_AS_SOON: Final = 2.0
+"""Waits for a slot that differ by less than this are taken for equal."""
+
+
 class Rivals(Protocol):
     """Requests that wait at other gateways for the same engines."""
 
@@ -72,10 +78,38 @@ class PoolRoom:
                 free.append(ledger)
             else:
                 obstacles[name] = obstacle
+        if free and len(self._backends) > 1:
+            free = self._soonest(request, free, obstacles)
         if free:
             return free
         blocked = self._blocked[request.id] = Blocked(request, obstacles)
         return blocked
+
+    def _soonest(
+        self, request: Request, free: list[BackendLedger], obstacles: dict[str, Obstacle]
+    ) -> list[BackendLedger]:
+        """The engines with a slot for it now. If there are none: those where it gets one soonest.
+
+        What waits inside an engine is there to hide the way. So nothing waits for a slot where another engine has one
+        soon. A request of a tenant below its fair share waits here, for the first slot anywhere.
+        """
+        waits_s = [ledger.slot_wait_s(request) for ledger in free]
+        soon = [ledger for ledger, wait_s in zip(free, waits_s, strict=True) if not wait_s]
+        if soon:
+            return soon
+        elsewhere = [
+            self._backends[name].slot_wait_s(request) for name, obstacle in obstacles.items() if obstacle in PASSING
+        ]
+        least_s = min([*waits_s, *elsewhere])
+        if not self._tenants.is_below(request):
+            least_s *= ABOUT_AS_SOON
+        for ledger, wait_s in zip(free, waits_s, strict=True):
+            if wait_s <= least_s:
+                soon.append(ledger)
+            else:
+                obstacles[ledger.name] = Obstacle.SLOTS
+                ledger.held_back(request, Obstacle.SLOTS)
+        return soon
 
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         if self.rivals is not None and self.rivals.has_turn(request, self._now):

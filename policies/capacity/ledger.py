@@ -130,6 +130,27 @@ class BackendLedger:
             return (self.sequences + others) / self.slots.count
         return self.kv.fraction(0.0 if elsewhere is None else elsewhere.kv_tokens_elsewhere)
 
+    def sequences_in_all(self) -> int:
+        """Sequences that this gateway and others have dispatched to it."""
+        return self.sequences + (0 if self.allowance is None else self.allowance.sequences_elsewhere)
+
+    def slots_known(self) -> int | None:
+        """Sequences that it runs side by side; None: not known yet."""
+        return self.slots.known()
+
+    def prefill_tokens(self) -> int:
+        """Prompt tokens that were dispatched to it, and that it must compute before another prompt."""
+        return self.starting_tokens
+
+    def token_s(self) -> float | None:
+        """Seconds that it takes for a token of each running answer; None: not known yet."""
+        return self.pace.known_token_s()
+
+    def slot_wait_s(self, request: Request) -> float:
+        """How long would this request wait inside the engine for a slot? 0: one is free."""
+        missing = self.sequences_in_all() + request.sequences - self.slots.count
+        return missing * self.pace.lifetime_s / self.slots.count if missing > 0 else 0.0
+
     def occupancy(self, head: Request | None, obstacle: Obstacle | None, now: float) -> tuple[float, str]:
         """How full is the KV cache as a fraction of its capacity, and how is that known? Measured if possible, else
         projected.

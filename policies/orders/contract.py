@@ -22,7 +22,7 @@ P9  The service bound that the order's docstring states holds on every trace.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Protocol
 
 from policies.capacity.obstacle import Blocked
@@ -39,6 +39,12 @@ class Room(Protocol):
 
     def place(self, request: Request) -> str | Blocked:
         """Name of the engine that can start it now, or the obstacle at each."""
+
+    def nearest(self, head: Request, engine: str, others: Iterator[Request]) -> Request:
+        """Which of these, the head and those that may go instead, finds most of its prompt in this engine's cache?
+
+        The head, if it finds half of its own there, or no other one that can start there does.
+        """
 
 
 class Selection:

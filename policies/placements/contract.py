@@ -18,10 +18,22 @@ __all__ = ["Assignment", "EngineLoad", "Placement"]
 
 
 class EngineLoad(Protocol):
-    """How full is an engine?"""
+    """How full is an engine, and how fast?"""
 
     @property
     def name(self) -> str: ...
+
+    def sequences_in_all(self) -> int:
+        """Sequences that this gateway and others have dispatched to it."""
+
+    def slots_known(self) -> int | None:
+        """Sequences that it runs side by side; None: not known yet."""
+
+    def prefill_tokens(self) -> int:
+        """Prompt tokens that were dispatched to it, and that it must compute before another prompt."""
+
+    def token_s(self) -> float | None:
+        """Seconds that it takes for a token of each running answer; None: not known yet."""
 
     def kv_fraction(self) -> float:
         """Largest occupancy of its KV cache that the dispatched requests are expected to reach (1.0 = full)."""

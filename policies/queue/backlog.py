@@ -8,6 +8,8 @@ interaction go before others, as long as their tenant and flow are not ahead by 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from policies.queue.counters import Counters, Member
@@ -16,12 +18,18 @@ from policies.request import Flow, Request
 __all__ = ["Backlog", "FlowMember", "TenantMember"]
 
 USUAL_RATE: Final = 0.05
+TENANTS_TRIED: Final = 4
+FLOWS_TRIED: Final = 4
+REQUESTS_TRIED: Final = 4
+"""Tenants, flows of each, and requests of each flow, that may go instead of the head."""
+PASSED_MAX: Final = 8
+"""The oldest request of a flow is passed by later ones this often, then it goes first."""
 
 
 class FlowMember(Member):
     """The waiting requests of one flow, oldest first. With leads, those inside an interaction are kept apart."""
 
-    __slots__ = ("flow", "inside", "requests", "tenant")
+    __slots__ = ("flow", "inside", "passed", "requests", "tenant")
 
     def __init__(self, flow: Flow, tenant: TenantMember) -> None:
         super().__init__((flow.app, flow.user))
@@ -29,6 +37,8 @@ class FlowMember(Member):
         self.tenant = tenant
         self.requests: OrderedDict[str, Request] = OrderedDict()
         self.inside: OrderedDict[str, Request] = OrderedDict()
+        self.passed = 0
+        """How often a later one of its requests went before the oldest."""
 
 
 class TenantMember(Member):
@@ -103,9 +113,28 @@ class Backlog:
         flow = tenant.flows.least() if tenant is not None else None
         return next(iter((flow.inside or flow.requests).values())) if flow is not None else None
 
+    def within(self, slack: tuple[float, float]) -> Iterator[Request]:
+        """The head, and requests that may go instead of it, in order; a bounded number.
+
+        Their tenant and flow have received at most this much more, and have no more running per weight than those that
+        they pass. Inside a flow the oldest is passed a bounded number of times.
+        """
+        tenants = self.tenants.first(TENANTS_TRIED, within=slack[0])
+        for tenant in tenants:
+            if tenant.running * tenants[0].weight > tenants[0].running * tenant.weight:
+                continue
+            flows = tenant.flows.first(FLOWS_TRIED, within=slack[1])
+            for flow in flows:
+                if flow.running <= flows[0].running:
+                    tried = REQUESTS_TRIED if flow.passed < PASSED_MAX else 1
+                    yield from islice((flow.inside or flow.requests).values(), tried)
+
     def dispatch(self, request: Request) -> None:
         """Take the request out of the queue: it goes to a backend, and `end` will follow."""
-        flow = self._take(request)
+        flow = self._by_flow[request.flow]
+        is_oldest = next(iter(flow.inside or flow.requests)) == request.id
+        flow.passed = 0 if is_oldest else flow.passed + 1
+        self._take(request)
         flow.tenant.flows.dispatched(flow)
         self.tenants.dispatched(flow.tenant)
 

@@ -341,8 +341,8 @@ def test_a_setting_that_the_policy_does_not_have_is_a_fault_at_its_place(
 def test_settings_of_the_same_name_are_of_one_kind_with_the_same_bounds() -> None:
     """The section has one field for all policies that have it."""
     of_policies: dict[str, dict[str, Setting]] = {}
-    for policy, entry in POLICIES.items():
-        for name, setting in policy_settings(entry).items():
+    for policy in POLICIES:
+        for name, setting in policy_settings(policy).items():
             of_policies.setdefault(name, {})[policy] = setting
     shared = {name for name, having in of_policies.items() if len(having) > 1}
     assert {"cost", "input_weight", "output_weight", "predict_output", "quantum", "alpha"} <= shared
@@ -355,8 +355,8 @@ def test_settings_of_the_same_name_are_of_one_kind_with_the_same_bounds() -> Non
 
 
 def test_no_default_of_a_setting_is_a_fault() -> None:
-    for name, entry in POLICIES.items():
-        defaults = {setting: one.default for setting, one in policy_settings(entry).items()}
+    for name in POLICIES:
+        defaults = {setting: one.default for setting, one in policy_settings(name).items()}
         assert PolicyConfig.model_validate({"name": name, **defaults}).settings() == defaults
 
 

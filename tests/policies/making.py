@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from itertools import count
 from typing import Any
 
@@ -12,9 +12,10 @@ from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.registry import POLICIES
 from policies.placements.contract import EngineLoad
+from policies.placements.registry import PLACEMENTS
 from policies.request import NO_CLAIM, Claim, Flow, Progress, Request
 
-__all__ = ["NoRoom", "Room", "make_request", "policy_with"]
+__all__ = ["Load", "NoRoom", "Room", "make_request", "policy_with"]
 
 _serial = count()
 
@@ -58,18 +59,37 @@ def make_request(
 def policy_with(name: str, *, flows_max: int = 100_000, **settings: Any) -> Policy:
     """The policy of this name with those of the settings that it has."""
     entry = POLICIES[name]
-    structs = [entry.params] if entry.placement_params is None else [entry.params, entry.placement_params]
+    of_placement = PLACEMENTS[entry.placement].params if entry.placement is not None else None
+    structs = [struct for struct in (entry.params, of_placement) if struct is not None]
     known = {field.name for struct in structs for field in fields(struct)}
     return named_policy(name, flows_max=flows_max, **{one: value for one, value in settings.items() if one in known})
 
 
-class OneEngine:
-    """How full is it?"""
+@dataclass(frozen=True)
+class Load:
+    """How full is an engine, and how fast?"""
 
-    name = "b"
+    name: str = "b"
+    running: int = 0
+    slots: int | None = None
+    to_prefill: int = 0
+    pace_s: float | None = None
+    kv: float = 0.0
+
+    def sequences_in_all(self) -> int:
+        return self.running
+
+    def slots_known(self) -> int | None:
+        return self.slots
+
+    def prefill_tokens(self) -> int:
+        return self.to_prefill
+
+    def token_s(self) -> float | None:
+        return self.pace_s
 
     def kv_fraction(self) -> float:
-        return 0.0
+        return self.kv
 
 
 class Room:
@@ -78,8 +98,11 @@ class Room:
     def place(self, request: Request) -> str | Blocked:
         return "b"
 
+    def nearest(self, head: Request, engine: str, others: Iterator[Request]) -> Request:
+        return head
+
     def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
-        return (OneEngine(),)
+        return (Load(),)
 
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         return None
