@@ -6,7 +6,7 @@ inside the engine; the others are what a proxy could do that counts requests, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from backends.simulated.engine import EngineModel, EngineRequest, RequestRefusedError
 from backends.simulated.profiles import EngineProfile
@@ -100,7 +100,7 @@ class _Gateway:
             return _BACKEND
         return Blocked(request, {_BACKEND: Obstacle.SLOTS})
 
-    def nearest(self, head: Request, engine: str, others: Iterator[Request]) -> Request:
+    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request], bool]) -> Request:
         return head
 
     def _arrive(self, arrival: Arrival) -> None:

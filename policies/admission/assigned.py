@@ -32,7 +32,7 @@ class _RoomOfOne(CachedRoom):
     """One engine of a pool, as the room that its order asks."""
 
     def __init__(self, engines: Engines, engine: str, prefixes: PrefixIndex | None) -> None:
-        super().__init__(prefixes)
+        super().__init__(prefixes, None)
         self.engines = engines
         self._engine = engine
 

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
+from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.request import Request
 
 __all__ = ["Elsewhere", "PoolRoom", "Rivals"]
@@ -51,6 +52,8 @@ class PoolRoom:
     def __init__(self, backends: Mapping[str, BackendLedger], tenants: FairShares) -> None:
         self.rivals: Rivals | None = None
         """None: this gateway is the only one."""
+        self.prefixes: PrefixIndex | None = None
+        """What the engines are expected to have cached; None: nothing reads it."""
         self._backends: Final = backends
         self._tenants: Final = tenants
         self._blocked: dict[str, Blocked] = {}
@@ -122,9 +125,23 @@ class PoolRoom:
             now=self._now,
             paced=tenants.is_flooding(request),
         )
+        if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, engine)):
+            obstacle = ledger.obstacle(
+                request,
+                spare=tenants.is_below(request),
+                absent=tenants.someone_is_absent(),
+                now=self._now,
+                paced=tenants.is_flooding(request),
+                cached_tokens=cached_tokens,
+            )
         if obstacle is not None:
             ledger.held_back(request, obstacle)
         return obstacle
+
+    def _cached_tokens(self, request: Request, engine: str) -> int:
+        if self.prefixes is None:
+            return 0
+        return tokens_of_blocks(self.prefixes.depth(request.prefix, engine), request.prefix, request.prompt_tokens)
 
     def loads(self) -> dict[str, int]:
         return {name: len(ledger.leases) for name, ledger in self._backends.items() if ledger.healthy}

@@ -58,6 +58,8 @@ class BackendLedger:
         self.starting: dict[str, Lease] = {}
         """Dispatched requests without a first token."""
         self.starting_tokens = 0
+        self.prefill_tokens = 0
+        """Those of the starting tokens that the engine is expected to compute, since it has not cached them."""
         self._settings = settings
         self._gauges: Gauges | None = None
         self._starts_since_gauges = 0
@@ -76,7 +78,14 @@ class BackendLedger:
     # --- questions ---
 
     def obstacle(
-        self, request: Request, *, spare: bool, absent: bool, now: float, paced: bool = False
+        self,
+        request: Request,
+        *,
+        spare: bool,
+        absent: bool,
+        now: float,
+        paced: bool = False,
+        cached_tokens: int = 0,
     ) -> Obstacle | None:
         """What keeps this request from starting now? None: nothing.
 
@@ -84,6 +93,7 @@ class BackendLedger:
             spare: its tenant is below its fair share, so it may use the headroom.
             absent: some active tenant has nothing queued, so the headroom is kept for its next request.
             paced: more of its tenant waits than can start soon, so starts are spread to keep the KV evenly full.
+            cached_tokens: part of its prompt that the engine need not compute.
         """
         allowance = self.allowance
         if not self.healthy or now < self._closed_until_s or (allowance is not None and now > self.allowed_until_s):
@@ -105,7 +115,7 @@ class BackendLedger:
         # An engine without gauges does not show its queue. If its concurrency is configured, that is all that is known
         # of what it takes at once, and the prefill window does not apply.
         has_window = self._gauges is not None or self._settings.concurrency_max is None
-        if has_window and self.starting and self.starting_tokens + request.prompt_tokens > prefill_limit:
+        if has_window and self.starting and self.prefill_tokens + request.prompt_tokens - cached_tokens > prefill_limit:
             return Obstacle.PREFILL
         if self.kv.capacity_tokens is None:
             return None
@@ -137,10 +147,6 @@ class BackendLedger:
     def slots_known(self) -> int | None:
         """Sequences that it runs side by side; None: not known yet."""
         return self.slots.known()
-
-    def prefill_tokens(self) -> int:
-        """Prompt tokens that were dispatched to it, and that it must compute before another prompt."""
-        return self.starting_tokens
 
     def token_s(self) -> float | None:
         """Seconds that it takes for a token of each running answer; None: not known yet."""
@@ -229,6 +235,7 @@ class BackendLedger:
         self.leases[request.id] = lease
         self.starting[request.id] = lease
         self.starting_tokens += request.prompt_tokens
+        self.prefill_tokens += request.prompt_tokens - request.progress.cached_tokens
         self.sequences += request.sequences
 
     def started(self, lease: Lease, now: float) -> None:
@@ -237,8 +244,7 @@ class BackendLedger:
             return
         lease.started_s = now
         self._starts_since_gauges += 1
-        if self.starting.pop(lease.request.id, None) is not None:
-            self.starting_tokens -= lease.request.prompt_tokens
+        self._left_starting(lease)
         if lease.request.streamed:
             self.pace.started(lease, now)
             self.slots.seen_running(self._running())
@@ -249,8 +255,7 @@ class BackendLedger:
         """The request ended, in whatever way."""
         request = lease.request
         del self.leases[request.id]
-        if self.starting.pop(request.id, None) is not None:
-            self.starting_tokens -= request.prompt_tokens
+        if self._left_starting(lease):
             self._starts_since_gauges += 1
         self._ends_since_gauges += 1
         self.sequences -= request.sequences
@@ -300,6 +305,15 @@ class BackendLedger:
         for lease in self.leases.values():
             if not lease.request.streamed and lease.started_s is not None:
                 lease.output_tokens = self.pace.output_tokens(lease, now)
+
+    def _left_starting(self, lease: Lease) -> bool:
+        """It has started, or has ended before. True: it was starting until now."""
+        request = lease.request
+        if self.starting.pop(request.id, None) is None:
+            return False
+        self.starting_tokens -= request.prompt_tokens
+        self.prefill_tokens -= request.prompt_tokens - request.progress.cached_tokens
+        return True
 
     def _running(self) -> int:
         """Sequences that are known to have started."""

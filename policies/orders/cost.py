@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from policies.request import ServiceTokens
 from policies.settings import setting
@@ -19,6 +19,9 @@ __all__ = [
     "input_weight_setting",
     "output_weight_setting",
 ]
+
+
+CACHED_WEIGHT: Final = 0.1
 
 
 class Cost(Protocol):
@@ -79,7 +82,7 @@ def output_weight_setting() -> Any:
     return setting(2.0, "What one generated token costs its tenant; cost: linear.", above=0, most=1000)
 
 
-def cached_weight_setting(default: float = 1.0) -> Any:
+def cached_weight_setting(default: float = CACHED_WEIGHT) -> Any:
     return setting(
         default,
         "What a prompt token costs that the engine found in its cache, as a part of other input; cost: linear.",

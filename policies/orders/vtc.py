@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 
-SLACK_TOKENS: Final = 8192.0
+SLACK_TOKENS: Final = 20_000.0
 
 
 def slack_tokens_setting() -> Any:
@@ -106,6 +106,7 @@ class CounterOrder(Order):
         """`slack`: how far a tenant and a flow whose request is cached may go ahead, in the units of their counters."""
         super().__init__()
         self._slack = slack
+        self.passes = slack > (0.0, 0.0)
         self._backlog = backlog
         self.backlog = backlog
         self._cost = cost
@@ -123,10 +124,13 @@ class CounterOrder(Order):
         placed = room.place(head)
         if isinstance(placed, Blocked):
             return placed
-        if self._slack[0] or self._slack[1]:
-            head = room.nearest(head, placed, self._backlog.within(self._slack))
+        if self.passes:
+            head = room.nearest(head, placed, self._may_pass)
         self._backlog.dispatch(head)
         return Selection(head, placed)
+
+    def _may_pass(self, request: Request) -> bool:
+        return self._backlog.may_pass(request, self._slack)
 
     def remove(self, request: Request, now: float) -> None:
         self._backlog.withdraw(request)

@@ -29,6 +29,7 @@ class EngineLoad(Protocol):
     def slots_known(self) -> int | None:
         """Sequences that it runs side by side; None: not known yet."""
 
+    @property
     def prefill_tokens(self) -> int:
         """Prompt tokens that were dispatched to it, and that it must compute before another prompt."""
 

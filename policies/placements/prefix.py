@@ -60,7 +60,7 @@ class ByPrefix(Placement):
         costs = []
         for engine, load, pace in zip(engines, running, paces, strict=True):
             cached = tokens_of_blocks(depths.get(engine.name, 0), prefix, request.prompt_tokens)
-            todo = engine.prefill_tokens() + request.prompt_tokens - cached
+            todo = engine.prefill_tokens + request.prompt_tokens - cached
             costs.append((load >= bound + SPARE, pace * (todo + SEQUENCE_TOKENS * load), engine.name))
         return min(costs)[2]
 

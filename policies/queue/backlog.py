@@ -8,8 +8,6 @@ interaction go before others, as long as their tenant and flow are not ahead by 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from itertools import islice
 from typing import Final
 
 from policies.queue.counters import Counters, Member
@@ -18,11 +16,7 @@ from policies.request import Flow, Request
 __all__ = ["Backlog", "FlowMember", "TenantMember"]
 
 USUAL_RATE: Final = 0.05
-TENANTS_TRIED: Final = 4
-FLOWS_TRIED: Final = 4
-REQUESTS_TRIED: Final = 4
-"""Tenants, flows of each, and requests of each flow, that may go instead of the head."""
-PASSED_MAX: Final = 8
+PASSED_MAX: Final = 64
 """The oldest request of a flow is passed by later ones this often, then it goes first."""
 
 
@@ -113,21 +107,33 @@ class Backlog:
         flow = tenant.flows.least() if tenant is not None else None
         return next(iter((flow.inside or flow.requests).values())) if flow is not None else None
 
-    def within(self, slack: tuple[float, float]) -> Iterator[Request]:
-        """The head, and requests that may go instead of it, in order; a bounded number.
+    def may_pass(self, request: Request, slack: tuple[float, float]) -> bool:
+        """May this waiting request go instead of the head?
 
-        Their tenant and flow have received at most this much more, and have no more running per weight than those that
-        they pass. Inside a flow the oldest is passed a bounded number of times.
+        Its tenant and flow have received at most so much more than those that they pass, and have no more running per
+        weight. Inside a flow the oldest request is passed a bounded number of times, and none inside an interaction by
+        one that is not.
         """
-        tenants = self.tenants.first(TENANTS_TRIED, within=slack[0])
-        for tenant in tenants:
-            if tenant.running * tenants[0].weight > tenants[0].running * tenant.weight:
-                continue
-            flows = tenant.flows.first(FLOWS_TRIED, within=slack[1])
-            for flow in flows:
-                if flow.running <= flows[0].running:
-                    tried = REQUESTS_TRIED if flow.passed < PASSED_MAX else 1
-                    yield from islice((flow.inside or flow.requests).values(), tried)
+        flow = self._by_flow[request.flow]
+        tenant, next_tenant = flow.tenant, self.tenants.least()
+        if next_tenant is None:
+            return False
+        if tenant is not next_tenant and (
+            tenant.counter - tenant.lead > next_tenant.counter - next_tenant.lead + slack[0]
+            or tenant.running * next_tenant.weight > next_tenant.running * tenant.weight
+        ):
+            return False
+        next_flow = tenant.flows.least()
+        if next_flow is None or (
+            flow is not next_flow
+            and (
+                flow.counter - flow.lead > next_flow.counter - next_flow.lead + slack[1]
+                or flow.running > next_flow.running
+            )
+        ):
+            return False
+        requests = flow.inside or flow.requests
+        return request.id in requests and (flow.passed < PASSED_MAX or next(iter(requests)) == request.id)
 
     def dispatch(self, request: Request) -> None:
         """Take the request out of the queue: it goes to a backend, and `end` will follow."""

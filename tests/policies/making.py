@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from itertools import count
 from typing import Any
@@ -72,7 +72,7 @@ class Load:
     name: str = "b"
     running: int = 0
     slots: int | None = None
-    to_prefill: int = 0
+    prefill_tokens: int = 0
     pace_s: float | None = None
     kv: float = 0.0
 
@@ -81,9 +81,6 @@ class Load:
 
     def slots_known(self) -> int | None:
         return self.slots
-
-    def prefill_tokens(self) -> int:
-        return self.to_prefill
 
     def token_s(self) -> float | None:
         return self.pace_s
@@ -98,7 +95,7 @@ class Room:
     def place(self, request: Request) -> str | Blocked:
         return "b"
 
-    def nearest(self, head: Request, engine: str, others: Iterator[Request]) -> Request:
+    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request], bool]) -> Request:
         return head
 
     def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
