@@ -26,11 +26,11 @@ from policies.request import Request
 
 __all__ = ["ByPrefix"]
 
-SEQUENCE_TOKENS: Final = 256.0
+SEQUENCE_TOKENS: Final = 128.0
 """What one more running sequence costs a new one, in prompt tokens to compute: about the time it adds to the steps of
 an answer of some hundred tokens."""
 IMBALANCE: Final = 1.25
-SPARE: Final = 2.0
+SPARE: Final = 4.0
 """Sequences that an engine may run beyond the bound, so that few requests may all be where their prompts are."""
 SLOWER: Final = 1.5
 """Paces closer than this are taken for equal: they differ by chance and by load."""
