@@ -32,6 +32,7 @@ from gateway.request.readings import Reading, Readings
 from gateway.request.routes import Route, Routes, Treatment
 from gateway.request.slices import Slices, at_once
 from gateway.telemetry.record import Outcome, Record
+from policies.limits.leaky_counts import LeakyCounts
 from policies.request import NO_CLAIM, Flow, Request, ServiceTokens
 
 __all__ = ["Pipeline"]
@@ -57,8 +58,10 @@ class Pipeline:
         routes: Routes,
         cors: Cors,
         unqueued_max: int,
+        unqueued_per_s: float,
     ) -> None:
-        """`unqueued_max`: requests of one tenant that may pass beside the queue at once."""
+        """`unqueued_max`: requests of one tenant that may pass beside the queue at once; `unqueued_per_s`: how many
+        of them may come."""
         self._keyring = keyring
         self._pools = list(pools)
         self._pool_of_model: dict[str, Pool] = {}
@@ -67,6 +70,8 @@ class Pipeline:
         self._routes = routes
         self._cors = cors
         self._unqueued_max = unqueued_max
+        self._unqueued_per_s = unqueued_per_s
+        self._unqueued_rates = LeakyCounts(unqueued_per_s, max(1.0, unqueued_per_s))
         self._unqueued: dict[str, int] = {}
         """By tenant, as long as there are any."""
         self.draining = False
@@ -97,11 +102,13 @@ class Pipeline:
                 message = "this gateway is shutting down and takes no more requests; another one will answer"
                 raise ApiError(Reason.DRAINING, message, retry_after_s=RETRY_WHEN_DRAINING_S, should_retry=True)
             principal = self._keyring.principal(bearer_key(request.headers), household(request.client))
+            request.holder = principal
+            request.account = principal.tenant
+            if way.treatment is not Treatment.ADMIT:
+                self._take_unqueued(principal.tenant)
         except ApiError as error:
             self.refused(request, error)
             return error.status, _error_headers(error, request), error.body(dialect_of(request.path))
-        request.holder = principal
-        request.account = principal.tenant
         return None
 
     def refused(self, request: HttpRequest, error: ApiError) -> None:
@@ -299,6 +306,13 @@ class Pipeline:
             exchange.send(_upstream_head(request, len(body)), body)
 
         return send
+
+    def _take_unqueued(self, tenant: str) -> None:
+        """One more request of this tenant that needs no queue has come. ApiError if they come too fast."""
+        wait_s = self._unqueued_rates.take(tenant, time.monotonic())
+        if wait_s:
+            rate = f"{self._unqueued_per_s:g} of your requests that need no queue are answered in a second"
+            raise ApiError(Reason.RATE_LIMITED, f"{rate}, and more came; slow down", retry_after_s=wait_s)
 
     def _begin_unqueued(self, tenant: str) -> None:
         """One more request of this tenant goes around the queue. ApiError if it has too many of them."""

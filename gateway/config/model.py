@@ -312,12 +312,22 @@ def _contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
         yield from apps.again(_get(app, "name"), ("apps", a, "name"))
     if _get(config, "tenants") in (None, (), []) and _get(config, "open_access") is not True:
         yield ("tenants",), "is empty: nobody could call; add a tenant, or set open_access: true"
-    body_bytes_max, queue_bytes_max = (
-        _get(_get(config, "limits"), field) or Limits.model_fields[field].default
-        for field in ("body_bytes_max", "queue_bytes_max")
-    )
-    if isinstance(body_bytes_max, int) and isinstance(queue_bytes_max, int) and body_bytes_max > queue_bytes_max:
-        yield ("limits", "body_bytes_max"), f"is more than queue_bytes_max ({queue_bytes_max}): could never wait"
+    yield from _limit_contradictions(config)
+
+
+def _limit_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
+    def limit(field: str) -> Any:
+        return _get(_get(config, "limits"), field) or Limits.model_fields[field].default
+
+    body_bytes = limit("body_bytes_max")
+    for field, never in (
+        ("queue_bytes_max", "wait"),
+        ("bodies_bytes_max", "be received"),
+        ("client_bodies_bytes_max", "be received"),
+    ):
+        most = limit(field)
+        if isinstance(body_bytes, int) and isinstance(most, int) and body_bytes > most:
+            yield ("limits", "body_bytes_max"), f"is more than {field} ({most}): could never {never}"
 
 
 def _address_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:

@@ -10,12 +10,14 @@ from typing import Final
 
 from gateway.config.model import TenantConfig, hash_key, new_key
 from gateway.http.errors import ApiError, Reason
-from gateway.request.failed_keys import FailedKeys
+from policies.limits.leaky_counts import LeakyCounts
 
 __all__ = ["Keyring", "MintedKey", "Principal"]
 
 DEFAULT_APP: Final = "default"
 USES_REMEMBERED_MIN: Final = 10_000
+WRONG_KEYS_AT_ONCE_MAX: Final = 20
+WRONG_KEYS_PER_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ class Keyring:
         self._principals: dict[bytes, Principal] = {}
         self._issued: Mapping[bytes, Principal] = {}
         self._revoked: Set[bytes] = frozenset()
-        self._failed = FailedKeys()
+        self._failed = LeakyCounts(WRONG_KEYS_PER_S, WRONG_KEYS_AT_ONCE_MAX)
+        """Wrong keys, by the address that they came from."""
         self._used_from: dict[bytes, str] = {}
         """The address from which a key was used last."""
         self._tenants = {tenant.name: Principal(tenant.name, tenant.weight, (DEFAULT_APP,)) for tenant in tenants}
@@ -97,8 +100,7 @@ class Keyring:
             raise ApiError(
                 Reason.INVALID_API_KEY, "no API key: send it as 'Authorization: Bearer KEY' (or 'x-api-key')"
             )
-        self._failed.add(address, time.monotonic())
-        self._refuse_guesser(address)
+        _refuse_guesser(self._failed.take(address, time.monotonic()))
         raise ApiError(
             Reason.INVALID_API_KEY, "this API key is not known here; ask the operator of this gateway for one"
         )
@@ -106,13 +108,13 @@ class Keyring:
     def _moved(self, digest: bytes, address: str) -> None:
         """A key is used from where it was not used last."""
         if self._failed:
-            self._refuse_guesser(address)  # a right guess is to look like a wrong one
+            _refuse_guesser(self._failed.wait_s(address, time.monotonic()))  # a right guess is to look like a wrong one
         if len(self._used_from) > USES_REMEMBERED_MIN + 2 * (len(self._principals) + len(self._issued)):
             self._used_from.clear()  # most of them were keys that are no more
         self._used_from[digest] = address
 
-    def _refuse_guesser(self, address: str) -> None:
-        wait_s = self._failed.wait_s(address, time.monotonic())
-        if wait_s:
-            message = "too many wrong API keys came from your address; no other key is looked at for a while"
-            raise ApiError(Reason.TOO_MANY_FAILED_KEYS, message, retry_after_s=wait_s)
+
+def _refuse_guesser(wait_s: float) -> None:
+    if wait_s:
+        message = "too many wrong API keys came from your address; no other key is looked at for a while"
+        raise ApiError(Reason.TOO_MANY_FAILED_KEYS, message, retry_after_s=wait_s)

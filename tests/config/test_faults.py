@@ -177,6 +177,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (GOOD + "tenants: [{name: t, keys: [{}]}]\n", ":3:28: tenants[0].keys[0].hash: is missing"),
         (GOOD + "? [a]\n: b\n", ":3:3: the name of a field should be text"),
         (GOOD + "access_log: '${1X}'\n", ":3:13: access_log: write a variable as ${NAME}"),
+        (
+            GOOD + "limits: {body_bytes_max: 3000, bodies_bytes_max: 2000}\n",
+            ":3:26: limits.body_bytes_max: is more than bodies_bytes_max (2000): could never be received",
+        ),
+        (GOOD + "limits: {client_bodies_bytes_max: 2000}\n", ":3:9: limits.body_bytes_max: is more than client_bodies"),
         (GOOD.replace("sim:", "ftp://h"), ":2:36: pools[0].backends[0].url: should be http://host:port"),
         (GOOD.replace("sim:", "http://h:99999"), ":2:36: pools[0].backends[0].url: should be http://host:port"),
         (GOOD.replace("'sim:'", "'http://h/a'}, {url: 'http://h/b'"), ":2:57: pools[0].backends[1].url: the same"),
