@@ -28,6 +28,7 @@ from gateway.redis.errors import StoreUnavailable
 from gateway.request.cors import Cors
 from gateway.request.identity import Keyring, MintedKey
 from gateway.request.routes import GENERATE, ONE_ANSWER, PASS, Routes
+from gateway.request.unqueued import Unqueued
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Outcome, Record
@@ -120,8 +121,7 @@ class Gateway:
             self._settled,
             routes=_routes(config),
             cors=Cors(config.cors_origins),
-            unqueued_max=config.limits.unqueued_max,
-            unqueued_per_s=config.limits.unqueued_per_s,
+            unqueued=Unqueued(config.limits.unqueued_max, config.limits.unqueued_per_s),
         )
         self._server = HttpServer(
             pipeline.handle,

@@ -5,9 +5,7 @@ Values are strict: text is never read as a number, nor a number as text. Times a
 
 from __future__ import annotations
 
-import hashlib
 import json
-import secrets
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -32,7 +30,6 @@ from gateway.config.fields import (
     bare_text_is,
     checked_address,
     checked_api_key,
-    checked_hash,
     checked_name,
     checked_tokenizer,
     checked_url,
@@ -42,6 +39,7 @@ from gateway.config.fields import (
     unique,
 )
 from gateway.config.interactions import InteractionsConfig
+from gateway.config.keys import KeyConfig, hash_key, new_key
 from gateway.config.limits import Limits
 from gateway.config.listener import NetworkName, Origin, RouteConfig
 from gateway.config.policy import PolicyConfig, PolicyName
@@ -66,19 +64,6 @@ __all__ = [
 ]
 
 Loc = tuple[int | str, ...]
-
-
-def hash_key(key: str) -> str:
-    """What is written in the file for this key? "sha256:" and 64 hex digits; keys carry 256 bits, so no salt.
-
-    Bytes that were not UTF-8 in a header (surrogate escapes) are hashed as they came.
-    """
-    return "sha256:" + hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def new_key() -> str:
-    """A fresh key of 256 random bits: "fg-" and 43 characters that are safe in URLs and shells."""
-    return "fg-" + secrets.token_urlsafe(32)
 
 
 Address = Annotated[str, AfterValidator(checked_address)]
@@ -153,17 +138,6 @@ class PoolConfig(Section):
     (cache_salt), so that nobody can tell by the time to a first token what others have asked. dlpm, d2lpm."""
     capacity: CapacityConfig = CapacityConfig()
     """How full the engines are kept."""
-
-
-class KeyConfig(Section):
-    """One key of a tenant, known by its hash only."""
-
-    hash: Annotated[str, AfterValidator(checked_hash)]
-    """sha256: and 64 hex digits, as `fairgate keys hash` prints it."""
-    apps: Annotated[tuple[Name, ...], AfterValidator(unique), AfterValidator(not_empty)] = Field(
-        default=("default",), strict=False, max_length=1000, json_schema_extra={"minItems": 1}
-    )
-    """Apps the key may act for; the first is what a request is when it names none."""
 
 
 class TenantConfig(Section):

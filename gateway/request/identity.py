@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
+from math import inf
 from typing import Final
 
-from gateway.config.model import TenantConfig, hash_key, new_key
+from gateway.config.model import KeyConfig, TenantConfig, hash_key, new_key
 from gateway.http.errors import ApiError, Reason
 from policies.limits.leaky_counts import LeakyCounts
 
@@ -28,6 +30,19 @@ class Principal:
     weight: float
     apps: tuple[str, ...]
     """Apps it may claim; the first is what a request is when it names none."""
+    models: frozenset[str] | None = None
+    """Models it may ask for. None: all."""
+    expires_s: float = inf
+    """From when on the key is not taken, in seconds since the epoch."""
+
+    @classmethod
+    def of(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
+        models = None if key.models is None else frozenset(key.models)
+        return cls(tenant.name, tenant.weight, key.apps, models, key.expires_s)
+
+    def may_ask(self, model: str) -> bool:
+        """Does the model exist for it?"""
+        return self.models is None or model in self.models
 
     def app(self, claimed: str | None) -> str:
         """The app of a request that claims this one (None: claims none)."""
@@ -62,29 +77,31 @@ class Keyring:
         """Wrong keys, by the address that they came from."""
         self._used_from: dict[bytes, str] = {}
         """The address from which a key was used last."""
-        self._tenants = {tenant.name: Principal(tenant.name, tenant.weight, (DEFAULT_APP,)) for tenant in tenants}
+        self._tenants = {tenant.name: tenant for tenant in tenants}
         self.minted: list[MintedKey] = []
         for tenant in tenants:
             for key in tenant.keys:
-                self._add(key.hash, Principal(tenant.name, tenant.weight, tuple(key.apps)))
+                self._add(tenant, key)
             if not tenant.keys and mints:
                 minted = MintedKey(tenant.name, new_key())
                 self.minted.append(minted)
-                self._add(hash_key(minted.key), self._tenants[tenant.name])
+                self._add(tenant, KeyConfig(hash=hash_key(minted.key)))
 
-    def _add(self, key_hash: str, principal: Principal) -> None:
-        self._principals[bytes.fromhex(key_hash.removeprefix("sha256:"))] = principal
+    def _add(self, tenant: TenantConfig, key: KeyConfig) -> None:
+        self._principals[bytes.fromhex(key.hash.removeprefix("sha256:"))] = Principal.of(tenant, key)
 
-    def tenant(self, name: str) -> Principal | None:
+    def holder(self, tenant: str, key: KeyConfig) -> Principal | None:
         """The holder of a key that was issued to this tenant. None: there is no such tenant."""
-        return self._tenants.get(name)
+        found = self._tenants.get(tenant)
+        return None if found is None else Principal.of(found, key)
 
     def learn(self, issued: Mapping[bytes, Principal], revoked: Set[bytes]) -> None:
         """Also take these keys, by the digests of them, and no longer those, wherever they are from."""
         self._issued, self._revoked = issued, revoked
 
-    def principal(self, key: bytes | None, address: str = "") -> Principal:
-        """The holder of the key that comes from this address, or `ApiError` 401; 429 after too many wrong ones."""
+    def principal(self, key: bytes | None, address: str, unix_s: float) -> Principal:
+        """The holder of the key that comes from this address at this time, or `ApiError` 401; 429 after too many wrong
+        ones. The time is in seconds since the epoch."""
         # A lookup by hash tells a guesser nothing by its timing: equal prefixes of keys have unrelated hashes.
         digest = sha256(key).digest() if key is not None else b""
         principal = self._principals.get(digest) or self._issued.get(digest)
@@ -92,6 +109,10 @@ class Keyring:
         if principal is not None and not is_revoked:
             if self._used_from.get(digest) != address:
                 self._moved(digest, address)
+            if unix_s >= principal.expires_s:
+                when = datetime.fromtimestamp(principal.expires_s, UTC)
+                message = f"this API key expired at {when:%Y-%m-%d %H:%M:%S} UTC; ask the operator for a new one"
+                raise ApiError(Reason.EXPIRED_API_KEY, message)
             return principal
         if self._open_access and not is_revoked:
             name = f"key-{digest.hex()[:12]}" if key is not None else "anonymous"

@@ -70,6 +70,7 @@ access_log: false
 limits: {{body_bytes_max: 2048, queue_bytes_max: 1024}}
 """
 
+EXPIRES = ":3:119: tenants[0].keys[0].expires: should be a day such as 2027-01-31, or a time with its zone: 20"
 NOT_A_HASH = (
     "is not the hash of a key (sha256: and 64 hex digits). Keys are never stored as they are: "
     "run `fairgate keys hash` and write here what it prints"
@@ -175,6 +176,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (GOOD + "drain_s: .inf\n", ":3:10: drain_s: should be a number, not text"),
         (GOOD + "drain_s: 1e999\n", ":3:10: drain_s: should be a finite number"),
         (GOOD + "tenants: [{name: t, keys: [{}]}]\n", ":3:28: tenants[0].keys[0].hash: is missing"),
+        (GOOD + f"tenants: [{{name: t, keys: [{{hash: '{HASH}', expires: 2027-02-29}}]}}]\n", EXPIRES),
+        (GOOD + f"tenants: [{{name: t, keys: [{{hash: '{HASH}', expires: 2027-01-31T12:00}}]}}]\n", EXPIRES),
+        (GOOD + f"tenants: [{{name: t, keys: [{{hash: '{HASH}', expires: 9999-12-31}}]}}]\n", EXPIRES),
+        (GOOD + f"tenants: [{{name: t, keys: [{{hash: '{HASH}', models: []}}]}}]\n",
+         ":3:118: tenants[0].keys[0].models: is empty; give at least one"),
         (GOOD + "? [a]\n: b\n", ":3:3: the name of a field should be text"),
         (GOOD + "access_log: '${1X}'\n", ":3:13: access_log: write a variable as ${NAME}"),
         (
