@@ -22,6 +22,7 @@ BAD_INPUT = 2
 def run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run on uvloop where there is one."""
     from gateway.redis.errors import StoreRefused
+    from gateway.request.estimate import UnusableTokenizer
 
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if sys.platform != "win32":
@@ -33,7 +34,7 @@ def run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
             runner.run(coroutine())
     except KeyboardInterrupt:
         sys.exit(130)
-    except StoreRefused as error:
+    except (StoreRefused, UnusableTokenizer) as error:
         click.echo(f"fairgate: {error}", err=True)
         sys.exit(BAD_INPUT)
     except OSError as error:

@@ -73,7 +73,8 @@ class BackendConfig(Section):
     """One engine that serves the models of its pool."""
 
     url: Annotated[str, AfterValidator(checked_url)]
-    """http(s)://host:port without /v1, or sim:NAME for a simulated vLLM inside the gateway's own process."""
+    """http(s)://host:port without /v1, or sim:NAME for a simulated vLLM inside the gateway's own process. A path, as in
+    http://host/engine-a, is put before that of every request."""
     engine: Literal["vllm", "openai"] = "vllm"
     """vllm: its metrics are read; openai: any compatible server, of which only the answers are known."""
     api_key: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
@@ -83,7 +84,7 @@ class BackendConfig(Section):
     max_num_seqs: int | None = Field(default=None, ge=1, le=1_000_000)
     """Requests the engine runs at once (vLLM's --max-num-seqs); learned when absent."""
     name: str = Field(default="", validate_default=True)
-    """What metrics and logs call it; unique. Default: host:port of the url."""
+    """What metrics and logs call it; unique. Default: host:port of the url, and its path."""
 
     @field_validator("tls")
     @classmethod
@@ -311,7 +312,9 @@ def _address_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
     )
     workers = _get(config, "workers")
     workers = workers if isinstance(workers, int) else 1
-    is_same_host = host == admin_host or bool({host, admin_host} & {"0.0.0.0", "::"})
+    hosts = {host, admin_host}
+    is_same_host = len(hosts) == 1 or bool(hosts & {"0.0.0.0", "::"})
+    is_same_host = is_same_host or ("localhost" in hosts and hosts <= {"localhost", "127.0.0.1", "::1"})
     if admin_port > 0 and admin_port <= port < admin_port + workers and is_same_host:
         takes = "takes the port" if workers == 1 else f"takes {workers} ports, one for each worker, among them that"
         yield ("admin",), f"{takes} of listen ({addresses[0]}); give it another one"

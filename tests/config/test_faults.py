@@ -190,7 +190,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (GOOD + "limits: {client_bodies_bytes_max: 2000}\n", ":3:9: limits.body_bytes_max: is more than client_bodies"),
         (GOOD.replace("sim:", "ftp://h"), ":2:36: pools[0].backends[0].url: should be http://host:port"),
         (GOOD.replace("sim:", "http://h:99999"), ":2:36: pools[0].backends[0].url: should be http://host:port"),
-        (GOOD.replace("'sim:'", "'http://h/a'}, {url: 'http://h/b'"), ":2:57: pools[0].backends[1].url: the same"),
+        (GOOD.replace("sim:", "http://h/a/../b"), ":2:36: pools[0].backends[0].url: should have no path, or one such"),
+        (GOOD.replace("sim:", "http://h//a"), ":2:36: pools[0].backends[0].url: should have no path, or one such"),
+        (GOOD.replace("sim:", "http://h/a/v1"), ":2:36: pools[0].backends[0].url: should end before /v1"),
+        (GOOD.replace("'sim:'", "'http://h/a'}, {url: 'http://h/a/'"), ":2:57: pools[0].backends[1].url: the same"),
+        (GOOD.replace("'sim:'", "'http://h/a'}, {url: 'https://h/a'"), ":2:57: pools[0].backends[1].url: the same ba"),
+        (GOOD + "listen: localhost:9090\n", ":1:1: admin: takes the port of listen (localhost:9090)"),
         (GOOD.replace("'sim:'", "'http://h', api_key: 'a b'"), ":2:57: pools[0].backends[0].api_key: is empty"),
     ],
 )  # fmt: skip
