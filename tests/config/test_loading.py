@@ -143,7 +143,7 @@ def test_backends_are_enough_for_a_configuration() -> None:
     assert (pool.name, pool.models, config.tenants) == ("default", (), ())
     assert [(b.url, b.name) for b in pool.backends] == [
         ("http://gpu:8000", "gpu:8000"),
-        ("https://gpu2/base", "gpu2"),
+        ("https://gpu2/base", "gpu2/base"),
     ]
 
 
