@@ -103,7 +103,7 @@ async def serve_one(config: Config, worker: Worker | None = None) -> None:
     import signal
 
     from gateway.app import Gateway
-    from gateway.telemetry.log_writer import StderrLog
+    from gateway.commands.stderr_log import StderrLog
 
     log = StderrLog()  # whoever does not read it must not keep requests waiting
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO, handlers=[log])

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["STDERR", "STDOUT", "LogWriter", "StderrLog"]
+__all__ = ["STDERR", "STDOUT", "LogWriter"]
 
 logger = logging.getLogger("fairgate")
 
@@ -119,27 +119,6 @@ class LogWriter:
             lost, self._lines_said = self.lines_lost - self._lines_said, self.lines_lost
         if lost:
             logger.warning("%d lines of the %s were lost, since they could not be written in time", lost, self._what)
-
-
-class StderrLog(logging.Handler):
-    """Messages to standard error, those of the `logging` module among them. Its reader stops nobody who says one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._writer = LogWriter("log of messages", STDERR)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Take a message, or count it as lost."""
-        self.say(self.format(record))
-
-    def say(self, text: str) -> None:
-        """The same of a text as it stands."""
-        self._writer.write(f"{text}\n".encode("utf-8", "replace"), 1)
-
-    def close(self) -> None:
-        """Write what is left, if that can be done soon."""
-        self._writer.close()
-        super().close()
 
 
 def _atomic(lines: bytes) -> Iterator[bytes]:

@@ -15,8 +15,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from gateway.commands.stderr_log import StderrLog
 from gateway.telemetry import log_writer
-from gateway.telemetry.log_writer import StderrLog
 from tests.gateway.capture import Peer, Seen, Upstream, answer
 from tests.gateway.live import WAIT_S, chat
 from tests.gateway.test_command_line import FAIRGATE, config_file
