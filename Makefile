@@ -55,10 +55,12 @@ $(COMPILED)/.built: $(INSTALLED) pyproject.toml $(shell find policies gateway ba
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(COMPILED) build/fairgate-*.whl
 	@touch $@
 
-lock: $(INSTALLED)  ## pin the newest versions that pyproject.toml allows
+lock: $(INSTALLED)  ## pin the newest versions that pyproject.toml allows, and of them what the image needs to run
 	$(BIN)/pip install -q uv
 	$(BIN)/uv pip compile --upgrade --extra dev --extra bench --extra tokenize --universal --generate-hashes \
 	    --no-emit-index-url --no-annotate --no-header pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile -c requirements.lock --universal --generate-hashes \
+	    --no-emit-index-url --no-annotate --no-header pyproject.toml -o deploy/requirements.lock
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

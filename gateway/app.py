@@ -28,6 +28,7 @@ from gateway.redis.errors import StoreUnavailable
 from gateway.request.cors import Cors
 from gateway.request.identity import Keyring, MintedKey
 from gateway.request.routes import GENERATE, ONE_ANSWER, PASS, Routes
+from gateway.request.unqueued import Unqueued
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Outcome, Record
@@ -120,7 +121,7 @@ class Gateway:
             self._settled,
             routes=_routes(config),
             cors=Cors(config.cors_origins),
-            unqueued_max=config.limits.unqueued_max,
+            unqueued=Unqueued(config.limits.unqueued_max, config.limits.unqueued_per_s),
         )
         self._server = HttpServer(
             pipeline.handle,
@@ -248,12 +249,11 @@ def _routes(config: Config) -> Routes:
 
 def _server_limits(config: Config) -> ServerLimits:
     limits = config.limits
-    defaults = ServerLimits()
     return ServerLimits(
         header_bytes_max=limits.header_bytes_max,
         body_bytes_max=limits.body_bytes_max,
-        bodies_bytes_max=max(defaults.bodies_bytes_max, 4 * limits.body_bytes_max),
-        client_bodies_bytes_max=max(defaults.client_bodies_bytes_max, limits.body_bytes_max),
+        bodies_bytes_max=limits.bodies_bytes_max,
+        client_bodies_bytes_max=limits.client_bodies_bytes_max,
         connections_max=limits.connections_max,
         client_connections_max=limits.client_connections_max or max(1, limits.connections_max // 2),
         head_timeout_s=limits.client_head_s,

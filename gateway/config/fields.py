@@ -55,12 +55,14 @@ def checked_url(text: str) -> str:
     path = parts.path.rstrip("/")
     if path.endswith("/v1"):
         raise fault("should end before /v1: the path of each request is appended to it")
+    if not re.fullmatch(r"(/(?!\.\.?(/|$))[A-Za-z0-9._~%-]+)*", path):
+        raise fault("should have no path, or one such as /engine-a: the path of each request is appended to it")
     return f"{parts.scheme}://{parts.netloc.lower()}{path}"
 
 
 def backend_name(url: str | None) -> str:
-    """host:port of a valid url, or the url itself when it names a simulated engine."""
-    return (urlsplit(url).netloc or url.rstrip(":")) if url else ""
+    """host:port and path of a valid url, or the url itself when it names a simulated engine."""
+    return (url.partition("://")[2] or url.rstrip(":")) if url else ""
 
 
 def checked_tokenizer(text: str) -> str:

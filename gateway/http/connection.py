@@ -11,6 +11,7 @@ from backends.outbox import Outlet
 from gateway.http.accounts import Account
 from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason, dialect_of
+from gateway.http.holding import BUSY_RETRY_S, Holding
 from gateway.http.request import Header, HttpRequest, RequestReader
 from gateway.http.responder import Responder
 from gateway.http.sockets import is_hung_up, reset_on_close, unsent_bytes
@@ -30,7 +31,6 @@ _log = logging.getLogger(__name__)
 
 _NEVER: Final = float("inf")
 _EVERY_SWEEP: Final = 0.0
-_BUSY_RETRY_S: Final = 2.0
 
 # What a connection is doing. The first two read a request, all others do not.
 _HEAD: Final = 0
@@ -50,8 +50,8 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_address",
         "_body_began_at",
-        "_body_bytes_held",
         "_drained_at",
+        "_holding",
         "_is_anonymous",
         "_limits",
         "_outlet",
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
         self._state = _HEAD
         self._responder: Responder | None = None
         self._pending = b""  # what follows the request that is being answered; not looked at before
-        self._body_bytes_held = 0
+        self._holding = Holding(server)
         self._body_began_at = 0.0
         self._address: Account | None = None
         self._tenant: Account | None = None
@@ -104,7 +104,7 @@ class Connection(asyncio.Protocol):
         self._set_deadline(self._limits.head_timeout_s)
         try:
             if not self._server.admit(self):
-                raise ApiError(Reason.SERVER_BUSY, "Too many connections.", retry_after_s=_BUSY_RETRY_S)
+                raise ApiError(Reason.SERVER_BUSY, "Too many connections.", retry_after_s=BUSY_RETRY_S)
             if not self._peer_is_proxy:
                 self._address = self._server.addresses.connect(household(self._peer))
         except ApiError as error:
@@ -165,12 +165,14 @@ class Connection(asyncio.Protocol):
                     if not reader.partial:
                         self._set_deadline(self._limits.head_timeout_s)
                     at = reader.take_head(data, at)
+                    if self._is_anonymous and self._address is not None:
+                        self._holding.hold_head(self._address, len(reader.partial))
                     if reader.request is not None:
                         self._begin(reader.request, body_follows=not reader.complete, body_is_here=at < size)
                 else:
                     at = reader.take_body(data, at)
-                    if not reader.complete:
-                        self._hold_body(reader.body_bytes)
+                    if not reader.complete and reader.request is not None:
+                        self._holding.hold_body(reader.request, reader.body_bytes)
                 if self._state < _ANSWER and reader.complete:
                     self._serve()
                     if at < size:
@@ -215,26 +217,10 @@ class Connection(asyncio.Protocol):
             if before is not None:
                 tenants.disconnect(before)
 
-    def _hold_body(self, body_bytes: int) -> None:
-        """Count what is held of an unfinished body: on all connections together, for its tenant, from its address."""
-        server, request = self._server, self._reader.request
-        assert request is not None
-        more_bytes = body_bytes - self._body_bytes_held
-        self._body_bytes_held = body_bytes
-        server.bodies_bytes += more_bytes
-        try:
-            if request.account:
-                server.tenants.hold(request.account, more_bytes)
-        finally:
-            server.addresses.hold(household(request.client), more_bytes)
-        if server.bodies_bytes > self._limits.bodies_bytes_max:
-            message = "The server is receiving too many large requests: try again."
-            raise ApiError(Reason.SERVER_BUSY, message, retry_after_s=_BUSY_RETRY_S)
-
     def _serve(self) -> None:
         request = self._reader.request
         assert request is not None
-        self._release_body()
+        self._holding.release_body()
         responder = self._new_responder(request, keep_alive=self._reader.keep_alive)
         try:
             self._server.handler(request, responder)
@@ -253,18 +239,6 @@ class Connection(asyncio.Protocol):
         responder.more_fields = request.answer_fields
         self._responder = responder
         return responder
-
-    def _release_body(self) -> None:
-        held_bytes = self._body_bytes_held
-        if not held_bytes:
-            return
-        server, request = self._server, self._reader.request
-        assert request is not None
-        self._body_bytes_held = 0
-        server.bodies_bytes -= held_bytes
-        if request.account:
-            server.tenants.release(request.account, held_bytes)
-        server.addresses.release(household(request.client), held_bytes)
 
     def _keep(self, data: bytes) -> None:
         """Hold what is not to be read yet, and read no more of it than is allowed."""
@@ -334,8 +308,7 @@ class Connection(asyncio.Protocol):
         Closing at once with unread bytes would reset the connection, and the client might lose the answer.
         """
         self._state = _LINGER
-        self._pending = b""
-        self._release_body()
+        self._drop()
         self._undrained_bytes = self._waiting_bytes()
         self._drained_at = self._server.now
         self._since = self._server.now
@@ -346,6 +319,13 @@ class Connection(asyncio.Protocol):
             self._reading_paused = False
             self._transport.resume_reading()
         self._outlet.write_eof()
+
+    def _drop(self) -> None:
+        """Hold nothing of what it has sent, nor read any of it."""
+        self._pending = self._reader.partial = b""
+        self._holding.release_body()
+        if self._address is not None:
+            self._holding.hold_head(self._address, 0)
 
     def _client_gone(self) -> None:
         """The client closed its side. Whoever half-closes and still expects an answer is taken for gone, too."""
@@ -360,8 +340,7 @@ class Connection(asyncio.Protocol):
         if self._state == _CLOSED:
             return
         self._state = _CLOSED
-        self._pending = b""
-        self._release_body()
+        self._drop()
         self._drained_at = self._server.now
         self._set_deadline(self._limits.linger_s)
         self._outlet.close()

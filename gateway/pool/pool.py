@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -64,9 +65,16 @@ class Backend:
             silence_s=limits.limits.upstream_silence_s,
         )
         authorization = f"authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
-        self.head_end = b"host: " + self.upstream.host_header + b"\r\n" + authorization.encode() + b"\r\n"
+        self._head_end = b"host: " + self.upstream.host_header + b"\r\n" + authorization.encode() + b"\r\n"
+        self._path = urlsplit(url).path.encode()
         self.on_health: Callable[[Backend], None] | None = None
         self._asked_models_s = float("-inf")
+
+    def head(self, begun: bytes) -> bytes:
+        """The head of a request to this engine, of which the lines that are the same for every engine are there."""
+        if self._path:
+            begun = begun.replace(b" /", b" " + self._path + b"/", 1)
+        return begun + self._head_end
 
     def broke(self, error: UpstreamError) -> None:
         """A request to it failed: passive health."""

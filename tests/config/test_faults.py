@@ -70,6 +70,7 @@ access_log: false
 limits: {{body_bytes_max: 2048, queue_bytes_max: 1024}}
 """
 
+EXPIRES = ":3:119: tenants[0].keys[0].expires: should be a day such as 2027-01-31, or a time with its zone: 20"
 NOT_A_HASH = (
     "is not the hash of a key (sha256: and 64 hex digits). Keys are never stored as they are: "
     "run `fairgate keys hash` and write here what it prints"
@@ -175,11 +176,26 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (GOOD + "drain_s: .inf\n", ":3:10: drain_s: should be a number, not text"),
         (GOOD + "drain_s: 1e999\n", ":3:10: drain_s: should be a finite number"),
         (GOOD + "tenants: [{name: t, keys: [{}]}]\n", ":3:28: tenants[0].keys[0].hash: is missing"),
+        (GOOD + f"tenants: [{{name: t, keys: [{{hash: '{HASH}', expires: 2027-02-29}}]}}]\n", EXPIRES),
+        (GOOD + f"tenants: [{{name: t, keys: [{{hash: '{HASH}', expires: 2027-01-31T12:00}}]}}]\n", EXPIRES),
+        (GOOD + f"tenants: [{{name: t, keys: [{{hash: '{HASH}', expires: 9999-12-31}}]}}]\n", EXPIRES),
+        (GOOD + f"tenants: [{{name: t, keys: [{{hash: '{HASH}', models: []}}]}}]\n",
+         ":3:118: tenants[0].keys[0].models: is empty; give at least one"),
         (GOOD + "? [a]\n: b\n", ":3:3: the name of a field should be text"),
         (GOOD + "access_log: '${1X}'\n", ":3:13: access_log: write a variable as ${NAME}"),
+        (
+            GOOD + "limits: {body_bytes_max: 3000, bodies_bytes_max: 2000}\n",
+            ":3:26: limits.body_bytes_max: is more than bodies_bytes_max (2000): could never be received",
+        ),
+        (GOOD + "limits: {client_bodies_bytes_max: 2000}\n", ":3:9: limits.body_bytes_max: is more than client_bodies"),
         (GOOD.replace("sim:", "ftp://h"), ":2:36: pools[0].backends[0].url: should be http://host:port"),
         (GOOD.replace("sim:", "http://h:99999"), ":2:36: pools[0].backends[0].url: should be http://host:port"),
-        (GOOD.replace("'sim:'", "'http://h/a'}, {url: 'http://h/b'"), ":2:57: pools[0].backends[1].url: the same"),
+        (GOOD.replace("sim:", "http://h/a/../b"), ":2:36: pools[0].backends[0].url: should have no path, or one such"),
+        (GOOD.replace("sim:", "http://h//a"), ":2:36: pools[0].backends[0].url: should have no path, or one such"),
+        (GOOD.replace("sim:", "http://h/a/v1"), ":2:36: pools[0].backends[0].url: should end before /v1"),
+        (GOOD.replace("'sim:'", "'http://h/a'}, {url: 'http://h/a/'"), ":2:57: pools[0].backends[1].url: the same"),
+        (GOOD.replace("'sim:'", "'http://h/a'}, {url: 'https://h/a'"), ":2:57: pools[0].backends[1].url: the same ba"),
+        (GOOD + "listen: localhost:9090\n", ":1:1: admin: takes the port of listen (localhost:9090)"),
         (GOOD.replace("'sim:'", "'http://h', api_key: 'a b'"), ":2:57: pools[0].backends[0].api_key: is empty"),
     ],
 )  # fmt: skip

@@ -259,6 +259,49 @@ async def test_one_client_holds_only_so_much_of_unfinished_bodies(same: str) -> 
         await hang_up(first, second, other)
 
 
+def half_a_head(size: int) -> bytes:
+    return POST + b"A: " + b"a" * size
+
+
+async def test_the_unfinished_heads_of_an_address_share_a_bound() -> None:
+    async with serving(limits=ServerLimits(header_bytes_max=2000), on_head=account_of) as served:
+        _, first = await served.connect()
+        first.write(half_a_head(1500))
+        for _ in range(3):  # what was refused is not held
+            reader, second = await served.connect()
+            second.write(half_a_head(1000))
+            head, body = await read_answer(reader)
+            assert statuses_of(head) == [429]
+            assert b"retry-after: " in head
+            assert json.loads(body)["error"]["code"] == "too_many_at_once"
+            second.close()
+        first.close()
+        await until(lambda: served.server.connections == 0)
+        clients = [await served.connect() for _ in range(3)]
+        for reader, writer in clients:  # nor what became a request, or was left behind
+            writer.write(half_a_head(1500))
+            writer.write(b"\r\nAuthorization: k\r\n\r\n")
+            assert statuses_of((await read_answer(reader))[0]) == [200]
+        for _, writer in clients:  # these have shown a key
+            writer.write(half_a_head(1500))
+        for reader, writer in clients:
+            writer.write(b"\r\n\r\n")
+            assert statuses_of((await read_answer(reader))[0]) == [200]
+        await hang_up(*[writer for _, writer in clients])
+
+
+async def test_a_trusted_proxy_may_send_many_unfinished_heads() -> None:
+    limits = ServerLimits(header_bytes_max=2000)
+    async with serving(limits=limits, on_head=account_of, proxies=PROXIES) as served:
+        clients = [await served.connect() for _ in range(3)]
+        for _, writer in clients:
+            writer.write(half_a_head(1500))
+        for reader, writer in clients:
+            writer.write(b"\r\n\r\n")
+            assert statuses_of((await read_answer(reader))[0]) == [200]
+        await hang_up(*[writer for _, writer in clients])
+
+
 @pytest.mark.parametrize(
     "framing", [b"Content-Length: 1000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nfffff\r\n"]
 )
