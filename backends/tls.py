@@ -80,6 +80,8 @@ def _no_password() -> str:
 
 
 def _said(error: OSError) -> str:
+    if _reason(error) == "key values mismatch":
+        return "they do not belong together (key values mismatch)"
     if isinstance(error, ssl.SSLError):
         return f"it is no PEM file of that kind ({_reason(error) or error})"
     return error.strerror or str(error)
