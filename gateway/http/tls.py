@@ -178,9 +178,7 @@ class TlsTransport(asyncio.Transport):
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         try:
-            done = self._seal.write(data)
-            while done < len(data):  # a record at a time
-                done += self._seal.write(memoryview(data)[done:])
+            self._seal.write(data)  # all of it: memory is never full
         except ssl.SSLError:
             self._wire.abort()  # the other side has ended TLS as one does after a fault
         else:
