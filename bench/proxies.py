@@ -73,6 +73,7 @@ STARTS: dict[str, Callable[[int, str, Path], Start]] = {
     "portkey": _portkey,
     "litellm": _litellm,
 }
+SPEAK_TLS = ("nginx", "fairgate")
 PROXIES = ("nginx", "fairgate", *STARTS)
 
 
@@ -90,14 +91,17 @@ def chosen(names: str) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def proxy(name: str, upstream_url: str) -> AsyncIterator[Route]:
-    """The named proxy in front of an upstream, on its core."""
+async def proxy(name: str, upstream_url: str, tls: dict[str, str] | None = None) -> AsyncIterator[Route]:
+    """The named proxy in front of an upstream, on its core. `tls`: with this certificate, of those that can."""
     if name == "nginx":
-        running = nginx_proxy(upstream_url, cpu=PROXY_CORE)
+        running = nginx_proxy(upstream_url, cpu=PROXY_CORE, tls=tls)
     elif name == "fairgate":
         running = fairgate(
-            upstream_url, {TENANT: 1}, engine_type="openai", model=MODEL, cpu=PROXY_CORE, concurrency=CONCURRENT
-        )
+            *(upstream_url, {TENANT: 1}), engine_type="openai", model=MODEL, cpu=PROXY_CORE, concurrency=CONCURRENT,
+            tls=tls,
+        )  # fmt: skip
+    elif tls is not None:
+        raise BenchError(f"{name} is not set up for TLS; there are {', '.join(SPEAK_TLS)}")
     else:
         running = _started(name, upstream_url)
     async with running as route:
@@ -115,12 +119,14 @@ async def _started(name: str, upstream_url: str) -> AsyncIterator[Route]:
             yield Route(name, url, child.pid, headers=headers)
 
 
-async def open_routes(stack: AsyncExitStack, names: list[str], upstream_url: str) -> dict[str, Route]:
+async def open_routes(
+    stack: AsyncExitStack, names: list[str], upstream_url: str, tls: dict[str, str] | None = None
+) -> dict[str, Route]:
     """Every named proxy at once: who is not asked anything costs next to nothing. One that fails is left out."""
     routes: dict[str, Route] = {}
     for name in names:
         try:
-            routes[name] = await stack.enter_async_context(proxy(name, upstream_url))
+            routes[name] = await stack.enter_async_context(proxy(name, upstream_url, tls))
         except BenchError as error:
             print(f"{name} is left out: {error}", flush=True)
     return routes

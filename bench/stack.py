@@ -193,6 +193,17 @@ async def engine(url: str | None) -> AsyncIterator[Engine]:
             yield Engine(ours)
 
 
+@contextlib.contextmanager
+def certificate() -> Iterator[dict[str, str]]:
+    """A certificate that nobody trusts and its key (P-256), as fairgate's config writes them."""
+    with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder:
+        files = {"cert_file": f"{folder}/cert.pem", "key_file": f"{folder}/key.pem"}
+        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+        command += ["-subj", "/CN=bench", "-out", files["cert_file"], "-keyout", files["key_file"]]
+        subprocess.run(command, check=True, capture_output=True)
+        yield files
+
+
 NGINX_CONF = """
 worker_processes 1;
 daemon off;
@@ -216,7 +227,8 @@ http {{
 PLAIN_PROXY = """
     upstream engine {{ server {upstream}; keepalive 512; keepalive_requests 10000000; keepalive_timeout 4s; }}
     server {{
-        listen 127.0.0.1:{port} backlog=4096;
+        listen 127.0.0.1:{port} backlog=4096{tls};
+        listen 127.0.0.1:{ready_port};
         location / {{
             proxy_pass http://engine;
             proxy_http_version 1.1;
@@ -242,12 +254,20 @@ async def nginx(http: str, port: int, ready: str, modules: str = "", cpu: int | 
 
 
 @contextlib.asynccontextmanager
-async def nginx_proxy(upstream_url: str, ready: str = "/health", cpu: int | None = None) -> AsyncIterator[Route]:
-    """nginx as a plain proxy, one worker, nothing buffered, connections to the upstream kept."""
-    port = free_port()
-    http = PLAIN_PROXY.format(upstream=upstream_url.removeprefix("http://"), port=port)
-    async with nginx(http, port, ready, cpu=cpu) as pid:
-        yield Route("nginx", f"http://127.0.0.1:{port}", pid)
+async def nginx_proxy(
+    upstream_url: str, ready: str = "/health", cpu: int | None = None, tls: dict[str, str] | None = None
+) -> AsyncIterator[Route]:
+    """nginx as a plain proxy, one worker, nothing buffered, connections to the upstream kept. `tls`: its two files."""
+    port, ready_port = free_port(), free_port()
+    speaks = " ssl; ssl_protocols TLSv1.2 TLSv1.3; ssl_certificate {cert_file}; ssl_certificate_key {key_file}"
+    http = PLAIN_PROXY.format(
+        upstream=upstream_url.removeprefix("http://"),
+        port=port,
+        ready_port=ready_port,
+        tls=speaks.format(**tls) if tls else "",
+    )
+    async with nginx(http, ready_port, ready, cpu=cpu) as pid:
+        yield Route("nginx", f"{'https' if tls else 'http'}://127.0.0.1:{port}", pid)
 
 
 @contextlib.asynccontextmanager
@@ -293,6 +313,7 @@ async def fairgate(
         log = Path(folder, "fairgate.log")
         with process([sys.executable, "-m", "gateway.commands.main", "serve", "-c", str(config)], log, cpu) as child:
             await wait_ready(f"http://127.0.0.1:{admin_port}", "/ready", child, log, PROXY_START_S)
-            yield Route("fairgate", f"http://127.0.0.1:{port}", child.pid, tuple(keys.items()), access_log=access_log)
+            url = f"{'https' if settings.get('tls') else 'http'}://127.0.0.1:{port}"
+            yield Route("fairgate", url, child.pid, tuple(keys.items()), access_log=access_log)
         if "Traceback" in (said := log.read_text()):
             print(f"fairgate had a fault:\n{said[-3000:]}", flush=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from ipaddress import ip_address
 from pathlib import Path
 
 from gateway.config.load import Finding
@@ -27,10 +26,8 @@ def findings(config: Config) -> Iterator[Finding]:
         yield Finding(("access_log",), f"cannot be written: {why}")
     if config.state_file is not None and (why := _not_replaceable(Path(config.state_file))):
         yield Finding(("state_file",), f"cannot be written: {why}")
-    host, _ = config.admin_address
-    if not _is_loopback(host):
-        advice = "whoever reaches it reads what each tenant does. Keep it on 127.0.0.1, or on a private network"
-        yield Finding(("admin",), f"is open to other machines: {advice}", is_warning=True)
+    for field, text in config.warnings:
+        yield Finding((field,), text, is_warning=True)
 
 
 def _not_writable(path: Path) -> str:
@@ -61,10 +58,3 @@ def _no_files_in(directory: Path) -> str:
             return ""
     except OSError as error:
         return f"no file can be made in {directory} ({error.strerror})"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

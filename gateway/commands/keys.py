@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.redis.issued_keys import KeyTable
 
-__all__ = ["keys"]
+__all__ = ["keys", "loaded"]
 
 BAD_INPUT = 2
 _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
@@ -68,7 +68,7 @@ def create(tenant: str | None, path: Path | None, expires: str | None, models: t
         option = "--expires" if found["loc"][0] == "expires" else "--model"
         raise click.BadParameter(found["msg"], param_hint=option) from None
     if path is not None and tenant is not None:
-        config = _load(path)
+        config = loaded(path)
         if tenant not in [each.name for each in config.tenants]:
             raise click.BadParameter(f"{path} has no tenant named {tenant!r}", param_hint="--tenant")
         _in_redis(config, path, lambda table: table.issue(issued, tenant))
@@ -97,7 +97,7 @@ def revoke(key_hash: str | None, path: Path | None) -> None:
     """Take a key back, by its HASH, or by the key or its hash on standard input. Also one that the config names."""
     from gateway.config.model import hash_key
 
-    config = _load(_needed(path))
+    config = loaded(_needed(path))
     text = key_hash or _given("key or hash")
     if not _HASH.fullmatch(text):
         if key_hash is not None:
@@ -130,7 +130,7 @@ def list_(path: Path | None) -> None:
     """All keys by their hashes: who says so, whose they are, until when (-: for ever), and for which models."""
     from gateway.redis.issued_keys import entry
 
-    config = _load(_needed(path))
+    config = loaded(_needed(path))
 
     async def read(table: KeyTable) -> dict[str, str]:
         return {
@@ -163,7 +163,8 @@ def _needed(path: Path | None) -> Path:
     return path
 
 
-def _load(path: Path) -> Config:
+def loaded(path: Path) -> Config:
+    """The file's configuration. Ends the command where it has faults."""
     from gateway.config.load import ConfigError, load_config
 
     try:

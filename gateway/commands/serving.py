@@ -58,8 +58,7 @@ def supervise(config: Config) -> None:
     config, minted = with_keys(config)
 
     def announce(port: int) -> None:
-        host, _ = config.listen_address
-        url = f"http://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{port}"
+        url = _url(config, port)
         lines = [
             f"fairgate: serving on {url} with {config.workers} workers, each with an admin listener of its own",
             "  they share every engine and every limit by Redis"
@@ -143,6 +142,13 @@ async def serve_one(config: Config, worker: Worker | None = None) -> None:
             await gateway.stop(0.0)
 
 
+def _url(config: Config, port: int) -> str:
+    """Where clients on this machine find it."""
+    host, _ = config.listen_address
+    scheme = "http" if config.tls is None else "https"
+    return f"{scheme}://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{port}"
+
+
 def _without_key(config: Config) -> list[str]:
     """With Redis no key is minted: it would be known to one replica only."""
     names = [tenant.name for tenant in config.tenants if not tenant.keys]
@@ -167,9 +173,8 @@ def _worker_announcement(gateway: Gateway, worker: Worker) -> str:
 
 def _announcement(gateway: Gateway) -> str:
     """Where is it, and how can it be tried?"""
-    host, _ = gateway.config.listen_address
     admin_host, _ = gateway.config.admin_address
-    url = f"http://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{gateway.port}"
+    url = _url(gateway.config, gateway.port)
     lines = [f"fairgate: serving on {url}, admin on http://{admin_host}:{gateway.admin_port} (/ready, /metrics)"]
     for pool in gateway.pools:
         models = ", ".join(pool.models()) or "(not known yet)"

@@ -6,6 +6,7 @@ No message repeats the value: it may be a key or a password.
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -37,6 +38,14 @@ def split_address(text: str) -> tuple[str, int]:
     """Host without brackets, and port; ("", -1) when the text is no address."""
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})", text)
     return (found[1] or found[2], int(found[3])) if found else ("", -1)
+
+
+def is_loopback(host: str) -> bool:
+    """Is it reached from this machine only? Of a name other than localhost that is not known."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def checked_url(text: str) -> str:

@@ -23,7 +23,6 @@ from pydantic import (
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from gateway.config.apps import AppConfig
-from gateway.config.backend_tls import BackendTlsConfig
 from gateway.config.fields import (
     Name,
     backend_name,
@@ -34,6 +33,7 @@ from gateway.config.fields import (
     checked_tokenizer,
     checked_url,
     fault,
+    is_loopback,
     not_empty,
     split_address,
     unique,
@@ -46,6 +46,7 @@ from gateway.config.policy import PolicyConfig, PolicyName
 from gateway.config.section import Section
 from gateway.config.state import StateConfig
 from gateway.config.throttle import OverloadConfig, QuotaConfig, ThrottleConfig
+from gateway.config.tls import BackendTlsConfig, ListenerTlsConfig
 
 __all__ = [
     "AppConfig",
@@ -159,6 +160,8 @@ class Config(Section):
 
     listen: Address = "127.0.0.1:8080"
     """host:port for clients; port 0 takes a free one."""
+    tls: ListenerTlsConfig | None = None
+    """TLS for clients, in the place of plain HTTP. Default: none, for loopback or behind a proxy that speaks TLS."""
     trusted_proxies: tuple[NetworkName, ...] = Field(default=(), strict=False)
     """Addresses or networks of load balancers whose word on their clients' addresses is taken (`forwarded`, or else
     `x-forwarded-for`), such as 10.0.0.0/8."""
@@ -167,7 +170,10 @@ class Config(Section):
     routes: tuple[RouteConfig, ...] = Field(default=(), strict=False)
     """What else clients may ask, beyond the inference routes that are known."""
     admin: Address = "127.0.0.1:9090"
-    """host:port for /health, /ready and /metrics. Not for clients: it asks for no key."""
+    """host:port for /health, /ready, /metrics and /explain. Not for clients."""
+    admin_token: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
+    """What `admin` asks for as a bearer token, except for /health and /ready. Write ${NAME} to take it from the
+    environment. Default: nothing is asked, for loopback only."""
     open_access: bool = False
     """Accept any key: each distinct key is its own tenant of weight 1."""
     policy: Annotated[PolicyConfig, bare_text_is("name", PolicyName | PolicyConfig)] = PolicyConfig()
@@ -215,6 +221,19 @@ class Config(Section):
     def admin_address(self) -> tuple[str, int]:
         """Host, without brackets, and port."""
         return split_address(self.admin)
+
+    @property
+    def warnings(self) -> tuple[tuple[str, str], ...]:
+        """What is no fault and most likely not meant, each with its field and what to do."""
+        if self.admin_token is None and not is_loopback(self.admin_address[0]):
+            return (
+                (
+                    "admin",
+                    f"is open to other machines: whoever reaches {self.admin} reads /metrics and /explain. "
+                    "Set admin_token, or listen on loopback (127.0.0.1:9090)",
+                ),
+            )
+        return ()
 
     @model_validator(mode="wrap")
     @classmethod

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Final, cast
 
 from backends.outbox import Outlet
 from gateway.http.accounts import Account
-from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason, dialect_of
-from gateway.http.holding import BUSY_RETRY_S, Holding
+from gateway.http.holding import Holding
 from gateway.http.request import Header, HttpRequest, RequestReader
 from gateway.http.responder import Responder
-from gateway.http.sockets import is_hung_up, reset_on_close, unsent_bytes
+from gateway.http.sockets import is_hung_up, peer_of, reset_on_close, unsent_bytes
 
 if TYPE_CHECKING:
     from gateway.http.server import HttpServer
@@ -96,17 +95,13 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._outlet = Outlet(self._server.outbox, self._transport)
-        address = transport.get_extra_info("peername")
-        self._peer = address[0] if isinstance(address, tuple) else str(address)
+        self._peer = peer_of(transport)
         self._peer_is_proxy = self._server.proxies.trusts(self._peer)
         self._reader = RequestReader(self._limits, self._peer)
         self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
         self._set_deadline(self._limits.head_timeout_s)
         try:
-            if not self._server.admit(self):
-                raise ApiError(Reason.SERVER_BUSY, "Too many connections.", retry_after_s=BUSY_RETRY_S)
-            if not self._peer_is_proxy:
-                self._address = self._server.addresses.connect(household(self._peer))
+            self._address = self._server.admit(self, self._peer)
         except ApiError as error:
             self._refuse(error)
             self._close()  # without lingering: what is refused for want of room must not take room
@@ -123,12 +118,10 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._client_gone()
         self._reader.close()
-        if self._address is not None:
-            self._server.addresses.disconnect(self._address)
         if self._tenant is not None:
             self._server.tenants.disconnect(self._tenant)
+        self._server.forget(self, self._address)
         self._address = self._tenant = None
-        self._server.forget(self)
 
     def pause_writing(self) -> None:
         if self._is_anonymous:
@@ -292,8 +285,7 @@ class Connection(asyncio.Protocol):
         """Answer what cannot be read, and read no further."""
         request = self._reader.request
         if request is None:
-            request = HttpRequest("", b"", self._reader.path, b"", [], b"", "1.1", self._peer)
-            request.id = self._server.next_request_id()
+            request = self._server.unread_request(self._peer, self._reader.path)
         responder = Responder(self, self._outlet, request.method, False, keep_alive=False)
         responder.more_fields = request.answer_fields
         self._state = _ANSWER

@@ -490,6 +490,28 @@ def test_tls_that_cannot_work_is_said_before_the_start(
     assert said in found
 
 
+LISTENER_TLS = "open_access: true\npools: [{{name: p, backends: [{{url: 'sim:'}}]}}]\ntls: {{{tls}}}\n"
+LISTENER_FAULTS = {
+    "cert_file: /nowhere/tls.crt": "tls: the certificate /nowhere/tls.crt cannot be read: No such file",
+    "cert_file: '{here}/one.pem', key_file: /nowhere/tls.key": "tls: the key /nowhere/tls.key cannot be read: No such",
+    "cert_file: '{here}', key_file: '{here}/one.key'": "cannot be read: Is a directory",
+    "cert_file: '{here}/one.pem', key_file: '{here}/two.key'": "they do not belong together (key values mismatch)",
+    "cert_file: '{here}/one.pem', key_file: '{here}/locked.key'": "readable without a password",
+    "cert_file: '{here}/junk.pem'": "junk.pem cannot be used: it is no PEM file of that kind",
+    "cert_file: '{here}/one.pem', key_file: '{here}/one.key', client_ca_file: /nowhere": "the authorities in /nowhere",
+    "key_file: '{here}/one.key'": "tls.cert_file: is missing",
+}
+
+
+@pytest.mark.parametrize("tls", LISTENER_FAULTS)
+def test_a_certificate_that_cannot_be_shown_is_said_before_the_start(
+    tmp_path: Path, certificates: Path, tls: str
+) -> None:
+    [found] = faults(tmp_path, LISTENER_TLS.format(tls=tls.format(here=certificates)))
+    assert found.startswith(":3:")
+    assert LISTENER_FAULTS[tls] in found
+
+
 def test_tls_that_works_is_no_fault(tmp_path: Path, certificates: Path) -> None:
     tls = f"ca_file: {certificates}/ca.pem, cert_file: {certificates}/one.pem, key_file: {certificates}/one.key"
     (tmp_path / "c.yaml").write_text(BACKEND.format(url="https://h", tls=tls))

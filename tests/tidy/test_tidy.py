@@ -101,6 +101,7 @@ NO_PUBLIC_WAY = {
     "tests/gateway/test_backpressure.py:_server",
     "tests/gateway/test_backpressure.py:_connections",
     "tests/gateway/test_backpressure.py:_transport",
+    "tests/gateway/test_tls_listener.py:_server",
     "tests/gateway/test_interactions.py:_lengths",
     "tests/gateway/test_store.py:_not_open",
 }
