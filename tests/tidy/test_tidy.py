@@ -96,6 +96,7 @@ NO_PUBLIC_WAY = {
     *(f"tests/request/test_large_bodies.py:{name}" for name in ("_pipeline", "_readings", "_bytes")),
     *(f"tests/request/test_large_bodies.py:{name}" for name in ("_is_scheduled", "_waiting")),
     "tests/http/test_answers.py:_connections",
+    "tests/http/test_limits.py:_connections",
     "tests/http/test_answers.py:_pending",
     *(f"tests/simulated/test_engine_model.py:{name}" for name in ("_pool", "_running", "_held", "_blank", "_cached")),
     "tests/gateway/test_backpressure.py:_server",
