@@ -26,7 +26,7 @@ from bench.stack import BenchError, fairgate, free_port, process, run_bench, wai
 MODEL, FULL = "bench", "full"
 SLOTS = 64
 QUEUED, CONNECTIONS = 500, 1500
-SETTLE_S = 0.7
+SETTLE_S = 1.5
 RATIO_MAX = 1.5
 EVENT = b"data: %b\n\n"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -54,7 +54,7 @@ def chunk(data: bytes) -> bytes:
 
 
 async def serve_engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """One connection: a token at once; then the end, no end, or tokens as fast as they are read."""
+    """One connection: a token at once; then the end, no end, or large tokens without end."""
     token = EVENT % json.dumps({"object": "chat.completion.chunk", "choices": [{"delta": {"content": "a"}}]}).encode()
     usage = EVENT % b'{"choices":[],"usage":{"prompt_tokens":30,"completion_tokens":1}}'
     with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -72,8 +72,9 @@ async def serve_engine(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
             if b'"content": "%b' % HOLD.encode() in body or b'"prompt"' in body:
                 await reader.read()
             while b'"content": "%b"' % FLOOD.encode() in body:
-                writer.write(chunk(token * 100))
+                writer.write(chunk(EVENT % json.dumps({"choices": [{"delta": {"content": "a" * 65536}}]}).encode()))
                 await writer.drain()
+                await asyncio.sleep(0.02)  # large tokens, and not too many: what is to be full is the reader's buffers
             writer.write(chunk(usage) + chunk(EVENT % b"[DONE]") + b"0\r\n\r\n")
     writer.close()
 
