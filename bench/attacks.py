@@ -118,12 +118,11 @@ class Attacker:
 
     async def _keep(self, name: str, attack: Attack) -> None:
         while True:
-            with contextlib.suppress(OSError):
-                await self._hold(name, attack, self.statuses[name])
+            with contextlib.suppress(OSError), socket.socket() as sock:
+                await self._hold(sock, name, attack, self.statuses[name])
             await asyncio.sleep(self._again_s)
 
-    async def _hold(self, name: str, attack: Attack, statuses: Counter[int]) -> None:
-        sock = socket.socket()
+    async def _hold(self, sock: socket.socket, name: str, attack: Attack, statuses: Counter[int]) -> None:
         sock.setblocking(False)
         if not attack.reads:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
@@ -151,7 +150,6 @@ class Attacker:
             if sending is not None:
                 sending.cancel()
                 await asyncio.wait([sending])
-            sock.close()
 
     async def _send_on(self, sock: socket.socket, attack: Attack) -> None:
         loop = asyncio.get_running_loop()
