@@ -50,6 +50,7 @@ class Connection(asyncio.Protocol):
         "_address",
         "_body_began_at",
         "_drained_at",
+        "_head_began",
         "_holding",
         "_is_anonymous",
         "_limits",
@@ -80,6 +81,8 @@ class Connection(asyncio.Protocol):
         self._body_began_at = 0.0
         self._address: Account | None = None
         self._tenant: Account | None = None
+        self._head_began = True
+        """The time for a head runs: from the start, and after an answer from the first byte, even of an empty line."""
         self._is_anonymous = server.on_head is not None
         """Nobody who is known has asked anything on it."""
         self._since = server.now
@@ -155,7 +158,8 @@ class Connection(asyncio.Protocol):
         try:
             while at < size and self._state < _ANSWER and not self._writing_paused:
                 if self._state == _HEAD:
-                    if not reader.partial:
+                    if not self._head_began:
+                        self._head_began = True
                         self._set_deadline(self._limits.head_timeout_s)
                     at = reader.take_head(data, at)
                     if self._is_anonymous and self._address is not None:
@@ -263,6 +267,7 @@ class Connection(asyncio.Protocol):
             self._linger()
             return
         self._reader.reset()
+        self._head_began = False
         self._state = _HEAD
         self._since = self._server.now
         if self._writing_paused:

@@ -96,12 +96,12 @@ class PoolRoom:
         What waits inside an engine is there to hide the way. So nothing waits for a slot where another engine has one
         soon. A request of a tenant below its fair share waits here, for the first slot anywhere.
         """
-        waits_s = [ledger.slot_wait_s(request) for ledger in free]
+        waits_s = [_slot_wait_s(ledger, request) for ledger in free]
         soon = [ledger for ledger, wait_s in zip(free, waits_s, strict=True) if not wait_s]
         if soon:
             return soon
         elsewhere = [
-            self._backends[name].slot_wait_s(request) for name, obstacle in obstacles.items() if obstacle in PASSING
+            _slot_wait_s(self._backends[name], request) for name, obstacle in obstacles.items() if obstacle in PASSING
         ]
         least_s = min([*waits_s, *elsewhere])
         if not self._tenants.is_below(request):
@@ -145,3 +145,9 @@ class PoolRoom:
 
     def loads(self) -> dict[str, int]:
         return {name: len(ledger.leases) for name, ledger in self._backends.items() if ledger.healthy}
+
+
+def _slot_wait_s(ledger: BackendLedger, request: Request) -> float:
+    """How long would this request wait inside the engine for a slot? 0: one is free."""
+    missing = ledger.sequences_in_all() + request.sequences - ledger.slots.count
+    return missing * ledger.pace.lifetime_s / ledger.slots.count if missing > 0 else 0.0

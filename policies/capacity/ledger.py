@@ -136,26 +136,12 @@ class BackendLedger:
         """
         elsewhere = self.allowance
         if self.kv.capacity_tokens is None:
-            others = 0 if elsewhere is None else elsewhere.sequences_elsewhere
-            return (self.sequences + others) / self.slots.count
+            return self.sequences_in_all() / self.slots.count
         return self.kv.fraction(0.0 if elsewhere is None else elsewhere.kv_tokens_elsewhere)
 
     def sequences_in_all(self) -> int:
         """Sequences that this gateway and others have dispatched to it."""
         return self.sequences + (0 if self.allowance is None else self.allowance.sequences_elsewhere)
-
-    def slots_known(self) -> int | None:
-        """Sequences that it runs side by side; None: not known yet."""
-        return self.slots.known()
-
-    def token_s(self) -> float | None:
-        """Seconds that it takes for a token of each running answer; None: not known yet."""
-        return self.pace.known_token_s()
-
-    def slot_wait_s(self, request: Request) -> float:
-        """How long would this request wait inside the engine for a slot? 0: one is free."""
-        missing = self.sequences_in_all() + request.sequences - self.slots.count
-        return missing * self.pace.lifetime_s / self.slots.count if missing > 0 else 0.0
 
     def occupancy(self, head: Request | None, obstacle: Obstacle | None, now: float) -> tuple[float, str]:
         """How full is the KV cache as a fraction of its capacity, and how is that known? Measured if possible, else
@@ -235,7 +221,8 @@ class BackendLedger:
         self.leases[request.id] = lease
         self.starting[request.id] = lease
         self.starting_tokens += request.prompt_tokens
-        self.prefill_tokens += request.prompt_tokens - request.progress.cached_tokens
+        lease.prefill_tokens = request.prompt_tokens - request.progress.cached_tokens
+        self.prefill_tokens += lease.prefill_tokens
         self.sequences += request.sequences
 
     def started(self, lease: Lease, now: float) -> None:
@@ -244,7 +231,9 @@ class BackendLedger:
             return
         lease.started_s = now
         self._starts_since_gauges += 1
-        self._left_starting(lease)
+        if self.starting.pop(lease.request.id, None) is not None:
+            self.starting_tokens -= lease.request.prompt_tokens
+            self.prefill_tokens -= lease.prefill_tokens
         if lease.request.streamed:
             self.pace.started(lease, now)
             self.slots.seen_running(self._running())
@@ -255,7 +244,9 @@ class BackendLedger:
         """The request ended, in whatever way."""
         request = lease.request
         del self.leases[request.id]
-        if self._left_starting(lease):
+        if self.starting.pop(request.id, None) is not None:
+            self.starting_tokens -= request.prompt_tokens
+            self.prefill_tokens -= lease.prefill_tokens
             self._starts_since_gauges += 1
         self._ends_since_gauges += 1
         self.sequences -= request.sequences
@@ -267,9 +258,8 @@ class BackendLedger:
     def came_whole(self, lease: Lease, now: float) -> None:
         """An answer came whole, with no sign of its start."""
         if lease.started_s is None and not self.has_gauges():
-            others = 0 if self.allowance is None else self.allowance.sequences_elsewhere
             seconds_per_token = (now - lease.dispatched_s) / max(1.0, lease.output_each())
-            self.slots.came_whole(seconds_per_token, self.sequences + others)
+            self.slots.came_whole(seconds_per_token, self.sequences_in_all())
 
     def refused(self, now: float, *, is_full: bool) -> None:
         """It refused a request or could not be reached: leave it alone for a while, twice as long after each failure in
@@ -306,15 +296,6 @@ class BackendLedger:
             if not lease.request.streamed and lease.started_s is not None:
                 lease.output_tokens = self.pace.output_tokens(lease, now)
 
-    def _left_starting(self, lease: Lease) -> bool:
-        """It has started, or has ended before. True: it was starting until now."""
-        request = lease.request
-        if self.starting.pop(request.id, None) is None:
-            return False
-        self.starting_tokens -= request.prompt_tokens
-        self.prefill_tokens -= request.prompt_tokens - request.progress.cached_tokens
-        return True
-
     def _running(self) -> int:
         """Sequences that are known to have started."""
         return self.sequences - sum(lease.request.sequences for lease in self.starting.values())
@@ -331,8 +312,7 @@ class BackendLedger:
 
     def _adapt(self, gauges: Gauges, before: Gauges | None, now: float, *, is_sustained: bool) -> None:
         """Learn the number of slots and the size of the prefill window from whether the engine has a queue."""
-        others = 0 if self.allowance is None else self.allowance.sequences_elsewhere
-        running, waiting = min(gauges.running or 0, self.sequences + others), gauges.waiting or 0
+        running, waiting = min(gauges.running or 0, self.sequences_in_all()), gauges.waiting or 0
         queues = waiting > self._settings.waiting_target
         if queues:
             has_kv = gauges.kv_usage is None or gauges.kv_usage < KV_IS_SHORT

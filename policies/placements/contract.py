@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+from policies.capacity.pace import Pace
+from policies.capacity.slots import Slots
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Request, ServiceTokens
 
@@ -23,18 +25,18 @@ class EngineLoad(Protocol):
     @property
     def name(self) -> str: ...
 
-    def sequences_in_all(self) -> int:
-        """Sequences that this gateway and others have dispatched to it."""
+    @property
+    def slots(self) -> Slots: ...
 
-    def slots_known(self) -> int | None:
-        """Sequences that it runs side by side; None: not known yet."""
+    @property
+    def pace(self) -> Pace: ...
 
     @property
     def prefill_tokens(self) -> int:
         """Prompt tokens that were dispatched to it, and that it must compute before another prompt."""
 
-    def token_s(self) -> float | None:
-        """Seconds that it takes for a token of each running answer; None: not known yet."""
+    def sequences_in_all(self) -> int:
+        """Sequences that this gateway and others have dispatched to it."""
 
     def kv_fraction(self) -> float:
         """Largest occupancy of its KV cache that the dispatched requests are expected to reach (1.0 = full)."""

@@ -16,7 +16,7 @@ def loads(engines: Sequence[EngineLoad]) -> list[float]:
     Sizes are slots. As long as one engine has not shown how many it has, all count as equally large.
     """
     sequences = [float(engine.sequences_in_all()) for engine in engines]
-    slots = [engine.slots_known() or 0 for engine in engines]
+    slots = [engine.slots.known() or 0 for engine in engines]
     if 0 in slots:
         return sequences
     mean = sum(slots) / len(slots)

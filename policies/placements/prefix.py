@@ -67,7 +67,7 @@ class ByPrefix(Placement):
 
 def _paces(engines: Sequence[EngineLoad]) -> list[float]:
     """How many times slower is each engine than the fastest? 1 where that is not known, or not by much."""
-    known = [engine.token_s() for engine in engines]
+    known = [engine.pace.known_token_s() for engine in engines]
     best = min([pace for pace in known if pace is not None], default=0.0)
     return [pace / best if pace is not None and pace > SLOWER * best else 1.0 for pace in known]
 

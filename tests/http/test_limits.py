@@ -403,19 +403,53 @@ async def test_who_is_too_slow_is_not_waited_for(
         assert statuses_of(await served.exchange(sent)) == status
 
 
-async def test_dribbling_does_not_extend_the_time_for_a_head(quick_sweep: None) -> None:
+ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "drip", "statuses"),
+    [
+        (b"GET / HTTP/1.1\r\nA: ", b"a", [408]),
+        (b"\r\n", b"\r\n", []),
+        (b"", b"\r", [408]),
+        (ASKED + b"GET", b"X", [200, 408]),
+        (ASKED, b"\r\n", [200]),
+    ],
+    ids=["field", "empty lines", "bare CR", "second head", "empty lines after an answer"],
+)
+async def test_dribbling_does_not_extend_the_time_for_a_head(
+    quick_sweep: None, first: bytes, drip: bytes, statuses: list[int]
+) -> None:
     async with serving(limits=ServerLimits(head_timeout_s=0.1)) as served:
         reader, writer = await served.connect()
 
         async def dribble() -> None:
-            writer.write(b"GET / HTTP/1.1\r\nA: ")
+            writer.write(first)
             while True:
-                writer.write(b"a")
+                writer.write(drip)
                 await asyncio.sleep(0.005)
 
         dribbling = asyncio.create_task(dribble())
-        assert statuses_of(await reader.read()) == [408]
+        answers = b""
+        try:
+            while piece := await reader.read(65536):
+                answers += piece
+        except ConnectionResetError:
+            pass  # closed while it drips
+        assert statuses_of(answers) == statuses
         dribbling.cancel()
+        writer.close()
+
+
+async def test_whoever_connects_and_waits_has_less_time_for_a_head(quick_sweep: None) -> None:
+    async with serving(limits=ServerLimits(head_timeout_s=1000)) as served:
+        _, writer = await served.connect()
+        await until(lambda: served.server.connections == 1)
+        [connection] = served.server._connections
+        was, now = connection.deadline, served.server.now
+        await until(lambda: served.server.now > now)
+        connection.data_received(b"GET / HT")
+        assert connection.deadline == was
         writer.close()
 
 

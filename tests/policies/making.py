@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from itertools import count
 from typing import Any
 
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.pace import Pace
+from policies.capacity.slots import Slots
 from policies.orders.registry import POLICIES
 from policies.placements.contract import EngineLoad
 from policies.placements.registry import PLACEMENTS
@@ -65,25 +67,28 @@ def policy_with(name: str, *, flows_max: int = 100_000, **settings: Any) -> Poli
     return named_policy(name, flows_max=flows_max, **{one: value for one, value in settings.items() if one in known})
 
 
-@dataclass(frozen=True)
 class Load:
     """How full is an engine, and how fast?"""
 
-    name: str = "b"
-    running: int = 0
-    slots: int | None = None
-    prefill_tokens: int = 0
-    pace_s: float | None = None
-    kv: float = 0.0
+    def __init__(
+        self,
+        name: str = "b",
+        running: int = 0,
+        *,
+        slots: int | None = None,
+        prefill_tokens: int = 0,
+        pace: Pace | None = None,
+        kv: float = 0.0,
+    ) -> None:
+        self.name = name
+        self.running = running
+        self.slots = Slots(slots, waiting_target=0, headroom=0.0, most=None)
+        self.prefill_tokens = prefill_tokens
+        self.pace = pace or Pace()
+        self.kv = kv
 
     def sequences_in_all(self) -> int:
         return self.running
-
-    def slots_known(self) -> int | None:
-        return self.slots
-
-    def token_s(self) -> float | None:
-        return self.pace_s
 
     def kv_fraction(self) -> float:
         return self.kv
