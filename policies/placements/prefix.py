@@ -16,8 +16,9 @@ are not above the bound. All gateways compute the same, so prompts that begin al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, Final
-from zlib import crc32
 
 from policies.placements.contract import EngineLoad, Placement
 from policies.placements.least_loaded import least_loaded, loads
@@ -29,9 +30,10 @@ __all__ = ["ByPrefix"]
 SEQUENCE_TOKENS: Final = 128.0
 """What one more running sequence costs a new one, in prompt tokens to compute: about the time it adds to the steps of
 an answer of some hundred tokens."""
-IMBALANCE: Final = 1.25
-SPARE: Final = 4.0
+IMBALANCE: Final = 1.2
+SPARE: Final = 3.0
 """Sequences that an engine may run beyond the bound, so that few requests may all be where their prompts are."""
+_BITS: Final = (1 << 64) - 1
 SLOWER: Final = 1.5
 """Paces closer than this are taken for equal: they differ by chance and by load."""
 
@@ -74,4 +76,11 @@ def _paces(engines: Sequence[EngineLoad]) -> list[float]:
 
 def _score(block: int, engine: str) -> int:
     """A number that is random for each pair, and the same everywhere."""
-    return crc32(engine.encode(), crc32(block.to_bytes(8, "big", signed=block < 0)))
+    mixed = (block ^ _name_hash(engine)) * 0x9E3779B97F4A7C15 & _BITS
+    mixed = (mixed ^ mixed >> 32) * 0xD6E8FEB86659FD93 & _BITS
+    return mixed ^ mixed >> 32
+
+
+@lru_cache(maxsize=4096)
+def _name_hash(engine: str) -> int:
+    return int.from_bytes(blake2b(engine.encode(), digest_size=8).digest())
