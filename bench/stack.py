@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -160,11 +160,29 @@ class Engine:
             await asyncio.sleep(0.1)
 
 
+class Engines:
+    """Several of them, seen as one."""
+
+    def __init__(self, members: Sequence[Engine]) -> None:
+        self.members = members
+
+    async def gauges(self, *names: str) -> dict[str, float]:
+        """The named series, each summed over the engines."""
+        found = [await member.gauges(*names) for member in self.members]
+        return {name: sum(each[name] for each in found) for name in names}
+
+    async def wait_idle(self) -> None:
+        """Waits until none of them runs anything. Raises BenchError after two minutes for one of them."""
+        for member in self.members:
+            await member.wait_idle()
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One way to the engine. `keys` names the key each tenant uses on it; `pid` is the proxy's, 0 for none.
 
     `headers`: fields that every request on it needs besides. `access_log`: where fairgate writes it; None without one.
+    `others`: further addresses of the same way, between which clients go round.
     """
 
     name: str
@@ -173,6 +191,11 @@ class Route:
     keys: tuple[tuple[str, str], ...] = ()
     headers: tuple[tuple[str, str], ...] = ()
     access_log: Path | None = None
+    others: tuple[str, ...] = ()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return self.url, *self.others
 
     def key(self, tenant: str) -> str:
         return dict(self.keys).get(tenant, "")
@@ -184,13 +207,23 @@ async def engine(url: str | None) -> AsyncIterator[Engine]:
     if url:
         yield Engine(url.rstrip("/"))
         return
-    with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder:
-        port = free_port()
-        log = Path(folder, "engine.log")
-        with process([str(SERVE), str(port)], log) as child:
-            ours = f"http://127.0.0.1:{port}"
-            await wait_ready(ours, "/health", child, log, ENGINE_START_S)
-            yield Engine(ours)
+    async with engines([()]) as started:
+        yield started[0]
+
+
+@contextlib.asynccontextmanager
+async def engines(flags: Sequence[Sequence[str]]) -> AsyncIterator[list[Engine]]:
+    """One engine of our own for each list of further `vllm serve` flags, all started at once."""
+    with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder, contextlib.ExitStack() as stack:
+        starting = []
+        for own in flags:
+            port = free_port()
+            log = Path(folder, f"engine-{port}.log")
+            child = stack.enter_context(process([str(SERVE), str(port), *own], log))
+            starting.append((f"http://127.0.0.1:{port}", child, log))
+        for url, child, log in starting:
+            await wait_ready(url, "/health", child, log, ENGINE_START_S)
+        yield [Engine(url) for url, _, _ in starting]
 
 
 NGINX_CONF = """
@@ -214,7 +247,7 @@ http {{
 """
 
 PLAIN_PROXY = """
-    upstream engine {{ server {upstream}; keepalive 512; keepalive_requests 10000000; keepalive_timeout 4s; }}
+    upstream engine {{ {balance} {servers} keepalive 512; keepalive_requests 10000000; keepalive_timeout 4s; }}
     server {{
         listen 127.0.0.1:{port} backlog=4096;
         location / {{
@@ -242,17 +275,23 @@ async def nginx(http: str, port: int, ready: str, modules: str = "", cpu: int | 
 
 
 @contextlib.asynccontextmanager
-async def nginx_proxy(upstream_url: str, ready: str = "/health", cpu: int | None = None) -> AsyncIterator[Route]:
-    """nginx as a plain proxy, one worker, nothing buffered, connections to the upstream kept."""
+async def nginx_proxy(
+    *upstream_urls: str, ready: str = "/health", cpu: int | None = None, balance: str = ""
+) -> AsyncIterator[Route]:
+    """nginx as a plain proxy, one worker, nothing buffered, connections to the upstreams kept.
+
+    `balance`: the directive that says how it chooses between several.
+    """
     port = free_port()
-    http = PLAIN_PROXY.format(upstream=upstream_url.removeprefix("http://"), port=port)
+    servers = " ".join(f"server {url.removeprefix('http://')};" for url in upstream_urls)
+    http = PLAIN_PROXY.format(servers=servers, balance=balance, port=port)
     async with nginx(http, port, ready, cpu=cpu) as pid:
         yield Route("nginx", f"http://127.0.0.1:{port}", pid)
 
 
 @contextlib.asynccontextmanager
 async def fairgate(
-    upstream_url: str,
+    upstream_urls: str | Sequence[str],
     tenants: dict[str, float],
     engine_type: str = "vllm",
     model: str = "tiny",
@@ -261,18 +300,19 @@ async def fairgate(
     concurrency: int | None = None,
     **fields: object,
 ) -> AsyncIterator[Route]:
-    """fairgate as it comes, in front of one engine: keyed tenants with weights, access log to a file.
+    """fairgate as it comes, in front of one engine or several: keyed tenants with weights, access log to a file.
 
-    `policy` as the configuration writes it; None leaves the default. `concurrency`: requests the engine takes at once;
-    None lets it be found out. `fields` of the configuration go over the rest.
+    `policy` as the configuration writes it; None leaves the default. `concurrency`: requests each engine takes at
+    once; None lets it be found out. `fields` of the configuration go over the rest.
     """
     port, admin_port = free_port(), free_port()
     keys = {name: f"bench-key-of-{name}" for name in tenants}
     pool: dict[str, object] = {"name": "bench", "models": [model]}
-    backend: dict[str, object] = {"url": upstream_url, "engine": engine_type}
+    urls = [upstream_urls] if isinstance(upstream_urls, str) else upstream_urls
+    backend: dict[str, object] = {"engine": engine_type}
     if concurrency is not None:
         backend["max_num_seqs"] = concurrency
-        pool["capacity"] = {"max_concurrency": concurrency}
+        pool["capacity"] = {"max_concurrency": concurrency * len(urls)}
     with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder:
         access_log = Path(folder, "access.log")
         settings: dict[str, object] = {
@@ -280,7 +320,7 @@ async def fairgate(
             "admin": f"127.0.0.1:{admin_port}",
             "access_log": str(access_log),
             "drain_s": 1,
-            "pools": [pool | {"backends": [backend]}],
+            "pools": [pool | {"backends": [backend | {"url": url} for url in urls]}],
             "tenants": [
                 {"name": name, "weight": weight, "keys": [hash_key(keys[name])]} for name, weight in tenants.items()
             ],
