@@ -125,8 +125,11 @@ async def engine_measures(members: Sequence[Engine]) -> AsyncIterator[Measures]:
     did = {name: [late[name] - early[name] for early, late in zip(before, after, strict=True)] for name in names}
     total = {name: sum(each) for name, each in did.items()}
     measures["engine_cached"] = total[FOUND] / total[QUERIED] if total[QUERIED] else math.nan
+    mean_running = [sum(seen) / max(1, len(seen)) for seen in running]
     measures["requests_skew"] = largest_over_mean(did[DONE])
-    measures["running_skew"] = largest_over_mean([sum(seen) / max(1, len(seen)) for seen in running])
+    measures["running_skew"] = largest_over_mean(mean_running)
+    for number, (requests, mean) in enumerate(zip(did[DONE], mean_running, strict=True)):
+        measures |= {f"requests_{number}": requests, f"running_{number}": mean}
     measures["preemptions"] = total[PREEMPTIONS]
     measures["tokens"] = total[PROMPT] + total[OUTPUT]
 
