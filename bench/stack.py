@@ -32,6 +32,7 @@ SERVE = ROOT / "deploy" / "real-vllm" / "serve.sh"
 ENGINE_START_S = 180.0
 PROXY_START_S = 20.0
 IDLE_S = 120.0
+SCRAPES_MAX = 3
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 RUNNING = "vllm:num_requests_running"
@@ -139,9 +140,17 @@ class Engine:
         self.client = Client(url)
 
     async def gauges(self, *names: str) -> dict[str, float]:
-        """The named series, each summed over its labels. A scrape of a few names costs the engine 1 to 2 ms."""
+        """The named series, each summed over its labels. A scrape of a few names costs the engine 1 to 2 ms.
+
+        Raises BenchError if the engine does not answer: a scrape that is lost must not read as zero.
+        """
         query = "&".join(f"name[]={name}" for name in names)
-        reply = await self.client.get(f"/metrics/?{query}")
+        for _ in range(SCRAPES_MAX):
+            reply = await self.client.get(f"/metrics/?{query}")
+            if reply.ok:
+                break
+        else:
+            raise BenchError(f"the engine at {self.url} does not tell its metrics: {reply.failure}")
         found = dict.fromkeys(names, 0.0)
         for name, value in SAMPLE.findall(reply.body.decode()):
             if name in found:
