@@ -221,14 +221,14 @@ async def engine(url: str | None) -> AsyncIterator[Engine]:
 
 
 @contextlib.asynccontextmanager
-async def engines(flags: Sequence[Sequence[str]]) -> AsyncIterator[list[Engine]]:
-    """One engine of our own for each list of further `vllm serve` flags, all started at once."""
+async def engines(flags: Sequence[Sequence[str]], cpu: int | None = None) -> AsyncIterator[list[Engine]]:
+    """One engine of our own for each list of further `vllm serve` flags, all started at once, on one core if asked."""
     with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder, contextlib.ExitStack() as stack:
         starting = []
         for own in flags:
             port = free_port()
             log = Path(folder, f"engine-{port}.log")
-            child = stack.enter_context(process([str(SERVE), str(port), *own], log))
+            child = stack.enter_context(process([str(SERVE), str(port), *own], log, cpu))
             starting.append((f"http://127.0.0.1:{port}", child, log))
         for url, child, log in starting:
             await wait_ready(url, "/health", child, log, ENGINE_START_S)
