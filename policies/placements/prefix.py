@@ -27,9 +27,10 @@ from policies.request import Request
 
 __all__ = ["ByPrefix"]
 
-SEQUENCE_TOKENS: Final = 128.0
+SEQUENCE_TOKENS: Final = 16.0
 """What one more running sequence costs a new one, in prompt tokens to compute: about the time it adds to the steps of
 an answer of some hundred tokens."""
+MOVED: Final = 8.0
 IMBALANCE: Final = 1.2
 SPARE: Final = 3.0
 """Sequences that an engine may run beyond the bound, so that few requests may all be where their prompts are."""
@@ -62,7 +63,7 @@ class ByPrefix(Placement):
         costs = []
         for engine, load, pace in zip(engines, running, paces, strict=True):
             cached = tokens_of_blocks(depths.get(engine.name, 0), prefix, request.prompt_tokens)
-            todo = engine.prefill_tokens + request.prompt_tokens - cached
+            todo = engine.prefill_tokens + MOVED * (request.prompt_tokens - cached)
             costs.append((load >= bound + SPARE, pace * (todo + SEQUENCE_TOKENS * load), engine.name))
         return min(costs)[2]
 
