@@ -18,6 +18,7 @@ __all__ = [
     "Interaction",
     "Key",
     "Limit",
+    "Placed",
     "Pressure",
     "Progress",
     "Refusal",
@@ -116,6 +117,27 @@ class State(StrEnum):
     ENDED = "ended"
 
 
+class Placed(StrEnum):
+    """Why did a request go to its engine?"""
+
+    ONLY = "only"
+    """No other engine had room for it."""
+    CACHED = "cached"
+    """No engine has more of its prompt, and it is done soonest there."""
+    SPREAD = "spread"
+    """Another engine has more of its prompt, but is full or busy: it is done sooner there."""
+    RENDEZVOUS = "rendezvous"
+    """No engine has any of its prompt: prompts that begin alike meet there."""
+    LEAST_LOADED = "least_loaded"
+    """That engine ran least for its size."""
+    PASSED = "passed"
+    """The engine was free for the next in order. This one went instead, because of what engines have cached."""
+    ASSIGNED = "assigned"
+    """It was assigned when it came, and waited in the queue of that engine."""
+    TAKEN = "taken"
+    """It was assigned elsewhere, and an engine that ran nothing took it."""
+
+
 class Progress:
     """What the gateway notes of one request on its way. The admission engine writes it; an order writes its charges.
 
@@ -130,6 +152,7 @@ class Progress:
         norm: service of a normal call of its app at its stage.
         cached_tokens: tokens of its prompt that its engine was expected to have cached at dispatch.
         cached_blocks: leading blocks of its prompt that its engine was expected to hold at dispatch.
+        placed: why it went to its engine; says nothing as long as it waits.
         interaction: its open interaction; None: it belongs to none, or is a start that is not admitted yet.
         stage: its place among the calls of its interaction, from 1.
         inside: it continues an open interaction that is within its caps. It may have to wait, but is not throttled.
@@ -137,7 +160,7 @@ class Progress:
 
     __slots__ = (
         "attempts", "cached_blocks", "cached_tokens", "charged", "deadline_s", "inside", "interaction", "norm",
-        "normalised", "output_tokens_expected", "output_tokens_reserved", "stage", "state",
+        "normalised", "output_tokens_expected", "output_tokens_reserved", "placed", "stage", "state",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
@@ -151,6 +174,7 @@ class Progress:
         self.norm = 1.0
         self.cached_blocks = 0
         self.cached_tokens = 0
+        self.placed: Placed | None = None
         self.interaction: Interaction | None = None
         self.stage = 1
         self.inside = False

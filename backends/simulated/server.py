@@ -50,6 +50,8 @@ class SimulatedServer:
         self.profile = profile
         self.model_names = tuple(model_names)
         self.faults = faults or Faults()
+        self.scrapes = 0
+        """How often its metrics were asked for."""
         self._seed = seed
         self._time_scale = time_scale
         self._max_num_queued_reqs = max_num_queued_reqs
@@ -307,6 +309,7 @@ class SimulatedServer:
         return web.json_response({"count": count, "max_model_len": self.profile.max_model_len, "tokens": tokens})
 
     def _page(self, names: list[str]) -> bytes:
+        self.scrapes += 1
         return render(self.profile, self.model_names[0], self._gauges, self._totals, names)
 
     async def _metrics(self, request: web.Request) -> web.Response:

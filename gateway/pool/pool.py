@@ -221,6 +221,7 @@ class Pool:
             snapshot.kv_capacity_tokens,
             snapshot.block_size,
             snapshot.preemptions_total,
+            snapshot.prompt_tokens_total,
         )
         self.dispatcher.backend_changed(name, gauges)
 

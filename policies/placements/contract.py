@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from policies.capacity.pace import Pace
 from policies.capacity.slots import Slots
 from policies.placements.prefix_index import PrefixIndex
-from policies.request import Request, ServiceTokens
+from policies.request import Placed, Request, ServiceTokens
 
-__all__ = ["Assignment", "EngineLoad", "Placement"]
+__all__ = ["Assignment", "Choice", "EngineLoad", "Placement"]
 
 
 class EngineLoad(Protocol):
@@ -42,6 +42,13 @@ class EngineLoad(Protocol):
         """Largest occupancy of its KV cache that the dispatched requests are expected to reach (1.0 = full)."""
 
 
+class Choice(NamedTuple):
+    """Which engine gets a request, and why?"""
+
+    engine: str
+    why: Placed
+
+
 class Placement(ABC):
     """Which of the engines that can start a request now gets it?"""
 
@@ -53,8 +60,8 @@ class Placement(ABC):
         return
 
     @abstractmethod
-    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> str:
-        """Name of the engine. `engines`: at least one, in no particular order."""
+    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
+        """One of the engines. `engines`: at least one, in no particular order."""
 
 
 class Assignment(Placement):
@@ -73,9 +80,9 @@ class Assignment(Placement):
                 waits there; empty if the prompt is not known.
         """
 
-    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> str:
+    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
         """The request was assigned already: there is one engine."""
-        return engines[0].name
+        return Choice(engines[0].name, Placed.ASSIGNED)
 
     def moved(self, request: Request, before: str | None, after: str | None) -> None:
         """The request moved from engine `before` (None: it was not assigned) to `after` (None: it has left)."""

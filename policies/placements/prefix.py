@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 from zlib import crc32
 
-from policies.placements.contract import EngineLoad, Placement
+from policies.placements.contract import Choice, EngineLoad, Placement
 from policies.placements.least_loaded import least_loaded, loads
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
-from policies.request import Request
+from policies.request import Placed, Request
 
 __all__ = ["ByPrefix"]
 
@@ -44,25 +44,28 @@ class ByPrefix(Placement):
     def __init__(self, params: Any = None, *, prefixes: PrefixIndex | None = None, flows_max: int = 10_000) -> None:
         self._prefixes = prefixes if prefixes is not None else PrefixIndex()
 
-    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> str:
+    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
         if len(engines) == 1:
-            return engines[0].name
+            return Choice(engines[0].name, Placed.ONLY)
         running = loads(engines)
         bound = IMBALANCE * (sum(running) + 1) / len(running)
         prefix = request.prefix
         if not prefix:
-            return least_loaded(engines)
+            return Choice(least_loaded(engines), Placed.LEAST_LOADED)
         depths = self._prefixes.depths(prefix)
         if not depths:
             within = [engine for engine, load in zip(engines, running, strict=True) if load < bound]
-            return max([(_score(prefix[0], engine.name), engine.name) for engine in within or engines])[1]
+            highest = max([(_score(prefix[0], engine.name), engine.name) for engine in within or engines])
+            return Choice(highest[1], Placed.RENDEZVOUS)
         paces = _paces(engines)
         costs = []
         for engine, load, pace in zip(engines, running, paces, strict=True):
             cached = tokens_of_blocks(depths.get(engine.name, 0), prefix, request.prompt_tokens)
             todo = engine.prefill_tokens + request.prompt_tokens - cached
             costs.append((load >= bound + SPARE, pace * (todo + SEQUENCE_TOKENS * load), engine.name))
-        return min(costs)[2]
+        chosen = min(costs)[2]
+        has_most = depths.get(chosen, 0) == max(depths.values())
+        return Choice(chosen, Placed.CACHED if has_most else Placed.SPREAD)
 
 
 def _paces(engines: Sequence[EngineLoad]) -> list[float]:
