@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 from policies.capacity.pace import Pace
 from policies.capacity.slots import Slots
@@ -42,11 +42,8 @@ class EngineLoad(Protocol):
         """Largest occupancy of its KV cache that the dispatched requests are expected to reach (1.0 = full)."""
 
 
-class Choice(NamedTuple):
-    """Which engine gets a request, and why?"""
-
-    engine: str
-    why: Placed
+Choice = tuple[str, Placed]
+"""Name of the engine that gets a request, and why."""
 
 
 class Placement(ABC):
@@ -82,7 +79,7 @@ class Assignment(Placement):
 
     def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
         """The request was assigned already: there is one engine."""
-        return Choice(engines[0].name, Placed.ASSIGNED)
+        return engines[0].name, Placed.ASSIGNED
 
     def moved(self, request: Request, before: str | None, after: str | None) -> None:
         """The request moved from engine `before` (None: it was not assigned) to `after` (None: it has left)."""

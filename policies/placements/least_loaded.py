@@ -35,4 +35,4 @@ class LeastLoaded(Placement):
     """Which engine runs least for its size?"""
 
     def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
-        return Choice(least_loaded(engines), Placed.LEAST_LOADED if len(engines) > 1 else Placed.ONLY)
+        return least_loaded(engines), Placed.LEAST_LOADED if len(engines) > 1 else Placed.ONLY

@@ -46,17 +46,17 @@ class ByPrefix(Placement):
 
     def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
         if len(engines) == 1:
-            return Choice(engines[0].name, Placed.ONLY)
+            return engines[0].name, Placed.ONLY
         running = loads(engines)
         bound = IMBALANCE * (sum(running) + 1) / len(running)
         prefix = request.prefix
         if not prefix:
-            return Choice(least_loaded(engines), Placed.LEAST_LOADED)
+            return least_loaded(engines), Placed.LEAST_LOADED
         depths = self._prefixes.depths(prefix)
         if not depths:
             within = [engine for engine, load in zip(engines, running, strict=True) if load < bound]
             highest = max([(_score(prefix[0], engine.name), engine.name) for engine in within or engines])
-            return Choice(highest[1], Placed.RENDEZVOUS)
+            return highest[1], Placed.RENDEZVOUS
         paces = _paces(engines)
         costs = []
         for engine, load, pace in zip(engines, running, paces, strict=True):
@@ -65,7 +65,7 @@ class ByPrefix(Placement):
             costs.append((load >= bound + SPARE, pace * (todo + SEQUENCE_TOKENS * load), engine.name))
         chosen = min(costs)[2]
         has_most = depths.get(chosen, 0) == max(depths.values())
-        return Choice(chosen, Placed.CACHED if has_most else Placed.SPREAD)
+        return chosen, Placed.CACHED if has_most else Placed.SPREAD
 
 
 def _paces(engines: Sequence[EngineLoad]) -> list[float]:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from policies.admission.named import named_policy
+from policies.capacity.obstacle import Blocked
+from policies.orders.contract import Selection
+from policies.placements.contract import EngineLoad
 from policies.placements.least_loaded import LeastLoaded
 from policies.placements.prefix import ByPrefix
 from policies.placements.prefix_index import PrefixIndex
-from policies.request import Placed
-from tests.policies.making import Load, make_request
+from policies.request import Placed, Request
+from tests.policies.making import Load, Room, make_request
 
 PROMPT = tuple(range(1, 9))
 
@@ -38,6 +44,25 @@ def test_a_request_that_goes_elsewhere_than_its_prompt_is_spread() -> None:
 
 def test_what_nobody_has_meets_and_what_says_nothing_goes_where_least_runs() -> None:
     engines = [Load("a"), Load("b", 1)]
-    assert by_prefix().choose(make_request(prefix=PROMPT), engines).why is Placed.RENDEZVOUS
+    assert by_prefix().choose(make_request(prefix=PROMPT), engines)[1] is Placed.RENDEZVOUS
     assert by_prefix().choose(make_request(), engines) == ("a", Placed.LEAST_LOADED)
     assert LeastLoaded().choose(make_request(prefix=PROMPT), engines) == ("a", Placed.LEAST_LOADED)
+
+
+class OnlyX(Room):
+    def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
+        return (Load("x"),)
+
+
+def test_one_that_goes_before_the_next_in_order_is_named_as_such() -> None:
+    policy = named_policy("vtc", engines=2)
+    assert policy.prefixes is not None
+    policy.prefixes.insert(PROMPT, "x")
+    first = make_request("a", prompt=8000, prefix=tuple(range(11, 19)))
+    cached = make_request("b", prompt=8000, prefix=PROMPT)
+    for request in (first, cached):
+        policy.push(request, 0.0)
+    for expected, why in ((cached, Placed.PASSED), (first, Placed.ONLY)):
+        selection = policy.pop(0.0, OnlyX())
+        assert isinstance(selection, Selection)
+        assert (selection.request, selection.request.progress.placed) == (expected, why)
