@@ -192,12 +192,13 @@ class Request:
         system_tokens: prompt tokens that are the app's own instructions.
         claim: what it says of its interaction.
         prefix: chained hashes of the blocks of its prompt, the first one first; empty where nothing reads them.
+        adapter: name of the adapter (LoRA) that it asks for; "" if it asks for a model itself.
         progress: what the gateway notes of it.
     """
 
     __slots__ = (
-        "arrived_s", "body_bytes", "claim", "flow", "id", "output_tokens_max", "prefix", "progress", "prompt_tokens",
-        "sequences", "streamed", "system_tokens", "weight",
+        "adapter", "arrived_s", "body_bytes", "claim", "flow", "id", "output_tokens_max", "prefix", "progress",
+        "prompt_tokens", "sequences", "streamed", "system_tokens", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -214,6 +215,7 @@ class Request:
         system_tokens: int = 0,
         claim: Claim = NO_CLAIM,
         prefix: tuple[int, ...] = (),
+        adapter: str = "",
         progress: Progress | None = None,
     ) -> None:
         self.id: Final = id
@@ -228,6 +230,7 @@ class Request:
         self.system_tokens: Final = system_tokens
         self.claim: Final = claim
         self.prefix: Final = prefix
+        self.adapter: Final = adapter
         self.progress: Final = progress if progress is not None else Progress()
 
     def __repr__(self) -> str:

@@ -32,6 +32,10 @@ class EngineLoad(Protocol):
     def pace(self) -> Pace: ...
 
     @property
+    def adapters(self) -> Mapping[str, int]:
+        """Adapters that requests dispatched to it ask for, and how many do."""
+
+    @property
     def prefill_tokens(self) -> int:
         """Prompt tokens that were dispatched to it, and that it must compute before another prompt."""
 

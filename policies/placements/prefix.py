@@ -8,9 +8,13 @@ measured pace counts for as many times more.
 Bounded imbalance: an engine that runs more than `IMBALANCE` times the mean, and `SPARE` more, gets nothing as long as
 another one has room. So a prefix that many requests share spreads to more engines before it overloads one.
 
+An engine where no request runs with the adapter (LoRA) that is asked for must load it first: `ADAPTER_TOKENS` more.
+What engines say of their adapters is not read: a page of vLLM has a line for every set of them that ran together.
+
 A prompt of which no engine has anything goes to an engine by rendezvous hashing with bounded load: each engine has a
-score made of the hash of the prompt's first block and its own name, and the highest score wins among the engines that
-are not above the bound. All gateways compute the same, so prompts that begin alike meet without a word between them.
+score made of the hash of the prompt's first block and its own name. The highest score wins among the engines that are
+not above the bound, if possible among those that run its adapter. All gateways compute the same scores, so prompts that
+begin alike meet without a word between them.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ __all__ = ["ByPrefix"]
 SEQUENCE_TOKENS: Final = 128.0
 """What one more running sequence costs a new one, in prompt tokens to compute: about the time it adds to the steps of
 an answer of some hundred tokens."""
+ADAPTER_TOKENS: Final = 1024.0
+"""What it costs to load an adapter (LoRA), in prompt tokens to compute: some 100 MB, about a tenth of a second."""
 IMBALANCE: Final = 1.25
 SPARE: Final = 4.0
 """Sequences that an engine may run beyond the bound, so that few requests may all be where their prompts are."""
@@ -55,13 +61,16 @@ class ByPrefix(Placement):
         depths = self._prefixes.depths(prefix)
         if not depths:
             within = [engine for engine, load in zip(engines, running, strict=True) if load < bound]
-            highest = max([(_score(prefix[0], engine.name), engine.name) for engine in within or engines])
+            having = [engine for engine in within if request.adapter in engine.adapters]
+            highest = max([(_score(prefix[0], engine.name), engine.name) for engine in having or within or engines])
             return highest[1], Placed.RENDEZVOUS
         paces = _paces(engines)
         costs = []
         for engine, load, pace in zip(engines, running, paces, strict=True):
             cached = tokens_of_blocks(depths.get(engine.name, 0), prefix, request.prompt_tokens)
-            todo = engine.prefill_tokens + request.prompt_tokens - cached
+            todo = float(engine.prefill_tokens + request.prompt_tokens - cached)
+            if request.adapter and request.adapter not in engine.adapters:
+                todo += ADAPTER_TOKENS
             costs.append((load >= bound + SPARE, pace * (todo + SEQUENCE_TOKENS * load), engine.name))
         chosen = min(costs)[2]
         has_most = depths.get(chosen, 0) == max(depths.values())

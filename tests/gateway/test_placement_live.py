@@ -8,7 +8,7 @@ import pytest
 
 from backends.simulated.server import SimulatedServer
 from tests.gateway.capture import Upstream, answer, replies
-from tests.gateway.live import SMALL, Live, Starter, chat, simulated, until
+from tests.gateway.live import MODEL, SMALL, Live, Starter, chat, long_chat, simulated, until
 
 CHAT = "/v1/chat/completions"
 DOCUMENT = "".join(f"Sentence {number} of a long document. " for number in range(200))
@@ -95,6 +95,21 @@ async def test_an_answer_that_does_not_say_what_was_cached_counts_as_wrong(start
             name[2]: value for name, value in metrics.items() if name[0] == "fairgate_backend_prompt_tokens_total"
         }
         assert (counted["cached"], counted["wrong"]) == (0, expected)
+
+
+async def test_requests_go_where_their_adapter_runs(start: Starter) -> None:
+    served: dict[str, Any] = {"models": (MODEL, "lora"), "adapters": ("lora",)}
+    async with simulated(**served) as one, simulated(**served) as two, start(one.url, two.url) as live:
+        async with live.post(CHAT, {**long_chat(), "model": "lora"}) as running:
+            await running.content.readany()
+            for number in range(12):
+                body = {**chat(f"{number}? {DOCUMENT}", max_tokens=2), "model": "lora"}
+                assert (await live.ask(CHAT, body)).status == 200
+            lines = await live.lines(12)
+            [home] = [name for name, ledger in live.engine.backends.items() if ledger.adapters]
+            assert {line["backend"] for line in lines} == {home}
+        await until(live.holds_nothing)
+        assert not any(ledger.adapters for ledger in live.engine.backends.values())
 
 
 async def test_an_engine_that_has_restarted_has_nothing_cached(start: Starter) -> None:
