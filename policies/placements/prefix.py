@@ -8,8 +8,9 @@ measured pace counts for as many times more.
 Bounded imbalance: an engine that runs more than `IMBALANCE` times the mean, and `SPARE` more, gets nothing as long as
 another one has room. So a prefix that many requests share spreads to more engines before it overloads one.
 
-An engine where no request runs with the adapter (LoRA) that is asked for must load it first: `ADAPTER_TOKENS` more.
-What engines say of their adapters is not read: a page of vLLM has a line for every set of them that ran together.
+An engine where no request runs with the adapter (LoRA) that is asked for must load it first. That counts as if
+`ADAPTER_TOKENS` more were not cached. What engines say of their adapters is not read: a page of vLLM has a line for
+every set of them that ran together.
 
 A prompt of which no engine has anything goes to an engine by rendezvous hashing with bounded load: each engine has a
 score made of the hash of the prompt's first block and its own name. The highest score wins among the engines that are
@@ -20,8 +21,9 @@ begin alike meet without a word between them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, Final
-from zlib import crc32
 
 from policies.placements.contract import Choice, EngineLoad, Placement
 from policies.placements.least_loaded import least_loaded, loads
@@ -30,14 +32,16 @@ from policies.request import Placed, Request
 
 __all__ = ["ByPrefix"]
 
-SEQUENCE_TOKENS: Final = 128.0
+SEQUENCE_TOKENS: Final = 16.0
 """What one more running sequence costs a new one, in prompt tokens to compute: about the time it adds to the steps of
 an answer of some hundred tokens."""
+MOVED: Final = 8.0
 ADAPTER_TOKENS: Final = 1024.0
 """What it costs to load an adapter (LoRA), in prompt tokens to compute: some 100 MB, about a tenth of a second."""
-IMBALANCE: Final = 1.25
-SPARE: Final = 4.0
+IMBALANCE: Final = 1.2
+SPARE: Final = 3.0
 """Sequences that an engine may run beyond the bound, so that few requests may all be where their prompts are."""
+_BITS: Final = (1 << 64) - 1
 SLOWER: Final = 1.5
 """Paces closer than this are taken for equal: they differ by chance and by load."""
 
@@ -68,9 +72,10 @@ class ByPrefix(Placement):
         costs = []
         for engine, load, pace in zip(engines, running, paces, strict=True):
             cached = tokens_of_blocks(depths.get(engine.name, 0), prefix, request.prompt_tokens)
-            todo = float(engine.prefill_tokens + request.prompt_tokens - cached)
+            missing = float(request.prompt_tokens - cached)
             if request.adapter and request.adapter not in engine.adapters:
-                todo += ADAPTER_TOKENS
+                missing += ADAPTER_TOKENS
+            todo = engine.prefill_tokens + MOVED * missing
             costs.append((load >= bound + SPARE, pace * (todo + SEQUENCE_TOKENS * load), engine.name))
         chosen = min(costs)[2]
         has_most = depths.get(chosen, 0) == max(depths.values())
@@ -86,4 +91,11 @@ def _paces(engines: Sequence[EngineLoad]) -> list[float]:
 
 def _score(block: int, engine: str) -> int:
     """A number that is random for each pair, and the same everywhere."""
-    return crc32(engine.encode(), crc32(block.to_bytes(8, "big", signed=block < 0)))
+    mixed = (block ^ _name_hash(engine)) * 0x9E3779B97F4A7C15 & _BITS
+    mixed = (mixed ^ mixed >> 32) * 0xD6E8FEB86659FD93 & _BITS
+    return mixed ^ mixed >> 32
+
+
+@lru_cache(maxsize=4096)
+def _name_hash(engine: str) -> int:
+    return int.from_bytes(blake2b(engine.encode(), digest_size=8).digest())

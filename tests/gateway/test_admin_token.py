@@ -84,7 +84,7 @@ async def test_check_warns_of_an_admin_listener_that_anybody_may_ask(
     assert code == 0
     assert "ok: " in out
     assert ("warning: admin: is open to other machines" in said) is warned
-    assert ("set admin_token" in said) is warned
+    assert ("Set admin_token" in said) is warned
 
 
 @pytest.mark.parametrize("workers", [1, 2])
