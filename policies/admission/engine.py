@@ -298,6 +298,7 @@ class AdmissionEngine:
             if self.set_back_s:
                 change = replace(change, taken_s=change.taken_s + self.set_back_s)
             ledger.observe(change, now, arrived_s=self._arrived_s)
+            self.policy.observe(name, change)
         return self._room_changed(now, name)
 
     def woke(self, now: float) -> Sequence[Decision]:
