@@ -14,6 +14,7 @@ import random
 import resource
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -40,8 +41,8 @@ SHAPES = {"tenants": 1, "users": 100}
 OUTPUT_TOKENS = (10, 20)
 PREFIX_BLOCKS = 8
 """Of a prompt, where there are several engines."""
-SLOTS = 1
-"""Of each engine: all are full while requests wait."""
+SLOTS = 16
+"""Of each of several engines: all are full while requests wait."""
 
 
 @dataclass(frozen=True)
@@ -150,20 +151,24 @@ def measure_engine(load: Load, *, queued: int) -> float:
     limits = QueueLimits(requests_max=2 * load.requests, wait_s_max=1e6)
     engine, source, watch, now = AdmissionEngine(policy_of(load), limits=limits), Source(load), Stopwatch(), 0.0
     for number in range(load.engines):
-        engine.add_backend(f"b{number}", max_num_seqs=SLOTS if queued else 1000)
-    running: list[str] = []
+        engine.add_backend(f"b{number}", max_num_seqs=(1 if load.engines == 1 else SLOTS) if queued else 1000)
+    running: deque[str] = deque()
 
     def noted(decisions: Iterable[Any]) -> None:
         running.extend(decision.id for decision in decisions if isinstance(decision, Dispatch))
 
     for _ in range(queued):
+        before = len(running)
         noted(engine.arrived(source.request(), now))
+        while before < len(running):  # it starts at once, and may make room for the next
+            noted(engine.progressed(running[before], 1, now))
+            before += 1
 
     def live(request: Request) -> None:
         nonlocal now
         now += 1e-4
         noted(engine.arrived(request, now))
-        oldest = running.pop(0)  # at its engine a slot is free now
+        oldest = running.popleft()
         noted(engine.progressed(oldest, 1, now))
         noted(engine.progressed(oldest, 10, now))
         noted(engine.finished(oldest, ServiceTokens(request.prompt_tokens, 20), now))

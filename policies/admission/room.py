@@ -42,6 +42,19 @@ class Elsewhere(Protocol):
         """Forget it: it no longer wants an answer."""
 
 
+class _Standing:
+    """What of its tenant decides about a request's room (`BackendLedger.obstacle`)?"""
+
+    __slots__ = ("absent", "keeps", "paced", "spare")
+
+    def __init__(self, spare: bool, absent: bool, paced: bool) -> None:
+        self.spare = spare
+        self.absent = absent
+        self.paced = paced
+        self.keeps = absent and not spare
+        """The headroom is not for it."""
+
+
 class PoolRoom:
     """The engines of one pool, within one event (`admission.policy.Engines`).
 
@@ -60,6 +73,8 @@ class PoolRoom:
         """By request: the obstacles found since anything changed, so that asking again costs O(1)."""
         self._full: dict[str, Obstacle] = {}
         """Engines without a slot for any request: until something changes there, they need not be asked."""
+        self._full_for_keeping = False
+        """They are full for requests that leave the headroom free."""
         self._open: dict[str, BackendLedger] = {}
         """All others."""
         self._now = 0.0
@@ -87,16 +102,22 @@ class PoolRoom:
         known = self._blocked.get(request.id)
         if known is not None:
             return known
+        if self.rivals is not None and self.rivals.has_turn(request, self._now):
+            return Blocked(request, dict.fromkeys(self._backends, Obstacle.TURN))
+        standing = self._standing(request)
+        if standing.keeps != self._full_for_keeping:
+            self._full_for_keeping = standing.keeps
+            self.changed(self._now)
         free: list[BackendLedger] = []
         full: list[str] = []
         obstacles = self._full.copy()
         for name, ledger in self._open.items():
-            obstacle = self.obstacle_at(request, name)
+            obstacle = self._obstacle(request, ledger, standing)
             if obstacle is None:
                 free.append(ledger)
                 continue
             obstacles[name] = obstacle
-            if obstacle is Obstacle.SLOTS and ledger.is_full():
+            if obstacle is Obstacle.SLOTS and ledger.is_full(keeps=standing.keeps):
                 full.append(name)
         for name in full:
             self._full[name] = Obstacle.SLOTS
@@ -137,22 +158,18 @@ class PoolRoom:
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         if self.rivals is not None and self.rivals.has_turn(request, self._now):
             return Obstacle.TURN
-        ledger, tenants = self._backends[engine], self._tenants
-        obstacle = ledger.obstacle(
-            request,
-            spare=tenants.is_below(request),
-            absent=tenants.someone_is_absent(),
-            now=self._now,
-            paced=tenants.is_flooding(request),
-        )
-        if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, engine)):
+        return self._obstacle(request, self._backends[engine], self._standing(request))
+
+    def _standing(self, request: Request) -> _Standing:
+        tenants = self._tenants
+        return _Standing(tenants.is_below(request), tenants.someone_is_absent(), tenants.is_flooding(request))
+
+    def _obstacle(self, request: Request, ledger: BackendLedger, standing: _Standing) -> Obstacle | None:
+        spare, absent, paced, now = standing.spare, standing.absent, standing.paced, self._now
+        obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced)
+        if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, ledger.name)):
             obstacle = ledger.obstacle(
-                request,
-                spare=tenants.is_below(request),
-                absent=tenants.someone_is_absent(),
-                now=self._now,
-                paced=tenants.is_flooding(request),
-                cached_tokens=cached_tokens,
+                request, spare=spare, absent=absent, now=now, paced=paced, cached_tokens=cached_tokens
             )
         if obstacle is not None:
             ledger.held_back(request, obstacle)

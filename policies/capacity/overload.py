@@ -65,7 +65,8 @@ class Overload:
         state, settings = self._state, self._settings
         if blocked is None and not state.active:
             return state
-        occupancy, known = _fullness(backends, blocked, now)
+        # Below this, one engine says enough.
+        occupancy, known = _fullness(backends, blocked, now, enough=0.0 if state.active else settings.enter)
         turns = occupancy < settings.leave if state.active else occupancy >= settings.enter
         since_s = min(state.since_s, now)  # if a clock was set back, the state has lasted since `now`
         active = state.active
@@ -77,8 +78,13 @@ class Overload:
         return Overloaded(True, f"{known} {occupancy:.0%} full; {bounds}", since_s)
 
 
-def _fullness(backends: Iterable[BackendLedger], blocked: Blocked | None, now: float) -> tuple[float, str]:
-    """How full is the emptiest open backend, and how is that known? Where none is open, the emptiest in service."""
+def _fullness(
+    backends: Iterable[BackendLedger], blocked: Blocked | None, now: float, *, enough: float
+) -> tuple[float, str]:
+    """How full is the emptiest open backend, and how is that known? Where none is open, the emptiest in service.
+
+    Any open backend that is emptier than `enough` will do.
+    """
     open_least: tuple[float, str] | None = None
     closed_least: tuple[float, str] | None = None
     for ledger in backends:
@@ -88,6 +94,8 @@ def _fullness(backends: Iterable[BackendLedger], blocked: Blocked | None, now: f
         level = ledger.occupancy(blocked.request if blocked is not None else None, obstacle, now)
         if obstacle is Obstacle.CLOSED:
             closed_least = level if closed_least is None or level < closed_least else closed_least
+        elif level[0] < enough:
+            return level
         else:
             open_least = level if open_least is None or level < open_least else open_least
     return open_least or closed_least or (0.0, "no backend in service,")

@@ -2,8 +2,9 @@
 
 What an engine has cached it need not compute. So the time until a request is done follows from the tokens that remain
 to be computed there (what is on its way before it, and what of its own prompt is not cached), and from how many
-sequences run there. Each running sequence counts as `SEQUENCE_TOKENS` of prompt. An engine that is slower by its
-measured pace counts for as many times more.
+sequences run there. Each running sequence counts as `SEQUENCE_TOKENS` of prompt. What is not cached counts `MOVED`
+times, because later calls of the same conversation find it only where it was. An engine that is slower by its measured
+pace counts for as many times more.
 
 Bounded imbalance: an engine that runs more than `IMBALANCE` times the mean, and `SPARE` more, gets nothing as long as
 another one has room. So a prefix that many requests share spreads to more engines before it overloads one.
@@ -33,9 +34,10 @@ from policies.request import Placed, Request
 __all__ = ["ByPrefix"]
 
 SEQUENCE_TOKENS: Final = 16.0
-"""What one more running sequence costs a new one, in prompt tokens to compute: about the time it adds to the steps of
-an answer of some hundred tokens."""
+"""What one more running sequence costs a new one, in prompt tokens to compute."""
 MOVED: Final = 8.0
+"""How often a prompt that is sent to another engine is computed anew, or drives out another one, before its
+conversation ends."""
 ADAPTER_TOKENS: Final = 1024.0
 """What it costs to load an adapter (LoRA), in prompt tokens to compute: some 100 MB, about a tenth of a second."""
 IMBALANCE: Final = 1.2

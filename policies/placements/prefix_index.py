@@ -62,10 +62,6 @@ class _Cache:
         self.reports = False
         """It has reported cached tokens before. Only then does a report of none mean a miss."""
 
-    def trim(self) -> None:
-        while len(self.blocks) > self.limit:
-            self.blocks.popitem(last=False)
-
 
 class PrefixIndex:
     """Leading blocks of a prompt that a backend is believed to hold. Matching is O(log blocks) per backend."""
@@ -73,6 +69,8 @@ class PrefixIndex:
     def __init__(self, *, blocks_max: int = BLOCKS_MAX) -> None:
         self._blocks_max = blocks_max
         self._caches: dict[str, _Cache] = {}
+        self._holders: dict[int, dict[str, None]] = {}
+        """By the first block of a prompt: the backends that hold it. So a prompt that is new costs one look."""
         self.version = 0
         """Changes whenever an answer of `depth` may have changed."""
 
@@ -87,8 +85,10 @@ class PrefixIndex:
 
     def depths(self, prefix: Prefix) -> dict[str, int]:
         """The backends that hold some of the prefix, and how many leading blocks each holds."""
-        found = {name: _depth(prefix, cache.blocks) for name, cache in self._caches.items()}
-        return {name: depth for name, depth in found.items() if depth}
+        holders = self._holders.get(prefix[0]) if prefix else None
+        if holders is None:
+            return {}
+        return {name: _depth(prefix, self._caches[name].blocks) for name in holders}
 
     def insert(self, prefix: Prefix, backend: str) -> None:
         """A request with this prefix goes to this backend. O(blocks)."""
@@ -101,7 +101,8 @@ class PrefixIndex:
         for block in reversed(prefix):  # from the end to the beginning, so that the end of a chain is forgotten first
             blocks[block] = None
             blocks.move_to_end(block)
-        cache.trim()
+        self._holders.setdefault(prefix[0], {})[backend] = None
+        self._trim(backend, cache)
         self.version += 1
 
     def forget(self, prefix: Prefix, backend: str, depth: int) -> None:
@@ -110,11 +111,15 @@ class PrefixIndex:
         if cache is not None:
             for block in prefix[depth:]:
                 cache.blocks.pop(block, None)
+                self._not_at(backend, block)
             self.version += 1
 
     def forget_engine(self, backend: str) -> None:
         """The backend holds nothing: it has restarted. What was learned of its size was of the one before."""
-        if self._caches.pop(backend, None) is not None:
+        cache = self._caches.pop(backend, None)
+        if cache is not None:
+            for block in cache.blocks:
+                self._not_at(backend, block)
             self.version += 1
 
     def counted(self, backend: str, prompt_tokens: int | None) -> None:
@@ -139,10 +144,21 @@ class PrefixIndex:
         if cache.reports and found < expected - 1 - expected // 4:
             known = len(cache.blocks)
             cache.limit = max(BLOCKS_MIN, known - max(expected - found, known // CAUTION))
-            cache.trim()
+            self._trim(backend, cache)
             self.version += 1
         elif found:
             cache.limit = min(self._blocks_max, cache.limit + 1 + found // CAUTION)
+
+    def _trim(self, backend: str, cache: _Cache) -> None:
+        while len(cache.blocks) > cache.limit:
+            block, _ = cache.blocks.popitem(last=False)
+            self._not_at(backend, block)
+
+    def _not_at(self, backend: str, block: int) -> None:
+        """The backend does not hold this block any more."""
+        holders = self._holders.get(block)
+        if holders is not None and holders.pop(backend, 0) is None and not holders:
+            del self._holders[block]
 
 
 def _depth(prefix: Prefix, blocks: OrderedDict[int, None]) -> int:

@@ -296,7 +296,7 @@ def test_a_dispatch_is_explained_and_what_is_unknown_is_not() -> None:
     assert isinstance(pool.ask("a", id="went"), Dispatch)
     why = pool.engine.explain("went", pool.now)
     assert why is not None
-    assert (why.state, why.reason) == ("dispatched", "dispatched to one at once")
+    assert (why.state, why.reason) == ("dispatched", "dispatched to one at once: no other engine had room")
     assert pool.engine.explain("nobody", pool.now) is None
 
 

@@ -46,8 +46,9 @@ def test_what_is_on_its_way_before_it_counts_like_its_own_prompt() -> None:
     prefixes = PrefixIndex()
     prefixes.insert(document(1, 50), "e1")
     prefixes.insert(document(1, 100), "e2")
-    busy = [Load("e1"), Load("e2", prefill_tokens=20 * BLOCK)]
-    busier = [Load("e1"), Load("e2", prefill_tokens=80 * BLOCK)]
+    more = int(placement.MOVED) * 50 * BLOCK  # what it saves there
+    busy = [Load("e1"), Load("e2", prefill_tokens=more - BLOCK)]
+    busier = [Load("e1"), Load("e2", prefill_tokens=more + BLOCK)]
     choose = ByPrefix(prefixes=prefixes).choose
     assert choose(question(document(1, 100)), busy)[0] == "e2"
     assert choose(question(document(1, 100)), busier)[0] == "e1"
