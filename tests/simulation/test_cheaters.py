@@ -18,7 +18,8 @@ import pytest
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import profile
 from policies.admission.engine import AdmissionEngine
-from policies.interactions import CALLS, Interactions, InteractionSettings
+from policies.app_needs import CALLS
+from policies.interactions import Interactions, InteractionSettings
 from policies.limits.ceilings import Ceilings, ThrottleSettings
 from policies.orders.cost import Cost, ExtendCost
 from policies.request import Claim, Flow
