@@ -27,7 +27,7 @@ from itertools import islice
 from typing import Final, Literal
 
 from policies.app_needs import IDLE_S_MIN, PACE_S_MAX, AppNeeds
-from policies.request import Caps, Flow, Interaction, Key, Request, ServiceTokens
+from policies.request import NO_CLAIM, Caps, Flow, Interaction, Key, Request, ServiceTokens
 from policies.witness_table import GIVEN_MAX, WitnessTable
 
 __all__ = ["InteractionSettings", "Interactions", "Waste"]
@@ -102,7 +102,7 @@ class Interactions:
         nothing.
         """
         claim = request.claim
-        if not claim.id and not claim.extends and not claim.shows.proofs and not claim.shows.hints:
+        if claim is NO_CLAIM:
             return
         interaction = self._find(request, now)
         if interaction is None:
@@ -158,6 +158,8 @@ class Interactions:
                 self._give(interaction, proof, is_proof=True)
             for hint in gives.hints:
                 self._give(interaction, hint, is_proof=False)
+            for line in gives.lines:
+                self._witnesses.give(interaction, (*interaction.key[:2], line))
         self._left(interaction, service, now)
 
     def broke_off(self, request: Request, service: ServiceTokens, now: float) -> None:
@@ -210,7 +212,7 @@ class Interactions:
             found = self._of_several(self._known_by(flow, claim.id), now)
             if found is not None:
                 return found
-        return self._hinted(request, now) if claim.shows.hints else None
+        return self._hinted(request, now) if claim.shows.hints or claim.shows.lines else None
 
     def _known_by(self, flow: Flow, key: str | int) -> Sequence[Interaction]:
         """The interactions of this flow that have this name or witness."""
@@ -226,29 +228,31 @@ class Interactions:
         return min(there, key=lambda one: (one.under_way > 0, one.seen_s)) if there else None
 
     def _hinted(self, request: Request, now: float) -> Interaction | None:
-        """The interaction that hints speak for, if the call follows at an agent's pace.
-
-        A turn of the model counts for more than its lines. Of these, the interaction that has most of them is taken.
-        """
+        """The interaction that hints speak for, if the call follows at an agent's pace."""
         flow = request.flow
         pace_s = self.needs.pace_s(flow.tenant, flow.app)
-        lines: dict[Interaction, int] = {}
         for hint in request.claim.shows.hints:
             known = [one for one in self._known_by(flow, hint) if self._is_there(one, now)]
-            if not known:
-                continue
-            in_time = [one for one in known if one.under_way or now - one.seen_s <= pace_s]
-            if isinstance(hint, int):
-                for one in in_time:
-                    lines[one] = lines.get(one, 0) + 1
-                continue
-            found = self._of_several(in_time or known, now)
-            if found is not None and not found.under_way:
-                self.needs.replied(flow.tenant, flow.app, now - found.seen_s)
-            return found if in_time else None
-        if not lines:
+            if known:
+                in_time = [one for one in known if _is_in_time(one, now, pace_s)]
+                found = self._of_several(in_time or known, now)
+                assert found is not None
+                if not found.under_way:
+                    self.needs.replied(flow.tenant, flow.app, now - found.seen_s)
+                return found if in_time else None
+        return self._with_lines(request, now, pace_s)
+
+    def _with_lines(self, request: Request, now: float, pace_s: float) -> Interaction | None:
+        """The interaction that most lines are of: of equals, one that waits for a call, and has waited longest."""
+        counts: dict[Interaction, int] = {}
+        for line in request.claim.shows.lines:
+            for one in self._known_by(request.flow, line):
+                if _is_in_time(one, now, pace_s):
+                    counts[one] = counts.get(one, 0) + 1
+        most = max(counts.values(), default=0)
+        if most < request.claim.shows.lines_min or not most:
             return None
-        return min(lines, key=lambda one: (-lines[one], one.under_way > 0, one.seen_s))
+        return self._of_several([one for one, count in counts.items() if count == most], now)
 
     def _is_there(self, interaction: Interaction, now: float) -> bool:
         """Is it not over? One that has been silent for too long is closed."""
@@ -296,9 +300,9 @@ class Interactions:
         interaction.over = False
         self._enter(interaction)
 
-    def _give(self, interaction: Interaction, witness: str | int, *, is_proof: bool, alone: bool = False) -> None:
+    def _give(self, interaction: Interaction, witness: str, *, is_proof: bool, alone: bool = False) -> None:
         is_new = self._witnesses.give(interaction, (*interaction.key[:2], witness), alone=alone)
-        if self.changed is not None and isinstance(witness, str):
+        if self.changed is not None:
             untold = interaction.untold
             untold[witness] = (is_proof, is_new or untold.pop(witness, (False, False))[1])
             if len(untold) > GIVEN_MAX:
@@ -405,3 +409,8 @@ class Interactions:
     def adopt(self, learned: object) -> None:
         """Take over from another gateway's snapshot what it has seen more of. ValueError if it is not valid."""
         self.needs.adopt(learned)
+
+
+def _is_in_time(interaction: Interaction, now: float, pace_s: float) -> bool:
+    """Does a call that arrives now follow its last answer at this pace?"""
+    return interaction.under_way > 0 or now - interaction.seen_s <= pace_s

@@ -41,13 +41,17 @@ class Flow(NamedTuple):
 class Witnesses(NamedTuple):
     """By what is an interaction known again? A request shows some, an answer gives some out. The strongest come first.
 
-    What is a text is the same at every gateway. What is a number is known only to the one that gave it out.
+    Proofs and hints are the same at every gateway, lines are known only to the one that gave them out.
     """
 
     proofs: tuple[str, ...] = ()
     """Nobody else has them: an id that an answer gave out to be brought back."""
-    hints: tuple[str | int, ...] = ()
-    """They hold only for a call that follows at an agent's pace: a session, a turn of the model, a line of it."""
+    hints: tuple[str, ...] = ()
+    """They hold only for a call that follows at an agent's pace: a session, a turn of the model."""
+    lines: tuple[int, ...] = ()
+    """Lines of text, which hold as hints do where there is no better one."""
+    lines_min: int = 1
+    """So many of the lines that a request shows must be of one interaction."""
 
 
 NO_WITNESSES: Final = Witnesses()

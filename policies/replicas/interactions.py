@@ -100,8 +100,7 @@ def _keys(claim: Claim) -> Sequence[str | int]:
     if claim.extends and not claim.id:
         return tuple(islice(reversed(claim.extends), ASKED_MAX))
     question = (claim.id,) if claim.id and not claim.begins else ()
-    hints = [hint for hint in claim.shows.hints if isinstance(hint, str)]
-    return (*claim.shows.proofs, *question, *hints)[:ASKED_MAX]
+    return (*claim.shows.proofs, *question, *claim.shows.hints)[:ASKED_MAX]
 
 
 def _name(flow: Flow, key: str | int) -> str:
