@@ -228,31 +228,38 @@ class Interactions:
         return min(there, key=lambda one: (one.under_way > 0, one.seen_s)) if there else None
 
     def _hinted(self, request: Request, now: float) -> Interaction | None:
-        """The interaction that hints speak for, if the call follows at an agent's pace."""
+        """The interaction that hints speak for, if the call follows at an agent's pace.
+
+        Where a hint is that of several, those are looked for that weaker ones speak for as well.
+        """
         flow = request.flow
         pace_s = self.needs.pace_s(flow.tenant, flow.app)
+        found: list[Interaction] = []
         for hint in request.claim.shows.hints:
             known = [one for one in self._known_by(flow, hint) if self._is_there(one, now)]
-            if known:
-                in_time = [one for one in known if _is_in_time(one, now, pace_s)]
-                found = self._of_several(in_time or known, now)
-                assert found is not None
-                if not found.under_way:
-                    self.needs.replied(flow.tenant, flow.app, now - found.seen_s)
-                return found if in_time else None
-        return self._with_lines(request, now, pace_s)
+            in_time = [one for one in known if _is_in_time(one, now, pace_s)]
+            if known and not found:
+                last = max(known, key=lambda one: one.seen_s)
+                if not last.under_way:
+                    self.needs.replied(flow.tenant, flow.app, now - last.seen_s)
+                if not in_time:
+                    return None
+            found = [one for one in in_time if one in found] or found or in_time
+            if len(found) == 1:
+                return found[0]
+        return self._of_several(self._with_lines(request, found, now, pace_s) or found, now)
 
-    def _with_lines(self, request: Request, now: float, pace_s: float) -> Interaction | None:
-        """The interaction that most lines are of: of equals, one that waits for a call, and has waited longest."""
+    def _with_lines(self, request: Request, among: list[Interaction], now: float, pace_s: float) -> list[Interaction]:
+        """Those that most lines are of: among these, if there are any."""
         counts: dict[Interaction, int] = {}
         for line in request.claim.shows.lines:
             for one in self._known_by(request.flow, line):
-                if _is_in_time(one, now, pace_s):
+                if _is_in_time(one, now, pace_s) and (not among or one in among):
                     counts[one] = counts.get(one, 0) + 1
         most = max(counts.values(), default=0)
-        if most < request.claim.shows.lines_min or not most:
-            return None
-        return self._of_several([one for one, count in counts.items() if count == most], now)
+        if not among and most < request.claim.shows.lines_min:
+            return []
+        return [one for one, count in counts.items() if count == most]
 
     def _is_there(self, interaction: Interaction, now: float) -> bool:
         """Is it not over? One that has been silent for too long is closed."""
@@ -266,11 +273,8 @@ class Interactions:
     def _begin(self, request: Request, now: float) -> Interaction:
         flow, claim = request.flow, request.claim
         key = (flow.app, flow.user, claim.id or claim.extends[-1])
-        replaced = self._open.get(flow.tenant, {}).get(key)
-        if replaced is not None and claim.begins and claim.id and not claim.explicit:
-            return self.open(flow, (flow.app, flow.user, claim.id[:8] + request.id[:8]), now)  # the same once more
-        if replaced is not None:
-            self._close(replaced)
+        if claim.begins and claim.id and not claim.explicit and self._known_by(flow, claim.id):
+            key = (flow.app, flow.user, claim.id[:8] + request.id[:8])  # the same question once more
         return self.open(flow, key, now)
 
     def open(self, flow: Flow, key: Key, now: float) -> Interaction:

@@ -78,8 +78,6 @@ def shown_by(first: Sequence[Turn], last: Sequence[Turn]) -> Shown:
         return Shown(tool_ids, b"", b"", [])
     last_turn = name_of(since[-1])
     made = [bytes(turn.content) for turn in last[begin:end]]
-    if not made and all([turn.role != "user" or turn is since[-1] for turn in (*first, *last)]):
-        return Shown([], last_turn, b"", [])  # a single question is nothing that anybody knows
     for content in made:
         tool_ids += _ID_IN_TEXT.findall(content, 0, TEXT_BYTES_MAX)[:IDS_MAX]
     before = name_of(last[begin - 1]) if begin and last[begin - 1].role == "user" else b""
