@@ -15,7 +15,7 @@ from policies.limits.throttle import KEPT, Throttle
 from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens
 from tests.policies.making import make_request
 
-OVERLOADED = Pressure(True, "full", 3.0)
+OVERLOADED = Pressure(True, "full", 3.0, wait_s=45.0)
 NO_LIMITS = Ceilings()
 
 
