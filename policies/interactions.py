@@ -274,7 +274,7 @@ class Interactions:
         flow, claim = request.flow, request.claim
         key = (flow.app, flow.user, claim.id or claim.extends[-1])
         if claim.begins and claim.id and not claim.explicit and self._known_by(flow, claim.id):
-            key = (flow.app, flow.user, claim.id[:8] + request.id[:8])  # the same question once more
+            key = (flow.app, flow.user, claim.id[:8] + request.id[-8:])  # the same question once more
         return self.open(flow, key, now)
 
     def open(self, flow: Flow, key: Key, now: float) -> Interaction:

@@ -50,6 +50,8 @@ class WitnessTable:
             holders = own[key] = []
         for holder in holders:
             if holder is interaction:
+                interaction.given.remove(key)
+                interaction.given.append(key)
                 return False
         while holders and (alone or len(holders) >= HOLDERS_MAX):
             holders.pop(0).given.remove(key)

@@ -181,11 +181,12 @@ def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
     if shown.turn:
         hints.append(hashed(name.encode(), b"turn", shown.turn.hex().encode()))
     lines = tuple([hash((name, line)) for line in shown.lines])
-    shows = Witnesses(tuple(proofs), tuple(hints), lines, 1 if shown.turn or turns.has_answers else LINES_OF_A_NEW_TALK)
-    return Claim(
-        _named(turns, session, previous, proofs), turns.stage, begins, shows=shows, session=name,
-        last_turn=shown.last_turn,
-    )  # fmt: skip
+    id_ = _named(turns, session, previous, proofs)
+    if not id_ and not hints and not lines:
+        return Claim(begins=begins)
+    lines_min = 1 if shown.turn or turns.has_answers else LINES_OF_A_NEW_TALK
+    shows = Witnesses(tuple(proofs), tuple(hints), lines, lines_min)
+    return Claim(id_, turns.stage, begins, shows=shows, session=name, last_turn=shown.last_turn)
 
 
 def _named(turns: Turns, session: bytes, previous: bytes, proofs: list[str]) -> str:

@@ -32,12 +32,14 @@ TEXTS_MAX: Final = 4
 LINES_MAX: Final = 64
 """Lines that are looked up for one request."""
 LINE_MIN: Final = 32
-"""A shorter line says too little of whose it is: the mark around a block of code, say."""
+"""A shorter line says too little of whose it is: the mark around a block of code, say. `_LONG_LINE` has it as well."""
 LINE_MAX: Final = 200
 """So much of a longer one counts."""
 
 _TEXT_OF_BLOCK: Final = re.compile(rb'"text"\s{0,4}:\s{0,4}"')
 _UNITS: Final = re.compile(rb'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*+')
+_FIRST_LINE: Final = re.compile(r"\S[^\r\n]*")
+_LONG_LINE: Final = re.compile(r"[^\r\n]{32,}")
 _RESULT_OF: Final = re.compile(rb'"tool_use_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
 _ID_IN_TEXT: Final = re.compile(rb"(?:'id': '|\\\"id\\\": ?\\\")([A-Za-z0-9_.:-]{4,256})")
 
@@ -109,13 +111,15 @@ def name_of(turn: Turn) -> bytes:
 
 def turn_of(before: bytes, text: str) -> bytes:
     """A name for an answer to the turn of this name; b"" if it has no text, or that no name."""
-    first = next((line for line in text.splitlines() if line.strip()), "").strip()[:LINE_MAX]
-    return sha256(before + first.encode("utf-8", "surrogatepass")).digest()[:8] if before and first else b""
+    first = _FIRST_LINE.search(text) if before else None
+    if first is None:
+        return b""
+    return sha256(before + first[0].rstrip()[:LINE_MAX].encode("utf-8", "surrogatepass")).digest()[:8]
 
 
 def lines_of(text: str) -> list[str]:
     """The lines of a text that say something."""
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip() for line in _LONG_LINE.findall(text)]
     return [line[:LINE_MAX] for line in lines if len(line) >= LINE_MIN]
 
 

@@ -10,7 +10,7 @@ import pytest
 from gateway.config.interactions import InteractionRules
 from gateway.http.errors import ApiError
 from gateway.request.apis import CHAT, COMPLETIONS, RESPONSES
-from gateway.request.interaction_claim import ANSWERS_MAX, LENGTHS_MAX, PROMPTED_FLOWS_MAX, ClaimReader
+from gateway.request.interaction_claim import LENGTHS_MAX, PROMPTED_FLOWS_MAX, ClaimReader, given
 from gateway.request.payload import Payload, read_json
 from policies.request import NO_CLAIM, Claim, Flow
 
@@ -209,34 +209,92 @@ def test_every_rule_can_be_switched_off_for_an_app() -> None:
 
 
 def test_a_response_that_is_gone_on_from_is_found_by_its_id() -> None:
-    by = reader()
-    asked = claim({"input": "Which files?"}, by)
+    asked = claim({"input": "Which files?"})
     assert (asked.stage, asked.begins) == (1, True)
-    by.answered(FLOW, asked, 1, "resp_1")
-    second = claim({"previous_response_id": "resp_1", "input": [OUTPUT]}, by)
-    assert second == Claim(asked.id, 2, False)
-    by.answered(FLOW, second, 2, "resp_2")
-    assert claim({"previous_response_id": "resp_2", "input": [OUTPUT, OUTPUT]}, by) == Claim(asked.id, 3, False)
-    new = claim({"previous_response_id": "resp_2", "input": "And now?"}, by)
+    [gone_on_by] = given(asked, [], b"", "resp_1").proofs
+    second = claim({"previous_response_id": "resp_1", "input": [OUTPUT]})
+    assert second.begins is False
+    assert gone_on_by in second.shows.proofs
+    new = claim({"previous_response_id": "resp_1", "input": "And now?"})
     assert (new.stage, new.begins) == (1, True)
     assert new.id != asked.id
+    assert gone_on_by in new.shows.hints, "a person may go on as well, but not at an agent's pace"
+    assert gone_on_by not in new.shows.proofs
 
 
-def test_the_response_of_another_flow_is_not_gone_on_from() -> None:
-    by = reader()
-    asked = claim({"input": "Which files?"}, by)
-    by.answered(FLOW, asked, 1, "resp_1")
-    stolen = claim({"previous_response_id": "resp_1", "input": [OUTPUT]}, by, FLOW._replace(tenant="thief"))
-    assert stolen.id != asked.id
+@pytest.mark.parametrize(
+    ("body", "id"),
+    [
+        (chat(USER, CALLS, RESULT), "c"),
+        (chat(USER, TOOL_USE, TOOL_RESULT), "t"),
+        (chat(USER, TOOL_USE, REMINDED), "t"),
+        ({"input": [ITEM, REASONING, FUNCTION_CALL, OUTPUT]}, "c"),
+        (chat(RESULT), "c"),
+        (chat(USER, CALLS, RESULT, {"role": "user", "content": "<reminder>Be quick.</reminder>"}), "c"),
+        (chat(USER, {"role": "assistant", "content": "Calling tools: [{'id': 'call-1'}]"}, USER), "call-1"),
+    ],
+    ids=["chat", "messages", "messages and text", "responses", "all else is cut", "reminder", "called in text"],
+)
+def test_whoever_brings_the_id_of_a_call_back_proves_that_it_was_answered(body: dict[str, Any], id: str) -> None:
+    assert claim(body).shows.proofs == given(NO_CLAIM, [id.encode()], b"", "").proofs
 
 
-def test_answers_are_remembered_within_a_bound() -> None:
-    by = reader()
-    for number in range(ANSWERS_MAX + 10):
-        by.answered(FLOW, Claim("id"), 1, f"resp_{number}")
-    forgotten, known = ({"previous_response_id": f"resp_{n}", "input": [OUTPUT]} for n in (0, ANSWERS_MAX))
-    assert claim(known, by).id == "id"
-    assert claim(forgotten, by).id != "id"
+def test_what_the_user_says_beside_a_result_is_no_question() -> None:
+    reminder = {"role": "user", "content": "<reminder>Be quick.</reminder>"}
+    talks = [chat(USER, *CALLED, reminder), chat(USER, CALLS, reminder, RESULT), chat(USER, *CALLED, reminder, *CALLED)]
+    claims = [claim(talk) for talk in (chat(USER), *talks)]
+    assert len({each.id for each in claims}) == 1
+    assert [(each.stage, each.begins) for each in claims] == [(1, True), (2, False), (2, False), (3, False)]
+    assert claim(chat(USER, *CALLED, SAID, reminder)).begins, "there it is one"
+
+
+@pytest.mark.parametrize("session", ["", "s"])
+def test_the_turn_of_a_model_that_calls_its_tools_in_text_is_known_again(session: str) -> None:
+    headers = {"x_session_id": session} if session else {}
+    thought = "THOUGHT: I look at the files first.\n\nls -la"
+    asked = claim(chat(SYSTEM, USER), **headers)
+    gives = given(asked, [], json.dumps(thought)[1:-1].encode(), "")
+    seen = {"role": "user", "content": "Observation: a.py"}
+    step = chat(SYSTEM, USER, {"role": "assistant", "content": thought}, seen)
+    shown = claim(step, **headers).shows
+    assert (asked.session or asked.id) in shown.hints
+    assert set(gives.hints) <= set(shown.hints)
+    assert gives.lines
+    assert set(gives.lines) <= set(shown.lines)
+    cut = claim(chat({"role": "assistant", "content": [{"type": "text", "text": thought + "\nmore"}]}, seen), **headers)
+    assert set(gives.lines) <= set(cut.shows.lines), "in another form, without what came before"
+    other = claim(step, x_session_id="other").shows
+    assert not set(gives.hints) & set(other.hints)
+    assert not set(gives.lines) & set(other.lines)
+
+
+def test_a_line_that_was_in_the_prompt_is_not_given_out() -> None:
+    rule = "Answer with exactly one command in a block."
+    asked = claim(chat({"role": "user", "content": rule}))
+    assert not given(asked, [], rule.encode(), "").lines
+    assert given(asked, [], b"I list the files that are there now.", "").lines
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_one"),
+    [
+        ({"metadata": {"session_id": "s"}}, True),
+        ({"session_id": "s"}, True),
+        ({"conversation": "conv_1"}, True),
+        ({"conversation": {"id": "conv_1"}}, True),
+        ({"prompt_cache_key": "0199a213-81c0-7800-8aa1-bbab2a035a53"}, True),
+        ({"prompt_cache_key": "our-app-v2"}, False),
+        ({"conversation": {}}, False),
+        ({"metadata": {"session_id": 5}}, False),
+    ],
+    ids=str,
+)
+def test_a_session_may_stand_in_the_body(fields: dict[str, Any], is_one: bool) -> None:
+    found = claim(chat(USER, **fields))
+    assert bool(found.session) == is_one
+    assert (found.session in found.shows.hints) == is_one
+    assert (found.session in claim(chat(USER, *CALLED, **fields)).shows.proofs) == is_one
+    assert not claim(chat(USER, **fields), reader(sessions=False)).session
 
 
 def extends(prompt: str, by: ClaimReader, flow: Flow = FLOW) -> tuple[int, ...]:
