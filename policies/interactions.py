@@ -27,7 +27,7 @@ from itertools import islice
 from typing import Final, Literal
 
 from policies.app_needs import IDLE_S_MIN, PACE_S_MAX, AppNeeds
-from policies.request import NO_CLAIM, Caps, Flow, Interaction, Key, Request, ServiceTokens
+from policies.request import NO_CLAIM, NO_WITNESSES, Caps, Flow, Interaction, Key, Request, ServiceTokens, Witnesses
 from policies.witness_table import GIVEN_MAX, WitnessTable
 
 __all__ = ["InteractionSettings", "Interactions", "Waste"]
@@ -80,6 +80,7 @@ class Interactions:
         """By tenant. Empty as long as no interaction was cut."""
         self.needs = AppNeeds(settings.calls_max, settings.tokens_max, settings.lifetime_s_max, settings.idle_s)
         self._look_s = IDLE_S_MIN if settings.idle_s == "auto" else settings.idle_s
+        """The shortest silence that may end one, and how often one is looked at."""
         self._open: dict[str, dict[Key, Interaction]] = {}
         self._count = 0
         self._witnesses = WitnessTable()
@@ -127,7 +128,7 @@ class Interactions:
                 return
             interaction = request.progress.interaction = self._begin(request, now)
         else:
-            if interaction in self._resting:
+            if interaction.over and interaction in self._resting:
                 self._wake(interaction)
             if claim.extends and not claim.id:
                 self._rename(interaction, claim.extends[-1])
@@ -153,13 +154,8 @@ class Interactions:
         interaction.awaited = awaits_more is True
         if claim.ends:
             self._witnesses.forget(interaction)
-        elif not claim.explicit:
-            for proof in gives.proofs:
-                self._give(interaction, proof, is_proof=True)
-            for hint in gives.hints:
-                self._give(interaction, hint, is_proof=False)
-            for line in gives.lines:
-                self._witnesses.give(interaction, (*interaction.key[:2], line))
+        elif gives is not NO_WITNESSES and not claim.explicit:
+            self._give_all(interaction, gives)
         self._left(interaction, service, now)
 
     def broke_off(self, request: Request, service: ServiceTokens, now: float) -> None:
@@ -209,7 +205,8 @@ class Interactions:
                     self.needs.paused(flow.tenant, flow.app, now - found.seen_s)
                 return found
         if claim.id and not claim.begins:
-            found = self._of_several(self._known_by(flow, claim.id), now)
+            known = self._known_by(flow, claim.id)
+            found = known[0] if len(known) == 1 and self._is_there(known[0], now) else self._of_several(known, now)
             if found is not None:
                 return found
         return self._hinted(request, now) if claim.shows.hints or claim.shows.lines else None
@@ -220,7 +217,9 @@ class Interactions:
         holders = self._witnesses.of(flow.tenant, whole)
         own = self._open.get(flow.tenant)
         named = own.get(whole) if own is not None else None
-        return holders if named is None else (named, *holders)
+        if named is None:
+            return holders
+        return (named, *holders) if holders else (named,)
 
     def _of_several(self, known: Sequence[Interaction], now: float) -> Interaction | None:
         """Of those that are not over, one that waits for a call, and has waited longest."""
@@ -263,7 +262,9 @@ class Interactions:
 
     def _is_there(self, interaction: Interaction, now: float) -> bool:
         """Is it not over? One that has been silent for too long is closed."""
-        if interaction.under_way or now - interaction.seen_s <= self.needs.idle_s(interaction):
+        if interaction.under_way or now - interaction.seen_s <= self._look_s:
+            return True
+        if now - interaction.seen_s <= self.needs.idle_s(interaction):
             return True
         self._close(interaction)
         return False
@@ -304,10 +305,20 @@ class Interactions:
         interaction.over = False
         self._enter(interaction)
 
+    def _give_all(self, interaction: Interaction, gives: Witnesses) -> None:
+        for proof in gives.proofs:
+            self._give(interaction, proof, is_proof=True)
+        for hint in gives.hints:
+            self._give(interaction, hint, is_proof=False)
+        for line in gives.lines:
+            self._witnesses.give(interaction, (*interaction.key[:2], line))
+
     def _give(self, interaction: Interaction, witness: str, *, is_proof: bool, alone: bool = False) -> None:
         is_new = self._witnesses.give(interaction, (*interaction.key[:2], witness), alone=alone)
         if self.changed is not None:
             untold = interaction.untold
+            if untold is None:
+                untold = interaction.untold = {}
             untold[witness] = (is_proof, is_new or untold.pop(witness, (False, False))[1])
             if len(untold) > GIVEN_MAX:
                 del untold[next(iter(untold))]

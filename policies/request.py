@@ -118,12 +118,13 @@ class Interaction:
         """When it is looked at for idleness; less than 0: it is not on the list."""
         self.awaited = False
         """Its last answer asked for more, such as a tool's result: it may stay silent for longer."""
-        self.given: list[Key] = []
-        """Witnesses by which it is known, the oldest first (`policies.witness_table`)."""
+        self.given: list[Key] | None = None
+        """Witnesses by which it is known, the oldest first (`policies.witness_table`); None: it never had any."""
         self.told: Any = None
         """What other gateways know of it. Written by the code that tells them."""
-        self.untold: dict[str, tuple[bool, bool]] = {}
-        """Witnesses to tell other gateways of: is it a proof, and is it new? Bounded as `given` is."""
+        self.untold: dict[str, tuple[bool, bool]] | None = None
+        """Witnesses to tell other gateways of: is it a proof, and is it new? Bounded as `given` is. None: no one is
+        told of any."""
 
 
 class State(StrEnum):

@@ -50,26 +50,28 @@ class WitnessTable:
             holders = own[key] = []
         for holder in holders:
             if holder is interaction:
-                interaction.given.remove(key)
-                interaction.given.append(key)
+                given = _given(interaction)
+                given.remove(key)
+                given.append(key)
                 return False
         while holders and (alone or len(holders) >= HOLDERS_MAX):
-            holders.pop(0).given.remove(key)
+            _given(holders.pop(0)).remove(key)
             self._count -= 1
         holders.append(interaction)
         self._count += 1
-        interaction.given.append(key)
-        if len(interaction.given) > GIVEN_MAX:
-            self._take(interaction, interaction.given.pop(0))
+        given = _given(interaction)
+        given.append(key)
+        if len(given) > GIVEN_MAX:
+            self._take(interaction, given.pop(0))
         if self._count > self._most:
             self._forget_oldest()
         return True
 
     def forget(self, interaction: Interaction) -> None:
         """It is known by nothing any longer."""
-        for key in interaction.given:
+        for key in interaction.given or ():
             self._take(interaction, key)
-        interaction.given.clear()
+        interaction.given = None
 
     def _take(self, interaction: Interaction, key: Key) -> None:
         own = self._tenants[interaction.tenant]
@@ -87,8 +89,14 @@ class WitnessTable:
         own = self._tenants[tenant]
         for key, holders in list(islice(own.items(), max(1, min(len(own), self._most // 100)))):
             for holder in holders:
-                holder.given.remove(key)
+                _given(holder).remove(key)
             self._count -= len(holders)
             del own[key]
         if not own:
             del self._tenants[tenant]
+
+
+def _given(interaction: Interaction) -> list[Key]:
+    if interaction.given is None:
+        interaction.given = []
+    return interaction.given

@@ -73,13 +73,13 @@ class SharedInteractions:
             calls.append(Call(_name(flow, key), new, new_tokens, age_s, idle_s, is_over))
             self._told.append(interaction)
             interaction.told = interaction.calls, interaction.tokens
-            for witness, (is_proof, is_new) in interaction.untold.items():
+            for witness, (is_proof, is_new) in (interaction.untold or {}).items():
                 # A witness that is new tells of all that the interaction had before it.
                 count, tokens = (interaction.calls, interaction.tokens) if is_new else (new, new_tokens)
                 kept_s = idle_s if is_proof else PACE_S_MAX
                 calls.append(Call(_name(flow, witness), count, tokens, age_s, kept_s, False))
                 self._told.append(None)
-            interaction.untold.clear()
+            interaction.untold = None
         return calls
 
     def hear(self, opened: Sequence[Opened | None]) -> None:
