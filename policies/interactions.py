@@ -206,10 +206,11 @@ class Interactions:
                 return found
         if claim.id and not claim.begins:
             known = self._known_by(flow, claim.id)
-            found = known[0] if len(known) == 1 and self._is_there(known[0], now) else self._of_several(known, now)
-            if found is not None:
-                return found
-        return self._hinted(request, now) if claim.shows.hints or claim.shows.lines else None
+            if known:
+                found = known[0] if len(known) == 1 and self._is_there(known[0], now) else self._of_several(known, now)
+                if found is not None:
+                    return found
+        return self._hinted(request, now) if claim.shows is not NO_WITNESSES else None
 
     def _known_by(self, flow: Flow, key: str | int) -> Sequence[Interaction]:
         """The interactions of this flow that have this name or witness."""
@@ -389,7 +390,7 @@ class Interactions:
                 looked.append(interaction)
             else:
                 interaction.look_s = -1.0
-        for interaction in list(islice(self._resting, LOOKED_AT)):
+        for interaction in list(islice(self._resting, LOOKED_AT)) if self._resting else ():
             if abs(now - interaction.seen_s) <= PACE_S_MAX:
                 return
             self._close(interaction)
