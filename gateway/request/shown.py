@@ -135,7 +135,7 @@ def text_of(content: bytes) -> str:
 
 def decoded(content: bytes, begin: int) -> str:
     """The text that begins here, up to its closing quote or the most that is read."""
-    found = _UNITS.match(content, begin, begin + TEXT_BYTES_MAX)
+    found = _UNITS.match(content, begin, max(begin, TEXT_BYTES_MAX))
     assert found is not None
     try:
         return decode_name(b'"' + found[0] + b'"')
@@ -153,7 +153,7 @@ def _brought_back(since: Sequence[Turn]) -> list[bytes]:
     for turn in reversed(since):
         ids += [bytes(raw)[1:-1] for raw in (turn.tool_call_id, turn.call_id) if len(raw) > len('""')]
         if turn.role == "user":
-            ids += _RESULT_OF.findall(bytes(turn.content))[:IDS_MAX]
+            ids += _RESULT_OF.findall(bytes(turn.content), 0, TEXT_BYTES_MAX)[:IDS_MAX]
         if len(ids) >= IDS_MAX:
             break
     return ids[:IDS_MAX]

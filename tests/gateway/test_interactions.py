@@ -11,7 +11,9 @@ from gateway.config.interactions import InteractionRules
 from gateway.http.errors import ApiError
 from gateway.request.apis import CHAT, COMPLETIONS, RESPONSES
 from gateway.request.interaction_claim import LENGTHS_MAX, PROMPTED_FLOWS_MAX, ClaimReader, given
+from gateway.request.large_body import read_large_json
 from gateway.request.payload import Payload, read_json
+from gateway.request.slices import at_once
 from policies.request import NO_CLAIM, Claim, Flow
 
 FLOW = Flow("tenant", "default", "u")
@@ -266,6 +268,33 @@ def test_the_turn_of_a_model_that_calls_its_tools_in_text_is_known_again(session
     other = claim(step, x_session_id="other").shows
     assert not set(gives.hints) & set(other.hints)
     assert not set(gives.lines) & set(other.lines)
+
+
+LONG = {"role": "user", "content": "word " * 20_000}
+TALKS = [
+    chat(SYSTEM, USER),
+    chat(SYSTEM, USER, *CALLED),
+    chat(USER, *CALLED, SAID, USER, *CALLED, USER),
+    chat(USER, TOOL_USE, REMINDED, TOOL_USE, TOOL_RESULT, USER),
+    chat(LONG, *CALLED, LONG),
+    chat(LONG, SAID, LONG, {"role": "assistant", "content": "I look for the files in the folder.\n" * 9}, LONG),
+    chat(USER, SAID, blocks({"type": "text", "text": "And now? " * 10_000}), SAID, USER),
+    chat(USER, TOOL_USE, blocks({"type": "tool_result", "tool_use_id": "t", "content": "x" * 100_000})),
+    chat(USER, CALLS, {"role": "tool", "tool_call_id": "c", "content": "x" * 100_000}),
+    {"input": [ITEM, REASONING, FUNCTION_CALL, {**OUTPUT, "output": "x" * 100_000}, ITEM]},
+    {"input": "Which files?", "previous_response_id": "resp"},
+]
+
+
+@pytest.mark.parametrize("session", ["", "s"])
+@pytest.mark.parametrize("body", TALKS, ids=range(len(TALKS)))
+def test_a_large_body_claims_what_a_small_one_does(body: dict[str, Any], session: str) -> None:
+    headers = [(b"x-session-id", session.encode())] if session else []
+    api = RESPONSES if "input" in body else CHAT
+    large = at_once(read_large_json(json.dumps(body).encode(), api))
+    assert reader().read(headers, large, FLOW, generates=True).claim == claim(
+        body, **({"x_session_id": session} if session else {})
+    )
 
 
 def test_a_line_that_was_in_the_prompt_is_not_given_out() -> None:
