@@ -203,8 +203,8 @@ class StreamMeter:
         if not self.made.is_full and (self._dialect is not Dialect.RESPONSES or _RESPONSE_TEXT in events):
             self.made.add_texts(events)
         at = events.find(self._tool_mark)
-        if at >= 0:
-            self.made.add_calls(events, at)
+        if at >= 0 or (not self._is_openai and events.find(b'"partial_json"') >= 0):
+            self.made.add_calls(events, max(0, at))
 
     def _remember(self, data: bytes) -> None:
         """Engines write every event of a stream alike. Given up soon where they do not: the look is not for nothing."""

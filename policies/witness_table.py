@@ -14,7 +14,7 @@ from policies.request import Interaction, Key
 
 __all__ = ["WitnessTable"]
 
-GIVEN_MAX: Final = 24
+GIVEN_MAX: Final = 32
 """Witnesses of one interaction: those of its last few answers. The oldest are forgotten."""
 HOLDERS_MAX: Final = 16
 """Interactions that one witness may be of. The one that has it longest is forgotten."""

@@ -334,7 +334,7 @@ class Exchange:
             awaits_more = None  # a demanded tool is called with the reason "stop", and a raw text ends with no other
         if self._pool.claims is not None and not request.claim.explicit:
             goes_on_by = answer_id if self.route.dialect is Dialect.RESPONSES else ""
-            request.progress.gives = given(request.claim, made.tool_ids, made.text, goes_on_by)
+            request.progress.gives = given(request.claim, made.tool_ids, made.text, goes_on_by, made.arguments)
         self._pool.dispatcher.finished(request.id, service, awaits_more)
         self._end(Outcome.COMPLETED, "", service)
 

@@ -25,7 +25,7 @@ from gateway.http.errors import ApiError, Reason
 from gateway.request.conversation_turns import NO_TURNS, QUOTE, Turns, hashed
 from gateway.request.fields import Fields, decode_claimed
 from gateway.request.payload import Payload
-from gateway.request.shown import IDS_MAX, decoded, lines_of, turn_of
+from gateway.request.shown import IDS_MAX, decoded, lines_in, lines_of, turn_of
 from policies.request import NO_CLAIM, Claim, Flow, Witnesses
 
 __all__ = ["ClaimReader", "Reading", "given"]
@@ -41,7 +41,7 @@ LINES_GIVEN: Final = 3
 """Lines of an answer by which it is known when they come back."""
 LINES_OF_A_NEW_TALK: Final = 2
 """Lines of earlier answers that a talk in which the model has said nothing must have, to go on with their interaction:
-several agents may work on one answer, each with a talk of its own."""
+several agents may work on one answer, each with a talk of its own. What an answer handed to a tool counts twice."""
 PROMPTED_FLOWS_MAX: Final = 4096
 """Flows whose latest raw prompts are remembered by their lengths."""
 LENGTHS_MAX: Final = 32
@@ -146,11 +146,11 @@ class ClaimReader:
         return tuple(hashes)
 
 
-def given(claim: Claim, tool_ids: Iterable[bytes], text: bytes, answer_id: str) -> Witnesses:
+def given(claim: Claim, tool_ids: Iterable[bytes], text: bytes, answer_id: str, arguments: bytes = b"") -> Witnesses:
     """By what later calls of its interaction are known, once a call with this claim has been answered.
 
-    `text`: the beginning of what the answer says, as it stands in a string of JSON. `answer_id`: by which a later call
-    may go on from it.
+    `text` and `arguments`: the beginning of what the answer says, and of what it hands to tools, as they stand in a
+    string of JSON. `answer_id`: by which a later call may go on from it.
     """
     proofs = [_of_call(id_) for id_ in islice(tool_ids, IDS_MAX)]
     if answer_id:
@@ -159,8 +159,11 @@ def given(claim: Claim, tool_ids: Iterable[bytes], text: bytes, answer_id: str) 
     turn = turn_of(claim.last_turn, said)
     hints = [hashed(claim.session.encode(), b"turn", turn.hex().encode())] if turn else []
     echoed = claim.shows.lines
-    lines = [line for each in lines_of(said) if (line := hash((claim.session, each))) not in echoed]
-    return Witnesses(tuple(proofs), tuple(hints), tuple(lines[:LINES_GIVEN]))
+    lines = [line for each in lines_of(said) if (line := hash((claim.session, each))) not in echoed][:LINES_GIVEN]
+    tasks = [each for each in lines_in(decoded(arguments, 0)) if hash((claim.session, each)) not in echoed]
+    for task in tasks[:LINES_GIVEN]:
+        lines += [hash((claim.session, task)), _of_task(claim.session, task)]
+    return Witnesses(tuple(proofs), tuple(hints), tuple(lines))
 
 
 def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
@@ -180,12 +183,14 @@ def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
         hints.append(turns.named_before(b"asked", b""))
     if shown.turn:
         hints.append(hashed(name.encode(), b"turn", shown.turn.hex().encode()))
-    lines = tuple([hash((name, line)) for line in shown.lines])
+    is_new = not shown.turn and not turns.has_answers
+    lines = [hash((name, line)) for line in shown.lines]
+    if is_new:
+        lines += [_of_task(name, line) for line in shown.lines]
     id_ = _named(turns, session, previous, proofs)
     if not id_ and not hints and not lines:
         return Claim(begins=begins)
-    lines_min = 1 if shown.turn or turns.has_answers else LINES_OF_A_NEW_TALK
-    shows = Witnesses(tuple(proofs), tuple(hints), lines, lines_min)
+    shows = Witnesses(tuple(proofs), tuple(hints), tuple(lines), LINES_OF_A_NEW_TALK if is_new else 1)
     return Claim(id_, turns.stage, begins, shows=shows, session=name, last_turn=shown.last_turn)
 
 
@@ -203,6 +208,11 @@ def _named(turns: Turns, session: bytes, previous: bytes, proofs: list[str]) -> 
 
 def _of_call(id: bytes) -> str:
     return hashed(b"tool", id)
+
+
+def _of_task(session: str, line: str) -> int:
+    """What a line is known by that was handed to a tool: another agent may have it as its task."""
+    return hash((session, line, "task"))
 
 
 def _of_answer(id: bytes) -> str:

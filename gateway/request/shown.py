@@ -16,7 +16,19 @@ import msgspec
 
 from gateway.request.fields import Turn, decode_name
 
-__all__ = ["FIRST_TURNS", "IDS_MAX", "LAST_TURNS", "NOTHING_SHOWN", "TEXT_BYTES_MAX", "Shown", "lines_of", "shown_by"]
+__all__ = [
+    "FIRST_TURNS",
+    "IDS_MAX",
+    "LAST_TURNS",
+    "NOTHING_SHOWN",
+    "TEXT_BYTES_MAX",
+    "Shown",
+    "decoded",
+    "lines_in",
+    "lines_of",
+    "shown_by",
+    "turn_of",
+]
 
 IDS_MAX: Final = 64
 """Ids of calls of tools that are looked at in one request or answer."""
@@ -40,6 +52,7 @@ _TEXT_OF_BLOCK: Final = re.compile(rb'"text"\s{0,4}:\s{0,4}"')
 _UNITS: Final = re.compile(rb'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*+')
 _FIRST_LINE: Final = re.compile(r"\S[^\r\n]*")
 _LONG_LINE: Final = re.compile(r"[^\r\n]{32,}")
+_LONG_STRING: Final = re.compile(r'"((?:[^"\\]|\\.){32,}+)')
 _RESULT_OF: Final = re.compile(rb'"tool_use_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
 _ID_IN_TEXT: Final = re.compile(rb"(?:'id': '|\\\"id\\\": ?\\\")([A-Za-z0-9_.:-]{4,256})")
 
@@ -121,6 +134,11 @@ def lines_of(text: str) -> list[str]:
     """The lines of a text that say something."""
     lines = [line.strip() for line in _LONG_LINE.findall(text)]
     return [line[:LINE_MAX] for line in lines if len(line) >= LINE_MIN]
+
+
+def lines_in(json: str) -> list[str]:
+    """The same of the strings in this JSON."""
+    return [line for found in _LONG_STRING.findall(json) for line in lines_of(decoded(found.encode(), 0))]
 
 
 def text_of(content: bytes) -> str:

@@ -1,7 +1,7 @@
 """Sessions of real clients, as they were sent to a scripted engine, and the ways in which such sessions vary.
 
-Two sessions of each client with unlike questions: the OpenAI Agents SDK (chat and Responses), LangGraph, smolagents
-(tools, and code), mini-SWE-agent and Magentic-One. Long texts are cut in the middle, and fields that nobody reads are
+Two sessions of each client with unlike questions: the OpenAI Agents SDK (chat, Responses, and an agent that calls
+another one as a tool), LangGraph, smolagents (tools, and code), mini-SWE-agent and Magentic-One. Long texts are cut in the middle, and fields that nobody reads are
 left out.
 """
 
@@ -37,6 +37,13 @@ def _read() -> dict[str, dict[str, list[Call]]]:
 
 _RECORDED = _read()
 CLIENTS = sorted(_RECORDED)
+_OF_ITS_OWN = {
+    "chatcmpl-tool-": "chatcmpl-tool-f",
+    "call_": "call_f",
+    "resp_": "resp_f",
+    "needs.": "asks.",
+    "what changed": "what has changed",
+}
 _serial = count()
 
 

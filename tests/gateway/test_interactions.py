@@ -270,6 +270,19 @@ def test_the_turn_of_a_model_that_calls_its_tools_in_text_is_known_again(session
     assert not set(gives.lines) & set(other.lines)
 
 
+def test_what_was_handed_to_a_tool_may_be_the_task_of_another_agent() -> None:
+    task = "Look up who changed the parser last."
+    asked = claim(chat(SYSTEM, USER))
+    arguments = json.dumps(json.dumps({"input": task})).encode()[1:-1]
+    gives = given(asked, [b"c"], b"", "", arguments)
+    template = {"role": "user", "content": f"You have been given a task by your manager:\n{task}\nBegin now."}
+    for own in ({"role": "user", "content": task}, template):
+        shows = claim(chat(SYSTEM, own)).shows
+        assert len(set(gives.lines) & set(shows.lines)) >= shows.lines_min
+    same = claim(chat(SYSTEM, {"role": "user", "content": task}))
+    assert not given(same, [b"c"], b"", "", arguments).lines, "the question itself is no task"
+
+
 LONG = {"role": "user", "content": "word " * 20_000}
 TALKS = [
     chat(SYSTEM, USER),
