@@ -1,8 +1,8 @@
 """Sessions of real clients, as they were sent to a scripted engine, and the ways in which such sessions vary.
 
 Two sessions of each client with unlike questions: the OpenAI Agents SDK (chat, Responses, and an agent that calls
-another one as a tool), LangGraph, smolagents (tools, and code), mini-SWE-agent and Magentic-One. Long texts are cut in the middle, and fields that nobody reads are
-left out.
+another one as a tool), LangGraph, smolagents (tools, and code), mini-SWE-agent and Magentic-One. Long texts are cut in
+the middle, long sessions after a dozen calls, and fields that nobody reads are left out.
 """
 
 from __future__ import annotations
