@@ -1,5 +1,5 @@
 # Everything below needs Python 3.11 or later, make and the package registries; `make run` needs nothing else, `make test`
-# a redis-server and openssl, which it installs where it may (root on Debian).
+# a redis-server, openssl, nginx and haproxy, which it installs where it may (root on Debian).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -20,10 +20,11 @@ test: $(INSTALLED) servers  ## the tests that need no vLLM
 
 # RUNLEVEL=1: the package starts no server of its own. Where it cannot be installed, the tests that need it say so.
 servers:
-	@{ command -v redis-server && command -v openssl; } >/dev/null \
+	@{ command -v redis-server && command -v openssl && command -v nginx && command -v haproxy; } >/dev/null \
 	    || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
-	        && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server openssl; } \
-	    || echo "redis-server or openssl is missing and could not be installed: the tests that need them will fail" >&2
+	        && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server openssl nginx-light haproxy; } \
+	    || echo "redis-server, openssl, nginx or haproxy is missing and could not be installed: the tests that need" \
+	        "the first two will fail, those that need the others are skipped" >&2
 
 check: $(INSTALLED)  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
@@ -55,10 +56,12 @@ $(COMPILED)/.built: $(INSTALLED) pyproject.toml $(shell find policies gateway ba
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(COMPILED) build/fairgate-*.whl
 	@touch $@
 
-lock: $(INSTALLED)  ## pin the newest versions that pyproject.toml allows
+lock: $(INSTALLED)  ## pin the newest versions that pyproject.toml allows, and of them what the image needs to run
 	$(BIN)/pip install -q uv
 	$(BIN)/uv pip compile --upgrade --extra dev --extra bench --extra tokenize --universal --generate-hashes \
 	    --no-emit-index-url --no-annotate --no-header pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile -c requirements.lock --universal --generate-hashes \
+	    --no-emit-index-url --no-annotate --no-header pyproject.toml -o deploy/requirements.lock
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

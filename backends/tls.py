@@ -1,36 +1,65 @@
-"""How does the gateway speak TLS to an engine: whom does it trust, and as whom does it present itself?"""
+"""How is TLS spoken, to an engine and to a client: who is trusted, what is shown, and what is wrong with the files?"""
 
 from __future__ import annotations
 
 import ssl
 
-__all__ = ["client_context", "what_failed"]
+__all__ = ["client_context", "server_context", "what_failed"]
 
 
 def client_context(
     *, ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None, verify: bool = True
 ) -> ssl.SSLContext:
-    """TLS 1.2 or later. ValueError, saying which file is wrong and how, if one is.
+    """Towards an engine. ValueError, saying which file is wrong and how, if one is.
 
     `ca_file`: the authorities that are trusted, instead of the system's. `cert_file` and `key_file`: what is shown to a
     server that asks who we are; the key may be in the same file. Without `verify` nobody is asked who they are.
     """
-    try:
-        context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=ca_file)
-    except OSError as error:
-        raise ValueError(f"the authorities in {ca_file} cannot be read: {_said(error)}") from None
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
+    context = _context(ssl.Purpose.SERVER_AUTH, ca_file)
     if cert_file is not None:
-        try:
-            context.load_cert_chain(cert_file, key_file, password=_no_password)
-        except OSError as error:
-            files = cert_file if key_file is None else f"{cert_file} with the key {key_file}"
-            raise ValueError(f"the certificate {files} cannot be used: {_said(error)}") from None
+        _show(context, cert_file, key_file)
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def server_context(cert_file: str, *, key_file: str | None = None, client_ca_file: str | None = None) -> ssl.SSLContext:
+    """Towards clients. ValueError, saying which file is wrong and how, if one is.
+
+    `client_ca_file`: clients have to show a certificate of these authorities.
+    """
+    context = _context(ssl.Purpose.CLIENT_AUTH, client_ca_file)
+    _show(context, cert_file, key_file)
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    if client_ca_file is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _context(purpose: ssl.Purpose, ca_file: str | None) -> ssl.SSLContext:
+    """TLS 1.2 or later, for HTTP/1.1."""
+    try:
+        context = ssl.create_default_context(purpose, cafile=ca_file)
+    except OSError as error:
+        raise ValueError(f"the authorities in {ca_file} cannot be read: {_said(error)}") from None
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _show(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None:
+    for what, file in (("certificate", cert_file), ("key", key_file)):
+        try:
+            if file is not None:
+                open(file, "rb").close()  # OpenSSL does not say which of them it could not read
+        except OSError as error:
+            raise ValueError(f"the {what} {file} cannot be read: {_said(error)}") from None
+    try:
+        context.load_cert_chain(cert_file, key_file, password=_no_password)
+    except OSError as error:
+        files = cert_file if key_file is None else f"{cert_file} with the key {key_file}"
+        raise ValueError(f"the certificate {files} cannot be used: {_said(error)}") from None
 
 
 def what_failed(error: BaseException) -> str:
@@ -51,6 +80,8 @@ def _no_password() -> str:
 
 
 def _said(error: OSError) -> str:
+    if _reason(error) == "key values mismatch":
+        return "they do not belong together (key values mismatch)"
     if isinstance(error, ssl.SSLError):
         return f"it is no PEM file of that kind ({_reason(error) or error})"
     return error.strerror or str(error)

@@ -102,9 +102,13 @@ class Conversation:
         self._words += words
 
 
-def chat(route: Route, tenant: str, messages: list[dict[str, Any]], tokens: int, headers: str = "") -> bytes:
+def chat(
+    route: Route, tenant: str, messages: list[dict[str, Any]], tokens: int, headers: str = "", usage: bool = False
+) -> bytes:
     """The whole HTTP request."""
     fields = {"model": "tiny", "messages": messages, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+    if usage:
+        fields["stream_options"] = {"include_usage": True}
     body = json.dumps(fields).encode()
     key = route.key(tenant)
     auth = f"Authorization: Bearer {key}\r\n" if key else ""

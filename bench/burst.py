@@ -14,7 +14,7 @@ from typing import Any
 import uvloop
 
 from bench import report
-from bench.flood import HEAVY, SMALL, keyed, open_routes, watch_waiting
+from bench.flood import HEAVY, SMALL, keyed, open_routes, watch
 from bench.load import Client, Request
 from bench.stack import Engine, Route, engine
 
@@ -32,7 +32,7 @@ async def run_burst(route: Route, target: Engine, request: Request, arrivals: in
     await target.wait_idle()
     loop = asyncio.get_running_loop()
     client = Client(route.url)
-    async with watch_waiting(target, SAMPLE_EVERY_S) as waiting:
+    async with watch(target, SAMPLE_EVERY_S) as waiting:
         begin_s = loop.time()
         tasks = [asyncio.create_task(client.send(keyed(request, route, "heavy"))) for _ in range(arrivals)]
         done, late = await asyncio.wait(tasks, timeout=LIMIT_S)

@@ -1,6 +1,6 @@
 """CPU a proxy spends per request and per streamed chunk, as multiples of nginx in the same run.
 
-    python -m bench.cpu [--rounds 3] [--seconds 3] [--proxies nginx,fairgate,...] [--cases "chunk, 50/s x 200"]
+    python -m bench.cpu [--rounds 3] [--seconds 3] [--proxies nginx,fairgate,...] [--cases "chunk, 50/s x 200"] [--tls]
 
 Upstream is nginx with its echo module, which answers as vLLM does; the load comes from wrk. The proxy has core 0 to
 itself, everything else runs on core 1. Counted is the user and system time of the proxy's whole process tree. Cases:
@@ -13,6 +13,9 @@ itself, everything else runs on core 1. Counted is the user and system time of t
 LiteLLM and Portkey take part in one round of 5 s, with 8 connections, which keep them busy. fairgate runs with
 everything on: keys, policy, ledger, metrics, access log to a file. Within a case all proxies run at once and take turns
 under load, so that what is compared is measured within seconds.
+
+--tls: clients speak TLS to nginx and fairgate, with one certificate and OpenSSL's own choice of ciphers, on connections
+that are kept. Written as `cpu-tls`.
 """
 
 import argparse
@@ -22,8 +25,8 @@ from dataclasses import replace
 from typing import Any
 
 from bench import report
-from bench.proxies import PROXIES, SLOW, chosen, open_routes
-from bench.stack import BenchError, Route, cpu_s, run_bench
+from bench.proxies import PROXIES, SLOW, SPEAK_TLS, chosen, open_routes
+from bench.stack import BenchError, Route, certificate, cpu_s, run_bench
 from bench.upstream import Case, echo_upstream
 from bench.wrk import reply_bytes, wrk
 
@@ -62,14 +65,17 @@ async def measure(route: Route, case: Case, seconds: float, warm_up_s: float) ->
     return {"us": spent_s / units * 1e6, "per_s": units / seconds, "busy": spent_s / seconds, "errors": counted.errors}
 
 
-async def run_case(case: Case, names: list[str], rounds: int, seconds: float) -> dict[str, dict[str, float]]:
+async def run_case(
+    case: Case, names: list[str], rounds: int, seconds: float, *, tls: bool
+) -> dict[str, dict[str, float]]:
     """One load on every proxy, the order rotating; slow ones take part in the first round only."""
     runs: dict[str, list[dict[str, float]]] = {}
     if case.connections > CONNECTIONS_TELLING:
         names = [name for name in names if name not in SLOW]
     async with AsyncExitStack() as stack:
         upstream_url = await stack.enter_async_context(echo_upstream(case))
-        routes = await open_routes(stack, names, upstream_url)
+        files = stack.enter_context(certificate()) if tls else None
+        routes = await open_routes(stack, names, upstream_url, files)
         for turn in range(rounds):
             order = [name for name in routes if not (turn and name in SLOW)]
             for name in order[turn % len(order) :] + order[: turn % len(order)]:
@@ -107,12 +113,12 @@ def cpu_table(result: dict[str, Any]) -> str:
 
 
 async def run(options: argparse.Namespace) -> None:
-    names = chosen(options.proxies)
+    names = chosen(options.proxies or ",".join(SPEAK_TLS if options.tls else PROXIES))
     cases = [case for case in CASES if options.cases is None or case.name in options.cases]
     result: dict[str, Any] = {"rounds": options.rounds, "seconds": options.seconds, "cases": {}}
     for case in cases:
-        result["cases"][case.name] = await run_case(case, names, options.rounds, options.seconds)
-    report.save("cpu", result)
+        result["cases"][case.name] = await run_case(case, names, options.rounds, options.seconds, tls=options.tls)
+    report.save("cpu-tls" if options.tls else "cpu", result)
     print(f"\n{cpu_table(result)}\n")
 
 
@@ -120,7 +126,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="CPU per request and per chunk, times nginx")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="measured per proxy, case and round")
-    parser.add_argument("--proxies", default=",".join(PROXIES))
+    parser.add_argument("--proxies", help=f"with commas; default: all, which are {', '.join(PROXIES)}")
+    parser.add_argument("--tls", action="store_true", help=f"clients speak TLS to {' and '.join(SPEAK_TLS)}")
     parser.add_argument("--cases", action="append", choices=[case.name for case in CASES], help="default: all")
     run_bench("bench.cpu", run(parser.parse_args()))
 

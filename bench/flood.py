@@ -19,8 +19,20 @@ from typing import Any
 import uvloop
 
 from bench import report
-from bench.load import Client, Reply, Request
-from bench.stack import OUTPUT, PREEMPTIONS, PROMPT, WAITING, Engine, Route, cpu_s, engine, fairgate, nginx_proxy
+from bench.load import Reply, Request, RoundRobin
+from bench.stack import (
+    OUTPUT,
+    PREEMPTIONS,
+    PROMPT,
+    WAITING,
+    Engine,
+    Engines,
+    Route,
+    cpu_s,
+    engine,
+    fairgate,
+    nginx_proxy,
+)  # fmt: skip
 
 HEAVY = Request(words_in=200, tokens_out=200)
 LIGHT = Request(words_in=30, tokens_out=20)
@@ -52,6 +64,10 @@ class Leg:
         return len(self.failures)
 
     @property
+    def refused(self) -> int:
+        return sum(failure.startswith("status 429") for failure in self.failures)
+
+    @property
     def requests_per_s(self) -> float:
         return self.requests / self.window_s
 
@@ -67,7 +83,7 @@ class Leg:
 class Clients:
     """Closed-loop clients: each sends its next request as soon as the last is answered."""
 
-    def __init__(self, client: Client, requests: list[Request]) -> None:
+    def __init__(self, client: RoundRobin, requests: list[Request]) -> None:
         self.client = client
         self.completed = 0
         self.failures: list[str] = []
@@ -81,7 +97,7 @@ class Clients:
                 self.completed += 1
             elif not self.stopping:
                 self.failures.append(reply.failure)
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(reply.again_after_s)
 
     async def stop(self) -> None:
         """Ends the load: what has begun to answer may finish (so that the engine counts its preemptions)."""
@@ -93,13 +109,15 @@ class Clients:
             await asyncio.wait(late)
 
 
-async def send_on_time(client: Client, request: Request, window_s: float) -> list[asyncio.Task[Reply]]:
-    """Sends one request every LIGHT_EVERY_S for `window_s`, never waiting for replies."""
+async def send_on_time(
+    client: RoundRobin, request: Request, every_s: float, window_s: float
+) -> list[asyncio.Task[Reply]]:
+    """Sends one request every `every_s` for `window_s`, never waiting for replies."""
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
     replies = []
-    for tick in range(int(window_s / LIGHT_EVERY_S)):
-        due_s = begin_s + tick * LIGHT_EVERY_S
+    for tick in range(int(window_s / every_s)):
+        due_s = begin_s + tick * every_s
         await asyncio.sleep(due_s - loop.time())
         replies.append(asyncio.create_task(client.send(request, due_s)))
     await asyncio.sleep(begin_s + window_s - loop.time())
@@ -107,13 +125,13 @@ async def send_on_time(client: Client, request: Request, window_s: float) -> lis
 
 
 @contextlib.asynccontextmanager
-async def watch_waiting(target: Engine, every_s: float) -> AsyncIterator[list[float]]:
-    """Collects the engine's waiting gauge while the block runs."""
+async def watch(target: Engine | Engines, every_s: float, gauge: str = WAITING) -> AsyncIterator[list[float]]:
+    """Collects one of the engine's gauges while the block runs."""
     seen: list[float] = []
 
     async def sample() -> None:
         while True:
-            seen.append((await target.gauges(WAITING))[WAITING])
+            seen.append((await target.gauges(gauge))[gauge])
             await asyncio.sleep(every_s)
 
     task = asyncio.create_task(sample())
@@ -124,22 +142,24 @@ async def watch_waiting(target: Engine, every_s: float) -> AsyncIterator[list[fl
         await asyncio.wait([task])
 
 
-async def run_leg(route: Route, target: Engine, requests: list[Request], light: bool, window_s: float) -> Leg:
-    """One route under one load: ramp, window, rest."""
+async def run_leg(
+    route: Route, target: Engine | Engines, requests: list[Request], light_every_s: float, window_s: float
+) -> Leg:
+    """One route under one load: ramp, window, rest. A light tenant is beside it unless `light_every_s` is 0."""
     counters = (PROMPT, OUTPUT, PREEMPTIONS)
     await target.wait_idle()
     rest = await target.gauges(*counters)
-    flood, visitor = Client(route.url), Client(route.url)
+    flood, visitor = RoundRobin(route.urls), RoundRobin(route.urls)
     clients = Clients(flood, requests)
     late: set[asyncio.Task[Reply]] = set()
     replies: list[asyncio.Task[Reply]] = []
     try:
         await asyncio.sleep(RAMP_S)
-        async with watch_waiting(target, 0.25) as waiting:
+        async with watch(target, 0.25) as waiting:
             cpu_before, done_before = cpu_s(route.pid) if route.pid else 0.0, clients.completed
             begin_s, before = asyncio.get_running_loop().time(), await target.gauges(*counters)
-            if light:
-                replies = await send_on_time(visitor, keyed(LIGHT, route, "light"), window_s)
+            if light_every_s:
+                replies = await send_on_time(visitor, keyed(LIGHT, route, "light"), light_every_s, window_s)
             else:
                 await asyncio.sleep(window_s)
             after = await target.gauges(*counters)
@@ -176,13 +196,19 @@ def keyed(request: Request, route: Route, tenant: str) -> Request:
 
 
 async def run_rounds(
-    routes: list[Route], target: Engine, request: Request, count: int, light: bool, rounds: int, window_s: float
+    routes: list[Route],
+    target: Engine,
+    request: Request,
+    count: int,
+    light_every_s: float,
+    rounds: int,
+    window_s: float,
 ) -> dict[str, list[Leg]]:
     """Every route once per round, the order rotating."""
     legs: dict[str, list[Leg]] = {route.name: [] for route in routes}
     for turn in range(rounds):
         for route in routes[turn % len(routes) :] + routes[: turn % len(routes)]:
-            leg = await run_leg(route, target, [keyed(request, route, "heavy")] * count, light, window_s)
+            leg = await run_leg(route, target, [keyed(request, route, "heavy")] * count, light_every_s, window_s)
             legs[route.name].append(leg)
             print(f"  round {turn + 1} {route.name}: {one_line(leg)}", flush=True)
             for failure, times in Counter(leg.failures).items():
@@ -245,7 +271,7 @@ async def run_flood(routes: list[Route], target: Engine, counts: list[int], roun
     result: dict[str, Any] = {"rounds": rounds, "window_s": window_s, "clients": {}}
     for count in counts:
         print(f"flood, N={count}", flush=True)
-        legs = await run_rounds(routes, target, HEAVY, count, True, rounds, window_s)
+        legs = await run_rounds(routes, target, HEAVY, count, LIGHT_EVERY_S, rounds, window_s)
         result["clients"][str(count)] = {name: summary(of) for name, of in legs.items()}
     report.save("flood", result)
     print(f"\n{flood_table(result)}\n\n{report.SHARED_CORES}\n")
@@ -256,7 +282,7 @@ async def run_small(routes: list[Route], target: Engine, rounds: int, window_s: 
     for kind, stream in (("streamed", True), ("not streamed", False)):
         print(f"small requests, {kind}", flush=True)
         request = Request(**asdict(SMALL) | {"stream": stream})
-        legs = await run_rounds(routes, target, request, SMALL_CLIENTS, False, rounds, window_s)
+        legs = await run_rounds(routes, target, request, SMALL_CLIENTS, 0.0, rounds, window_s)
         result["answers"][kind] = {name: summary(of) for name, of in legs.items()}
     report.save("small", result)
     print(f"\n{small_table(result)}\n\n{report.SHARED_CORES}\n")
@@ -280,7 +306,7 @@ async def run(options: argparse.Namespace) -> None:
     async with engine(options.engine_url) as target, open_routes(target, options.routes.split(",")) as routes:
         # The first requests after a start pay for lazy set-up in every process.
         for route in routes:
-            await run_leg(route, target, [keyed(HEAVY, route, "heavy")] * 8, False, 1.0)
+            await run_leg(route, target, [keyed(HEAVY, route, "heavy")] * 8, 0.0, 1.0)
         if options.case == "small":
             await run_small(routes, target, options.rounds, options.window)
         else:

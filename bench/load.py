@@ -8,6 +8,7 @@ import asyncio
 import json
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -20,7 +21,9 @@ ERROR_EVENT = b'data: {"error"'
 REUSE_WITHIN_S = 2.0
 # Enough of the end of a stream to hold the usage event and [DONE].
 TAIL_BYTES = 1024
+AGAIN_AFTER_S, AGAIN_AFTER_S_MAX = 0.05, 5.0
 PROMPT_TOKENS = re.compile(rb'"prompt_tokens":\s*(\d+)')
+CACHED_TOKENS = re.compile(rb'"cached_tokens":\s*(\d+)')
 
 # Words that are one token each in the tiny model, so that lengths in words are lengths in tokens.
 WORDS = """
@@ -115,9 +118,22 @@ class Reply:
         return self.first_s - self.sent_s
 
     @property
+    def again_after_s(self) -> float:
+        """How long a client waits before it sends a failed request again: as it is told to, but not for long."""
+        return min(float(self.retry_after), AGAIN_AFTER_S_MAX) if self.retry_after.isdigit() else AGAIN_AFTER_S
+
+    @property
     def prompt_tokens(self) -> int:
         """Prompt tokens by the usage at the end of the reply; 0 when it states none."""
-        stated = PROMPT_TOKENS.findall(self.tail if self.sse else self.body)
+        return self._stated(PROMPT_TOKENS)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of these, what the engine found in its prefix cache, by the same usage."""
+        return self._stated(CACHED_TOKENS)
+
+    def _stated(self, number: re.Pattern[bytes]) -> int:
+        stated = number.findall(self.tail if self.sse else self.body)
         return int(stated[-1]) if stated else 0
 
     def feed(self, data: bytes, now_s: float) -> None:
@@ -263,3 +279,25 @@ class Client:
         """Drops every connection, whatever is on it."""
         self.abandon(started=True)
         self._drop_idle()
+
+
+class RoundRobin:
+    """Clients of several addresses of one way, used in turns."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self.clients = [Client(url) for url in urls]
+        self._turn = 0
+
+    async def send(self, request: Request, sent_s: float | None = None) -> Reply:
+        """Sends one request to the address whose turn it is."""
+        self._turn += 1
+        return await self.clients[self._turn % len(self.clients)].send(request, sent_s)
+
+    def abandon(self, started: bool) -> int:
+        """Closes what is under way: all of it with `started`, else only replies without a first event."""
+        return sum(client.abandon(started) for client in self.clients)
+
+    def close(self) -> None:
+        """Drops every connection, whatever is on it."""
+        for client in self.clients:
+            client.close()

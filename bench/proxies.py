@@ -10,7 +10,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -31,17 +31,17 @@ PORTKEY = PEERS_HOME / "portkey" / "node_modules" / "@portkey-ai" / "gateway" / 
 Start = tuple[list[str], str, tuple[tuple[str, str], ...]]
 
 
-def _vllm_router(port: int, upstream_url: str, folder: Path) -> Start:
-    command = [str(PEERS_HOME / "vllm-router" / "bin" / "vllm-router"), "--worker-urls", upstream_url]
+def vllm_router(port: int, upstream_urls: Sequence[str], policy: str = "round_robin") -> Start:
+    command = [str(PEERS_HOME / "vllm-router" / "bin" / "vllm-router"), "--worker-urls", *upstream_urls]
     command += ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
-    command += ["--policy", "round_robin", "--log-level", "warning", "--worker-startup-check-interval", "1"]
+    command += ["--policy", policy, "--log-level", "warning", "--worker-startup-check-interval", "1"]
     return [*command, "--max-concurrent-requests", str(CONCURRENT)], "/health", ()
 
 
-def _sglang_router(port: int, upstream_url: str, folder: Path) -> Start:
-    command = [str(PEERS_HOME / "sglang-router" / "bin" / "smg"), "launch", "--worker-urls", upstream_url]
+def sglang_router(port: int, upstream_urls: Sequence[str], policy: str = "round_robin") -> Start:
+    command = [str(PEERS_HOME / "sglang-router" / "bin" / "smg"), "launch", "--worker-urls", *upstream_urls]
     command += ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
-    command += ["--policy", "round_robin", "--log-level", "warn", "--worker-startup-check-interval", "1"]
+    command += ["--policy", policy, "--log-level", "warn", "--worker-startup-check-interval", "1"]
     return [*command, "--max-concurrent-requests", str(CONCURRENT)], "/health", ()
 
 
@@ -68,12 +68,21 @@ def _aiohttp(port: int, upstream_url: str, folder: Path) -> Start:
 
 STARTS: dict[str, Callable[[int, str, Path], Start]] = {
     "aiohttp": _aiohttp,
-    "vllm-router": _vllm_router,
-    "sglang-router": _sglang_router,
+    "vllm-router": lambda port, url, _: vllm_router(port, [url]),
+    "sglang-router": lambda port, url, _: sglang_router(port, [url]),
     "portkey": _portkey,
     "litellm": _litellm,
 }
+SPEAK_TLS = ("nginx", "fairgate")
 PROXIES = ("nginx", "fairgate", *STARTS)
+
+
+def is_installed(peer: str) -> bool:
+    """Whether `bench/peers.sh` has put this peer there; if not, it is said."""
+    if (PEERS_HOME / peer / ".installed").exists():
+        return True
+    print(f"{peer} is left out: not installed (bash bench/peers.sh)", flush=True)
+    return False
 
 
 def chosen(names: str) -> list[str]:
@@ -82,45 +91,49 @@ def chosen(names: str) -> list[str]:
     for name in names.split(","):
         if name not in PROXIES:
             raise BenchError(f"no proxy {name!r}; there are {', '.join(PROXIES)}")
-        if name in STARTS and name != "aiohttp" and not (PEERS_HOME / name / ".installed").exists():
-            print(f"{name} is left out: not installed (bash bench/peers.sh)", flush=True)
-        else:
+        if name in ("nginx", "fairgate", "aiohttp") or is_installed(name):
             found.append(name)
     return found
 
 
 @contextlib.asynccontextmanager
-async def proxy(name: str, upstream_url: str) -> AsyncIterator[Route]:
-    """The named proxy in front of an upstream, on its core."""
+async def proxy(name: str, upstream_url: str, tls: dict[str, str] | None = None) -> AsyncIterator[Route]:
+    """The named proxy in front of an upstream, on its core. `tls`: with this certificate, of those that can."""
     if name == "nginx":
-        running = nginx_proxy(upstream_url, cpu=PROXY_CORE)
+        running = nginx_proxy(upstream_url, cpu=PROXY_CORE, tls=tls)
     elif name == "fairgate":
         running = fairgate(
-            upstream_url, {TENANT: 1}, engine_type="openai", model=MODEL, cpu=PROXY_CORE, concurrency=CONCURRENT
-        )
+            *(upstream_url, {TENANT: 1}), engine_type="openai", model=MODEL, cpu=PROXY_CORE, concurrency=CONCURRENT,
+            tls=tls,
+        )  # fmt: skip
+    elif tls is not None:
+        raise BenchError(f"{name} is not set up for TLS; there are {', '.join(SPEAK_TLS)}")
     else:
-        running = _started(name, upstream_url)
+        running = started(name, lambda port, folder: STARTS[name](port, upstream_url, folder), PROXY_CORE)
     async with running as route:
         yield route
 
 
 @contextlib.asynccontextmanager
-async def _started(name: str, upstream_url: str) -> AsyncIterator[Route]:
+async def started(name: str, start: Callable[[int, Path], Start], cpu: int | None = None) -> AsyncIterator[Route]:
+    """Runs a peer until the block ends; `start` says how, given a free port and a folder for its files."""
     with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder:
         port, log = free_port(), Path(folder, "out.log")
-        command, ready, headers = STARTS[name](port, upstream_url, Path(folder))
-        with process(command, log, PROXY_CORE) as child:
+        command, ready, headers = start(port, Path(folder))
+        with process(command, log, cpu) as child:
             url = f"http://127.0.0.1:{port}"
             await wait_ready(url, ready, child, log, PEER_START_S)
             yield Route(name, url, child.pid, headers=headers)
 
 
-async def open_routes(stack: AsyncExitStack, names: list[str], upstream_url: str) -> dict[str, Route]:
+async def open_routes(
+    stack: AsyncExitStack, names: list[str], upstream_url: str, tls: dict[str, str] | None = None
+) -> dict[str, Route]:
     """Every named proxy at once: who is not asked anything costs next to nothing. One that fails is left out."""
     routes: dict[str, Route] = {}
     for name in names:
         try:
-            routes[name] = await stack.enter_async_context(proxy(name, upstream_url))
+            routes[name] = await stack.enter_async_context(proxy(name, upstream_url, tls))
         except BenchError as error:
             print(f"{name} is left out: {error}", flush=True)
     return routes

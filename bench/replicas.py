@@ -25,7 +25,7 @@ from typing import Any
 from redis import Redis
 
 from bench import report
-from bench.flood import RAMP_S, SMALL, watch_waiting
+from bench.flood import RAMP_S, SMALL, watch
 from bench.load import Client, Request
 from bench.shares import Tenant
 from bench.stack import (
@@ -341,7 +341,7 @@ async def run_burst(target: Engine, options: Options) -> list[Row]:
             await target.wait_idle()
             clients = [Client(route.url) for route in found.routes]
             one = Request(**asdict(SMALL) | {"key": found.routes[0].key("heavy")})
-            async with watch_waiting(target, SAMPLE_EVERY_S) as waiting:
+            async with watch(target, SAMPLE_EVERY_S) as waiting:
                 replies = await asyncio.gather(*(clients[number % 4].send(one) for number in range(BURST)))
             most.append(max(waiting))
             for client in clients:

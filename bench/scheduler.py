@@ -24,6 +24,8 @@ from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
+from policies.capacity.gauges import CapacitySettings
+from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.contract import Selection
 from policies.orders.registry import POLICIES
@@ -50,13 +52,10 @@ class Load:
 class Anywhere:
     """A cluster in which everything fits."""
 
-    name = "b"
-
-    def kv_fraction(self) -> float:
-        return 0.0
+    engines = (BackendLedger("b", CapacitySettings()),)
 
     def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
-        return (self,)
+        return self.engines
 
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         return None

@@ -73,7 +73,7 @@ class Tenant:
             elif not self.stopping:
                 self.settled += self._under_way(reply)
                 self.failed += 1
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(reply.again_after_s)
 
     def service(self) -> int:
         """Service up to now, replies under way included."""

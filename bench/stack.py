@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,6 +32,7 @@ SERVE = ROOT / "deploy" / "real-vllm" / "serve.sh"
 ENGINE_START_S = 180.0
 PROXY_START_S = 20.0
 IDLE_S = 120.0
+SCRAPES_MAX = 3
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 RUNNING = "vllm:num_requests_running"
@@ -139,9 +140,17 @@ class Engine:
         self.client = Client(url)
 
     async def gauges(self, *names: str) -> dict[str, float]:
-        """The named series, each summed over its labels. A scrape of a few names costs the engine 1 to 2 ms."""
+        """The named series, each summed over its labels. A scrape of a few names costs the engine 1 to 2 ms.
+
+        Raises BenchError if the engine does not answer: a scrape that is lost must not read as zero.
+        """
         query = "&".join(f"name[]={name}" for name in names)
-        reply = await self.client.get(f"/metrics/?{query}")
+        for _ in range(SCRAPES_MAX):
+            reply = await self.client.get(f"/metrics/?{query}")
+            if reply.ok:
+                break
+        else:
+            raise BenchError(f"the engine at {self.url} does not tell its metrics: {reply.failure}")
         found = dict.fromkeys(names, 0.0)
         for name, value in SAMPLE.findall(reply.body.decode()):
             if name in found:
@@ -160,11 +169,29 @@ class Engine:
             await asyncio.sleep(0.1)
 
 
+class Engines:
+    """Several of them, seen as one."""
+
+    def __init__(self, members: Sequence[Engine]) -> None:
+        self.members = members
+
+    async def gauges(self, *names: str) -> dict[str, float]:
+        """The named series, each summed over the engines."""
+        found = [await member.gauges(*names) for member in self.members]
+        return {name: sum(each[name] for each in found) for name in names}
+
+    async def wait_idle(self) -> None:
+        """Waits until none of them runs anything. Raises BenchError after two minutes for one of them."""
+        for member in self.members:
+            await member.wait_idle()
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """One way to the engine. `keys` names the key each tenant uses on it; `pid` is the proxy's, 0 for none.
 
     `headers`: fields that every request on it needs besides. `access_log`: where fairgate writes it; None without one.
+    `others`: further addresses of the same way, between which clients go round.
     """
 
     name: str
@@ -173,6 +200,11 @@ class Route:
     keys: tuple[tuple[str, str], ...] = ()
     headers: tuple[tuple[str, str], ...] = ()
     access_log: Path | None = None
+    others: tuple[str, ...] = ()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return self.url, *self.others
 
     def key(self, tenant: str) -> str:
         return dict(self.keys).get(tenant, "")
@@ -184,13 +216,34 @@ async def engine(url: str | None) -> AsyncIterator[Engine]:
     if url:
         yield Engine(url.rstrip("/"))
         return
+    async with engines([()]) as started:
+        yield started[0]
+
+
+@contextlib.asynccontextmanager
+async def engines(flags: Sequence[Sequence[str]], cpu: int | None = None) -> AsyncIterator[list[Engine]]:
+    """One engine of our own for each list of further `vllm serve` flags, all started at once, on one core if asked."""
+    with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder, contextlib.ExitStack() as stack:
+        starting = []
+        for own in flags:
+            port = free_port()
+            log = Path(folder, f"engine-{port}.log")
+            child = stack.enter_context(process([str(SERVE), str(port), *own], log, cpu))
+            starting.append((f"http://127.0.0.1:{port}", child, log))
+        for url, child, log in starting:
+            await wait_ready(url, "/health", child, log, ENGINE_START_S)
+        yield [Engine(url) for url, _, _ in starting]
+
+
+@contextlib.contextmanager
+def certificate() -> Iterator[dict[str, str]]:
+    """A certificate that nobody trusts and its key (P-256), as fairgate's config writes them."""
     with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder:
-        port = free_port()
-        log = Path(folder, "engine.log")
-        with process([str(SERVE), str(port)], log) as child:
-            ours = f"http://127.0.0.1:{port}"
-            await wait_ready(ours, "/health", child, log, ENGINE_START_S)
-            yield Engine(ours)
+        files = {"cert_file": f"{folder}/cert.pem", "key_file": f"{folder}/key.pem"}
+        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+        command += ["-subj", "/CN=bench", "-out", files["cert_file"], "-keyout", files["key_file"]]
+        subprocess.run(command, check=True, capture_output=True)
+        yield files
 
 
 NGINX_CONF = """
@@ -214,9 +267,10 @@ http {{
 """
 
 PLAIN_PROXY = """
-    upstream engine {{ server {upstream}; keepalive 512; keepalive_requests 10000000; keepalive_timeout 4s; }}
+    upstream engine {{ {balance} {servers} keepalive 512; keepalive_requests 10000000; keepalive_timeout 4s; }}
     server {{
-        listen 127.0.0.1:{port} backlog=4096;
+        listen 127.0.0.1:{port} backlog=4096{tls};
+        listen 127.0.0.1:{ready_port};
         location / {{
             proxy_pass http://engine;
             proxy_http_version 1.1;
@@ -242,17 +296,34 @@ async def nginx(http: str, port: int, ready: str, modules: str = "", cpu: int | 
 
 
 @contextlib.asynccontextmanager
-async def nginx_proxy(upstream_url: str, ready: str = "/health", cpu: int | None = None) -> AsyncIterator[Route]:
-    """nginx as a plain proxy, one worker, nothing buffered, connections to the upstream kept."""
-    port = free_port()
-    http = PLAIN_PROXY.format(upstream=upstream_url.removeprefix("http://"), port=port)
-    async with nginx(http, port, ready, cpu=cpu) as pid:
-        yield Route("nginx", f"http://127.0.0.1:{port}", pid)
+async def nginx_proxy(
+    *upstream_urls: str,
+    ready: str = "/health",
+    cpu: int | None = None,
+    balance: str = "",
+    tls: dict[str, str] | None = None,
+) -> AsyncIterator[Route]:
+    """nginx as a plain proxy, one worker, nothing buffered, connections to the upstreams kept.
+
+    `balance`: the directive that says how it chooses between several. `tls`: its two files.
+    """
+    port, ready_port = free_port(), free_port()
+    speaks = " ssl; ssl_protocols TLSv1.2 TLSv1.3; ssl_certificate {cert_file}; ssl_certificate_key {key_file}"
+    servers = " ".join(f"server {url.removeprefix('http://')};" for url in upstream_urls)
+    http = PLAIN_PROXY.format(
+        servers=servers,
+        balance=balance,
+        port=port,
+        ready_port=ready_port,
+        tls=speaks.format(**tls) if tls else "",
+    )
+    async with nginx(http, ready_port, ready, cpu=cpu) as pid:
+        yield Route("nginx", f"{'https' if tls else 'http'}://127.0.0.1:{port}", pid)
 
 
 @contextlib.asynccontextmanager
 async def fairgate(
-    upstream_url: str,
+    upstream_urls: str | Sequence[str],
     tenants: dict[str, float],
     engine_type: str = "vllm",
     model: str = "tiny",
@@ -261,18 +332,19 @@ async def fairgate(
     concurrency: int | None = None,
     **fields: object,
 ) -> AsyncIterator[Route]:
-    """fairgate as it comes, in front of one engine: keyed tenants with weights, access log to a file.
+    """fairgate as it comes, in front of one engine or several: keyed tenants with weights, access log to a file.
 
-    `policy` as the configuration writes it; None leaves the default. `concurrency`: requests the engine takes at once;
-    None lets it be found out. `fields` of the configuration go over the rest.
+    `policy` as the configuration writes it; None leaves the default. `concurrency`: requests each engine takes at
+    once; None lets it be found out. `fields` of the configuration go over the rest.
     """
     port, admin_port = free_port(), free_port()
     keys = {name: f"bench-key-of-{name}" for name in tenants}
     pool: dict[str, object] = {"name": "bench", "models": [model]}
-    backend: dict[str, object] = {"url": upstream_url, "engine": engine_type}
+    urls = [upstream_urls] if isinstance(upstream_urls, str) else upstream_urls
+    backend: dict[str, object] = {"engine": engine_type}
     if concurrency is not None:
         backend["max_num_seqs"] = concurrency
-        pool["capacity"] = {"max_concurrency": concurrency}
+        pool["capacity"] = {"max_concurrency": concurrency * len(urls)}
     with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder:
         access_log = Path(folder, "access.log")
         settings: dict[str, object] = {
@@ -280,7 +352,7 @@ async def fairgate(
             "admin": f"127.0.0.1:{admin_port}",
             "access_log": str(access_log),
             "drain_s": 1,
-            "pools": [pool | {"backends": [backend]}],
+            "pools": [pool | {"backends": [backend | {"url": url} for url in urls]}],
             "tenants": [
                 {"name": name, "weight": weight, "keys": [hash_key(keys[name])]} for name, weight in tenants.items()
             ],
@@ -293,6 +365,7 @@ async def fairgate(
         log = Path(folder, "fairgate.log")
         with process([sys.executable, "-m", "gateway.commands.main", "serve", "-c", str(config)], log, cpu) as child:
             await wait_ready(f"http://127.0.0.1:{admin_port}", "/ready", child, log, PROXY_START_S)
-            yield Route("fairgate", f"http://127.0.0.1:{port}", child.pid, tuple(keys.items()), access_log=access_log)
+            url = f"{'https' if settings.get('tls') else 'http'}://127.0.0.1:{port}"
+            yield Route("fairgate", url, child.pid, tuple(keys.items()), access_log=access_log)
         if "Traceback" in (said := log.read_text()):
             print(f"fairgate had a fault:\n{said[-3000:]}", flush=True)

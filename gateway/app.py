@@ -17,6 +17,7 @@ from backends.simulated.server import SimulatedServer
 from gateway.answer.exchange import Exchange
 from gateway.config.model import BackendConfig, Config
 from gateway.http.addresses import TrustedProxies
+from gateway.http.certificates import Certificates
 from gateway.http.errors import ApiError, Reason
 from gateway.http.server import HttpServer, ServerLimits
 from gateway.operator.listener import admin_app
@@ -28,6 +29,7 @@ from gateway.redis.errors import StoreUnavailable
 from gateway.request.cors import Cors
 from gateway.request.identity import Keyring, MintedKey
 from gateway.request.routes import GENERATE, ONE_ANSWER, PASS, Routes
+from gateway.request.unqueued import Unqueued
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Outcome, Record
@@ -64,6 +66,7 @@ class Gateway:
         self._learned: LearnedFile | None = None
         self._embedded: list[SimulatedServer] = []
         self._watchers: list[asyncio.Task[None]] = []
+        self._certificates = Certificates(config.tls.context, config.tls.files) if config.tls is not None else None
         self._pipeline: Pipeline | None = None
         self._server: HttpServer | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -91,6 +94,10 @@ class Gateway:
             return None
         return "shared" if self.store.fault is None else f"not shared: {self.store.fault}"
 
+    def reload_certificates(self) -> bool:
+        """Read the listener's certificate anew. False: it cannot be used, and the one before stays; the log has why."""
+        return self._certificates is None or self._certificates.reload()
+
     async def start(self) -> None:
         """Listen. OSError if an address is taken, StoreRefused if the Redis is not one to be used; backends that are
         down, and a Redis that is, do not matter."""
@@ -112,6 +119,8 @@ class Gateway:
         self._session = aiohttp.ClientSession(connector=connector)
         await asyncio.gather(*(pool.check(self._session) for pool in self.pools))
         self._watchers += [asyncio.create_task(pool.watch(self._session)) for pool in self.pools]
+        if self._certificates is not None:
+            self._watchers.append(asyncio.create_task(self._certificates.watch()))
         for watcher in self._watchers:
             watcher.add_done_callback(_report_fault)
         pipeline = self._pipeline = Pipeline(
@@ -120,7 +129,7 @@ class Gateway:
             self._settled,
             routes=_routes(config),
             cors=Cors(config.cors_origins),
-            unqueued_max=config.limits.unqueued_max,
+            unqueued=Unqueued(config.limits.unqueued_max, config.limits.unqueued_per_s),
         )
         self._server = HttpServer(
             pipeline.handle,
@@ -128,6 +137,7 @@ class Gateway:
             on_head=pipeline.authorize,
             on_refused=pipeline.refused,
             proxies=TrustedProxies(config.trusted_proxies),
+            certificates=self._certificates,
         )
         self.port = await self._server.listen(*config.listen_address, sock=self._listener)
         self._admin = web.AppRunner(admin_app(self), access_log=None)
@@ -248,12 +258,11 @@ def _routes(config: Config) -> Routes:
 
 def _server_limits(config: Config) -> ServerLimits:
     limits = config.limits
-    defaults = ServerLimits()
     return ServerLimits(
         header_bytes_max=limits.header_bytes_max,
         body_bytes_max=limits.body_bytes_max,
-        bodies_bytes_max=max(defaults.bodies_bytes_max, 4 * limits.body_bytes_max),
-        client_bodies_bytes_max=max(defaults.client_bodies_bytes_max, limits.body_bytes_max),
+        bodies_bytes_max=limits.bodies_bytes_max,
+        client_bodies_bytes_max=limits.client_bodies_bytes_max,
         connections_max=limits.connections_max,
         client_connections_max=limits.client_connections_max or max(1, limits.connections_max // 2),
         head_timeout_s=limits.client_head_s,

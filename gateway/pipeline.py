@@ -31,6 +31,7 @@ from gateway.request.payload import LARGE_BODY_BYTES, Payload, read_json
 from gateway.request.readings import Reading, Readings
 from gateway.request.routes import Route, Routes, Treatment
 from gateway.request.slices import Slices, at_once
+from gateway.request.unqueued import Unqueued
 from gateway.telemetry.record import Outcome, Record
 from policies.request import NO_CLAIM, Flow, Request, ServiceTokens
 
@@ -56,9 +57,8 @@ class Pipeline:
         *,
         routes: Routes,
         cors: Cors,
-        unqueued_max: int,
+        unqueued: Unqueued,
     ) -> None:
-        """`unqueued_max`: requests of one tenant that may pass beside the queue at once."""
         self._keyring = keyring
         self._pools = list(pools)
         self._pool_of_model: dict[str, Pool] = {}
@@ -66,9 +66,7 @@ class Pipeline:
         self._readings = Readings()
         self._routes = routes
         self._cors = cors
-        self._unqueued_max = unqueued_max
-        self._unqueued: dict[str, int] = {}
-        """By tenant, as long as there are any."""
+        self._unqueued = unqueued
         self.draining = False
 
     @property
@@ -96,12 +94,14 @@ class Pipeline:
             if self.draining:
                 message = "this gateway is shutting down and takes no more requests; another one will answer"
                 raise ApiError(Reason.DRAINING, message, retry_after_s=RETRY_WHEN_DRAINING_S, should_retry=True)
-            principal = self._keyring.principal(bearer_key(request.headers), household(request.client))
+            principal = self._keyring.principal(bearer_key(request.headers), household(request.client), time.time())
+            request.holder = principal
+            request.account = principal.tenant
+            if way.treatment is not Treatment.ADMIT:
+                self._unqueued.come(principal.tenant, time.monotonic())
         except ApiError as error:
             self.refused(request, error)
             return error.status, _error_headers(error, request), error.body(dialect_of(request.path))
-        request.holder = principal
-        request.account = principal.tenant
         return None
 
     def refused(self, request: HttpRequest, error: ApiError) -> None:
@@ -139,10 +139,10 @@ class Pipeline:
         assert isinstance(principal, Principal)
         record.tenant = principal.tenant
         if way.treatment is Treatment.MODELS:
-            responder.respond(200, _json_headers(request), self._models())
+            responder.respond(200, _json_headers(request), self._models(principal))
             self._ended(record, Outcome.COMPLETED, "")
         elif way.treatment is Treatment.PASS and not request.body:
-            self._pass_through(request, responder, way, record, None)()
+            self._pass_through(request, responder, way, record, principal, None)()
         elif len(request.body) <= LARGE_BODY_BYTES:
             payload = _read(request, way)
             send = self._take(request, responder, way, record, principal, payload)
@@ -162,7 +162,7 @@ class Pipeline:
     ) -> Callable[[], None]:
         """The request is there whole, and read. What comes back sends it on its way, once its body is sealed."""
         if way.treatment is Treatment.PASS:
-            return self._pass_through(request, responder, way, record, payload)
+            return self._pass_through(request, responder, way, record, principal, payload)
         return self._admit(request, responder, way, record, principal, payload)
 
     def _read_in_slices(
@@ -215,7 +215,7 @@ class Pipeline:
         payload: Payload,
     ) -> Callable[[], None]:
         record.model, record.stream = payload.model, payload.stream
-        pool = self._pool(payload.model)
+        pool = self._pool(payload.model, principal)
         record.app = principal.app(_text(request.header(b"x-fairgate-app")))
         user = _text(request.header(b"x-fairgate-user")) or payload.user
         flow = Flow(principal.tenant, record.app, user[:128])
@@ -257,7 +257,9 @@ class Pipeline:
         head = _upstream_head(request, len(payload.body))
         Exchange(admitted, pool, way, payload, head, responder, record).submit()
 
-    def _pool(self, model: str) -> Pool:
+    def _pool(self, model: str, principal: Principal) -> Pool:
+        if not principal.may_ask(model):
+            raise _not_for(model, principal)
         pool = self._pool_of_model.get(model)
         if pool is not None:
             return pool
@@ -281,12 +283,19 @@ class Pipeline:
     # --- requests that do not ---
 
     def _pass_through(
-        self, request: HttpRequest, responder: Responder, way: Route, record: Record, payload: Payload | None
+        self,
+        request: HttpRequest,
+        responder: Responder,
+        way: Route,
+        record: Record,
+        principal: Principal,
+        payload: Payload | None,
     ) -> Callable[[], None]:
         pools = self._pools
         if payload is not None:
             record.model = payload.model
-            pools = [self._pool(payload.model)] if payload.model else pools
+            if payload.model or principal.models is not None:
+                pools = [self._pool(payload.model, principal)]
         backend = next((found for pool in pools if (found := pool.least_loaded()) is not None), None)
         if backend is None:
             raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=5.0)
@@ -295,36 +304,36 @@ class Pipeline:
         def send() -> None:
             body = b"" if payload is None else payload.body
             # Not before: nobody gives the place back if the client leaves while its body is sealed.
-            self._begin_unqueued(record.tenant)
+            self._unqueued.begin(record.tenant)
             exchange.send(_upstream_head(request, len(body)), body)
 
         return send
 
-    def _begin_unqueued(self, tenant: str) -> None:
-        """One more request of this tenant goes around the queue. ApiError if it has too many of them."""
-        unqueued = self._unqueued.get(tenant, 0)
-        if unqueued >= self._unqueued_max:
-            message = f"{unqueued} of your requests that need no queue are running, and more may not at once; slow down"
-            raise ApiError(Reason.TOO_MANY_AT_ONCE, message, retry_after_s=1.0)
-        self._unqueued[tenant] = unqueued + 1
-
     def _passed(self, record: Record) -> None:
-        left = self._unqueued[record.tenant] - 1
-        if left:
-            self._unqueued[record.tenant] = left
-        else:
-            del self._unqueued[record.tenant]
+        self._unqueued.end(record.tenant)
         self._settled(record, "")
 
-    def _models(self) -> bytes:
+    def _models(self, principal: Principal) -> bytes:
         data = []
         for pool in self._pools:
             for name, card in pool.models().items():
+                if not principal.may_ask(name):
+                    continue
                 model = {"id": name, "object": "model", "created": 0, "owned_by": "fairgate"}
                 if card is not None and card.max_model_len is not None:
                     model["max_model_len"] = card.max_model_len
                 data.append(model)
         return msgspec.json.encode({"object": "list", "data": data})
+
+
+def _not_for(model: str, principal: Principal) -> ApiError:
+    """The same whether the model exists or not: a key does not find out about others than its own."""
+    models = ", ".join(sorted(principal.models or ())[:20])
+    if not model:
+        message = f"'model' is missing: say which of these is asked, which this key may ask for: {models}"
+        return ApiError(Reason.INVALID_REQUEST, message, param="model")
+    message = f"the model '{model[:100]}' does not exist, or this key may not ask for it; it may ask for: {models}"
+    return ApiError(Reason.MODEL_NOT_FOUND, message, param="model")
 
 
 def _record_of(request: HttpRequest) -> Record:

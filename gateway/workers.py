@@ -19,7 +19,6 @@ from typing import Any
 from gateway.config.model import Config, KeyConfig, hash_key
 from gateway.config.policy import PolicyConfig, policy_settings
 from gateway.request.identity import Keyring, MintedKey
-from policies.orders.registry import POLICIES
 
 __all__ = ["Worker", "share_of", "supervise", "with_keys"]
 
@@ -91,7 +90,7 @@ def _part_of(config: Config, count: int) -> Config:
 
     def policy(section: PolicyConfig) -> PolicyConfig:
         # What is not set is the policy's own default, and is divided as well.
-        known = policy_settings(POLICIES[section.name]).get("requests_per_minute")
+        known = policy_settings(section.name).get("requests_per_minute")
         if known is None:
             return section
         whole = section.settings().get("requests_per_minute", known.default)

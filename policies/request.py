@@ -155,6 +155,7 @@ class Progress:
         charged: service charged to its tenant so far, in the policy's own unit.
         normalised: the same as its flow was charged, in calls that are normal for the app.
         norm: service of a normal call of its app at its stage.
+        cached_tokens: tokens of its prompt that its engine was expected to have cached at dispatch.
         cached_blocks: leading blocks of its prompt that its engine was expected to hold at dispatch.
         interaction: its open interaction; None: it belongs to none, or is a start that is not admitted yet.
         stage: its place among the calls of its interaction, from 1.
@@ -163,7 +164,7 @@ class Progress:
     """
 
     __slots__ = (
-        "attempts", "cached_blocks", "charged", "deadline_s", "gives", "inside", "interaction", "norm",
+        "attempts", "cached_blocks", "cached_tokens", "charged", "deadline_s", "gives", "inside", "interaction", "norm",
         "normalised", "output_tokens_expected", "output_tokens_reserved", "stage", "state",
     )  # fmt: skip
 
@@ -177,6 +178,7 @@ class Progress:
         self.normalised = 0.0
         self.norm = 1.0
         self.cached_blocks = 0
+        self.cached_tokens = 0
         self.interaction: Interaction | None = None
         self.stage = 1
         self.inside = False

@@ -10,7 +10,7 @@ from policies.admission.policy import Policy
 from policies.orders.dlpm import Dlpm, DlpmParams
 from policies.orders.vtc import Vtc
 from policies.placements.contract import Assignment
-from policies.placements.prefix import LongestPrefix
+from policies.placements.prefix import ByPrefix
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Request
 
@@ -25,7 +25,7 @@ NO_FAIRNESS = DlpmParams(quantum=inf)
 def lpm() -> Policy:
     """Longest prefix match without fairness."""
     prefixes = PrefixIndex()
-    return Policy(Dlpm(NO_FAIRNESS, prefixes=prefixes), LongestPrefix(prefixes=prefixes), prefixes=prefixes)
+    return Policy(Dlpm(NO_FAIRNESS, prefixes=prefixes), ByPrefix(prefixes=prefixes), prefixes=prefixes)
 
 
 class RoundRobin(Assignment):

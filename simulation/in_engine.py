@@ -8,7 +8,7 @@ know (algorithm 2 of VTC, section 4.1; constants of its artifact).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
 
@@ -150,6 +150,9 @@ class _Loop:
             if left * count + held >= limit:
                 return Blocked(request, {_BACKEND: Obstacle.KV})
         return _BACKEND
+
+    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request], bool]) -> Request:
+        return head
 
     def _arrive(self, arrival: Arrival) -> None:
         record = self._run.records[arrival.id] = Record(arrival)

@@ -100,6 +100,9 @@ class _Gateway:
             return _BACKEND
         return Blocked(request, {_BACKEND: Obstacle.SLOTS})
 
+    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request], bool]) -> Request:
+        return head
+
     def _arrive(self, arrival: Arrival) -> None:
         record = self._run.records[arrival.id] = Record(arrival)
         request = arrival.request()

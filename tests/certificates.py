@@ -50,5 +50,12 @@ class Authority:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
+    def client(self, certificate: tuple[str, str] | None = None) -> ssl.SSLContext:
+        """Whom a client trusts, and what it shows if it is asked."""
+        context = ssl.create_default_context(cafile=self.ca)
+        if certificate is not None:
+            context.load_cert_chain(*certificate)
+        return context
+
     def _openssl(self, *arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=self._directory, check=True, capture_output=True)

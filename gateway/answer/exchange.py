@@ -114,7 +114,7 @@ class Exchange:
             self._pool.retries.sent()
         target = self._backend = self._pool.backends[backend]
         self.record.dispatched(backend, time.monotonic())
-        self._call = target.upstream.send(b"".join((self._upstream_head, target.head_end)), self._payload.body, self)
+        self._call = target.upstream.send(target.head(self._upstream_head), self._payload.body, self)
 
     def refused(self, decision: Reject) -> None:
         self._end(Outcome.REFUSED, decision.reason.value)

@@ -44,7 +44,7 @@ class PassThrough:
     def send(self, head: bytes, body: bytes) -> None:
         responder = self._responder
         self._record.dispatched(self._backend.name, time.monotonic())
-        call = self._call = self._backend.upstream.send(head + self._backend.head_end, body, self)
+        call = self._call = self._backend.upstream.send(self._backend.head(head), body, self)
         responder.on_disconnect = self._client_gone
         responder.on_pause = call.pause
         responder.on_resume = call.resume

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.redis.issued_keys import KeyTable
 
-__all__ = ["keys"]
+__all__ = ["keys", "loaded"]
 
 BAD_INPUT = 2
 _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
@@ -43,30 +43,51 @@ def keys() -> None:
 @keys.command()
 @click.option("--tenant", help="Whose it is, as the config calls it. Needs -c.")
 @_config
-def create(tenant: str | None, path: Path | None) -> None:
+@click.option(
+    "--expires", help="Last day by UTC, such as 2027-01-31, or a time such as 2027-01-31T12:00:00Z. Needs -c."
+)
+@click.option("--model", "models", multiple=True, help="A model it may ask for; repeat for several. Needs -c.")
+def create(tenant: str | None, path: Path | None, expires: str | None, models: tuple[str, ...]) -> None:
     """Make a new key. The key is for the tenant, the hash is for the config file.
 
     With --tenant and -c, the hash is noted in Redis instead, and the key works at once.
     """
-    from gateway.config.model import hash_key, new_key
+    from pydantic import ValidationError
+
+    from gateway.config.keys import KeyConfig, hash_key, new_key
 
     if (tenant is None) != (path is None):
         raise click.UsageError("--tenant NAME and -c FILE belong together")
+    if path is None and (expires is not None or models):
+        raise click.UsageError("--expires and --model need -c FILE; in the file they stand beside the hash")
     key = new_key()
+    try:
+        issued = KeyConfig(hash=hash_key(key), expires=expires, models=models or None)
+    except ValidationError as error:
+        [found, *_] = error.errors(include_url=False)
+        option = "--expires" if found["loc"][0] == "expires" else "--model"
+        raise click.BadParameter(found["msg"], param_hint=option) from None
     if path is not None and tenant is not None:
-        config = _load(path)
+        config = loaded(path)
         if tenant not in [each.name for each in config.tenants]:
             raise click.BadParameter(f"{path} has no tenant named {tenant!r}", param_hint="--tenant")
-        _in_redis(config, path, lambda table: table.issue(hash_key(key), tenant))
+        _in_redis(config, path, lambda table: table.issue(issued, tenant))
     click.echo(f"key:  {key}\nhash: {hash_key(key)}")
 
 
 @keys.command(name="hash")
 def hash_() -> None:
-    """Hash a key read from standard input (so that it stays out of the shell's history)."""
-    from gateway.config.model import hash_key
+    """Hash a key read from standard input (so that it stays out of the shell's history).
 
-    click.echo(hash_key(_given("key")))
+    One that could be guessed is refused: it needs 24 characters, and 10 different ones among them.
+    """
+    from gateway.config.keys import hash_key, weakness
+
+    key = _given("key")
+    if (why := weakness(key)) is not None:
+        click.echo(f"fairgate: {why}; `fairgate keys create` makes one", err=True)
+        sys.exit(BAD_INPUT)
+    click.echo(hash_key(key))
 
 
 @keys.command()
@@ -76,7 +97,7 @@ def revoke(key_hash: str | None, path: Path | None) -> None:
     """Take a key back, by its HASH, or by the key or its hash on standard input. Also one that the config names."""
     from gateway.config.model import hash_key
 
-    config = _load(_needed(path))
+    config = loaded(_needed(path))
     text = key_hash or _given("key or hash")
     if not _HASH.fullmatch(text):
         if key_hash is not None:
@@ -87,11 +108,11 @@ def revoke(key_hash: str | None, path: Path | None) -> None:
     named = {key.hash for tenant in config.tenants for key in tenant.keys}
 
     async def revoked(table: KeyTable) -> str:
-        tenant = await table.tenant(text)
+        noted = await table.entry(text)
         if text in named:
             await table.revoke(text)
             return "revoked; the config still names it, so it would return with another Redis"
-        if tenant is None:
+        if noted is None:
             return ""
         await table.forget(text)
         return "revoked"
@@ -106,12 +127,14 @@ def revoke(key_hash: str | None, path: Path | None) -> None:
 @keys.command(name="list")
 @_config
 def list_(path: Path | None) -> None:
-    """All keys by their hashes: whose they are, and who says so."""
-    config = _load(_needed(path))
+    """All keys by their hashes: who says so, whose they are, until when (-: for ever), and for which models."""
+    from gateway.redis.issued_keys import entry
+
+    config = loaded(_needed(path))
 
     async def read(table: KeyTable) -> dict[str, str]:
         return {
-            name.decode("utf-8", "replace"): tenant.decode("utf-8", "replace") async for name, tenant in table.entries()
+            name.decode("utf-8", "replace"): noted.decode("utf-8", "replace") async for name, noted in table.entries()
         }
 
     issued = _in_redis(config, _needed(path), read)
@@ -119,12 +142,12 @@ def list_(path: Path | None) -> None:
     for tenant in config.tenants:
         for key in tenant.keys:
             state = "revoked" if issued.get(key.hash) == "" else "config"
-            click.echo(f"{key.hash}  {state:<8} {tenant.name}")
+            click.echo(f"{key.hash}  {state:<8} {entry(tenant.name, key)}")
     named = {key.hash for tenant in config.tenants for key in tenant.keys}
-    for name, holder in sorted(issued.items(), key=lambda entry: (entry[1], entry[0])):
+    for name, noted in sorted(issued.items(), key=lambda one: (one[1], one[0])):
         if name not in named and _HASH.fullmatch(name):
-            state = "revoked" if not holder else "redis" if holder in known else "unknown"
-            click.echo(f"{name}  {state:<8} {holder}")
+            state = "revoked" if not noted else "redis" if noted.partition(" ")[0] in known else "unknown"
+            click.echo(f"{name}  {state:<8} {noted}")
 
 
 def _given(what: str) -> str:
@@ -140,7 +163,8 @@ def _needed(path: Path | None) -> Path:
     return path
 
 
-def _load(path: Path) -> Config:
+def loaded(path: Path) -> Config:
+    """The file's configuration. Ends the command where it has faults."""
     from gateway.config.load import ConfigError, load_config
 
     try:

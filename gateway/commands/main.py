@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gateway.commands.keys import keys
+from gateway.commands.keys import keys, loaded
 from gateway.commands.serving import BAD_INPUT, allow_files, run, serve_one, supervise
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def serve(
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(BAD_INPUT)
+    for field, warning in config.warnings:
+        click.echo(f"fairgate: warning: {field} {warning}", err=True)
     allow_files()
     if config.workers > 1:
         supervise(config)
@@ -98,17 +100,25 @@ def sim(host: str, port: int, profile: str, models: tuple[str, ...], max_num_que
 @main.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def check(file: Path) -> None:
-    """Check a config file; lists every fault with its place and exits with 2 if there is one.
+    """Check a config file; lists every fault with its place and exits with 2 if there is one. A warning is no fault.
+
+    Looks at the files that it names, too, since what is missing there would be missing at the start. What may be meant
+    so is a warning.
 
     \b
     fairgate check config.yaml
     """
-    from gateway.config.load import ConfigError
+    from gateway.commands.checking import findings
+    from gateway.config.load import ConfigError, check_config
 
     try:
-        config = _load(file)
+        config, found = check_config(file, findings)
     except ConfigError as error:
         click.echo(str(error), err=True)
+        sys.exit(BAD_INPUT)
+    for fault in found:
+        click.echo(str(fault), err=True)
+    if not all(fault.is_warning for fault in found):
         sys.exit(BAD_INPUT)
     backends = sum(len(pool.backends) for pool in config.pools)
     click.echo(f"{file}: ok: {len(config.tenants)} tenants, {len(config.pools)} pools, {backends} backends")
@@ -275,12 +285,15 @@ def healthcheck(url: str) -> None:
 
 @main.command()
 @click.argument("request_id")
-@click.option("--admin", default="http://127.0.0.1:9090", show_default=True, help="Admin listener.")
-def explain(request_id: str, admin: str) -> None:
+@click.option(
+    "-c", "--config", "path", type=click.Path(path_type=Path), help="The gateway's file: its admin, its admin_token."
+)
+@click.option("--admin", help="Admin listener.  [default: that of the file, or http://127.0.0.1:9090]")
+def explain(request_id: str, path: Path | None, admin: str | None) -> None:
     """Why was a request dispatched, refused or kept waiting? REQUEST_ID: the x-request-id of its answer.
 
     \b
-    fairgate explain req_0123456789abcdef
+    fairgate explain req_0123456789abcdef -c config.yaml
     fairgate explain req_0123456789abcdef --admin http://127.0.0.1:9091
 
     Exits with 1 if the decision is no longer remembered.
@@ -290,11 +303,15 @@ def explain(request_id: str, admin: str) -> None:
     import urllib.parse
     import urllib.request
 
+    config = loaded(path) if path is not None else None
+    admin = admin or _admin_url(config)
     url = f"{admin.rstrip('/')}/explain/{urllib.parse.quote(request_id, safe='')}"
     if not url.startswith(("http://", "https://")):
         raise click.BadParameter("must be http://host:port of the admin listener", param_hint="--admin")
+    token = config.admin_token if config is not None else None
+    headers = {"authorization": f"Bearer {token.get_secret_value()}"} if token is not None else {}
     try:
-        with urllib.request.urlopen(url, timeout=3) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=3) as answer:
             click.echo(json.dumps(json.load(answer), indent=2))
     except urllib.error.HTTPError as error:
         click.echo(f"fairgate: {error.read().decode()[:500]}", err=True)
@@ -304,10 +321,13 @@ def explain(request_id: str, admin: str) -> None:
         sys.exit(BAD_INPUT)
 
 
-def _load(path: Path) -> Config:
-    from gateway.config.load import load_config
-
-    return load_config(path)
+def _admin_url(config: Config | None) -> str:
+    """Where the command finds the admin listener, on the gateway's own machine."""
+    if config is None:
+        return "http://127.0.0.1:9090"
+    host, port = config.admin_address
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ BAD_INPUT = 2
 def run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run on uvloop where there is one."""
     from gateway.redis.errors import StoreRefused
+    from gateway.request.estimate import UnusableTokenizer
 
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if sys.platform != "win32":
@@ -33,7 +34,7 @@ def run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
             runner.run(coroutine())
     except KeyboardInterrupt:
         sys.exit(130)
-    except StoreRefused as error:
+    except (StoreRefused, UnusableTokenizer) as error:
         click.echo(f"fairgate: {error}", err=True)
         sys.exit(BAD_INPUT)
     except OSError as error:
@@ -57,8 +58,7 @@ def supervise(config: Config) -> None:
     config, minted = with_keys(config)
 
     def announce(port: int) -> None:
-        host, _ = config.listen_address
-        url = f"http://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{port}"
+        url = _url(config, port)
         lines = [
             f"fairgate: serving on {url} with {config.workers} workers, each with an admin listener of its own",
             "  they share every engine and every limit by Redis"
@@ -102,8 +102,10 @@ async def serve_one(config: Config, worker: Worker | None = None) -> None:
     import signal
 
     from gateway.app import Gateway
+    from gateway.commands.stderr_log import StderrLog
 
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
+    log = StderrLog()  # whoever does not read it must not keep requests waiting
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO, handlers=[log])
     gateway = Gateway(config, None if worker is None else worker.listener)
     stop, now = asyncio.Event(), asyncio.Event()
 
@@ -123,13 +125,13 @@ async def serve_one(config: Config, worker: Worker | None = None) -> None:
         await gateway.start()
         _spare_collection()
         if worker is None:
-            _announce(gateway)
+            log.say(_announcement(gateway))
         else:
             loop.add_reader(worker.lifeline, orphaned)
-            _announce_worker(gateway, worker)
+            log.say(_worker_announcement(gateway, worker))
         await stop.wait()
         if worker is None:
-            click.echo(f"fairgate: draining for at most {config.drain_s:g} s; a second signal ends at once", err=True)
+            log.say(f"fairgate: draining for at most {config.drain_s:g} s; a second signal ends at once")
     finally:
         draining = asyncio.ensure_future(gateway.stop(config.drain_s))
         hurried = asyncio.ensure_future(now.wait())
@@ -138,6 +140,13 @@ async def serve_one(config: Config, worker: Worker | None = None) -> None:
         if not draining.done():
             draining.cancel()
             await gateway.stop(0.0)
+
+
+def _url(config: Config, port: int) -> str:
+    """Where clients on this machine find it."""
+    host, _ = config.listen_address
+    scheme = "http" if config.tls is None else "https"
+    return f"{scheme}://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{port}"
 
 
 def _without_key(config: Config) -> list[str]:
@@ -152,21 +161,20 @@ def _without_key(config: Config) -> list[str]:
     ]
 
 
-def _announce_worker(gateway: Gateway, worker: Worker) -> None:
-    """Say where its numbers are to be had."""
+def _worker_announcement(gateway: Gateway, worker: Worker) -> str:
+    """Where are its numbers to be had?"""
     host, _ = gateway.config.admin_address
     lines = [f"fairgate: worker {worker.index}: admin on http://{host}:{gateway.admin_port} (/ready, /metrics)"]
     lines += [f"  worker {worker.index} not ready: {fault}" for fault in gateway.not_ready()]
     if (state := gateway.state()) is not None:
         lines.append(f"  worker {worker.index} state: {state}")
-    click.echo("\n".join(lines), err=True)
+    return "\n".join(lines)
 
 
-def _announce(gateway: Gateway) -> None:
-    """Say where it is and how to try it."""
-    host, _ = gateway.config.listen_address
+def _announcement(gateway: Gateway) -> str:
+    """Where is it, and how can it be tried?"""
     admin_host, _ = gateway.config.admin_address
-    url = f"http://{'127.0.0.1' if host in ('', '0.0.0.0') else host}:{gateway.port}"
+    url = _url(gateway.config, gateway.port)
     lines = [f"fairgate: serving on {url}, admin on http://{admin_host}:{gateway.admin_port} (/ready, /metrics)"]
     for pool in gateway.pools:
         models = ", ".join(pool.models()) or "(not known yet)"
@@ -180,7 +188,7 @@ def _announce(gateway: Gateway) -> None:
         lines.append("  keys for this run only, for tenants that have none in the config:")
         lines += [f"    {minted.tenant:<12} {minted.key}" for minted in gateway.minted_keys]
         lines += _examples(url, gateway.minted_keys[0].key, next(iter(gateway.pools[0].models()), "MODEL"))
-    click.echo("\n".join(lines), err=True)
+    return "\n".join(lines)
 
 
 def _examples(url: str, key: str, model: str) -> list[str]:

@@ -6,6 +6,7 @@ No message repeats the value: it may be a key or a password.
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -39,6 +40,14 @@ def split_address(text: str) -> tuple[str, int]:
     return (found[1] or found[2], int(found[3])) if found else ("", -1)
 
 
+def is_loopback(host: str) -> bool:
+    """Is it reached from this machine only? Of a name other than localhost that is not known."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def checked_url(text: str) -> str:
     """The URL without a trailing slash, in one spelling. The message never repeats it: it may hold a password."""
     if re.fullmatch(r"sim:[A-Za-z0-9._-]{0,64}", text):
@@ -55,12 +64,14 @@ def checked_url(text: str) -> str:
     path = parts.path.rstrip("/")
     if path.endswith("/v1"):
         raise fault("should end before /v1: the path of each request is appended to it")
+    if not re.fullmatch(r"(/(?!\.\.?(/|$))[A-Za-z0-9._~%-]+)*", path):
+        raise fault("should have no path, or one such as /engine-a: the path of each request is appended to it")
     return f"{parts.scheme}://{parts.netloc.lower()}{path}"
 
 
 def backend_name(url: str | None) -> str:
-    """host:port of a valid url, or the url itself when it names a simulated engine."""
-    return (urlsplit(url).netloc or url.rstrip(":")) if url else ""
+    """host:port and path of a valid url, or the url itself when it names a simulated engine."""
+    return (url.partition("://")[2] or url.rstrip(":")) if url else ""
 
 
 def checked_tokenizer(text: str) -> str:

@@ -26,8 +26,12 @@ class Limits(Section):
     """The same for a call inside an open interaction. fairserve only."""
     body_bytes_max: int = Field(default=33_554_432, ge=1024)
     """Largest request body; larger ones get 413. At most queue_bytes_max."""
+    bodies_bytes_max: int = Field(default=1_073_741_824, ge=1024)
+    """All bodies that are being received, together; beyond that clients get 503. At least body_bytes_max."""
+    client_bodies_bytes_max: int = Field(default=268_435_456, ge=1024)
+    """Those of one tenant, and those from one address; beyond that it gets 429. At least body_bytes_max."""
     header_bytes_max: int = Field(default=65_536, ge=1024, le=16_777_216)
-    """Largest head of a request or a response."""
+    """Largest head of a request or a response. An address may have so much of unfinished heads without a key."""
     connections_max: int = Field(default=20_000, ge=1, le=1_000_000)
     """Client connections open at once. When there are more, those that have been idle for longest are closed."""
     client_connections_max: int | None = Field(default=None, ge=1, le=1_000_000)
@@ -41,6 +45,8 @@ class Limits(Section):
     """A client has to send a body that takes longer than 20 s at least so fast, on average."""
     unqueued_max: int = Field(default=16, ge=1, le=1_000_000)
     """Requests of one tenant at once that pass beside the queue, such as /tokenize."""
+    unqueued_per_s: float = Field(default=50, gt=0, le=1e6)
+    """Requests of one tenant in a second that need no queue, the list of models included. As many may come at once."""
     client_idle_s: Seconds = 75
     """An idle client connection is closed after this time."""
     client_stall_s: Seconds = 60

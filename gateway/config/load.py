@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 
 from gateway.config.model import Config, path_of
 
-__all__ = ["ConfigError", "Fault", "config_for_backends", "load_config"]
+__all__ = ["ConfigError", "Fault", "Finding", "check_config", "config_for_backends", "load_config"]
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
 DEPTH_MAX = 20
@@ -52,10 +52,21 @@ class Fault:
     column: int
     path: str
     message: str
+    is_warning: bool = False
+    """It may be meant so."""
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        place += ": warning" if self.is_warning else ""
         return f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
+
+
+class Finding(NamedTuple):
+    """The same of a configuration that has been read, before anybody knows where it stands in the file."""
+
+    loc: Loc
+    message: str
+    is_warning: bool = False
 
 
 class ConfigError(Exception):
@@ -71,7 +82,22 @@ def load_config(path: str | os.PathLike[str], workers: int | None = None) -> Con
 
     `workers` is taken instead of the file's.
     """
+    return _loaded(_Source(os.fspath(path)), workers)
+
+
+def check_config(
+    path: str | os.PathLike[str], look: Callable[[Config], Iterable[Finding]]
+) -> tuple[Config, list[Fault]]:
+    """Read a configuration file, and say where in it is what `look` finds. Raises ConfigError as `load_config` does."""
     source = _Source(os.fspath(path))
+    config = _loaded(source)
+    return config, [
+        Fault(source.file, *source.place(loc, of_key=False), path_of(loc), message, is_warning)
+        for loc, message, is_warning in look(config)
+    ]
+
+
+def _loaded(source: _Source, workers: int | None = None) -> Config:
     try:
         data = source.read()
     except _RefusedError as error:

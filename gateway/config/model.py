@@ -5,9 +5,7 @@ Values are strict: text is never read as a number, nor a number as text. Times a
 
 from __future__ import annotations
 
-import hashlib
 import json
-import secrets
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -25,29 +23,30 @@ from pydantic import (
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from gateway.config.apps import AppConfig
-from gateway.config.backend_tls import BackendTlsConfig
 from gateway.config.fields import (
     Name,
     backend_name,
     bare_text_is,
     checked_address,
     checked_api_key,
-    checked_hash,
     checked_name,
     checked_tokenizer,
     checked_url,
     fault,
+    is_loopback,
     not_empty,
     split_address,
     unique,
 )
 from gateway.config.interactions import InteractionsConfig
+from gateway.config.keys import KeyConfig, hash_key, new_key
 from gateway.config.limits import Limits
 from gateway.config.listener import NetworkName, Origin, RouteConfig
 from gateway.config.policy import PolicyConfig, PolicyName
 from gateway.config.section import Section
 from gateway.config.state import StateConfig
 from gateway.config.throttle import OverloadConfig, QuotaConfig, ThrottleConfig
+from gateway.config.tls import BackendTlsConfig, ListenerTlsConfig
 
 __all__ = [
     "AppConfig",
@@ -68,19 +67,6 @@ __all__ = [
 Loc = tuple[int | str, ...]
 
 
-def hash_key(key: str) -> str:
-    """What is written in the file for this key? "sha256:" and 64 hex digits; keys carry 256 bits, so no salt.
-
-    Bytes that were not UTF-8 in a header (surrogate escapes) are hashed as they came.
-    """
-    return "sha256:" + hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def new_key() -> str:
-    """A fresh key of 256 random bits: "fg-" and 43 characters that are safe in URLs and shells."""
-    return "fg-" + secrets.token_urlsafe(32)
-
-
 Address = Annotated[str, AfterValidator(checked_address)]
 
 
@@ -88,7 +74,8 @@ class BackendConfig(Section):
     """One engine that serves the models of its pool."""
 
     url: Annotated[str, AfterValidator(checked_url)]
-    """http(s)://host:port without /v1, or sim:NAME for a simulated vLLM inside the gateway's own process."""
+    """http(s)://host:port without /v1, or sim:NAME for a simulated vLLM inside the gateway's own process. A path, as in
+    http://host/engine-a, is put before that of every request."""
     engine: Literal["vllm", "openai"] = "vllm"
     """vllm: its metrics are read; openai: any compatible server, of which only the answers are known."""
     api_key: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
@@ -98,7 +85,7 @@ class BackendConfig(Section):
     max_num_seqs: int | None = Field(default=None, ge=1, le=1_000_000)
     """Requests the engine runs at once (vLLM's --max-num-seqs); learned when absent."""
     name: str = Field(default="", validate_default=True)
-    """What metrics and logs call it; unique. Default: host:port of the url."""
+    """What metrics and logs call it; unique. Default: host:port of the url, and its path."""
 
     @field_validator("tls")
     @classmethod
@@ -155,17 +142,6 @@ class PoolConfig(Section):
     """How full the engines are kept."""
 
 
-class KeyConfig(Section):
-    """One key of a tenant, known by its hash only."""
-
-    hash: Annotated[str, AfterValidator(checked_hash)]
-    """sha256: and 64 hex digits, as `fairgate keys hash` prints it."""
-    apps: Annotated[tuple[Name, ...], AfterValidator(unique), AfterValidator(not_empty)] = Field(
-        default=("default",), strict=False, max_length=1000, json_schema_extra={"minItems": 1}
-    )
-    """Apps the key may act for; the first is what a request is when it names none."""
-
-
 class TenantConfig(Section):
     """Who shares the engines."""
 
@@ -184,6 +160,8 @@ class Config(Section):
 
     listen: Address = "127.0.0.1:8080"
     """host:port for clients; port 0 takes a free one."""
+    tls: ListenerTlsConfig | None = None
+    """TLS for clients, in the place of plain HTTP. Default: none, for loopback or behind a proxy that speaks TLS."""
     trusted_proxies: tuple[NetworkName, ...] = Field(default=(), strict=False)
     """Addresses or networks of load balancers whose word on their clients' addresses is taken (`forwarded`, or else
     `x-forwarded-for`), such as 10.0.0.0/8."""
@@ -192,7 +170,10 @@ class Config(Section):
     routes: tuple[RouteConfig, ...] = Field(default=(), strict=False)
     """What else clients may ask, beyond the inference routes that are known."""
     admin: Address = "127.0.0.1:9090"
-    """host:port for /health, /ready and /metrics. Not for clients: it asks for no key."""
+    """host:port for /health, /ready, /metrics and /explain. Not for clients."""
+    admin_token: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
+    """What `admin` asks for as a bearer token, except for /health and /ready. Write ${NAME} to take it from the
+    environment. Default: nothing is asked, for loopback only."""
     open_access: bool = False
     """Accept any key: each distinct key is its own tenant of weight 1."""
     policy: Annotated[PolicyConfig, bare_text_is("name", PolicyName | PolicyConfig)] = PolicyConfig()
@@ -240,6 +221,19 @@ class Config(Section):
     def admin_address(self) -> tuple[str, int]:
         """Host, without brackets, and port."""
         return split_address(self.admin)
+
+    @property
+    def warnings(self) -> tuple[tuple[str, str], ...]:
+        """What is no fault and most likely not meant, each with its field and what to do."""
+        if self.admin_token is None and not is_loopback(self.admin_address[0]):
+            return (
+                (
+                    "admin",
+                    f"is open to other machines: whoever reaches {self.admin} reads /metrics and /explain. "
+                    "Set admin_token, or listen on loopback (127.0.0.1:9090)",
+                ),
+            )
+        return ()
 
     @model_validator(mode="wrap")
     @classmethod
@@ -312,12 +306,22 @@ def _contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
         yield from apps.again(_get(app, "name"), ("apps", a, "name"))
     if _get(config, "tenants") in (None, (), []) and _get(config, "open_access") is not True:
         yield ("tenants",), "is empty: nobody could call; add a tenant, or set open_access: true"
-    body_bytes_max, queue_bytes_max = (
-        _get(_get(config, "limits"), field) or Limits.model_fields[field].default
-        for field in ("body_bytes_max", "queue_bytes_max")
-    )
-    if isinstance(body_bytes_max, int) and isinstance(queue_bytes_max, int) and body_bytes_max > queue_bytes_max:
-        yield ("limits", "body_bytes_max"), f"is more than queue_bytes_max ({queue_bytes_max}): could never wait"
+    yield from _limit_contradictions(config)
+
+
+def _limit_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
+    def limit(field: str) -> Any:
+        return _get(_get(config, "limits"), field) or Limits.model_fields[field].default
+
+    body_bytes = limit("body_bytes_max")
+    for field, never in (
+        ("queue_bytes_max", "wait"),
+        ("bodies_bytes_max", "be received"),
+        ("client_bodies_bytes_max", "be received"),
+    ):
+        most = limit(field)
+        if isinstance(body_bytes, int) and isinstance(most, int) and body_bytes > most:
+            yield ("limits", "body_bytes_max"), f"is more than {field} ({most}): could never {never}"
 
 
 def _address_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
@@ -327,7 +331,9 @@ def _address_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
     )
     workers = _get(config, "workers")
     workers = workers if isinstance(workers, int) else 1
-    is_same_host = host == admin_host or bool({host, admin_host} & {"0.0.0.0", "::"})
+    hosts = {host, admin_host}
+    is_same_host = len(hosts) == 1 or bool(hosts & {"0.0.0.0", "::"})
+    is_same_host = is_same_host or ("localhost" in hosts and hosts <= {"localhost", "127.0.0.1", "::1"})
     if admin_port > 0 and admin_port <= port < admin_port + workers and is_same_host:
         takes = "takes the port" if workers == 1 else f"takes {workers} ports, one for each worker, among them that"
         yield ("admin",), f"{takes} of listen ({addresses[0]}); give it another one"

@@ -15,24 +15,29 @@ from pydantic import (
 
 from gateway.config.fields import fault
 from gateway.config.section import Section
-from policies.orders.registry import POLICIES, Entry
+from policies.orders.registry import POLICIES
+from policies.placements.registry import PLACEMENTS
 from policies.settings import Setting, settings_of
 
 __all__ = ["PolicyConfig", "PolicyName", "policy_settings"]
 
 if TYPE_CHECKING:
+    PlacementName = str
     PolicyName = str
 else:
     PolicyName = Literal[tuple(POLICIES)]
+    PlacementName = Literal[tuple(PLACEMENTS)]
 
 
-def policy_settings(entry: Entry) -> dict[str, Setting]:
-    """What may be set for a policy, by name: for its order and for its placement."""
-    of_placement = settings_of(entry.placement_params) if entry.placement_params is not None else {}
-    return settings_of(entry.params) | of_placement
+def policy_settings(name: str, placement: str | None = None) -> dict[str, Setting]:
+    """What may be set for a policy with this placement, by name; None: with its own."""
+    entry = POLICIES[name]
+    where = placement or entry.placement
+    params = PLACEMENTS[where].params if where is not None else None
+    return settings_of(entry.params) | (settings_of(params) if params is not None else {})
 
 
-_OF_POLICY = {name: policy_settings(entry) for name, entry in POLICIES.items()}
+_OF_POLICY = {name: policy_settings(name) for name in POLICIES}
 
 
 class _Named(Section):
@@ -43,11 +48,20 @@ class _Named(Section):
         description="\n".join(f"{name}: {entry.summary}." for name, entry in POLICIES.items()),
     )
 
+    placement: PlacementName | None = Field(
+        default=None,
+        description="Where a request goes.\n"
+        + "\n".join(f"{name}: {entry.summary}." for name, entry in PLACEMENTS.items())
+        + "\nDefault: prefix if the pool has several engines; d2lpm: deficits.",
+    )
+
     @field_validator("*", mode="before")
     @classmethod
     def _has_it(cls, value: Any, info: ValidationInfo) -> Any:
         name, field = info.data.get("name"), info.field_name
-        if name is not None and field is not None and field != "name" and field not in _OF_POLICY[name]:
+        if name is None or field in (None, "name", "placement"):
+            return value
+        if field not in policy_settings(name, info.data.get("placement")):
             having = ", ".join(one for one, settings in _OF_POLICY.items() if field in settings)
             raise fault(f"is not a setting of {name}, but of {having}")
         return value
@@ -58,7 +72,7 @@ class _Named(Section):
 
     def settings(self) -> dict[str, Any]:
         """What was set, by name."""
-        return self.model_dump(exclude={"name"})
+        return self.model_dump(exclude={"name", "placement"})
 
 
 def _field(name: str) -> Any:

@@ -1,4 +1,5 @@
-"""Who holds how much of the listener? Open connections and bytes of unfinished bodies, by tenant and by address."""
+"""Who holds how much of the listener? Open connections, bytes of unfinished bodies, and of the heads of those who are
+not known yet: by tenant and by address."""
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ _RETRY_S: Final = 2.0
 class Account:
     """What one tenant, or one address, holds now."""
 
-    __slots__ = ("bodies_bytes", "connections", "name")
+    __slots__ = ("bodies_bytes", "connections", "heads_bytes", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.connections = 0
         self.bodies_bytes = 0
+        self.heads_bytes = 0
+        """Of those of its connections on which nobody has shown a key."""
 
 
 class Accounts:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final, cast
 
 from backends.outbox import Outlet
 from gateway.http.accounts import Account
-from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason, dialect_of
+from gateway.http.holding import Holding
 from gateway.http.request import Header, HttpRequest, RequestReader
 from gateway.http.responder import Responder
-from gateway.http.sockets import is_hung_up, reset_on_close, unsent_bytes
+from gateway.http.sockets import is_hung_up, peer_of, reset_on_close, unsent_bytes
 
 if TYPE_CHECKING:
     from gateway.http.server import HttpServer
@@ -30,7 +30,6 @@ _log = logging.getLogger(__name__)
 
 _NEVER: Final = float("inf")
 _EVERY_SWEEP: Final = 0.0
-_BUSY_RETRY_S: Final = 2.0
 
 # What a connection is doing. The first two read a request, all others do not.
 _HEAD: Final = 0
@@ -50,8 +49,9 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_address",
         "_body_began_at",
-        "_body_bytes_held",
         "_drained_at",
+        "_head_began",
+        "_holding",
         "_is_anonymous",
         "_limits",
         "_outlet",
@@ -77,10 +77,12 @@ class Connection(asyncio.Protocol):
         self._state = _HEAD
         self._responder: Responder | None = None
         self._pending = b""  # what follows the request that is being answered; not looked at before
-        self._body_bytes_held = 0
+        self._holding = Holding(server)
         self._body_began_at = 0.0
         self._address: Account | None = None
         self._tenant: Account | None = None
+        self._head_began = True
+        """The time for a head runs: from the start, and after an answer from the first byte, even of an empty line."""
         self._is_anonymous = server.on_head is not None
         """Nobody who is known has asked anything on it."""
         self._since = server.now
@@ -96,17 +98,13 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._outlet = Outlet(self._server.outbox, self._transport)
-        address = transport.get_extra_info("peername")
-        self._peer = address[0] if isinstance(address, tuple) else str(address)
+        self._peer = peer_of(transport)
         self._peer_is_proxy = self._server.proxies.trusts(self._peer)
         self._reader = RequestReader(self._limits, self._peer)
         self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
         self._set_deadline(self._limits.head_timeout_s)
         try:
-            if not self._server.admit(self):
-                raise ApiError(Reason.SERVER_BUSY, "Too many connections.", retry_after_s=_BUSY_RETRY_S)
-            if not self._peer_is_proxy:
-                self._address = self._server.addresses.connect(household(self._peer))
+            self._address = self._server.admit(self, self._peer)
         except ApiError as error:
             self._refuse(error)
             self._close()  # without lingering: what is refused for want of room must not take room
@@ -123,12 +121,10 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._client_gone()
         self._reader.close()
-        if self._address is not None:
-            self._server.addresses.disconnect(self._address)
         if self._tenant is not None:
             self._server.tenants.disconnect(self._tenant)
+        self._server.forget(self, self._address)
         self._address = self._tenant = None
-        self._server.forget(self)
 
     def pause_writing(self) -> None:
         if self._is_anonymous:
@@ -162,15 +158,18 @@ class Connection(asyncio.Protocol):
         try:
             while at < size and self._state < _ANSWER and not self._writing_paused:
                 if self._state == _HEAD:
-                    if not reader.partial:
+                    if not self._head_began:
+                        self._head_began = True
                         self._set_deadline(self._limits.head_timeout_s)
                     at = reader.take_head(data, at)
+                    if self._is_anonymous and self._address is not None:
+                        self._holding.hold_head(self._address, len(reader.partial))
                     if reader.request is not None:
                         self._begin(reader.request, body_follows=not reader.complete, body_is_here=at < size)
                 else:
                     at = reader.take_body(data, at)
-                    if not reader.complete:
-                        self._hold_body(reader.body_bytes)
+                    if not reader.complete and reader.request is not None:
+                        self._holding.hold_body(reader.request, reader.body_bytes)
                 if self._state < _ANSWER and reader.complete:
                     self._serve()
                     if at < size:
@@ -215,26 +214,10 @@ class Connection(asyncio.Protocol):
             if before is not None:
                 tenants.disconnect(before)
 
-    def _hold_body(self, body_bytes: int) -> None:
-        """Count what is held of an unfinished body: on all connections together, for its tenant, from its address."""
-        server, request = self._server, self._reader.request
-        assert request is not None
-        more_bytes = body_bytes - self._body_bytes_held
-        self._body_bytes_held = body_bytes
-        server.bodies_bytes += more_bytes
-        try:
-            if request.account:
-                server.tenants.hold(request.account, more_bytes)
-        finally:
-            server.addresses.hold(household(request.client), more_bytes)
-        if server.bodies_bytes > self._limits.bodies_bytes_max:
-            message = "The server is receiving too many large requests: try again."
-            raise ApiError(Reason.SERVER_BUSY, message, retry_after_s=_BUSY_RETRY_S)
-
     def _serve(self) -> None:
         request = self._reader.request
         assert request is not None
-        self._release_body()
+        self._holding.release_body()
         responder = self._new_responder(request, keep_alive=self._reader.keep_alive)
         try:
             self._server.handler(request, responder)
@@ -253,18 +236,6 @@ class Connection(asyncio.Protocol):
         responder.more_fields = request.answer_fields
         self._responder = responder
         return responder
-
-    def _release_body(self) -> None:
-        held_bytes = self._body_bytes_held
-        if not held_bytes:
-            return
-        server, request = self._server, self._reader.request
-        assert request is not None
-        self._body_bytes_held = 0
-        server.bodies_bytes -= held_bytes
-        if request.account:
-            server.tenants.release(request.account, held_bytes)
-        server.addresses.release(household(request.client), held_bytes)
 
     def _keep(self, data: bytes) -> None:
         """Hold what is not to be read yet, and read no more of it than is allowed."""
@@ -296,6 +267,7 @@ class Connection(asyncio.Protocol):
             self._linger()
             return
         self._reader.reset()
+        self._head_began = False
         self._state = _HEAD
         self._since = self._server.now
         if self._writing_paused:
@@ -318,8 +290,7 @@ class Connection(asyncio.Protocol):
         """Answer what cannot be read, and read no further."""
         request = self._reader.request
         if request is None:
-            request = HttpRequest("", b"", self._reader.path, b"", [], b"", "1.1", self._peer)
-            request.id = self._server.next_request_id()
+            request = self._server.unread_request(self._peer, self._reader.path)
         responder = Responder(self, self._outlet, request.method, False, keep_alive=False)
         responder.more_fields = request.answer_fields
         self._state = _ANSWER
@@ -334,8 +305,7 @@ class Connection(asyncio.Protocol):
         Closing at once with unread bytes would reset the connection, and the client might lose the answer.
         """
         self._state = _LINGER
-        self._pending = b""
-        self._release_body()
+        self._drop()
         self._undrained_bytes = self._waiting_bytes()
         self._drained_at = self._server.now
         self._since = self._server.now
@@ -346,6 +316,13 @@ class Connection(asyncio.Protocol):
             self._reading_paused = False
             self._transport.resume_reading()
         self._outlet.write_eof()
+
+    def _drop(self) -> None:
+        """Hold nothing of what it has sent, nor read any of it."""
+        self._pending = self._reader.partial = b""
+        self._holding.release_body()
+        if self._address is not None:
+            self._holding.hold_head(self._address, 0)
 
     def _client_gone(self) -> None:
         """The client closed its side. Whoever half-closes and still expects an answer is taken for gone, too."""
@@ -360,8 +337,7 @@ class Connection(asyncio.Protocol):
         if self._state == _CLOSED:
             return
         self._state = _CLOSED
-        self._pending = b""
-        self._release_body()
+        self._drop()
         self._drained_at = self._server.now
         self._set_deadline(self._limits.linger_s)
         self._outlet.close()

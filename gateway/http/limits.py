@@ -12,6 +12,7 @@ class ServerLimits:
     """Of one server. What is counted for one account is counted for one address, too."""
 
     header_bytes_max: int = 65536
+    """Of one request; and of all unfinished heads that come from one address and from nobody who is known."""
     headers_count_max: int = 200
     target_bytes_max: int = 16384
     body_bytes_max: int = 33554432

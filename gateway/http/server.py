@@ -14,12 +14,16 @@ from socket import socket
 from typing import Any, Final, cast
 
 from backends.outbox import Outbox
-from gateway.http.accounts import Accounts
-from gateway.http.addresses import TrustedProxies
+from gateway.http.accounts import Account, Accounts
+from gateway.http.addresses import TrustedProxies, household
+from gateway.http.certificates import Certificates
 from gateway.http.connection import Connection, Handler, HeadHook, RefusedHook
+from gateway.http.errors import ApiError, Reason
+from gateway.http.holding import BUSY_RETRY_S
 from gateway.http.limits import ServerLimits
 from gateway.http.request import HttpRequest
 from gateway.http.responder import Responder
+from gateway.http.tls import TlsProtocol
 
 __all__ = ["Handler", "HeadHook", "HttpRequest", "HttpServer", "RefusedHook", "Responder", "ServerLimits"]
 
@@ -42,7 +46,9 @@ class HttpServer:
         on_head: HeadHook | None = None,
         on_refused: RefusedHook | None = None,
         proxies: TrustedProxies | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
+        """`certificates`: TLS is spoken on every address, and only TLS."""
         self.handler = handler
         self.limits = limits
         self.on_head = on_head
@@ -55,9 +61,10 @@ class HttpServer:
         self.now = 0.0
         """The loop's clock at the last sweep: exact enough for timeouts, and free to read."""
         self.bodies_bytes = 0
+        self._certificates = certificates
         self._listeners: list[asyncio.Server] = []
-        self._connections: dict[Connection, None] = {}  # by age
-        self._idlest: list[tuple[float, Connection]] = []
+        self._connections: dict[Connection | TlsProtocol, None] = {}  # by age
+        self._idlest: list[tuple[float, Connection | TlsProtocol]] = []
         """Found when room was needed; the idlest is the last."""
         self._looks_left = _LOOKS
         self._timer: asyncio.TimerHandle | None = None
@@ -83,15 +90,26 @@ class HttpServer:
         if self._timer is None:
             self._sweep()
         where: dict[str, Any] = {"host": host, "port": port} if sock is None else {"sock": sock}
-        listener = await self.loop.create_server(lambda: Connection(self), backlog=_BACKLOG, **where)
+        listener = await self.loop.create_server(self._accepted, backlog=_BACKLOG, **where)
         self._listeners.append(listener)
         sockets: Sequence[socket] = cast(Any, listener).sockets  # a tuple for asyncio, a list for uvloop
         return int(sockets[0].getsockname()[1])
+
+    def _accepted(self) -> Connection | TlsProtocol:
+        if self._certificates is None:
+            return Connection(self)
+        return TlsProtocol(self, self._certificates.context)
 
     def next_request_id(self) -> str:
         """An id that no other request has: this process by its prefix, the request by its number."""
         self._requests += 1
         return f"{self._id_prefix}{self._requests}"
+
+    def unread_request(self, peer: str, path: str = "") -> HttpRequest:
+        """Stands for a request of which no more is known than who sent it, and perhaps its path."""
+        request = HttpRequest("", b"", path, b"", [], b"", "1.1", peer)
+        request.id = self.next_request_id()
+        return request
 
     def stop_accepting(self) -> None:
         """Take no new connections, and tell the clients of open ones, with their next answer, to go elsewhere."""
@@ -125,12 +143,15 @@ class HttpServer:
             except TimeoutError:
                 pass
 
-    def admit(self, connection: Connection) -> bool:
-        """For a new connection: is there room for it? The one that has been idle for longest may have to go."""
+    def admit(self, connection: Connection | TlsProtocol, peer: str) -> Account | None:
+        """Count a new connection; the account is its address's, None for a proxy's. ApiError: there is no room for it.
+
+        The one that has been idle for longest may have to go.
+        """
         self._connections[connection] = None
-        if self.stopping:
-            return False
-        return len(self._connections) <= self.limits.connections_max or self._make_room()
+        if self.stopping or not (len(self._connections) <= self.limits.connections_max or self._make_room()):
+            raise ApiError(Reason.SERVER_BUSY, "Too many connections.", retry_after_s=BUSY_RETRY_S)
+        return None if self.proxies.trusts(peer) else self.addresses.connect(household(peer))
 
     def _make_room(self) -> bool:
         if not self._idlest and self._looks_left:
@@ -145,8 +166,10 @@ class HttpServer:
                 return True
         return False
 
-    def forget(self, connection: Connection) -> None:
-        """For a lost connection."""
+    def forget(self, connection: Connection | TlsProtocol, account: Account | None) -> None:
+        """For a lost connection, with the account that it had."""
+        if account is not None:
+            self.addresses.disconnect(account)
         self._connections.pop(connection, None)
         if not self._connections:
             self._all_gone.set()
@@ -159,5 +182,5 @@ class HttpServer:
         self._timer = self.loop.call_later(_SWEEP_S, self._sweep)
 
 
-def _since(idle: tuple[float, Connection]) -> float:
+def _since(idle: tuple[float, Connection | TlsProtocol]) -> float:
     return idle[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import select
 import struct
@@ -9,12 +10,18 @@ import termios
 from socket import SO_LINGER, SOL_SOCKET
 from typing import Any, Final
 
-__all__ = ["is_hung_up", "reset_on_close", "unsent_bytes"]
+__all__ = ["is_hung_up", "peer_of", "reset_on_close", "unsent_bytes"]
 
 # A socket is `Any` here: uvloop has its own kind.
 
 _INT: Final = struct.Struct("i")
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+
+
+def peer_of(transport: asyncio.BaseTransport) -> str:
+    """The address of the other side, without its port."""
+    address = transport.get_extra_info("peername")
+    return address[0] if isinstance(address, tuple) else str(address)
 
 
 def unsent_bytes(sock: Any) -> int:

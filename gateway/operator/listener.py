@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from hmac import compare_digest
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.commands.explain import explain
@@ -16,8 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["admin_app"]
 
 
+OPEN = ("/health", "/ready")
+"""Probes have no token, and learn nothing that a request would not show."""
+
+
 def admin_app(gateway: Gateway) -> web.Application:
-    """Never authenticated and never queued, so it listens on loopback unless the config says otherwise."""
+    """Never queued. What it asks for is `admin_token`; without one it asks nothing, and belongs on loopback."""
 
     async def health(request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -44,7 +50,8 @@ def admin_app(gateway: Gateway) -> web.Application:
             return web.json_response({"request_id": request_id[:128], "error": error}, status=404)
         return web.json_response(found)
 
-    app = web.Application()
+    token = gateway.config.admin_token
+    app = web.Application(middlewares=[] if token is None else [_asks_for(token.get_secret_value())])
     app.add_routes(
         [
             web.get("/health", health),
@@ -54,3 +61,19 @@ def admin_app(gateway: Gateway) -> web.Application:
         ]
     )
     return app
+
+
+def _asks_for(token: str) -> Middleware:
+    """Lets pass who sends the token, and anybody to what is open."""
+
+    @web.middleware
+    async def asks(request: web.Request, handler: Handler) -> web.StreamResponse:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        sent = given.strip().encode("utf-8", "surrogateescape")
+        is_known = scheme.lower() == "bearer" and compare_digest(sent, token.encode())
+        if is_known or request.path in OPEN:
+            return await handler(request)
+        error = "send the config's admin_token as 'Authorization: Bearer TOKEN'; `fairgate explain` does with -c FILE"
+        return web.json_response({"error": error}, status=401, headers={"www-authenticate": "Bearer"})
+
+    return asks

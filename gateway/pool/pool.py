@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -19,7 +20,7 @@ from backends.metrics import Scraper
 from backends.openai import OpenAiAdapter
 from backends.upstream import UpstreamPool
 from backends.vllm import VllmAdapter
-from gateway.config.model import BackendConfig, CapacityConfig, Config, PoolConfig
+from gateway.config.model import BackendConfig, Config, PoolConfig
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.retries import RetryBudget
 from gateway.pool.shared import Shared
@@ -32,6 +33,7 @@ from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.orders.registry import POLICIES
+from policies.placements.least_loaded import least_loaded
 from policies.queue.bounds import QueueLimits
 
 __all__ = ["Backend", "Pool"]
@@ -63,9 +65,16 @@ class Backend:
             silence_s=limits.limits.upstream_silence_s,
         )
         authorization = f"authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
-        self.head_end = b"host: " + self.upstream.host_header + b"\r\n" + authorization.encode() + b"\r\n"
+        self._head_end = b"host: " + self.upstream.host_header + b"\r\n" + authorization.encode() + b"\r\n"
+        self._path = urlsplit(url).path.encode()
         self.on_health: Callable[[Backend], None] | None = None
         self._asked_models_s = float("-inf")
+
+    def head(self, begun: bytes) -> bytes:
+        """The head of a request to this engine, of which the lines that are the same for every engine are there."""
+        if self._path:
+            begun = begun.replace(b" /", b" " + self._path + b"/", 1)
+        return begun + self._head_end
 
     def broke(self, error: UpstreamError) -> None:
         """A request to it failed: passive health."""
@@ -123,7 +132,7 @@ class Pool:
         self._scrape_interval_s = config.capacity.scrape_interval_s
         counter = exact_counter(config.tokenizer) if config.tokenizer else None
         self.estimator = TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
-        self.dispatcher = Dispatcher(_engine(gateway, config.capacity, shared))
+        self.dispatcher = Dispatcher(_engine(gateway, config, shared))
         self.retries = RetryBudget()
         self.prefixes: PromptPrefixes | None = None
         """None: the policy does not ask how prompts begin."""
@@ -164,8 +173,8 @@ class Pool:
     def least_loaded(self) -> Backend | None:
         """Where a request goes that needs no admission; of equal engines the first by name."""
         ledgers = self.dispatcher.engine.backends
-        healthy = [name for name in self.backends if ledgers[name].healthy]
-        return self.backends[min(healthy, key=lambda name: (ledgers[name].kv_fraction(), name))] if healthy else None
+        healthy = [ledgers[name] for name in self.backends if ledgers[name].healthy]
+        return self.backends[least_loaded(healthy)] if healthy else None
 
     def learn(self, payload: Payload, prompt_tokens: int) -> None:
         """The engine has counted the prompt."""
@@ -221,10 +230,10 @@ class Pool:
         self.dispatcher.backend_changed(backend.name, backend.health.healthy)
 
 
-def _engine(gateway: Config, capacity: CapacityConfig, shared: Shared) -> AdmissionEngine:
-    limits = gateway.limits
+def _engine(gateway: Config, pool: PoolConfig, shared: Shared) -> AdmissionEngine:
+    limits, capacity = gateway.limits, pool.capacity
     return AdmissionEngine(
-        _policy(gateway),
+        _policy(gateway, len(pool.backends)),
         limits=QueueLimits(
             limits.queue_requests_max,
             limits.queue_bytes_max,
@@ -245,7 +254,7 @@ def _engine(gateway: Config, capacity: CapacityConfig, shared: Shared) -> Admiss
     )
 
 
-def _policy(gateway: Config) -> Policy:
+def _policy(gateway: Config, engines: int) -> Policy:
     """The configured policy, with what other sections of the config say for it."""
     settings = gateway.policy.settings()
     known = {one.name for one in fields(POLICIES[gateway.policy.name].params)}
@@ -253,4 +262,4 @@ def _policy(gateway: Config) -> Policy:
         settings["weights"] = {app.name: app.normal_service for app in gateway.apps if app.normal_service is not None}
     if "throttle" in known:
         settings["throttle"] = gateway.throttle.settings()
-    return named_policy(gateway.policy.name, **settings)
+    return named_policy(gateway.policy.name, engines=engines, placement=gateway.policy.placement, **settings)

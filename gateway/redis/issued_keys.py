@@ -7,11 +7,12 @@ import logging
 import re
 from collections.abc import AsyncIterator
 
+from gateway.config.keys import KeyConfig
 from gateway.redis.errors import StoreError, StoreUnavailable
 from gateway.redis.store import Script, Store
 from gateway.request.identity import Keyring, Principal
 
-__all__ = ["KeyTable", "TableFull", "follow"]
+__all__ = ["KeyTable", "TableFull", "entry", "follow", "read_entry"]
 
 logger = logging.getLogger("fairgate")
 
@@ -28,8 +29,21 @@ class TableFull(StoreError):
     """No more keys can be noted."""
 
 
+def entry(tenant: str, key: KeyConfig) -> str:
+    """What is noted of a key: its tenant, and if that is not all, until when (-: for ever), and for which models."""
+    words = [tenant, key.expires or "-", *(key.models or ())]
+    return tenant if words[1:] == ["-"] and not key.models else " ".join(words)
+
+
+def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
+    """The tenant, empty if the key is revoked, and the key. ValueError: it is no such entry."""
+    tenant, *words = noted.decode().split(" ")
+    expires = words[0] if words and words[0] != "-" else None
+    return tenant, KeyConfig(hash=key_hash.decode(), expires=expires, models=tuple(words[1:]) or None)
+
+
 class KeyTable:
-    """Hash of a key, as the config writes it, to the name of its tenant."""
+    """Hash of a key, as the config writes it, to its entry; an empty one if the key is revoked."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -39,8 +53,8 @@ class KeyTable:
         found: bytes | None = await self._store.command("HGET", TABLE, CHANGED)
         return found
 
-    async def tenant(self, key_hash: str) -> str | None:
-        """Whose it is: empty if it is revoked, None if it is not in the table."""
+    async def entry(self, key_hash: str) -> str | None:
+        """What is noted of it. None: it is not in the table."""
         found: bytes | None = await self._store.command("HGET", TABLE, key_hash)
         return None if found is None else found.decode("utf-8", "replace")
 
@@ -49,15 +63,15 @@ class KeyTable:
         cursor = b"0"
         while True:
             cursor, found = await self._store.command("HSCAN", TABLE, cursor, "COUNT", SCAN_COUNT)
-            for key_hash, tenant in zip(found[::2], found[1::2], strict=True):
+            for key_hash, noted in zip(found[::2], found[1::2], strict=True):
                 if key_hash != CHANGED.encode():
-                    yield key_hash, tenant
+                    yield key_hash, noted
             if cursor == b"0":
                 return
 
-    async def issue(self, key_hash: str, tenant: str) -> None:
+    async def issue(self, key: KeyConfig, tenant: str) -> None:
         """The key is the tenant's, at every replica within a second. Raises TableFull."""
-        await self._note("issue", key_hash, tenant)
+        await self._note("issue", key.hash, entry(tenant, key))
 
     async def revoke(self, key_hash: str) -> None:
         """Nobody takes the key any more, also if the config names it. Raises TableFull."""
@@ -67,8 +81,8 @@ class KeyTable:
         """The key is in the table no longer; it is as if it had not been issued or revoked."""
         await self._note("forget", key_hash)
 
-    async def _note(self, what: str, key_hash: str, tenant: str = "") -> None:
-        if await self._store.run(_SCRIPT, [TABLE], [what, key_hash, tenant, KEYS_MAX]) == b"full":
+    async def _note(self, what: str, key_hash: str, noted: str = "") -> None:
+        if await self._store.run(_SCRIPT, [TABLE], [what, key_hash, noted, KEYS_MAX]) == b"full":
             raise TableFull(f"{TABLE} holds {KEYS_MAX} keys already: revoke some that were issued before")
 
 
@@ -100,13 +114,18 @@ async def _learn(table: KeyTable, keyring: Keyring) -> None:
     issued: dict[bytes, Principal] = {}
     revoked: set[bytes] = set()
     ignored: list[str] = []
-    async for key_hash, tenant in table.entries():
-        holder = keyring.tenant(tenant.decode("utf-8", "replace")) if tenant else None
+    async for key_hash, noted in table.entries():
         if not _HASH.fullmatch(key_hash):
             ignored.append("one whose name is not the hash of a key")
-        elif not tenant:
+            continue
+        try:
+            tenant, key = read_entry(key_hash, noted)
+        except ValueError:
+            ignored.append(f"{key_hash[:16].decode()}... whose entry cannot be read")
+            continue
+        if not tenant:
             revoked.add(_digest(key_hash))
-        elif holder is None:
+        elif (holder := keyring.holder(tenant, key)) is None:
             ignored.append(f"{key_hash[:16].decode()}... of a tenant that this config does not have")
         else:
             issued[_digest(key_hash)] = holder

@@ -1,7 +1,7 @@
 -- Change one entry in the table of API keys: the key belongs to a tenant, is revoked, or is forgotten.
 --
--- KEYS: the table: hash of a key -> its tenant ('': revoked); changed -> when the table last changed
--- ARGV: issue | revoke | forget, the hash, the tenant, largest number of entries
+-- KEYS: the table: hash of a key -> its entry ('': revoked); changed -> when the table last changed
+-- ARGV: issue | revoke | forget, the hash, the entry, largest number of entries
 -- Answers 'done', or 'full'.
 local table_key, what, hash = KEYS[1], ARGV[1], ARGV[2]
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway.request.prompt import Prompt, without_attachments
 
-__all__ = ["TokenEstimator", "exact_counter"]
+__all__ = ["TokenEstimator", "UnusableTokenizer", "exact_counter"]
 
 BYTES_PER_TOKEN_START: Final = 4.0
 BYTES_PER_TOKEN_MIN: Final = 0.5
@@ -23,6 +23,11 @@ COUNTED_BYTES_MAX: Final = 32768
 """A tokenizer takes some milliseconds for so much. Of a longer text the beginning is counted, and the rest by that."""
 LOOKED_AT_BYTES_MAX: Final = 1 << 20
 """Where the text to be counted is looked for between attachments."""
+_NO_EXTRA: Final = "install the extra first: pip install 'fairgate[tokenize]'"
+
+
+class UnusableTokenizer(Exception):
+    """The tokenizer that the config names cannot be had; the message says what to do."""
 
 
 class TokenEstimator:
@@ -69,30 +74,45 @@ class TokenEstimator:
 def exact_counter(spec: str) -> Callable[[str], int]:
     """A tokenizer from the config: a path to a `tokenizer.json`, or `tiktoken:ENCODING`. Needs the extra `tokenize`.
 
-    Raises ValueError with what to do when it cannot be had; a tiktoken encoding must be in its local cache, since a
-    gateway does not reach for the network to start.
+    Raises UnusableTokenizer when it cannot be had; a tiktoken encoding must be in its local cache, since a gateway does
+    not reach for the network to start.
     """
     if spec.startswith("tiktoken:"):
         return _tiktoken_counter(spec.removeprefix("tiktoken:"))
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise ValueError("tokenizer: install the extra first: pip install 'fairgate[tokenize]'") from error
+        raise UnusableTokenizer(_NO_EXTRA) from error
     if not Path(spec).is_file():
-        raise ValueError(f"tokenizer: there is no file {spec}")
-    tokenizer = Tokenizer.from_file(spec)
+        raise UnusableTokenizer(f"there is no file {spec} to load a tokenizer from")
+    try:
+        tokenizer = Tokenizer.from_file(spec)
+    except Exception as error:  # it raises nothing narrower
+        raise UnusableTokenizer(f"{spec} is no tokenizer.json that can be loaded: {error}") from error
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def _tiktoken_counter(encoding_name: str) -> Callable[[str], int]:
     try:
         import tiktoken
+        import tiktoken.load
     except ImportError as error:
-        raise ValueError("tokenizer: install the extra first: pip install 'fairgate[tokenize]'") from error
+        raise UnusableTokenizer(_NO_EXTRA) from error
+    if encoding_name not in (known := tiktoken.list_encoding_names()):
+        raise UnusableTokenizer(f"tiktoken has no '{encoding_name}'; it has {', '.join(known)}")
+    tiktoken.load.read_file = _not_fetched
     try:
         encoding = tiktoken.get_encoding(encoding_name)
-    except Exception as error:  # tiktoken raises whatever its HTTP client raises when the encoding is not cached
-        raise ValueError(
-            f"tokenizer: tiktoken has no '{encoding_name}' in its cache (TIKTOKEN_CACHE_DIR): {error}"
-        ) from error
+    except Exception as error:  # and whatever a plugin raises
+        raise UnusableTokenizer(f"tiktoken cannot load '{encoding_name}': {error}") from error
     return lambda text: len(encoding.encode(text, disallowed_special=()))
+
+
+def _not_fetched(blobpath: str) -> bytes:
+    """In the place of tiktoken's own, which would wait for the network as long as that takes."""
+    if "://" not in blobpath:
+        return Path(blobpath).read_bytes()
+    raise FileNotFoundError(
+        "it is not in the cache (TIKTOKEN_CACHE_DIR), and nothing is fetched at a start; with a network, run: "
+        "python -c \"import tiktoken; tiktoken.get_encoding('ENCODING')\""
+    )

@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
+from math import inf
 from typing import Final
 
-from gateway.config.model import TenantConfig, hash_key, new_key
+from gateway.config.model import KeyConfig, TenantConfig, hash_key, new_key
 from gateway.http.errors import ApiError, Reason
-from gateway.request.failed_keys import FailedKeys
+from policies.limits.leaky_counts import LeakyCounts
 
 __all__ = ["Keyring", "MintedKey", "Principal"]
 
 DEFAULT_APP: Final = "default"
 USES_REMEMBERED_MIN: Final = 10_000
+WRONG_KEYS_AT_ONCE_MAX: Final = 20
+WRONG_KEYS_PER_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,19 @@ class Principal:
     weight: float
     apps: tuple[str, ...]
     """Apps it may claim; the first is what a request is when it names none."""
+    models: frozenset[str] | None = None
+    """Models it may ask for. None: all."""
+    expires_s: float = inf
+    """From when on the key is not taken, in seconds since the epoch."""
+
+    @classmethod
+    def of(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
+        models = None if key.models is None else frozenset(key.models)
+        return cls(tenant.name, tenant.weight, key.apps, models, key.expires_s)
+
+    def may_ask(self, model: str) -> bool:
+        """Does the model exist for it?"""
+        return self.models is None or model in self.models
 
     def app(self, claimed: str | None) -> str:
         """The app of a request that claims this one (None: claims none)."""
@@ -56,32 +73,35 @@ class Keyring:
         self._principals: dict[bytes, Principal] = {}
         self._issued: Mapping[bytes, Principal] = {}
         self._revoked: Set[bytes] = frozenset()
-        self._failed = FailedKeys()
+        self._failed = LeakyCounts(WRONG_KEYS_PER_S, WRONG_KEYS_AT_ONCE_MAX)
+        """Wrong keys, by the address that they came from."""
         self._used_from: dict[bytes, str] = {}
         """The address from which a key was used last."""
-        self._tenants = {tenant.name: Principal(tenant.name, tenant.weight, (DEFAULT_APP,)) for tenant in tenants}
+        self._tenants = {tenant.name: tenant for tenant in tenants}
         self.minted: list[MintedKey] = []
         for tenant in tenants:
             for key in tenant.keys:
-                self._add(key.hash, Principal(tenant.name, tenant.weight, tuple(key.apps)))
+                self._add(tenant, key)
             if not tenant.keys and mints:
                 minted = MintedKey(tenant.name, new_key())
                 self.minted.append(minted)
-                self._add(hash_key(minted.key), self._tenants[tenant.name])
+                self._add(tenant, KeyConfig(hash=hash_key(minted.key)))
 
-    def _add(self, key_hash: str, principal: Principal) -> None:
-        self._principals[bytes.fromhex(key_hash.removeprefix("sha256:"))] = principal
+    def _add(self, tenant: TenantConfig, key: KeyConfig) -> None:
+        self._principals[bytes.fromhex(key.hash.removeprefix("sha256:"))] = Principal.of(tenant, key)
 
-    def tenant(self, name: str) -> Principal | None:
+    def holder(self, tenant: str, key: KeyConfig) -> Principal | None:
         """The holder of a key that was issued to this tenant. None: there is no such tenant."""
-        return self._tenants.get(name)
+        found = self._tenants.get(tenant)
+        return None if found is None else Principal.of(found, key)
 
     def learn(self, issued: Mapping[bytes, Principal], revoked: Set[bytes]) -> None:
         """Also take these keys, by the digests of them, and no longer those, wherever they are from."""
         self._issued, self._revoked = issued, revoked
 
-    def principal(self, key: bytes | None, address: str = "") -> Principal:
-        """The holder of the key that comes from this address, or `ApiError` 401; 429 after too many wrong ones."""
+    def principal(self, key: bytes | None, address: str, unix_s: float) -> Principal:
+        """The holder of the key that comes from this address at this time, or `ApiError` 401; 429 after too many wrong
+        ones. The time is in seconds since the epoch."""
         # A lookup by hash tells a guesser nothing by its timing: equal prefixes of keys have unrelated hashes.
         digest = sha256(key).digest() if key is not None else b""
         principal = self._principals.get(digest) or self._issued.get(digest)
@@ -89,6 +109,10 @@ class Keyring:
         if principal is not None and not is_revoked:
             if self._used_from.get(digest) != address:
                 self._moved(digest, address)
+            if unix_s >= principal.expires_s:
+                when = datetime.fromtimestamp(principal.expires_s, UTC)
+                message = f"this API key expired at {when:%Y-%m-%d %H:%M:%S} UTC; ask the operator for a new one"
+                raise ApiError(Reason.EXPIRED_API_KEY, message)
             return principal
         if self._open_access and not is_revoked:
             name = f"key-{digest.hex()[:12]}" if key is not None else "anonymous"
@@ -97,8 +121,7 @@ class Keyring:
             raise ApiError(
                 Reason.INVALID_API_KEY, "no API key: send it as 'Authorization: Bearer KEY' (or 'x-api-key')"
             )
-        self._failed.add(address, time.monotonic())
-        self._refuse_guesser(address)
+        _refuse_guesser(self._failed.take(address, time.monotonic()))
         raise ApiError(
             Reason.INVALID_API_KEY, "this API key is not known here; ask the operator of this gateway for one"
         )
@@ -106,13 +129,13 @@ class Keyring:
     def _moved(self, digest: bytes, address: str) -> None:
         """A key is used from where it was not used last."""
         if self._failed:
-            self._refuse_guesser(address)  # a right guess is to look like a wrong one
+            _refuse_guesser(self._failed.wait_s(address, time.monotonic()))  # a right guess is to look like a wrong one
         if len(self._used_from) > USES_REMEMBERED_MIN + 2 * (len(self._principals) + len(self._issued)):
             self._used_from.clear()  # most of them were keys that are no more
         self._used_from[digest] = address
 
-    def _refuse_guesser(self, address: str) -> None:
-        wait_s = self._failed.wait_s(address, time.monotonic())
-        if wait_s:
-            message = "too many wrong API keys came from your address; no other key is looked at for a while"
-            raise ApiError(Reason.TOO_MANY_FAILED_KEYS, message, retry_after_s=wait_s)
+
+def _refuse_guesser(wait_s: float) -> None:
+    if wait_s:
+        message = "too many wrong API keys came from your address; no other key is looked at for a while"
+        raise ApiError(Reason.TOO_MANY_FAILED_KEYS, message, retry_after_s=wait_s)

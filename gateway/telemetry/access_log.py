@@ -8,7 +8,7 @@ import time
 from typing import Final
 
 from gateway.telemetry.log_line import Line, encode_line
-from gateway.telemetry.log_writer import LogWriter
+from gateway.telemetry.log_writer import STDOUT, LogWriter
 from gateway.telemetry.record import Record
 from policies.request import Request
 
@@ -35,7 +35,7 @@ class AccessLog:
         self._lines = bytearray()
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._writer = None if target == "off" else LogWriter(None if target == "stdout" else target)
+        self._writer = None if target == "off" else LogWriter("access log", STDOUT if target == "stdout" else target)
 
     @property
     def lines_lost(self) -> int:

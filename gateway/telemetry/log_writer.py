@@ -1,4 +1,4 @@
-"""How do lines reach a file or standard output whose reader may stall? A thread writes them; nobody waits for it."""
+"""How do lines reach a file or a pipe whose reader may stall? A thread writes them; nobody waits for it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["LogWriter"]
+__all__ = ["STDERR", "STDOUT", "LogWriter"]
 
 logger = logging.getLogger("fairgate")
 
+STDOUT: Final = 1
+STDERR: Final = 2
 BUFFER_BYTES_MAX = 8 << 20
 CLOSE_S = 2.0
 RETRY_S: Final = 0.1
@@ -24,14 +26,18 @@ PIPE_BYTES: Final = getattr(select, "PIPE_BUF", 512)
 class LogWriter:
     """Takes batches of lines from the loop and writes them in order; what finds no room, or fails, is counted."""
 
-    def __init__(self, path: str | None) -> None:
-        """`path`: a file, opened for appending and readable by its owner only; None: standard output."""
+    def __init__(self, what: str, target: str | int) -> None:
+        """`what`: a name for the lines. `target`: a file, opened for appending and readable by its owner only; or
+        STDOUT or STDERR."""
         self.lines_lost = 0
+        self._what = what
         self._lines_said = 0
-        self._is_pipe = path is None
-        if path is None:
-            sys.stdout.flush()  # what was printed before comes first
-        self._descriptor = 1 if path is None else os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._is_pipe = isinstance(target, int)
+        if isinstance(target, int):
+            (sys.stderr if target == STDERR else sys.stdout).flush()  # what was printed before comes first
+            self._descriptor = target
+        else:
+            self._descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._batches: deque[tuple[bytes, int]] = deque()
         self._waiting_bytes = 0
         self._changed = threading.Condition()
@@ -49,7 +55,7 @@ class LogWriter:
             self._waiting_bytes += len(lines)
             if self._worker is None:
                 # A daemon: a reader that has stopped for good must not keep the process.
-                self._worker = threading.Thread(target=self._run, name="access log", daemon=True)
+                self._worker = threading.Thread(target=self._run, name=self._what, daemon=True)
                 self._worker.start()
             self._changed.notify()
 
@@ -78,10 +84,13 @@ class LogWriter:
                 self._write(lines)
             except OSError as error:
                 self._lost(count, error)
+                is_written = False
             else:
-                self._say_what_was_lost()
+                is_written = True
             with self._changed:
                 self._waiting_bytes -= len(lines)
+            if is_written:
+                self._say_what_was_lost()
 
     def _write(self, lines: bytes) -> None:
         for piece in _atomic(lines) if self._is_pipe else (lines,):
@@ -101,13 +110,15 @@ class LogWriter:
             is_first = self.lines_lost == self._lines_said
             self.lines_lost += count
         if is_first:
-            logger.warning("the access log cannot be written: %s", error)
+            logger.warning("the %s cannot be written: %s", self._what, error)
 
     def _say_what_was_lost(self) -> None:
         with self._changed:
+            if self._waiting_bytes > BUFFER_BYTES_MAX / 2:
+                return  # what is said may itself be one of these lines, and needs room
             lost, self._lines_said = self.lines_lost - self._lines_said, self.lines_lost
         if lost:
-            logger.warning("%d lines of the access log were lost, since they could not be written in time", lost)
+            logger.warning("%d lines of the %s were lost, since they could not be written in time", lost, self._what)
 
 
 def _atomic(lines: bytes) -> Iterator[bytes]:

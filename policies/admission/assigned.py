@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from policies.admission.policy import Engines, Policy
+from policies.admission.policy import CachedRoom, Engines, Policy
 from policies.capacity.obstacle import Blocked
 from policies.orders.contract import Order, Selection
 from policies.placements.contract import Assignment
@@ -28,15 +28,17 @@ class _Queued(NamedTuple):
     engine: str
 
 
-class _RoomOfOne:
+class _RoomOfOne(CachedRoom):
     """One engine of a pool, as the room that its order asks."""
 
-    def __init__(self, engines: Engines, engine: str) -> None:
-        self._engines = engines
+    def __init__(self, engines: Engines, engine: str, prefixes: PrefixIndex | None) -> None:
+        super().__init__(prefixes, None)
+        self.engines = engines
         self._engine = engine
 
     def place(self, request: Request) -> str | Blocked:
-        obstacle = self._engines.obstacle_at(request, self._engine)
+        assert self.engines is not None
+        obstacle = self.engines.obstacle_at(request, self._engine)
         return self._engine if obstacle is None else Blocked(request, {self._engine: obstacle})
 
 
@@ -76,7 +78,7 @@ class AssignedPolicy(Policy):
             order = self._orders[name]
             if not len(order):
                 continue
-            selection = order.pop(now, _RoomOfOne(engines, name))
+            selection = order.pop(now, _RoomOfOne(engines, name, self.prefixes))
             if isinstance(selection, Selection):
                 return self._dispatched(selection, order)
             blocked = blocked or selection
@@ -86,7 +88,7 @@ class AssignedPolicy(Policy):
             return blocked
         for count, name in least_busy_first:
             if not count and not len(self._orders[name]):
-                selection = longest.pop(now, _RoomOfOne(engines, name))
+                selection = longest.pop(now, _RoomOfOne(engines, name, self.prefixes))
                 if isinstance(selection, Selection):
                     return self._dispatched(selection, longest)
         return blocked

@@ -78,6 +78,7 @@ class AdmissionEngine:
         self.books = Books(policy, self.limits, lengths, self.interactions, quotas)
         self.backends = self.books.backends
         self.room = PoolRoom(self.backends, self.books.tenants)
+        self.room.prefixes = policy.prefixes
         self.elsewhere: Elsewhere | None = None
         """None: this gateway is the only one that counts."""
         self.blocked: Blocked | None = None

@@ -11,32 +11,37 @@ from policies.orders.contract import Order
 from policies.orders.registry import POLICIES
 from policies.placements.contract import Assignment
 from policies.placements.prefix_index import PrefixIndex
+from policies.placements.registry import PLACEMENTS, usual_placement
 
 __all__ = ["named_policy"]
 
 
-def named_policy(name: str, *, flows_max: int = 100_000, **settings: Any) -> Policy:
-    """The policy of this name. TypeError for a setting that it does not have; KeyError for an unknown name."""
+def named_policy(
+    name: str, *, engines: int = 1, placement: str | None = None, flows_max: int = 100_000, **settings: Any
+) -> Policy:
+    """The policy of this name, for a pool of so many engines.
+
+    `placement`: by its name; None: the one of the policy, or the usual one. TypeError for a setting that neither order
+    nor placement has; KeyError for an unknown name.
+    """
     entry = POLICIES[name]
+    place = PLACEMENTS[placement or entry.placement or usual_placement(engines)]
     params = entry.params(**_of(entry.params, settings))
-    placement_params = None
-    known = {one.name for one in fields(entry.params)}
-    if entry.placement_params is not None:
-        placement_params = entry.placement_params(**_of(entry.placement_params, settings))
-        known |= {one.name for one in fields(entry.placement_params)}
+    placement_params = place.params(**_of(place.params, settings)) if place.params is not None else None
+    known = {one.name for struct in (entry.params, place.params) if struct is not None for one in fields(struct)}
     if unknown := sorted(settings.keys() - known):
         raise TypeError(f"policy {name} has no setting {', '.join(unknown)}; it has: {', '.join(sorted(known))}")
     prefixes = PrefixIndex()
-    placement = entry.placement(placement_params, prefixes=prefixes, flows_max=flows_max)
+    where = place.placement(placement_params, prefixes=prefixes, flows_max=flows_max)
     order: Order
     if entry.order.reads_prefixes:
         order = entry.order(params, flows_max=flows_max, prefixes=prefixes)
     else:
         order = entry.order(params, flows_max=flows_max)
-    index = prefixes if order.reads_prefixes or placement.reads_prefixes else None
-    if isinstance(placement, Assignment):
-        return AssignedPolicy(order, placement, prefixes=index)
-    return Policy(order, placement, prefixes=index)
+    index = prefixes if order.reads_prefixes or where.reads_prefixes else None
+    if isinstance(where, Assignment):
+        return AssignedPolicy(order, where, prefixes=index)
+    return Policy(order, where, prefixes=index)
 
 
 def _of(struct: type, settings: dict[str, Any]) -> dict[str, Any]:

@@ -7,17 +7,22 @@ where the order or the placement reads it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.contract import Order, Selection
 from policies.placements.contract import EngineLoad, Placement
+from policies.placements.homes import NOWHERE, Homes, is_local
 from policies.placements.least_loaded import LeastLoaded
 from policies.placements.prefix_index import PrefixIndex, blocks_of_tokens, tokens_of_blocks
 from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
 
-__all__ = ["Engines", "Policy"]
+__all__ = ["CachedRoom", "Engines", "Policy"]
+
+
+PLACES_TRIED: Final = 3
+"""Requests that are tried at an engine instead of the next one, at most."""
 
 
 class Engines(Protocol):
@@ -33,12 +38,43 @@ class Engines(Protocol):
         """Requests dispatched to each engine in service, by its name."""
 
 
-class _RoomOfAll:
+class CachedRoom:
+    """A room that knows which waiting requests find their prompts cached at an engine."""
+
+    def __init__(self, prefixes: PrefixIndex | None, homes: Homes | None) -> None:
+        self.engines: Engines | None = None
+        """Set for each question."""
+        self._prefixes = prefixes
+        self._homes = homes
+
+    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request], bool]) -> Request:
+        prefixes, homes = self._prefixes, self._homes
+        if prefixes is None or homes is None or is_local(prefixes.depth(head.prefix, engine), head.prefix):
+            return head
+        assert self.engines is not None
+        found: list[tuple[int, int, Request]] = []
+        for request in homes.at(engine):
+            depth = prefixes.depth(request.prefix, engine)
+            if is_local(depth, request.prefix) and may_pass(request):
+                tokens = tokens_of_blocks(depth, request.prefix, request.prompt_tokens)
+                found.append((-tokens, len(found), request))
+        found.sort()
+        for _, _, request in found[:PLACES_TRIED]:
+            if self.engines.obstacle_at(request, engine) is None:
+                return request
+        if homes.has_home(head):
+            for request in homes.at(NOWHERE):
+                if may_pass(request) and self.engines.obstacle_at(request, engine) is None:
+                    return request
+        return head
+
+
+class _RoomOfAll(CachedRoom):
     """The engines of a pool, as the room that an order asks."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, prefixes: PrefixIndex | None, homes: Homes | None) -> None:
+        super().__init__(prefixes, homes)
         self._placement = placement
-        self.engines: Engines | None = None
 
     def place(self, request: Request) -> str | Blocked:
         assert self.engines is not None
@@ -58,7 +94,8 @@ class Policy:
         self.order = order
         self.placement = placement if placement is not None else LeastLoaded()
         self.prefixes = prefixes
-        self._room = _RoomOfAll(self.placement)
+        self._homes = Homes(prefixes) if prefixes is not None and order.passes else None
+        self._room = _RoomOfAll(self.placement, prefixes, self._homes)
         self._placed: dict[str, str] = {}
         """Engine of each dispatched request whose prompt is known."""
 
@@ -83,6 +120,8 @@ class Policy:
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         """Queue the request. `front`: an engine refused it, and it goes first in its flow."""
         self.order.push(request, now, front=front)
+        if self._homes is not None:
+            self._homes.add(request)
 
     def pop(self, now: float, engines: Engines) -> Selection | Blocked | None:
         """Take out the next request that can start. `Blocked`: the next in order has no room. None: nothing waits."""
@@ -95,15 +134,21 @@ class Policy:
     def remove(self, request: Request, now: float) -> None:
         """Take out a queued request that was cancelled or has expired."""
         self.order.remove(request, now)
+        if self._homes is not None:
+            self._homes.remove(request)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         """Set the total service that a dispatched request has received so far (not the increment)."""
         if self.prefixes is None or not request.prefix:
             self._order_of(request).charge(request, service, now, final=final)
             return
-        reported, expected_blocks = service.cached, request.progress.cached_blocks
+        expected_blocks = request.progress.cached_blocks
+        if service.cached is not None:
+            # An engine is believed within what is possible.
+            service = ServiceTokens(service.prompt, service.output, max(0, min(service.cached, service.prompt)))
+        reported = service.cached
         if reported is None and expected_blocks:
-            # The engine has not said yet, or never does. The expected number is used.
+            # The answer is not whole, or broke off. The expected number is used.
             cached = tokens_of_blocks(expected_blocks, request.prefix, service.prompt)
             service = ServiceTokens(service.prompt, service.output, cached)
         self._order_of(request).charge(request, service, now, final=final)
@@ -135,5 +180,9 @@ class Policy:
         request, engine = selection.request, selection.backend
         if request.prefix:
             self._placed[request.id] = engine
-            request.progress.cached_blocks = prefixes.depth(request.prefix, engine)
+            depth = request.progress.cached_blocks = prefixes.depth(request.prefix, engine)
+            request.progress.cached_tokens = tokens_of_blocks(depth, request.prefix, request.prompt_tokens)
             prefixes.insert(request.prefix, engine)
+            if self._homes is not None:
+                self._homes.remove(request)
+                self._homes.sent(request.prefix)

@@ -8,9 +8,16 @@ from typing import Final, Protocol
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
+from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.request import Request
 
 __all__ = ["Elsewhere", "PoolRoom", "Rivals"]
+
+
+PASSING: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.SPREAD})
+"""An engine with one of these can soon start the request."""
+ABOUT_AS_SOON: Final = 2.0
+"""Waits for a slot that differ by less than this are taken for equal."""
 
 
 class Rivals(Protocol):
@@ -45,6 +52,8 @@ class PoolRoom:
     def __init__(self, backends: Mapping[str, BackendLedger], tenants: FairShares) -> None:
         self.rivals: Rivals | None = None
         """None: this gateway is the only one."""
+        self.prefixes: PrefixIndex | None = None
+        """What the engines are expected to have cached; None: nothing reads it."""
         self._backends: Final = backends
         self._tenants: Final = tenants
         self._blocked: dict[str, Blocked] = {}
@@ -72,10 +81,38 @@ class PoolRoom:
                 free.append(ledger)
             else:
                 obstacles[name] = obstacle
+        if free and len(self._backends) > 1:
+            free = self._soonest(request, free, obstacles)
         if free:
             return free
         blocked = self._blocked[request.id] = Blocked(request, obstacles)
         return blocked
+
+    def _soonest(
+        self, request: Request, free: list[BackendLedger], obstacles: dict[str, Obstacle]
+    ) -> list[BackendLedger]:
+        """The engines with a slot for it now. If there are none: those where it gets one soonest.
+
+        What waits inside an engine is there to hide the way. So nothing waits for a slot where another engine has one
+        soon. A request of a tenant below its fair share waits here, for the first slot anywhere.
+        """
+        waits_s = [_slot_wait_s(ledger, request) for ledger in free]
+        soon = [ledger for ledger, wait_s in zip(free, waits_s, strict=True) if not wait_s]
+        if soon:
+            return soon
+        elsewhere = [
+            _slot_wait_s(self._backends[name], request) for name, obstacle in obstacles.items() if obstacle in PASSING
+        ]
+        least_s = min([*waits_s, *elsewhere])
+        if not self._tenants.is_below(request):
+            least_s *= ABOUT_AS_SOON
+        for ledger, wait_s in zip(free, waits_s, strict=True):
+            if wait_s <= least_s:
+                soon.append(ledger)
+            else:
+                obstacles[ledger.name] = Obstacle.SLOTS
+                ledger.held_back(request, Obstacle.SLOTS)
+        return soon
 
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         if self.rivals is not None and self.rivals.has_turn(request, self._now):
@@ -88,9 +125,31 @@ class PoolRoom:
             now=self._now,
             paced=tenants.is_flooding(request),
         )
+        if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, engine)):
+            obstacle = ledger.obstacle(
+                request,
+                spare=tenants.is_below(request),
+                absent=tenants.someone_is_absent(),
+                now=self._now,
+                paced=tenants.is_flooding(request),
+                cached_tokens=cached_tokens,
+            )
         if obstacle is not None:
             ledger.held_back(request, obstacle)
         return obstacle
 
+    def _cached_tokens(self, request: Request, engine: str) -> int:
+        if self.prefixes is None:
+            return 0
+        return tokens_of_blocks(self.prefixes.depth(request.prefix, engine), request.prefix, request.prompt_tokens)
+
     def loads(self) -> dict[str, int]:
         return {name: len(ledger.leases) for name, ledger in self._backends.items() if ledger.healthy}
+
+
+def _slot_wait_s(ledger: BackendLedger, request: Request) -> float:
+    """How long would this request wait inside the engine for a slot? 0: one is free, as far as is known."""
+    if ledger.slots.known() is None:
+        return 0.0
+    missing = ledger.sequences_in_all() + request.sequences - ledger.slots.count
+    return missing * ledger.pace.lifetime_s / ledger.slots.count if missing > 0 else 0.0

@@ -14,7 +14,8 @@ class Lease:
     """One dispatched request, and what it holds of its engine. A lease ends exactly once, in one way."""
 
     __slots__ = (
-        "backend", "charged_tokens", "dispatched_s", "held_tokens", "output_tokens", "request", "started_s",
+        "backend", "charged_tokens", "dispatched_s", "held_tokens", "output_tokens", "prefill_tokens", "request",
+        "started_s",
     )  # fmt: skip
 
     def __init__(self, request: Request, backend: str, dispatched_s: float) -> None:
@@ -27,6 +28,8 @@ class Lease:
         """When its first token was seen, or is inferred to have come."""
         self.held_tokens = 0
         """KV tokens that it is counted with, at its largest."""
+        self.prefill_tokens = 0
+        """Prompt tokens that its engine is expected to compute, since it has not cached them."""
         self.charged_tokens = 0
         """Output tokens at the last charge."""
 

@@ -58,6 +58,8 @@ class BackendLedger:
         self.starting: dict[str, Lease] = {}
         """Dispatched requests without a first token."""
         self.starting_tokens = 0
+        self.prefill_tokens = 0
+        """Those of the starting tokens that the engine is expected to compute, since it has not cached them."""
         self._settings = settings
         self._gauges: Gauges | None = None
         self._starts_since_gauges = 0
@@ -76,7 +78,14 @@ class BackendLedger:
     # --- questions ---
 
     def obstacle(
-        self, request: Request, *, spare: bool, absent: bool, now: float, paced: bool = False
+        self,
+        request: Request,
+        *,
+        spare: bool,
+        absent: bool,
+        now: float,
+        paced: bool = False,
+        cached_tokens: int = 0,
     ) -> Obstacle | None:
         """What keeps this request from starting now? None: nothing.
 
@@ -84,6 +93,7 @@ class BackendLedger:
             spare: its tenant is below its fair share, so it may use the headroom.
             absent: some active tenant has nothing queued, so the headroom is kept for its next request.
             paced: more of its tenant waits than can start soon, so starts are spread to keep the KV evenly full.
+            cached_tokens: part of its prompt that the engine need not compute.
         """
         allowance = self.allowance
         if not self.healthy or now < self._closed_until_s or (allowance is not None and now > self.allowed_until_s):
@@ -105,7 +115,7 @@ class BackendLedger:
         # An engine without gauges does not show its queue. If its concurrency is configured, that is all that is known
         # of what it takes at once, and the prefill window does not apply.
         has_window = self._gauges is not None or self._settings.concurrency_max is None
-        if has_window and self.starting and self.starting_tokens + request.prompt_tokens > prefill_limit:
+        if has_window and self.starting and self.prefill_tokens + request.prompt_tokens - cached_tokens > prefill_limit:
             return Obstacle.PREFILL
         if self.kv.capacity_tokens is None:
             return None
@@ -126,9 +136,12 @@ class BackendLedger:
         """
         elsewhere = self.allowance
         if self.kv.capacity_tokens is None:
-            others = 0 if elsewhere is None else elsewhere.sequences_elsewhere
-            return (self.sequences + others) / self.slots.count
+            return self.sequences_in_all() / self.slots.count
         return self.kv.fraction(0.0 if elsewhere is None else elsewhere.kv_tokens_elsewhere)
+
+    def sequences_in_all(self) -> int:
+        """Sequences that this gateway and others have dispatched to it."""
+        return self.sequences + (0 if self.allowance is None else self.allowance.sequences_elsewhere)
 
     def occupancy(self, head: Request | None, obstacle: Obstacle | None, now: float) -> tuple[float, str]:
         """How full is the KV cache as a fraction of its capacity, and how is that known? Measured if possible, else
@@ -208,6 +221,8 @@ class BackendLedger:
         self.leases[request.id] = lease
         self.starting[request.id] = lease
         self.starting_tokens += request.prompt_tokens
+        lease.prefill_tokens = request.prompt_tokens - request.progress.cached_tokens
+        self.prefill_tokens += lease.prefill_tokens
         self.sequences += request.sequences
 
     def started(self, lease: Lease, now: float) -> None:
@@ -218,6 +233,7 @@ class BackendLedger:
         self._starts_since_gauges += 1
         if self.starting.pop(lease.request.id, None) is not None:
             self.starting_tokens -= lease.request.prompt_tokens
+            self.prefill_tokens -= lease.prefill_tokens
         if lease.request.streamed:
             self.pace.started(lease, now)
             self.slots.seen_running(self._running())
@@ -230,6 +246,7 @@ class BackendLedger:
         del self.leases[request.id]
         if self.starting.pop(request.id, None) is not None:
             self.starting_tokens -= request.prompt_tokens
+            self.prefill_tokens -= lease.prefill_tokens
             self._starts_since_gauges += 1
         self._ends_since_gauges += 1
         self.sequences -= request.sequences
@@ -241,9 +258,8 @@ class BackendLedger:
     def came_whole(self, lease: Lease, now: float) -> None:
         """An answer came whole, with no sign of its start."""
         if lease.started_s is None and not self.has_gauges():
-            others = 0 if self.allowance is None else self.allowance.sequences_elsewhere
             seconds_per_token = (now - lease.dispatched_s) / max(1.0, lease.output_each())
-            self.slots.came_whole(seconds_per_token, self.sequences + others)
+            self.slots.came_whole(seconds_per_token, self.sequences_in_all())
 
     def refused(self, now: float, *, is_full: bool) -> None:
         """It refused a request or could not be reached: leave it alone for a while, twice as long after each failure in
@@ -296,8 +312,7 @@ class BackendLedger:
 
     def _adapt(self, gauges: Gauges, before: Gauges | None, now: float, *, is_sustained: bool) -> None:
         """Learn the number of slots and the size of the prefill window from whether the engine has a queue."""
-        others = 0 if self.allowance is None else self.allowance.sequences_elsewhere
-        running, waiting = min(gauges.running or 0, self.sequences + others), gauges.waiting or 0
+        running, waiting = min(gauges.running or 0, self.sequences_in_all()), gauges.waiting or 0
         queues = waiting > self._settings.waiting_target
         if queues:
             has_kv = gauges.kv_usage is None or gauges.kv_usage < KV_IS_SHORT

@@ -10,6 +10,8 @@ __all__ = ["PREFILL_TOKENS_MAX", "PREFILL_TOKENS_MIN", "Pace", "PrefillWindow"]
 
 RATE: Final = 0.1
 """Weight of one request in a moving average."""
+ANSWERS_MIN: Final = 20
+"""A moving average still shows its first guess before."""
 PREFILL_TOKENS_MIN: Final = 2048
 PREFILL_TOKENS_MAX: Final = 262_144
 
@@ -21,6 +23,7 @@ class Pace:
         self.first_token_s = 0.05
         self.token_s = 0.02
         self.lifetime_s = 1.0
+        self._answers = 0
 
     def started(self, lease: Lease, now: float) -> None:
         self.first_token_s += RATE * (now - lease.dispatched_s - self.first_token_s)
@@ -29,6 +32,11 @@ class Pace:
         self.lifetime_s += RATE * (now - lease.dispatched_s - self.lifetime_s)
         if lease.started_s is not None and lease.output_each() >= 1:
             self.token_s += RATE * ((now - lease.started_s) / lease.output_each() - self.token_s)
+            self._answers += 1
+
+    def known_token_s(self) -> float | None:
+        """Seconds per token after the first; None: too few answers have been seen."""
+        return self.token_s if self._answers >= ANSWERS_MIN else None
 
     def output_tokens(self, lease: Lease, now: float) -> int:
         """How many tokens has an answer that is not streamed now, over all its sequences? At most its reserve."""

@@ -52,6 +52,10 @@ class Slots:
             limit = self.count + self._on_the_way - max(1, round(self.count * self._headroom))
         return max(1, limit if self._most is None else min(limit, self._most))
 
+    def known(self) -> int | None:
+        """How many there are; None: neither configured nor learned."""
+        return self.count if self._is_known or self._is_learned else None
+
     def is_short(self) -> None:
         """A request waits because no slot is free."""
         self._was_short = True

@@ -22,7 +22,7 @@ P9  The service bound that the order's docstring states holds on every trace.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Protocol
 
 from policies.capacity.obstacle import Blocked
@@ -39,6 +39,13 @@ class Room(Protocol):
 
     def place(self, request: Request) -> str | Blocked:
         """Name of the engine that can start it now, or the obstacle at each."""
+
+    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request], bool]) -> Request:
+        """Which request loses least by going to this engine now: the head, or one that may pass it?
+
+        The head, if the engine has half of its prompt. Else the one of which it has most. If it has nothing of any, one
+        that no other engine has either, so that the others may still go where their prompts are.
+        """
 
 
 class Selection:
@@ -60,6 +67,8 @@ class Order(ABC):
     """Requests must come with what they show of their interaction."""
 
     def __init__(self) -> None:
+        self.passes = False
+        """A request that an engine has cached may go before the next one (`Room.nearest`)."""
         self.backlog: Backlog | None = None
         """The counters of tenants and flows, if the order has them. Gateways compare them."""
         self.learned: Mapping[str, Learned] = {}

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from policies.request import ServiceTokens
 from policies.settings import setting
 
 __all__ = [
     "Cost",
-    "ExtendCost",
     "LinearCost",
     "ProfiledCost",
+    "cached_weight_setting",
+    "charged_input",
     "cost_of",
     "cost_setting",
     "input_weight_setting",
     "output_weight_setting",
 ]
+
+
+CACHED_WEIGHT: Final = 0.1
 
 
 class Cost(Protocol):
@@ -28,25 +32,23 @@ class Cost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinearCost:
-    """w_p * prompt + w_q * output; the paper's default weights are 1 and 2 (VTC, section 3.1)."""
+    """w_p * prompt + w_q * output; the paper's default weights are 1 and 2 (VTC, section 3.1).
+
+    `cached_weight`: what a prompt token counts that the engine found in its cache. 1: as any other. 0: only input that
+    the engine had to compute costs anything (extend service; DLPM, section 3).
+    """
 
     input_weight: float = 1.0
     output_weight: float = 2.0
+    cached_weight: float = 1.0
 
     def __call__(self, service: ServiceTokens) -> float:
-        return self.input_weight * service.prompt + self.output_weight * service.output
+        return self.input_weight * charged_input(service, self.cached_weight) + self.output_weight * service.output
 
 
-@dataclass(frozen=True, slots=True)
-class ExtendCost:
-    """w_e * extend + w_q * output: only input that was not in the engine's cache costs anything (DLPM, section 3)."""
-
-    input_weight: float = 1.0
-    output_weight: float = 2.0
-
-    def __call__(self, service: ServiceTokens) -> float:
-        extend = max(0, service.prompt - (service.cached or 0))
-        return self.input_weight * extend + self.output_weight * service.output
+def charged_input(service: ServiceTokens, cached_weight: float) -> float:
+    """How many prompt tokens are charged? An engine that reports no cached tokens is taken to have computed all."""
+    return service.prompt - (1.0 - cached_weight) * (service.cached or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,15 @@ def output_weight_setting() -> Any:
     return setting(2.0, "What one generated token costs its tenant; cost: linear.", above=0, most=1000)
 
 
-def cost_of(cost: str, input_weight: float, output_weight: float) -> Cost:
+def cached_weight_setting(default: float = CACHED_WEIGHT) -> Any:
+    return setting(
+        default,
+        "What a prompt token costs that the engine found in its cache, as a part of other input; cost: linear.",
+        least=0,
+        most=1,
+    )
+
+
+def cost_of(cost: str, input_weight: float, output_weight: float, cached_weight: float) -> Cost:
     """The cost that these settings name."""
-    return ProfiledCost() if cost == "profiled" else LinearCost(input_weight, output_weight)
+    return ProfiledCost() if cost == "profiled" else LinearCost(input_weight, output_weight, cached_weight)

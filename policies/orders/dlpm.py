@@ -3,7 +3,7 @@
 ("Locality-aware Fair Scheduling in LLM Serving", arXiv 2501.14312, algorithm 1.) Each flow has a deficit. It is
 refilled by a quantum (times its tenant's weight) when no waiting flow has any deficit left. Among the flows with
 deficit left, the request with the longest cached prefix goes first. Only input that the cache lacks is charged
-(`ExtendCost`): as estimated at dispatch, and as the engine reports it at the end.
+(`cached_weight`): as estimated at dispatch, and as the engine reports it at the end.
 
 Rounds of refilling are not simulated. This is `orders.rr` with another order inside a round: a flow that has received c
 has deficit left in round floor(c / quantum). So refills of any depth are one division. A flow that leaves keeps its
@@ -39,7 +39,13 @@ from typing import Any, Final
 
 from policies.capacity.obstacle import Blocked
 from policies.orders.contract import Order, Room, Selection
-from policies.orders.cost import Cost, ExtendCost
+from policies.orders.cost import (
+    Cost,
+    LinearCost,
+    cached_weight_setting,
+    input_weight_setting,
+    output_weight_setting,
+)
 from policies.placements.prefix_index import Prefix, PrefixIndex, tokens_of_blocks
 from policies.placements.siblings import Siblings
 from policies.queue.backlog import Backlog
@@ -196,10 +202,9 @@ class _MatchedBacklog(Backlog):
 class DlpmParams:
     """What is service, and how much of it is a turn?"""
 
-    input_weight: float = setting(
-        1.0, "What one prompt token that was not cached costs its tenant.", least=0, most=1000
-    )
-    output_weight: float = setting(2.0, "What one generated token costs its tenant.", above=0, most=1000)
+    input_weight: float = input_weight_setting()
+    output_weight: float = output_weight_setting()
+    cached_weight: float = cached_weight_setting(0.0)
     quantum: float = setting(
         QUANTUM, "Service that a flow receives per turn and weight before the next one's turn.", least=1, most=1e9
     )
@@ -225,7 +230,7 @@ class Dlpm(Order):
         self._params = params = params or DlpmParams()
         self._flows_max = flows_max
         self._prefixes = prefixes if prefixes is not None else PrefixIndex()
-        self._cost: Cost = ExtendCost(params.input_weight, params.output_weight)
+        self._cost: Cost = LinearCost(params.input_weight, params.output_weight, params.cached_weight)
         self._matched = _MatchedBacklog(self._prefixes, engine, flows_max=flows_max, quantum=params.quantum)
         self.backlog = self._matched
         self._dispatched: Prefix = ()

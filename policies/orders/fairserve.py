@@ -12,15 +12,13 @@ differs by at most 2 (U + lead). Proof sketch in docs/policies/fairserve.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from policies.limits.ceilings import ThrottleSettings
 from policies.limits.throttle import Throttle
-from policies.orders.cost import cost_setting, input_weight_setting, output_weight_setting
 from policies.orders.profiles import Profiles
-from policies.orders.wsc import Wsc, WscParams, alpha_setting, beta_setting, gamma_setting
+from policies.orders.wsc import Wsc, WscParams
 from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
 from policies.settings import setting
 
@@ -31,20 +29,13 @@ LEAD_CALLS: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class FairServeParams:
+class FairServeParams(WscParams):
     """What is service, what is a call worth, how far may an interaction go ahead, and who is throttled?
 
     Attributes:
-        weights: as in `WscParams`; so is `across_tenants`.
         throttle: limits at the start of an interaction, which apply while the KV cache is overloaded.
     """
 
-    cost: str = cost_setting()
-    input_weight: float = input_weight_setting()
-    output_weight: float = output_weight_setting()
-    alpha: float = alpha_setting()
-    beta: float = beta_setting()
-    gamma: float = gamma_setting()
     lead_tokens: float = setting(
         LEAD_TOKENS,
         "Tokens that a tenant's calls inside interactions may receive ahead of other tenants, once.",
@@ -53,12 +44,10 @@ class FairServeParams:
     )
     lead_calls: float = setting(
         LEAD_CALLS,
-        "The same of one user's calls ahead of the tenant's other users, in normal calls.",
+        "The lead of one user's calls inside interactions over the tenant's other users, in normal calls.",
         least=0,
         most=1e6,
     )
-    weights: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
-    across_tenants: bool = False
     throttle: ThrottleSettings = field(default_factory=ThrottleSettings)
 
     def __post_init__(self) -> None:
@@ -81,12 +70,8 @@ class FairServe(Wsc):
     ) -> None:
         """`profiles` and `throttle`: given where several queues learn what is usual together."""
         self._fairserve = params = params or FairServeParams()
-        wsc = WscParams(
-            params.cost, params.input_weight, params.output_weight, params.alpha, params.beta, params.gamma,
-            params.weights, params.across_tenants,
-        )  # fmt: skip
         leads = (params.lead_calls if params.across_tenants else params.lead_tokens, params.lead_calls)
-        super().__init__(wsc, flows_max=flows_max, leads=leads, profiles=profiles)
+        super().__init__(params, flows_max=flows_max, leads=leads, profiles=profiles)
         self.throttle = throttle if throttle is not None else Throttle(params.throttle, members_max=flows_max)
         self.learned = {"profiles": self.profiles, "throttle": self.throttle}
         self.counts = self.throttle.counts

@@ -1,4 +1,4 @@
-"""Which policies are there? One entry each: an order, its placement, and the settings of both."""
+"""Which policies are there? One entry each: an order with its settings, and the placement that belongs to it."""
 
 from __future__ import annotations
 
@@ -7,29 +7,25 @@ from typing import Any, NamedTuple
 from policies.orders.dlpm import Dlpm, DlpmParams
 from policies.orders.fairserve import FairServe, FairServeParams
 from policies.orders.fcfs import Fcfs, FcfsParams
-from policies.orders.lcf import Lcf, LcfParams
+from policies.orders.lcf import Lcf
 from policies.orders.rpm import Rpm, RpmParams
 from policies.orders.rr import Rr, RrParams
-from policies.orders.vtc import Vtc, VtcParams
+from policies.orders.vtc import CounterParams, Vtc, VtcParams
 from policies.orders.wsc import Wsc, WscParams
-from policies.placements.contract import Placement
-from policies.placements.deficits import ByDeficits, DeficitParams
-from policies.placements.least_loaded import LeastLoaded
-from policies.placements.prefix import LongestPrefix
 
 __all__ = ["POLICIES", "Entry"]
 
 
 class Entry(NamedTuple):
-    """How is a policy made? `params` and `placement_params` are structs whose fields are the settings."""
+    """How is a policy made? The fields of `params` are its settings."""
 
     summary: str
     """What an operator gets with this policy, in one sentence."""
     order: Any
     """Class of the order: made with its parameters and `flows_max`, and with `prefixes` if it reads them."""
     params: type
-    placement: type[Placement] = LeastLoaded
-    placement_params: type | None = None
+    placement: str | None = None
+    """Name of its placement, unless another one is asked for; None: the usual one of its pool."""
 
 
 POLICIES: dict[str, Entry] = {
@@ -38,10 +34,10 @@ POLICIES: dict[str, Entry] = {
     ),
     "wsc": Entry("as fairserve, never throttled", Wsc, WscParams),
     "vtc": Entry("fair by weighted tokens (virtual token counter)", Vtc, VtcParams),
-    "dlpm": Entry("longest cached prefix first, within turns that keep it fair", Dlpm, DlpmParams, LongestPrefix),
-    "d2lpm": Entry("as dlpm, with a queue for each of several engines", Dlpm, DlpmParams, ByDeficits, DeficitParams),
+    "dlpm": Entry("longest cached prefix first, within turns that keep it fair", Dlpm, DlpmParams, "prefix"),
+    "d2lpm": Entry("as dlpm, with a queue for each of several engines", Dlpm, DlpmParams, "deficits"),
     "rr": Entry("vtc in turns (deficit round robin)", Rr, RrParams),
-    "lcf": Entry("vtc whose flows bank credit while idle", Lcf, LcfParams),
+    "lcf": Entry("vtc whose flows bank credit while idle", Lcf, CounterParams),
     "rpm": Entry("so many requests a minute, then fcfs", Rpm, RpmParams),
     "fcfs": Entry("first come, first served", Fcfs, FcfsParams),
 }

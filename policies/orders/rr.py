@@ -20,8 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from policies.orders.cost import cost_of, cost_setting, input_weight_setting, output_weight_setting
-from policies.orders.vtc import CounterOrder, predict_output_setting
+from policies.orders.vtc import CounterOrder, CounterParams
 from policies.queue.backlog import Backlog
 from policies.settings import setting
 
@@ -32,13 +31,9 @@ QUANTUM: Final = 500.0
 
 
 @dataclass(frozen=True, slots=True)
-class RrParams:
-    """What is service, and how much of it is a turn?"""
+class RrParams(CounterParams):
+    """What is service, is it charged ahead, and how much of it is a turn?"""
 
-    cost: str = cost_setting()
-    input_weight: float = input_weight_setting()
-    output_weight: float = output_weight_setting()
-    predict_output: bool = predict_output_setting()
     quantum: float = setting(
         QUANTUM, "Service that a flow receives per turn and weight before the next one's turn.", least=1, most=1e9
     )
@@ -50,9 +45,8 @@ class Rr(CounterOrder):
     def __init__(self, params: RrParams | None = None, *, flows_max: int = 10_000) -> None:
         self._params = params = params or RrParams()
         self._flows_max = flows_max
-        cost = cost_of(params.cost, params.input_weight, params.output_weight)
         backlog = Backlog(flows_max=flows_max, quantum=params.quantum)
-        super().__init__(backlog, cost, predict_output=params.predict_output)
+        super().__init__(backlog, params.charges(), predict_output=params.predict_output)
 
     def beside(self, engine: str) -> Rr:
         return Rr(self._params, flows_max=self._flows_max)

@@ -15,26 +15,58 @@ With another cost h, w_p * L_in is the largest charge at one dispatch, and w_q *
 dispatched requests add to it. If w_q >= w_p this is within the paper's max(w_p * L_in, w_q * M), because the last
 prompt is itself among the M dispatched tokens.
 
+Slack (`slack_tokens` S): when an engine has room for the next request, one whose prompt that engine has cached may go
+instead, if its tenant has received at most S more per weight, and its flow at most S more. Nobody is passed over by a
+tenant or flow that has more running. The bound is then 2 (U + S).
+
 Proof sketch: a tenant is dispatched only when its counter is the least of those waiting. From then on it grows by its
 prompt at once, and by what its dispatched requests stream later. That is at most U before another tenant is the least.
 So waiting counters stay within U of each other (lemma 4.3), and service over an interval is the growth of the counter.
-Lifts only raise tenants that did not wait. Prediction charges a part of O earlier. Streamed output that is not yet
+With slack it may be dispatched until it is S ahead, so U + S takes the place of U. Lifts only raise tenants that did
+not wait. Prediction charges a part of O earlier. Streamed output that is not yet
 charged adds what the engine generates within one charging interval.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from policies.capacity.obstacle import Blocked
 from policies.orders.contract import Order, Room, Selection
-from policies.orders.cost import Cost, cost_of, cost_setting, input_weight_setting, output_weight_setting
+from policies.orders.cost import (
+    Cost,
+    cached_weight_setting,
+    cost_of,
+    cost_setting,
+    input_weight_setting,
+    output_weight_setting,
+)
 from policies.queue.backlog import Backlog
 from policies.request import Flow, Request, ServiceTokens
 from policies.settings import setting
 
-__all__ = ["CounterOrder", "Vtc", "VtcParams", "predict_output_setting"]
+__all__ = [
+    "SLACK_TOKENS",
+    "CounterOrder",
+    "CounterParams",
+    "Vtc",
+    "VtcParams",
+    "predict_output_setting",
+    "slack_tokens_setting",
+]
+
+
+SLACK_TOKENS: Final = 20_000.0
+
+
+def slack_tokens_setting() -> Any:
+    return setting(
+        SLACK_TOKENS,
+        "Tokens per weight that requests whose prompt an engine has cached may receive ahead of others; 0: none.",
+        least=0,
+        most=1e9,
+    )
 
 
 def predict_output_setting() -> Any:
@@ -44,20 +76,37 @@ def predict_output_setting() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class VtcParams:
+class CounterParams:
     """What is service, and is it charged ahead?"""
 
     cost: str = cost_setting()
     input_weight: float = input_weight_setting()
     output_weight: float = output_weight_setting()
+    cached_weight: float = cached_weight_setting()
     predict_output: bool = predict_output_setting()
+
+    def charges(self) -> Cost:
+        """The cost that these settings name."""
+        return cost_of(self.cost, self.input_weight, self.output_weight, self.cached_weight)
+
+
+@dataclass(frozen=True, slots=True)
+class VtcParams(CounterParams):
+    """The same, and how far may a request that is cached go ahead?"""
+
+    slack_tokens: float = slack_tokens_setting()
 
 
 class CounterOrder(Order):
-    """The head of a backlog goes next, and nothing overtakes it: common to VTC, LCF, RR, WSC and FairServe."""
+    """The head of a backlog goes next, within the slack: common to VTC, LCF, RR, WSC and FairServe."""
 
-    def __init__(self, backlog: Backlog, cost: Cost, *, predict_output: bool) -> None:
+    def __init__(
+        self, backlog: Backlog, cost: Cost, *, predict_output: bool, slack: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
+        """`slack`: how far a tenant and a flow whose request is cached may go ahead, in the units of their counters."""
         super().__init__()
+        self._slack = slack
+        self.passes = slack > (0.0, 0.0)
         self._backlog = backlog
         self.backlog = backlog
         self._cost = cost
@@ -68,15 +117,20 @@ class CounterOrder(Order):
 
     def pop(self, now: float, room: Room) -> Selection | Blocked | None:
         # Strict, as in the paper: if the next in order does not fit, nothing overtakes it. Otherwise it might wait for
-        # ever.
+        # ever. If it fits, one that finds its prompt in the cache of that engine may go instead, within the slack.
         head = self._backlog.head()
         if head is None:
             return None
         placed = room.place(head)
         if isinstance(placed, Blocked):
             return placed
+        if self.passes:
+            head = room.nearest(head, placed, self._may_pass)
         self._backlog.dispatch(head)
         return Selection(head, placed)
+
+    def _may_pass(self, request: Request) -> bool:
+        return self._backlog.may_pass(request, self._slack)
 
     def remove(self, request: Request, now: float) -> None:
         self._backlog.withdraw(request)
@@ -102,8 +156,10 @@ class Vtc(CounterOrder):
     def __init__(self, params: VtcParams | None = None, *, flows_max: int = 10_000) -> None:
         self._params = params = params or VtcParams()
         self._flows_max = flows_max
-        cost = cost_of(params.cost, params.input_weight, params.output_weight)
-        super().__init__(Backlog(flows_max=flows_max), cost, predict_output=params.predict_output)
+        slack = (params.slack_tokens, params.slack_tokens)
+        super().__init__(
+            Backlog(flows_max=flows_max), params.charges(), predict_output=params.predict_output, slack=slack
+        )
 
     def beside(self, engine: str) -> Vtc:
         return Vtc(self._params, flows_max=self._flows_max)

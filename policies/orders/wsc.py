@@ -25,16 +25,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from policies.orders.cost import cost_of, cost_setting, input_weight_setting, output_weight_setting
+from policies.orders.cost import (
+    cached_weight_setting,
+    charged_input,
+    cost_of,
+    cost_setting,
+    input_weight_setting,
+    output_weight_setting,
+)
 from policies.orders.profiles import Profiles, WscSettings
-from policies.orders.vtc import CounterOrder
+from policies.orders.vtc import CounterOrder, slack_tokens_setting
 from policies.queue.backlog import Backlog
 from policies.request import Request, ServiceTokens
 from policies.settings import setting
 
 __all__ = ["Wsc", "WscParams", "alpha_setting", "beta_setting", "gamma_setting"]
+
+
+SLACK_CALLS: Final = 4.0
 
 
 def alpha_setting() -> Any:
@@ -56,6 +66,15 @@ def gamma_setting() -> Any:
     return setting(1.0, "The same of output tokens.", least=0, most=1000)
 
 
+def slack_calls_setting() -> Any:
+    return setting(
+        SLACK_CALLS,
+        "The same of one user's calls ahead of the tenant's other users, in normal calls.",
+        least=0,
+        most=1e6,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class WscParams:
     """What is service between tenants, and what is a call worth inside a tenant?
@@ -68,11 +87,14 @@ class WscParams:
     cost: str = cost_setting()
     input_weight: float = input_weight_setting()
     output_weight: float = output_weight_setting()
+    cached_weight: float = cached_weight_setting()
     alpha: float = alpha_setting()
     beta: float = beta_setting()
     gamma: float = gamma_setting()
     weights: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     across_tenants: bool = False
+    slack_tokens: float = slack_tokens_setting()
+    slack_calls: float = slack_calls_setting()
 
 
 class Wsc(CounterOrder):
@@ -88,11 +110,12 @@ class Wsc(CounterOrder):
         leads: tuple[float, float] | None = None,
         profiles: Profiles | None = None,
     ) -> None:
-        """`profiles`: given where several queues learn together what is normal."""
+        """`leads`: as `Backlog` has them. `profiles`: given where several queues learn together what is normal."""
         self._params = params = params or WscParams()
         self._flows_max = flows_max
-        cost = cost_of(params.cost, params.input_weight, params.output_weight)
-        super().__init__(Backlog(flows_max=flows_max, leads=leads), cost, predict_output=True)
+        cost = cost_of(params.cost, params.input_weight, params.output_weight, params.cached_weight)
+        slack = (params.slack_calls if params.across_tenants else params.slack_tokens, params.slack_calls)
+        super().__init__(Backlog(flows_max=flows_max, leads=leads), cost, predict_output=True, slack=slack)
         settings = WscSettings(params.alpha, params.beta, params.gamma, params.weights, params.across_tenants)
         self.profiles = profiles if profiles is not None else Profiles(settings, populations_max=flows_max)
         self.learned = {"profiles": self.profiles}
@@ -114,6 +137,8 @@ class Wsc(CounterOrder):
         if not final and output < request.progress.output_tokens_expected:
             output = round(request.progress.output_tokens_expected)
             service = ServiceTokens(prompt, output, service.cached)
+        if service.cached:
+            prompt = round(charged_input(service, self._params.cached_weight))
         worth = self.profiles.worth(prompt, min(request.system_tokens, prompt), output)
         normalised = worth / request.progress.norm
         plain = normalised if self._params.across_tenants else self._cost(service)

@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
+from policies.capacity.pace import Pace
+from policies.capacity.slots import Slots
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Request, ServiceTokens
 
@@ -18,10 +20,23 @@ __all__ = ["Assignment", "EngineLoad", "Placement"]
 
 
 class EngineLoad(Protocol):
-    """How full is an engine?"""
+    """How full is an engine, and how fast?"""
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def slots(self) -> Slots: ...
+
+    @property
+    def pace(self) -> Pace: ...
+
+    @property
+    def prefill_tokens(self) -> int:
+        """Prompt tokens that were dispatched to it, and that it must compute before another prompt."""
+
+    def sequences_in_all(self) -> int:
+        """Sequences that this gateway and others have dispatched to it."""
 
     def kv_fraction(self) -> float:
         """Largest occupancy of its KV cache that the dispatched requests are expected to reach (1.0 = full)."""

@@ -1,4 +1,4 @@
-"""Least loaded: the engine whose KV cache will be the least full."""
+"""Least loaded: the engine that runs the fewest sequences of what it can run."""
 
 from __future__ import annotations
 
@@ -7,20 +7,32 @@ from collections.abc import Sequence
 from policies.placements.contract import EngineLoad, Placement
 from policies.request import Request
 
-__all__ = ["LeastLoaded", "least_loaded"]
+__all__ = ["LeastLoaded", "least_loaded", "loads"]
+
+
+def loads(engines: Sequence[EngineLoad]) -> list[float]:
+    """Sequences that each engine runs, as if it were of the mean size.
+
+    Sizes are slots. As long as one engine has not shown how many it has, all count as equally large.
+    """
+    sequences = [float(engine.sequences_in_all()) for engine in engines]
+    slots = [engine.slots.known() or 0 for engine in engines]
+    if 0 in slots:
+        return sequences
+    mean = sum(slots) / len(slots)
+    return [running * mean / size for running, size in zip(sequences, slots, strict=True)]
 
 
 def least_loaded(engines: Sequence[EngineLoad]) -> str:
-    """Name of the engine with the least KV in use or expected, as a fraction of its size. Ties go to the first by
-    name.
-    """
+    """Name of the engine that runs least for its size. Of equal ones that with most KV free, then the first by name."""
     if len(engines) == 1:
         return engines[0].name
-    return min([(engine.kv_fraction(), engine.name) for engine in engines])[1]
+    ranks = [(load, engine.kv_fraction(), engine.name) for load, engine in zip(loads(engines), engines, strict=True)]
+    return min(ranks)[2]
 
 
 class LeastLoaded(Placement):
-    """Which engine has the largest fraction of its KV cache free?"""
+    """Which engine runs least for its size?"""
 
     def choose(self, request: Request, engines: Sequence[EngineLoad]) -> str:
         return least_loaded(engines)

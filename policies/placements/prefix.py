@@ -1,20 +1,46 @@
-"""Longest prefix: of the engines with room, the one whose cache holds most of the prompt's beginning."""
+"""By prefix: of the engines that can start a request now, the one where it is done soonest.
+
+What an engine has cached it need not compute. So the time until a request is done follows from the tokens that remain
+to be computed there (what is on its way before it, and what of its own prompt is not cached), and from how many
+sequences run there. Each running sequence counts as `SEQUENCE_TOKENS` of prompt. An engine that is slower by its
+measured pace counts for as many times more.
+
+Bounded imbalance: an engine that runs more than `IMBALANCE` times the mean, and `SPARE` more, gets nothing as long as
+another one has room. So a prefix that many requests share spreads to more engines before it overloads one.
+
+A prompt of which no engine has anything goes to an engine by rendezvous hashing with bounded load: each engine has a
+score made of the hash of the prompt's first block and its own name, and the highest score wins among the engines that
+are not above the bound. All gateways compute the same, so prompts that begin alike meet without a word between them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, Final
 
 from policies.placements.contract import EngineLoad, Placement
-from policies.placements.least_loaded import least_loaded
-from policies.placements.prefix_index import PrefixIndex
+from policies.placements.least_loaded import least_loaded, loads
+from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.request import Request
 
-__all__ = ["LongestPrefix"]
+__all__ = ["ByPrefix"]
+
+SEQUENCE_TOKENS: Final = 16.0
+"""What one more running sequence costs a new one, in prompt tokens to compute: about the time it adds to the steps of
+an answer of some hundred tokens."""
+MOVED: Final = 8.0
+IMBALANCE: Final = 1.2
+SPARE: Final = 3.0
+"""Sequences that an engine may run beyond the bound, so that few requests may all be where their prompts are."""
+_BITS: Final = (1 << 64) - 1
+SLOWER: Final = 1.5
+"""Paces closer than this are taken for equal: they differ by chance and by load."""
 
 
-class LongestPrefix(Placement):
-    """Which engine has most of the prompt cached? The least loaded one if no other has more of it."""
+class ByPrefix(Placement):
+    """Where is this request done soonest?"""
 
     reads_prefixes = True
 
@@ -22,12 +48,40 @@ class LongestPrefix(Placement):
         self._prefixes = prefixes if prefixes is not None else PrefixIndex()
 
     def choose(self, request: Request, engines: Sequence[EngineLoad]) -> str:
-        free = least_loaded(engines)
-        if not request.prefix or len(engines) == 1:
-            return free
-        depths = self._prefixes.depths(request.prefix)
-        names = [engine.name for engine in engines]
-        deepest = max([depths.get(name, 0) for name in names])
-        if deepest <= depths.get(free, 0):
-            return free
-        return min([name for name in names if depths.get(name, 0) == deepest])
+        if len(engines) == 1:
+            return engines[0].name
+        running = loads(engines)
+        bound = IMBALANCE * (sum(running) + 1) / len(running)
+        prefix = request.prefix
+        if not prefix:
+            return least_loaded(engines)
+        depths = self._prefixes.depths(prefix)
+        if not depths:
+            within = [engine for engine, load in zip(engines, running, strict=True) if load < bound]
+            return max([(_score(prefix[0], engine.name), engine.name) for engine in within or engines])[1]
+        paces = _paces(engines)
+        costs = []
+        for engine, load, pace in zip(engines, running, paces, strict=True):
+            cached = tokens_of_blocks(depths.get(engine.name, 0), prefix, request.prompt_tokens)
+            todo = engine.prefill_tokens + MOVED * (request.prompt_tokens - cached)
+            costs.append((load >= bound + SPARE, pace * (todo + SEQUENCE_TOKENS * load), engine.name))
+        return min(costs)[2]
+
+
+def _paces(engines: Sequence[EngineLoad]) -> list[float]:
+    """How many times slower is each engine than the fastest? 1 where that is not known, or not by much."""
+    known = [engine.pace.known_token_s() for engine in engines]
+    best = min([pace for pace in known if pace is not None], default=0.0)
+    return [pace / best if pace is not None and pace > SLOWER * best else 1.0 for pace in known]
+
+
+def _score(block: int, engine: str) -> int:
+    """A number that is random for each pair, and the same everywhere."""
+    mixed = (block ^ _name_hash(engine)) * 0x9E3779B97F4A7C15 & _BITS
+    mixed = (mixed ^ mixed >> 32) * 0xD6E8FEB86659FD93 & _BITS
+    return mixed ^ mixed >> 32
+
+
+@lru_cache(maxsize=4096)
+def _name_hash(engine: str) -> int:
+    return int.from_bytes(blake2b(engine.encode(), digest_size=8).digest())

@@ -16,12 +16,14 @@ from policies.request import Flow, Request
 __all__ = ["Backlog", "FlowMember", "TenantMember"]
 
 USUAL_RATE: Final = 0.05
+PASSED_MAX: Final = 64
+"""The oldest request of a flow is passed by later ones this often, then it goes first."""
 
 
 class FlowMember(Member):
     """The waiting requests of one flow, oldest first. With leads, those inside an interaction are kept apart."""
 
-    __slots__ = ("flow", "inside", "requests", "tenant")
+    __slots__ = ("flow", "inside", "passed", "requests", "tenant")
 
     def __init__(self, flow: Flow, tenant: TenantMember) -> None:
         super().__init__((flow.app, flow.user))
@@ -29,6 +31,8 @@ class FlowMember(Member):
         self.tenant = tenant
         self.requests: OrderedDict[str, Request] = OrderedDict()
         self.inside: OrderedDict[str, Request] = OrderedDict()
+        self.passed = 0
+        """How often a later one of its requests went before the oldest."""
 
 
 class TenantMember(Member):
@@ -103,9 +107,40 @@ class Backlog:
         flow = tenant.flows.least() if tenant is not None else None
         return next(iter((flow.inside or flow.requests).values())) if flow is not None else None
 
+    def may_pass(self, request: Request, slack: tuple[float, float]) -> bool:
+        """May this waiting request go instead of the head?
+
+        Its tenant and flow have received at most so much more than those that they pass, and have no more running per
+        weight. Inside a flow the oldest request is passed a bounded number of times, and none inside an interaction by
+        one that is not.
+        """
+        flow = self._by_flow[request.flow]
+        tenant, next_tenant = flow.tenant, self.tenants.least()
+        if next_tenant is None:
+            return False
+        if tenant is not next_tenant and (
+            tenant.counter - tenant.lead > next_tenant.counter - next_tenant.lead + slack[0]
+            or tenant.running * next_tenant.weight > next_tenant.running * tenant.weight
+        ):
+            return False
+        next_flow = tenant.flows.least()
+        if next_flow is None or (
+            flow is not next_flow
+            and (
+                flow.counter - flow.lead > next_flow.counter - next_flow.lead + slack[1]
+                or flow.running > next_flow.running
+            )
+        ):
+            return False
+        requests = flow.inside or flow.requests
+        return request.id in requests and (flow.passed < PASSED_MAX or next(iter(requests)) == request.id)
+
     def dispatch(self, request: Request) -> None:
         """Take the request out of the queue: it goes to a backend, and `end` will follow."""
-        flow = self._take(request)
+        flow = self._by_flow[request.flow]
+        is_oldest = next(iter(flow.inside or flow.requests)) == request.id
+        flow.passed = 0 if is_oldest else flow.passed + 1
+        self._take(request)
         flow.tenant.flows.dispatched(flow)
         self.tenants.dispatched(flow.tenant)
 

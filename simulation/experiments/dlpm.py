@@ -18,7 +18,7 @@ from backends.simulated.profiles import EngineProfile
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
-from policies.orders.cost import ExtendCost
+from policies.orders.cost import LinearCost
 from policies.queue.bounds import QueueLimits
 from simulation.baselines import lpm, preble, round_robin_lpm, vtc_round_robin
 from simulation.driver import simulate
@@ -148,7 +148,7 @@ def run(policy: Policy, programs: Programs, profile: EngineProfile, backends: in
         throughput=visible / (result.ended_s - begins_s),
         hits=sum(record.cached_tokens for record in records) / prompt_tokens,
         jain_visible=jain(service(records, start_s, end_s).values()),
-        jain_actual=jain(service(records, start_s, end_s, cost=ExtendCost()).values()),
+        jain_actual=jain(service(records, start_s, end_s, cost=LinearCost(cached_weight=0.0)).values()),
         mean_s=sum(latencies) / len(latencies),
         p50_s=percentile(latencies, 0.5),
         p99_s=percentile(latencies, 0.99),

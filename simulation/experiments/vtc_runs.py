@@ -12,9 +12,9 @@ from policies.capacity.output_lengths import KnownLengths, OutputLengths, Output
 from policies.orders.contract import Order
 from policies.orders.cost import Cost, LinearCost, ProfiledCost
 from policies.orders.fcfs import Fcfs
-from policies.orders.lcf import Lcf, LcfParams
+from policies.orders.lcf import Lcf
 from policies.orders.rpm import Rpm, RpmParams
-from policies.orders.vtc import Vtc, VtcParams
+from policies.orders.vtc import CounterParams, Vtc, VtcParams
 from simulation.experiments.base import Inputs
 from simulation.fairness import Discrepancy, Served, discrepancy, served, tokens_per_s
 from simulation.in_engine import A10G_LLAMA2_7B, EngineLoop, serve_in_engine
@@ -53,7 +53,7 @@ def _name(cost: Cost) -> str:
 
 
 fcfs = Scheduler(lambda cost: Fcfs())
-lcf = Scheduler(lambda cost: Lcf(LcfParams(cost=_name(cost))))
+lcf = Scheduler(lambda cost: Lcf(CounterParams(cost=_name(cost))))
 vtc = Scheduler(lambda cost: Vtc(VtcParams(cost=_name(cost))))
 predict = Scheduler(
     lambda cost: Vtc(VtcParams(cost=_name(cost), predict_output=True)), lambda arrivals, seed: OutputLengths()

@@ -70,6 +70,7 @@ access_log: false
 limits: {{body_bytes_max: 2048, queue_bytes_max: 1024}}
 """
 
+EXPIRES = ":3:119: tenants[0].keys[0].expires: should be a day such as 2027-01-31, or a time with its zone: 20"
 NOT_A_HASH = (
     "is not the hash of a key (sha256: and 64 hex digits). Keys are never stored as they are: "
     "run `fairgate keys hash` and write here what it prints"
@@ -175,11 +176,26 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (GOOD + "drain_s: .inf\n", ":3:10: drain_s: should be a number, not text"),
         (GOOD + "drain_s: 1e999\n", ":3:10: drain_s: should be a finite number"),
         (GOOD + "tenants: [{name: t, keys: [{}]}]\n", ":3:28: tenants[0].keys[0].hash: is missing"),
+        (GOOD + f"tenants: [{{name: t, keys: [{{hash: '{HASH}', expires: 2027-02-29}}]}}]\n", EXPIRES),
+        (GOOD + f"tenants: [{{name: t, keys: [{{hash: '{HASH}', expires: 2027-01-31T12:00}}]}}]\n", EXPIRES),
+        (GOOD + f"tenants: [{{name: t, keys: [{{hash: '{HASH}', expires: 9999-12-31}}]}}]\n", EXPIRES),
+        (GOOD + f"tenants: [{{name: t, keys: [{{hash: '{HASH}', models: []}}]}}]\n",
+         ":3:118: tenants[0].keys[0].models: is empty; give at least one"),
         (GOOD + "? [a]\n: b\n", ":3:3: the name of a field should be text"),
         (GOOD + "access_log: '${1X}'\n", ":3:13: access_log: write a variable as ${NAME}"),
+        (
+            GOOD + "limits: {body_bytes_max: 3000, bodies_bytes_max: 2000}\n",
+            ":3:26: limits.body_bytes_max: is more than bodies_bytes_max (2000): could never be received",
+        ),
+        (GOOD + "limits: {client_bodies_bytes_max: 2000}\n", ":3:9: limits.body_bytes_max: is more than client_bodies"),
         (GOOD.replace("sim:", "ftp://h"), ":2:36: pools[0].backends[0].url: should be http://host:port"),
         (GOOD.replace("sim:", "http://h:99999"), ":2:36: pools[0].backends[0].url: should be http://host:port"),
-        (GOOD.replace("'sim:'", "'http://h/a'}, {url: 'http://h/b'"), ":2:57: pools[0].backends[1].url: the same"),
+        (GOOD.replace("sim:", "http://h/a/../b"), ":2:36: pools[0].backends[0].url: should have no path, or one such"),
+        (GOOD.replace("sim:", "http://h//a"), ":2:36: pools[0].backends[0].url: should have no path, or one such"),
+        (GOOD.replace("sim:", "http://h/a/v1"), ":2:36: pools[0].backends[0].url: should end before /v1"),
+        (GOOD.replace("'sim:'", "'http://h/a'}, {url: 'http://h/a/'"), ":2:57: pools[0].backends[1].url: the same"),
+        (GOOD.replace("'sim:'", "'http://h/a'}, {url: 'https://h/a'"), ":2:57: pools[0].backends[1].url: the same ba"),
+        (GOOD + "listen: localhost:9090\n", ":1:1: admin: takes the port of listen (localhost:9090)"),
         (GOOD.replace("'sim:'", "'http://h', api_key: 'a b'"), ":2:57: pools[0].backends[0].api_key: is empty"),
     ],
 )  # fmt: skip
@@ -342,8 +358,8 @@ def test_a_setting_that_the_policy_does_not_have_is_a_fault_at_its_place(
 def test_settings_of_the_same_name_are_of_one_kind_with_the_same_bounds() -> None:
     """The section has one field for all policies that have it."""
     of_policies: dict[str, dict[str, Setting]] = {}
-    for policy, entry in POLICIES.items():
-        for name, setting in policy_settings(entry).items():
+    for policy in POLICIES:
+        for name, setting in policy_settings(policy).items():
             of_policies.setdefault(name, {})[policy] = setting
     shared = {name for name, having in of_policies.items() if len(having) > 1}
     assert {"cost", "input_weight", "output_weight", "predict_output", "quantum", "alpha"} <= shared
@@ -356,8 +372,8 @@ def test_settings_of_the_same_name_are_of_one_kind_with_the_same_bounds() -> Non
 
 
 def test_no_default_of_a_setting_is_a_fault() -> None:
-    for name, entry in POLICIES.items():
-        defaults = {setting: one.default for setting, one in policy_settings(entry).items()}
+    for name in POLICIES:
+        defaults = {setting: one.default for setting, one in policy_settings(name).items()}
         assert PolicyConfig.model_validate({"name": name, **defaults}).settings() == defaults
 
 
@@ -473,6 +489,28 @@ def test_tls_that_cannot_work_is_said_before_the_start(
     [found] = faults(tmp_path, BACKEND.format(url=url, tls=tls.format(here=certificates)))
     assert "pools[0].backends[0].tls" in found
     assert said in found
+
+
+LISTENER_TLS = "open_access: true\npools: [{{name: p, backends: [{{url: 'sim:'}}]}}]\ntls: {{{tls}}}\n"
+LISTENER_FAULTS = {
+    "cert_file: /nowhere/tls.crt": "tls: the certificate /nowhere/tls.crt cannot be read: No such file",
+    "cert_file: '{here}/one.pem', key_file: /nowhere/tls.key": "tls: the key /nowhere/tls.key cannot be read: No such",
+    "cert_file: '{here}', key_file: '{here}/one.key'": "cannot be read: Is a directory",
+    "cert_file: '{here}/one.pem', key_file: '{here}/two.key'": "they do not belong together (key values mismatch)",
+    "cert_file: '{here}/one.pem', key_file: '{here}/locked.key'": "readable without a password",
+    "cert_file: '{here}/junk.pem'": "junk.pem cannot be used: it is no PEM file of that kind",
+    "cert_file: '{here}/one.pem', key_file: '{here}/one.key', client_ca_file: /nowhere": "the authorities in /nowhere",
+    "key_file: '{here}/one.key'": "tls.cert_file: is missing",
+}
+
+
+@pytest.mark.parametrize("tls", LISTENER_FAULTS)
+def test_a_certificate_that_cannot_be_shown_is_said_before_the_start(
+    tmp_path: Path, certificates: Path, tls: str
+) -> None:
+    [found] = faults(tmp_path, LISTENER_TLS.format(tls=tls.format(here=certificates)))
+    assert found.startswith(":3:")
+    assert LISTENER_FAULTS[tls] in found
 
 
 def test_tls_that_works_is_no_fault(tmp_path: Path, certificates: Path) -> None:

@@ -143,7 +143,7 @@ def test_backends_are_enough_for_a_configuration() -> None:
     assert (pool.name, pool.models, config.tenants) == ("default", (), ())
     assert [(b.url, b.name) for b in pool.backends] == [
         ("http://gpu:8000", "gpu:8000"),
-        ("https://gpu2/base", "gpu2"),
+        ("https://gpu2/base", "gpu2/base"),
     ]
 
 
@@ -250,8 +250,9 @@ def test_the_compose_file_is_valid_and_mounts_the_configuration_that_ships(monke
     }
     assert [name for name, service in services.items() if "ports" in service] == ["gateway", "balancer"]
     assert load_config(ROOT / source).state.redis_url is None
-    monkeypatch.setenv("FAIRGATE_STATE", services["replica"]["environment"]["FAIRGATE_STATE"])
-    assert load_config(ROOT / source).state.redis_url == "redis://redis:6379/0"
+    state = services["replica"]["environment"]["FAIRGATE_STATE"].replace("${REDIS_PASSWORD:-}", "secret")
+    monkeypatch.setenv("FAIRGATE_STATE", state)
+    assert load_config(ROOT / source).state.redis_url == "redis://:secret@redis:6379/0"
     (backend,) = load_config(ROOT / source).pools[0].backends
     for engine in ("vllm", "sim"):
         assert backend.url == f"http://{services[engine]['networks']['default']['aliases'][0]}:8000"

@@ -76,6 +76,8 @@ class Upstream:
         self.asked_for_metrics = asyncio.Event()
         self._serving: set[asyncio.Task[None] | None] = set()
         self.requests: list[Seen] = []
+        self.unread: list[bytes] = []
+        """What was left of connections that ended within a request."""
         self.faults: list[Exception] = []
 
     async def __aenter__(self) -> Upstream:
@@ -105,7 +107,10 @@ class Upstream:
                     continue
                 self.requests.append(seen)
                 await self._script(seen, peer)
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        except asyncio.IncompleteReadError as error:
+            if error.partial:
+                self.unread.append(error.partial)
+        except (ConnectionError, asyncio.CancelledError):
             pass
         except Exception as error:
             self.faults.append(error)
@@ -115,9 +120,17 @@ class Upstream:
 
 
 async def _read(reader: asyncio.StreamReader) -> Seen:
+    """One request, by the one framing that its head gives: what follows it is the next one."""
     head = await reader.readuntil(b"\r\n\r\n")
     seen = Seen(head, b"")
-    seen.body = await reader.readexactly(int(seen.headers.get("content-length", "0")))
+    if "chunked" in seen.headers.get("transfer-encoding", "").lower():
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            seen.body += (await reader.readexactly(size + 2))[:-2]
+        while await reader.readuntil(b"\r\n") != b"\r\n":
+            pass  # trailers
+    else:
+        digits = seen.headers.get("content-length", "").lstrip("0")  # a proxy may pass thousands of zeros
+        seen.body = await reader.readexactly(int(digits or "0"))
     return seen
 
 

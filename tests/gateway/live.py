@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -110,7 +111,7 @@ class Live:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.gateway.port}"
+        return f"{'http' if self.gateway.config.tls is None else 'https'}://127.0.0.1:{self.gateway.port}"
 
     @property
     def engine(self) -> AdmissionEngine:
@@ -203,10 +204,11 @@ class Starter:
         return Config.model_validate(data)
 
     @asynccontextmanager
-    async def __call__(self, *urls: str, **fields: Any) -> AsyncIterator[Live]:
+    async def __call__(self, *urls: str, trusting: ssl.SSLContext | None = None, **fields: Any) -> AsyncIterator[Live]:
+        """`trusting`: how its client speaks TLS."""
         config = self.config(*urls, **fields)
         gateway = Gateway(config)
-        connector = aiohttp.TCPConnector(limit=0)
+        connector = aiohttp.TCPConnector(limit=0, ssl=trusting or True)
         async with aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=self._wait_s)
         ) as http:

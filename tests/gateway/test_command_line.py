@@ -331,3 +331,12 @@ async def test_keys_are_made_and_hashed_as_the_config_wants_them() -> None:
     )
     assert hashed == (0, found[2] + "\n", "")
     assert nothing[0] == 2
+
+
+@pytest.mark.parametrize("key", [b"abc", b"0123456789abcdefghijklm", b"abcabcabcabcabcabcabcabcabcabcabcabc"])
+async def test_a_key_that_could_be_guessed_is_not_hashed(key: bytes) -> None:
+    code, out, said = await run("keys", "hash", given=key + b"\n")
+    assert (code, out) == (2, "")
+    assert re.search("at least 24 characters, and 10 different ones .*`fairgate keys create` makes one", said)
+    assert key.decode() not in said
+    assert (await run("keys", "hash", given=b"0123456789abcdefghijklmn\n"))[0] == 0

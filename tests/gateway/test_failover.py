@@ -21,6 +21,9 @@ DIALECTS = {
 }
 
 
+BY_LOAD = {"name": "fairserve", "placement": "least_loaded"}
+
+
 def preferring(first: Simulated, second: Simulated) -> list[dict[str, Any]]:
     """One pool with two backends, of which the first is taken where both are idle: it comes first by name."""
     backends = [{"url": first.url, "name": "a"}, {"url": second.url, "name": "b"}]
@@ -40,7 +43,7 @@ async def test_a_refused_connection_is_tried_elsewhere(start: Starter, stream: b
     async with (
         simulated(time_scale=0) as dies,
         simulated(time_scale=0) as stays,
-        start(pools=preferring(dies, stays)) as live,
+        start(policy=BY_LOAD, pools=preferring(dies, stays)) as live,
     ):
         await dies.server.stop()
         for _ in range(5):
@@ -57,7 +60,7 @@ async def test_a_reset_before_the_first_byte_is_tried_elsewhere(start: Starter, 
     async with (
         simulated(time_scale=0) as resets,
         simulated(time_scale=0) as well,
-        start(pools=preferring(resets, well)) as live,
+        start(policy=BY_LOAD, pools=preferring(resets, well)) as live,
     ):
         resets.faults.reset_next = 1
         got = await live.ask("/v1/chat/completions", chat(stream=stream, max_tokens=3))
@@ -81,7 +84,11 @@ async def test_attempts_to_reach_an_engine_are_bounded(start: Starter, attempts_
 
 @pytest.mark.parametrize("path", DIALECTS)
 async def test_a_truncated_stream_ends_with_a_visible_error(start: Starter, path: str) -> None:
-    async with simulated() as breaks, simulated() as well, start(pools=preferring(breaks, well)) as live:
+    async with (
+        simulated() as breaks,
+        simulated() as well,
+        start(policy=BY_LOAD, pools=preferring(breaks, well)) as live,
+    ):
         breaks.faults.truncate_after_events = 12
         broken = asyncio.ensure_future(live.ask(path, {**DIALECTS[path], "stream": True}, key="a"))
         await until(lambda: breaks.server.gauges.running)
@@ -194,7 +201,7 @@ async def test_a_draining_engine_s_empty_abort_is_tried_elsewhere(start: Starter
     async with (
         simulated(time_scale=0) as drains,
         simulated(time_scale=0) as well,
-        start(pools=preferring(drains, well)) as live,
+        start(policy=BY_LOAD, pools=preferring(drains, well)) as live,
     ):
         drains.server.begin_drain()
         got = await live.ask(path, {**DIALECTS[path], "stream": stream})
@@ -245,7 +252,7 @@ async def test_a_backend_that_keeps_breaking_its_answers_is_taken_out_of_service
     async with (
         simulated(time_scale=0) as breaks,
         simulated(time_scale=0) as well,
-        start(pools=preferring(breaks, well)) as live,
+        start(policy=BY_LOAD, pools=preferring(breaks, well)) as live,
     ):
         breaks.faults.truncate_after_events = 2
         bodies = [(await live.ask("/v1/chat/completions", chat(stream=True, max_tokens=9))).body for _ in range(8)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from datetime import datetime
+from typing import Any
 
 import pytest
 
-from gateway.config.model import TenantConfig, hash_key
+from gateway.config.model import KeyConfig, TenantConfig, hash_key
 from gateway.http.errors import ApiError
-from gateway.redis.issued_keys import CHANGED, TABLE, KeyTable, TableFull, follow
+from gateway.redis.issued_keys import CHANGED, TABLE, KeyTable, TableFull, entry, follow, read_entry
 from gateway.request.identity import Keyring
 from tests.gateway.live import until
 from tests.gateway.test_store import opened
@@ -18,10 +20,14 @@ from tests.redis_server import RedisServer
 TENANTS = [TenantConfig.model_validate({"name": "alice", "keys": [hash_key("named")]}), TenantConfig(name="bob")]
 
 
+def key_of(text: str, **terms: Any) -> KeyConfig:
+    return KeyConfig.model_validate({"hash": hash_key(text), **terms})
+
+
 def holder(keyring: Keyring, key: str) -> str | None:
     """Each from an address of its own: wrong keys are slowed by address."""
     try:
-        return keyring.principal(key.encode(), address=key).tenant
+        return keyring.principal(key.encode(), key, 0.0).tenant
     except ApiError:
         return None
 
@@ -31,13 +37,13 @@ async def test_the_table_takes_so_many_keys_and_no_more(monkeypatch: pytest.Monk
     async with RedisServer() as redis, opened(redis.url) as store:
         table = KeyTable(store)
         for key in "abc":
-            await table.issue(hash_key(key), "alice")
+            await table.issue(key_of(key), "alice")
         with pytest.raises(TableFull, match="holds 3 keys already"):
-            await table.issue(hash_key("d"), "alice")
+            await table.issue(key_of("d"), "alice")
         await table.revoke(hash_key("a"))  # is in it already
-        assert [await table.tenant(hash_key(key)) for key in "abd"] == ["", "alice", None]
+        assert [await table.entry(hash_key(key)) for key in "abd"] == ["", "alice", None]
         await table.forget(hash_key("b"))
-        await table.issue(hash_key("d"), "bob")
+        await table.issue(key_of("d"), "bob")
         assert {key async for key, _ in table.entries()} == {hash_key(key).encode() for key in "acd"}
 
 
@@ -53,7 +59,7 @@ async def test_a_keyring_follows_a_large_table(monkeypatch: pytest.MonkeyPatch) 
             await until(lambda: holder(keyring, "0") == "bob")
             assert all(holder(keyring, str(number)) == "bob" for number in range(5000))
             assert (holder(keyring, "5000"), holder(keyring, "named")) == (None, "alice")
-            await KeyTable(store).issue(hash_key("5000"), "alice")
+            await KeyTable(store).issue(key_of("5000"), "alice")
             await until(lambda: holder(keyring, "5000") == "alice")
             await KeyTable(store).forget(hash_key("5000"))
             await until(lambda: holder(keyring, "5000") is None)
@@ -66,7 +72,7 @@ def test_a_revoked_key_is_nobodys_wherever_it_is_from() -> None:
 
     for open_access in (False, True):
         keyring = Keyring(TENANTS, open_access=open_access, mints=False)
-        bob = keyring.tenant("bob")
+        bob = keyring.holder("bob", key_of("issued"))
         assert bob is not None
         keyring.learn({digest("issued"): bob, digest("named"): bob}, {digest("gone")})
         assert [holder(keyring, key) for key in ("issued", "named", "gone")] == ["bob", "alice", None]
@@ -79,3 +85,49 @@ def test_a_revoked_key_is_nobodys_wherever_it_is_from() -> None:
 def test_with_redis_no_key_is_minted_that_only_one_replica_would_know() -> None:
     assert [each.tenant for each in Keyring(TENANTS, open_access=False).minted] == ["bob"]
     assert Keyring(TENANTS, open_access=False, mints=False).minted == []
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {},
+        {"expires": "2027-01-31"},
+        {"models": ("-",)},
+        {"models": ("a", "b:c"), "expires": "2027-01-31T12:00:00+01:00"},
+    ],
+)
+def test_what_is_noted_of_a_key_is_read_again(terms: dict[str, Any]) -> None:
+    key = key_of("k", **terms)
+    assert read_entry(key.hash.encode(), entry("alice", key).encode()) == ("alice", key)
+    assert terms or entry("alice", key) == "alice"
+
+
+@pytest.mark.parametrize("noted", [b"bob tomorrow", b"bob - ", b"bob 2027-01-31 a a", b"bob \xff", b"bob "])
+async def test_an_entry_that_cannot_be_read_lets_nobody_in(
+    noted: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gateway.redis.issued_keys.POLL_S", 0.01)
+    keyring = Keyring(TENANTS, open_access=False, mints=False)
+    async with RedisServer() as redis, opened(redis.url) as store:
+        async with redis.client() as client:
+            await client.hset(TABLE, mapping={hash_key("x"): noted, hash_key("y"): "bob", CHANGED: "1"})
+        following = asyncio.create_task(follow(KeyTable(store), keyring))
+        await until(lambda: holder(keyring, "y") == "bob")
+        assert holder(keyring, "x") is None
+        assert "1 entries of the table of keys" in caplog.text
+        following.cancel()
+
+
+def test_a_key_is_taken_until_it_expires() -> None:
+    day = [{"hash": hash_key("day"), "expires": "2027-01-31"}]
+    moment = [{"hash": hash_key("moment"), "expires": "2027-01-31 12:00:00+02:00"}]
+    tenants = [TenantConfig.model_validate({"name": "t", "keys": [*day, *moment, hash_key("ever")]})]
+    for open_access in (False, True):
+        keyring = Keyring(tenants, open_access=open_access)
+        for key, until_text in (("day", "2027-02-01T00:00:00+00:00"), ("moment", "2027-01-31T10:00:00+00:00")):
+            until_s = datetime.fromisoformat(until_text).timestamp()
+            assert keyring.principal(key.encode(), "a", until_s - 0.001).tenant == "t"
+            with pytest.raises(ApiError, match="this API key expired at 2027-0") as caught:
+                keyring.principal(key.encode(), "a", until_s)
+            assert caught.value.status == 401
+        assert keyring.principal(b"ever", "a", 1e12).tenant == "t"

@@ -26,7 +26,7 @@ def test_a_policy_of_which_nothing_is_set_has_its_own_defaults(name: str) -> Non
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_every_setting_of_a_policy_can_be_written_in_the_file_and_reaches_it(name: str) -> None:
-    known = policy_settings(POLICIES[name])
+    known = policy_settings(name)
     assert known.keys() <= PolicyConfig.model_fields.keys()
     written = {setting: one.default for setting, one in known.items()}
     config = PolicyConfig(name=name, **written)

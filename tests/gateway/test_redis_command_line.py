@@ -18,7 +18,7 @@ from gateway.config.model import hash_key, new_key
 from gateway.redis.issued_keys import TABLE
 from gateway.redis.store import LAYOUT
 from tests.gateway.capture import Peer, Seen, Upstream
-from tests.gateway.live import WAIT_S, chat, closed_port
+from tests.gateway.live import MODEL, WAIT_S, chat, closed_port
 from tests.gateway.test_command_line import OK, Running, config_file, run, running
 from tests.gateway.test_store import scripted
 from tests.redis_server import RedisServer
@@ -186,6 +186,27 @@ async def test_keys_are_made_and_revoked_for_all_replicas_while_they_run(tmp_pat
             await later.answers(NAMED, 401)
 
 
+async def test_a_key_is_made_for_some_models_and_for_a_time(tmp_path: Path) -> None:
+    async with Upstream(script) as upstream, RedisServer() as redis:
+        config = shared(tmp_path, redis.url, upstream.url)
+        create = ("keys", "create", "--tenant", "bob", "-c", config)
+        made = [
+            (await run(*create, *more))[1].split()[1]
+            for more in (("--expires", "2001-01-31"), ("--expires", "9000-01-31", "--model", MODEL), ("--model", "no"))
+        ]
+        async with replica(config) as gate:
+            for key, status in zip(made, (401, 200, 404), strict=True):
+                await gate.answers(key, status)
+        listed = (await run("keys", "list", "-c", config))[1].splitlines()
+        assert [line.partition("  ")[2] for line in listed] == [
+            "config   alice",
+            "redis    bob - no",
+            "redis    bob 2001-01-31",
+            f"redis    bob 9000-01-31 {MODEL}",
+        ]
+        assert (await run("keys", "revoke", "-c", config, given=made[1].encode() + b"\n"))[0] == 0
+
+
 async def test_what_is_revoked_is_listed_as_such_or_not_at_all(tmp_path: Path) -> None:
     async with RedisServer() as redis:
         config = shared(tmp_path, redis.url)
@@ -239,6 +260,9 @@ async def test_corrupt_entries_of_the_table_are_ignored_with_a_message(tmp_path:
         (("create", "--tenant", "bob"), "--tenant NAME and -c FILE belong together"),
         (("create", "--tenant", "eve", "-c", "{config}"), "has no tenant named 'eve'"),
         (("create", "--tenant", "bob", "-c", "{memory}"), "has no `state: redis://...`: its keys stand in the file"),
+        (("create", "--expires", "2027-01-31"), "--expires and --model need -c FILE"),
+        (("create", "--tenant", "bob", "-c", "{config}", "--expires", "soon"), "--expires: should be a day such as"),
+        (("create", "--tenant", "bob", "-c", "{config}", "--model", "a b"), "--model: should be 1 to 128 characters"),
         (("revoke", "fg-key", "-c", "{config}"), "give the key itself on standard input"),
         (("revoke", "-c", "{config}"), "no key or hash on standard input"),
         (("revoke", hash_key("x")), "give -c FILE"),

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.config.model import hash_key
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
-from tests.gateway.live import MODEL, Starter, chat, raw_exchange, until
+from tests.gateway.live import MODEL, Answer, Starter, chat, raw_exchange, until
 from tests.http.http_raw import status_of
 
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
@@ -228,6 +228,30 @@ async def test_a_tenant_has_only_so_many_requests_beside_the_queue(start: Starte
         go_on.set()
         assert [each.status for each in await asyncio.gather(*running, other, again)] == [200] * 4
         assert (await live.ask(path, {"model": MODEL}, key="known")).status == 200
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens", "/v1/models", "/version"])
+async def test_a_tenant_may_ask_beside_the_queue_only_so_often(start: Starter, path: str) -> None:
+    limits: dict[str, Any] = {"unqueued_per_s": 0.01}
+
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=TENANTS, limits=limits) as live:
+
+        async def ask(key: str) -> Answer:
+            is_read = path in ("/v1/models", "/version")
+            return await (live.get(path, key=key) if is_read else live.ask(path, {"model": MODEL}, key=key))
+
+        assert (await ask("known")).status == 200
+        beyond = await ask("known")
+        assert beyond.status == 429
+        assert 90 <= int(beyond.headers["retry-after"]) <= 100
+        error = beyond.json["error"]
+        assert error["type"] == "rate_limit_error"
+        assert "rate_limited" in (error["message"] if path.startswith("/v1/messages") else error["code"])
+        assert (await ask("other")).status == 200
+        for _ in range(3):  # what waits for its turn has limits of its own
+            assert (await live.ask("/v1/chat/completions", chat(), key="known")).status == 200
+        lines = await live.lines(6)
+        assert [(line["tenant"], line["reason"]) for line in lines[:3]] == [("t", ""), ("t", "rate_limited"), ("u", "")]
 
 
 async def test_an_answer_that_fails_gives_its_place_back(start: Starter) -> None:

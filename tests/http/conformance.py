@@ -8,7 +8,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["CASES", "Case"]
+from tests.http.corpus import REFUSED
+
+__all__ = ["ASKED", "BODY", "CASES", "FOLLOWER", "FOLLOWS", "Case", "Outcome"]
+
+FOLLOWER = b"GET /version?next HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer known\r\nConnection: close\r\n\r\n"
+"""A good request, sent right behind a case."""
+FOLLOWS = b"GET /version?next HTTP/1.1"
+
+
+class Outcome(NamedTuple):
+    """Of a case with the follower right behind it: what the client is answered, and what reaches the engine."""
+
+    statuses: tuple[int, ...]
+    reached: tuple[bytes, ...]
 
 
 class Case(NamedTuple):
@@ -16,6 +29,13 @@ class Case(NamedTuple):
     status: int
     closes: bool
     reaches: bytes | None = None
+
+    @property
+    def outcome(self) -> Outcome:
+        reached = () if self.reaches is None else (self.reaches,)
+        if self.closes:
+            return Outcome((self.status,), reached)
+        return Outcome((self.status, 200), (*reached, FOLLOWS))
 
 
 BODY = b'{"model":"simulated","messages":[{"role":"user","content":"x"}]}'
@@ -26,7 +46,7 @@ WORK = b"POST /v1/chat/completions HTTP/1.1"
 DONE = b"POST /v1/chat/completions HTTP/1.1"
 READ = b"GET /version HTTP/1.1"
 
-CASES: dict[str, Case] = {
+ASKED: dict[str, Case] = {
     # RFC 9112, 2.2: lines
     "an empty line before a request is forgiven": Case(b"\r\n" + WORK + b"\r\n" + KEY + LENGTH, 200, False, DONE),
     "a space before the first field is refused": Case(WORK + b"\r\n " + KEY + LENGTH, 400, True),
@@ -92,6 +112,36 @@ CASES: dict[str, Case] = {
         False,
         DONE,
     ),
+    # 9112, 6 and 7: odd, but to be understood in one way only
+    "a length with a zero before it": Case(
+        WORK + b"\r\n" + KEY + b"Content-Length: 0%d\r\n\r\n" % len(BODY) + BODY, 200, False, DONE
+    ),
+    "a length behind white space": Case(
+        WORK + b"\r\n" + KEY + b"Content-Length: \t %d \r\n\r\n" % len(BODY) + BODY, 200, False, DONE
+    ),
+    "chunks in capitals behind a tab": Case(
+        WORK + b"\r\n" + KEY + b"TRANSFER-ENCODING:\tCHUNKED \r\n" + CHUNKS, 200, False, DONE
+    ),
+    "a coding in a field that is not Transfer-Encoding": Case(
+        WORK + b"\r\n" + KEY + b"Transfer_Encoding: chunked\r\nX-Transfer-Encoding: chunked\r\n" + LENGTH,
+        200, False, DONE,
+    ),
+    "a trailer that would be a field": Case(
+        WORK + b"\r\n" + KEY + b"Transfer-Encoding: chunked\r\n" + CHUNKS[:-2] + b"Host: evil\r\nX-Api-Key: e\r\n\r\n",
+        200, False, DONE,
+    ),
+    "a trailer that would be a length": Case(
+        WORK + b"\r\n" + KEY + b"Transfer-Encoding: chunked\r\n" + CHUNKS[:-2] + b"Content-Length: 5\r\n\r\n", 400, True
+    ),
+    "fields that Connection names": Case(
+        WORK + b"\r\nConnection: keep-alive, Content-Length, Host, Authorization\r\n" + KEY + LENGTH, 200, False, DONE
+    ),
+    "a request in the body of another": Case(
+        b"GET /version HTTP/1.1\r\n" + KEY + b"Content-Length: %d\r\n\r\n" % len(FOLLOWER) + FOLLOWER, 400, True
+    ),
+    "a method in a field": Case(
+        b"GET /version HTTP/1.1\r\nX-HTTP-Method-Override: DELETE\r\n" + KEY + b"\r\n", 200, False, READ
+    ),
     # 9110, 7.6.1 and 7.8: connections and upgrades
     "close is heeded": Case(b"GET /version HTTP/1.1\r\nConnection: close\r\n" + KEY + b"\r\n", 200, True, READ),
     "an upgrade to h2c is ignored": Case(
@@ -113,5 +163,15 @@ CASES: dict[str, Case] = {
     "no such path": Case(b"GET /nowhere HTTP/1.1\r\n" + KEY + b"\r\n", 404, False),
     "a path in another spelling": Case(b"GET //version HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
     "a path that climbs": Case(b"GET /v1/../version HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
+    "a path that climbs in percent": Case(b"GET /v1/%2e%2e/version HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
+    "a path with a slash in percent": Case(b"GET /v1%2fmodels HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
+    "a path with NUL in percent": Case(b"GET /version%00 HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
+    "a path with a dot": Case(b"GET /./version HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
+    "a path with a backslash": Case(b"GET /v1\\..\\version HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
+    "a path with a parameter": Case(b"GET /version;a=b HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
+    "a path with a slash at its end": Case(b"GET /version/ HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
     "a path in percent": Case(b"GET /v%65rsion HTTP/1.1\r\n" + KEY + b"\r\n", 400, False),
 }  # fmt: skip
+
+CASES = ASKED | {name: Case(sent, status, True) for name, (sent, status) in REFUSED.items()}
+"""One table, with all that is refused for its form."""

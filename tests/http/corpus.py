@@ -1,9 +1,13 @@
-"""Requests that must be refused, with the status of each. Nothing behind them must ever be read as a request."""
+"""Requests that must be refused, with the status of each. Nothing behind them must ever be read as a request.
+
+All but what is tested of them is in order: the path is known and takes what is sent, and the key is one.
+"""
 
 from __future__ import annotations
 
-P = b"POST /v1/x HTTP/1.1\r\nHost: x\r\n"
-G = b"GET /v1/x HTTP/1.1\r\nHost: x\r\n"
+KEY = b"Authorization: Bearer known\r\n"
+P = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + KEY
+G = b"GET /version HTTP/1.1\r\nHost: x\r\n" + KEY
 C = P + b"Transfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
 
@@ -23,7 +27,33 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "length beyond 64 bits": (P + b"Content-Length: 99999999999999999999\r\n\r\n", 400),
     "length beyond the limit": (P + b"Content-Length: 18446744073709551615\r\n\r\n", 413),
     "length not ASCII digits": (P + "Content-Length: ５\r\n\r\nhello".encode(), 400),
+    "length in two spellings of its name": (P + b"Content-Length: 5\r\ncontent-length: 5\r\n\r\nhello", 400),
+    "length with a second number": (P + b"Content-Length: 5 6\r\n\r\nhello", 400),
+    "length with vertical tab": (P + b"Content-Length: \x0b5\r\n\r\nhello", 400),
+    "length with NUL": (P + b"Content-Length: 5\x00\r\n\r\nhello", 400),
+    "length folded": (P + b"Content-Length:\r\n 5\r\n\r\nhello", 400),
+    "length, then chunked around a request": (
+        P + b"Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nG",
+        400,
+    ),
+    "chunked around a request, then length": (
+        P + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"2b\r\nGET /version?smuggled HTTP/1.1\r\nHost: x\r\n\r\n\r\n" + END,
+        400,
+    ),
     # transfer codings
+    "coding misspelt, with a length": (P + b"Transfer-Encoding: xchunked\r\nContent-Length: 5\r\n\r\nhello", 400),
+    "coding behind a space before the colon": (P + b"Transfer-Encoding : chunked\r\n\r\n" + END, 400),
+    "coding folded": (P + b"Transfer-Encoding:\r\n chunked\r\n\r\n" + END, 400),
+    "coding behind a bare LF": (P + b"A: b\nTransfer-Encoding: chunked\r\n\r\n" + END, 400),
+    "coding behind a bare CR": (P + b"A: b\rTransfer-Encoding: chunked\r\n\r\n" + END, 400),
+    "coding with NUL": (P + b"Transfer-Encoding: chunked\x00\r\n\r\n" + END, 400),
+    "coding with a parameter": (P + b"Transfer-Encoding: chunked;a=b\r\n\r\n" + END, 400),
+    "coding and an empty one": (P + b"Transfer-Encoding: chunked,\r\n\r\n" + END, 400),
+    "coding in two fields, the second unknown": (
+        P + b"Transfer-Encoding: chunked\r\nTransfer-encoding: cow\r\n\r\n" + END,
+        400,
+    ),
     "coding identity": (P + b"Transfer-Encoding: identity\r\n\r\n", 400),
     "coding unknown": (P + b"Transfer-Encoding: xchunked\r\n\r\n" + END, 400),
     "coding not last": (P + b"Transfer-Encoding: chunked, gzip\r\n\r\n" + END, 400),
@@ -49,6 +79,10 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "chunk size space before": (C + b" 5\r\nhello\r\n" + END, 400),
     "chunk size space after": (C + b"5 \r\nhello\r\n" + END, 400),
     "chunk size overflow": (C + b"10000000000000005\r\nhello\r\n" + END, 400),
+    "chunk size of many zeros": (C + b"0" * 17 + b"5\r\nhello\r\n" + END, 400),
+    "chunk size of 64 bits": (C + b"ffffffffffffffff\r\nhello\r\n" + END, 413),
+    "chunk size with a fraction": (C + b"5.0\r\nhello\r\n" + END, 400),
+    "chunk size behind NUL": (C + b"\x005\r\nhello\r\n" + END, 400),
     "chunk announced beyond the limit": (C + b"5\r\nhello\r\nfffffff\r\n", 413),
     "chunk announced beyond the limit with the ones before": (C + b"5\r\nhello\r\n1fffffd\r\nx", 413),
     "chunk extension bare LF": (C + b"5;a\nb\r\nhello\r\n" + END, 400),
@@ -61,6 +95,8 @@ REFUSED: dict[str, tuple[bytes, int]] = {
     "trailer by bare LF": (C + b"5\r\nhello\r\n0\r\nA: b\n\r\n", 400),
     "trailer space before colon": (C + b"5\r\nhello\r\n0\r\nA : b\r\n\r\n", 400),
     "trailer length": (C + b"5\r\nhello\r\n0\r\nContent-Length: 5\r\n\r\n", 400),
+    "trailer coding": (C + b"5\r\nhello\r\n0\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+    "trailer folded": (C + b"5\r\nhello\r\n0\r\nA: b\r\n c\r\n\r\n", 400),
     "trailers endless": (C + b"0\r\n" + b"A: b\r\n" * 5000 + b"\r\n", 400),
     # field lines
     "space before colon": (G + b"A : b\r\n\r\n", 400),

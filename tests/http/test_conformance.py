@@ -10,7 +10,7 @@ import pytest
 from gateway.config.model import hash_key
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import Starter
-from tests.http.conformance import BODY, CASES
+from tests.http.conformance import ASKED, BODY
 from tests.http.http_raw import WAIT_S, status_of
 
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
@@ -19,9 +19,9 @@ TENANTS = [{"name": "t", "keys": [hash_key("known")]}]
 NEXT = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ASKED)
 async def test_a_case(name: str, tmp_path: Path) -> None:
-    case = CASES[name]
+    case = ASKED[name]
     upstream = Upstream(replies(NO_BODY if case.sent.startswith(b"HEAD") else OK))
     async with upstream, Starter(tmp_path)(upstream.url, tenants=TENANTS) as live:
         reader, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)

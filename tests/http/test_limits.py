@@ -259,6 +259,49 @@ async def test_one_client_holds_only_so_much_of_unfinished_bodies(same: str) -> 
         await hang_up(first, second, other)
 
 
+def half_a_head(size: int) -> bytes:
+    return POST + b"A: " + b"a" * size
+
+
+async def test_the_unfinished_heads_of_an_address_share_a_bound() -> None:
+    async with serving(limits=ServerLimits(header_bytes_max=2000), on_head=account_of) as served:
+        _, first = await served.connect()
+        first.write(half_a_head(1500))
+        for _ in range(3):  # what was refused is not held
+            reader, second = await served.connect()
+            second.write(half_a_head(1000))
+            head, body = await read_answer(reader)
+            assert statuses_of(head) == [429]
+            assert b"retry-after: " in head
+            assert json.loads(body)["error"]["code"] == "too_many_at_once"
+            second.close()
+        first.close()
+        await until(lambda: served.server.connections == 0)
+        clients = [await served.connect() for _ in range(3)]
+        for reader, writer in clients:  # nor what became a request, or was left behind
+            writer.write(half_a_head(1500))
+            writer.write(b"\r\nAuthorization: k\r\n\r\n")
+            assert statuses_of((await read_answer(reader))[0]) == [200]
+        for _, writer in clients:  # these have shown a key
+            writer.write(half_a_head(1500))
+        for reader, writer in clients:
+            writer.write(b"\r\n\r\n")
+            assert statuses_of((await read_answer(reader))[0]) == [200]
+        await hang_up(*[writer for _, writer in clients])
+
+
+async def test_a_trusted_proxy_may_send_many_unfinished_heads() -> None:
+    limits = ServerLimits(header_bytes_max=2000)
+    async with serving(limits=limits, on_head=account_of, proxies=PROXIES) as served:
+        clients = [await served.connect() for _ in range(3)]
+        for _, writer in clients:
+            writer.write(half_a_head(1500))
+        for reader, writer in clients:
+            writer.write(b"\r\n\r\n")
+            assert statuses_of((await read_answer(reader))[0]) == [200]
+        await hang_up(*[writer for _, writer in clients])
+
+
 @pytest.mark.parametrize(
     "framing", [b"Content-Length: 1000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nfffff\r\n"]
 )
@@ -360,19 +403,53 @@ async def test_who_is_too_slow_is_not_waited_for(
         assert statuses_of(await served.exchange(sent)) == status
 
 
-async def test_dribbling_does_not_extend_the_time_for_a_head(quick_sweep: None) -> None:
+ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "drip", "statuses"),
+    [
+        (b"GET / HTTP/1.1\r\nA: ", b"a", [408]),
+        (b"\r\n", b"\r\n", []),
+        (b"", b"\r", [408]),
+        (ASKED + b"GET", b"X", [200, 408]),
+        (ASKED, b"\r\n", [200]),
+    ],
+    ids=["field", "empty lines", "bare CR", "second head", "empty lines after an answer"],
+)
+async def test_dribbling_does_not_extend_the_time_for_a_head(
+    quick_sweep: None, first: bytes, drip: bytes, statuses: list[int]
+) -> None:
     async with serving(limits=ServerLimits(head_timeout_s=0.1)) as served:
         reader, writer = await served.connect()
 
         async def dribble() -> None:
-            writer.write(b"GET / HTTP/1.1\r\nA: ")
+            writer.write(first)
             while True:
-                writer.write(b"a")
+                writer.write(drip)
                 await asyncio.sleep(0.005)
 
         dribbling = asyncio.create_task(dribble())
-        assert statuses_of(await reader.read()) == [408]
+        answers = b""
+        try:
+            while piece := await reader.read(65536):
+                answers += piece
+        except ConnectionResetError:
+            pass  # closed while it drips
+        assert statuses_of(answers) == statuses
         dribbling.cancel()
+        writer.close()
+
+
+async def test_whoever_connects_and_waits_has_less_time_for_a_head(quick_sweep: None) -> None:
+    async with serving(limits=ServerLimits(head_timeout_s=1000)) as served:
+        _, writer = await served.connect()
+        await until(lambda: served.server.connections == 1)
+        [connection] = served.server._connections
+        was, now = connection.deadline, served.server.now
+        await until(lambda: served.server.now > now)
+        connection.data_received(b"GET / HT")
+        assert connection.deadline == was
         writer.close()
 
 

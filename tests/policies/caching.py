@@ -12,7 +12,7 @@ from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.contract import Selection
 from policies.placements.contract import EngineLoad
 from policies.request import Request, ServiceTokens
-from tests.policies.making import make_request
+from tests.policies.making import Load, make_request
 
 __all__ = ["BLOCK", "CachingServers", "Questions", "document"]
 
@@ -44,17 +44,6 @@ class Questions:
         return BLOCK * (self.blocks_max + 1)
 
 
-@dataclass(frozen=True)
-class _Load:
-    """How many run at an engine: the fuller, the more."""
-
-    name: str
-    running: int
-
-    def kv_fraction(self) -> float:
-        return float(self.running)
-
-
 class CachingServers:
     """Engines that compute one token of every request per step. Their caches drop what was used longest ago.
 
@@ -82,7 +71,7 @@ class CachingServers:
     # --- Engines ---
 
     def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
-        found = [_Load(name, len(running)) for name, running in self.running.items() if self._has_slot(name)]
+        found = [Load(name, len(running)) for name, running in self.running.items() if self._has_slot(name)]
         return found or Blocked(request, dict.fromkeys(self.running, Obstacle.SLOTS))
 
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:

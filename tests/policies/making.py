@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from itertools import count
 from typing import Any
@@ -10,11 +10,14 @@ from typing import Any
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.pace import Pace
+from policies.capacity.slots import Slots
 from policies.orders.registry import POLICIES
 from policies.placements.contract import EngineLoad
+from policies.placements.registry import PLACEMENTS
 from policies.request import NO_CLAIM, Claim, Flow, Progress, Request
 
-__all__ = ["NoRoom", "Room", "make_request", "policy_with"]
+__all__ = ["Load", "NoRoom", "Room", "make_request", "policy_with"]
 
 _serial = count()
 
@@ -58,18 +61,37 @@ def make_request(
 def policy_with(name: str, *, flows_max: int = 100_000, **settings: Any) -> Policy:
     """The policy of this name with those of the settings that it has."""
     entry = POLICIES[name]
-    structs = [entry.params] if entry.placement_params is None else [entry.params, entry.placement_params]
+    of_placement = PLACEMENTS[entry.placement].params if entry.placement is not None else None
+    structs = [struct for struct in (entry.params, of_placement) if struct is not None]
     known = {field.name for struct in structs for field in fields(struct)}
     return named_policy(name, flows_max=flows_max, **{one: value for one, value in settings.items() if one in known})
 
 
-class OneEngine:
-    """How full is it?"""
+class Load:
+    """How full is an engine, and how fast?"""
 
-    name = "b"
+    def __init__(
+        self,
+        name: str = "b",
+        running: int = 0,
+        *,
+        slots: int | None = None,
+        prefill_tokens: int = 0,
+        pace: Pace | None = None,
+        kv: float = 0.0,
+    ) -> None:
+        self.name = name
+        self.running = running
+        self.slots = Slots(slots, waiting_target=0, headroom=0.0, most=None)
+        self.prefill_tokens = prefill_tokens
+        self.pace = pace or Pace()
+        self.kv = kv
+
+    def sequences_in_all(self) -> int:
+        return self.running
 
     def kv_fraction(self) -> float:
-        return 0.0
+        return self.kv
 
 
 class Room:
@@ -78,8 +100,11 @@ class Room:
     def place(self, request: Request) -> str | Blocked:
         return "b"
 
+    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request], bool]) -> Request:
+        return head
+
     def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
-        return (OneEngine(),)
+        return (Load(),)
 
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         return None

@@ -21,7 +21,7 @@ from policies.admission.engine import AdmissionEngine
 from policies.app_needs import CALLS
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.ceilings import Ceilings, ThrottleSettings
-from policies.orders.cost import Cost, ExtendCost
+from policies.orders.cost import CACHED_WEIGHT, Cost, LinearCost
 from policies.request import Claim, Flow, Witnesses
 from simulation.driver import simulate
 from simulation.metrics import service
@@ -287,7 +287,7 @@ def test_idling_banks_no_credit() -> None:
 
 
 def test_sharing_a_prefix_gains_no_more_of_the_engine_than_not_sharing() -> None:
-    assert gain(SharedPrefix) <= GAIN_MAX
+    assert gain(SharedPrefix, cost=LinearCost(cached_weight=CACHED_WEIGHT)) <= GAIN_MAX
     # Where only what the cache lacks is charged, what counts is the work that the engine had to do. Served in quanta,
     # whoever is first is ahead by one.
-    assert gain(SharedPrefix, policy="dlpm", cost=ExtendCost(), end_s=LATE_S) <= GAIN_MAX
+    assert gain(SharedPrefix, policy="dlpm", cost=LinearCost(cached_weight=0.0), end_s=LATE_S) <= GAIN_MAX

@@ -21,7 +21,7 @@ OURS = [path for path in FILES if path.relative_to(ROOT).parts[0] in PACKAGES]
 LINES_MAX, FUNCTION_LINES_MAX, FOLDER_FILES_MAX = 450, 60, 12
 METHODS_MAX = {
     "policies/admission/engine.py:AdmissionEngine": 29,
-    "policies/capacity/ledger.py:BackendLedger": 19,
+    "policies/capacity/ledger.py:BackendLedger": 20,
     "policies/orders/contract.py:Order": 10,  # with its constructor
 }
 
@@ -96,11 +96,13 @@ NO_PUBLIC_WAY = {
     *(f"tests/request/test_large_bodies.py:{name}" for name in ("_pipeline", "_readings", "_bytes")),
     *(f"tests/request/test_large_bodies.py:{name}" for name in ("_is_scheduled", "_waiting")),
     "tests/http/test_answers.py:_connections",
+    "tests/http/test_limits.py:_connections",
     "tests/http/test_answers.py:_pending",
     *(f"tests/simulated/test_engine_model.py:{name}" for name in ("_pool", "_running", "_held", "_blank", "_cached")),
     "tests/gateway/test_backpressure.py:_server",
     "tests/gateway/test_backpressure.py:_connections",
     "tests/gateway/test_backpressure.py:_transport",
+    "tests/gateway/test_tls_listener.py:_server",
     "tests/gateway/test_interactions.py:_lengths",
     "tests/gateway/test_store.py:_not_open",
 }

@@ -17,8 +17,8 @@ import pytest
 from policies.admission.policy import Policy
 from policies.orders.contract import Order, Selection
 from policies.orders.cost import Cost, LinearCost, ProfiledCost
-from policies.orders.lcf import Lcf, LcfParams
-from policies.orders.vtc import Vtc, VtcParams
+from policies.orders.lcf import Lcf
+from policies.orders.vtc import CounterParams, Vtc, VtcParams
 from policies.request import Flow, Request, ServiceTokens
 from tests.policies.making import Room, make_request
 from tests.policies.orders.test_contract import CLAIMS, fair_policy, make
@@ -324,7 +324,7 @@ class NewestFirst(Vtc):
 
 
 def without_lift(params: VtcParams) -> Order:
-    return Lcf(LcfParams(cost=params.cost, predict_output=params.predict_output))
+    return Lcf(CounterParams(cost=params.cost, predict_output=params.predict_output))
 
 
 MUTANTS: dict[str, Callable[[VtcParams], Order]] = {

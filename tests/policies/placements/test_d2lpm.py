@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from math import inf
 
@@ -20,18 +20,7 @@ from policies.placements.prefix_index import PrefixIndex
 from policies.request import Flow, Request, ServiceTokens
 from simulation.baselines import round_robin_lpm
 from tests.policies.caching import BLOCK, CachingServers, Questions, document
-from tests.policies.making import make_request
-
-
-@dataclass(frozen=True)
-class Load:
-    """How many run at an engine."""
-
-    name: str
-    running: int
-
-    def kv_fraction(self) -> float:
-        return float(self.running)
+from tests.policies.making import Load, make_request
 
 
 class Cluster:

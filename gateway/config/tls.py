@@ -1,4 +1,4 @@
-"""How is TLS spoken to one backend?"""
+"""Where is TLS spoken, and with which files? All of them are PEM."""
 
 from __future__ import annotations
 
@@ -7,11 +7,40 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from backends.tls import client_context
+from backends.tls import client_context, server_context
 from gateway.config.fields import fault
 from gateway.config.section import Section
 
-__all__ = ["BackendTlsConfig"]
+__all__ = ["BackendTlsConfig", "ListenerTlsConfig"]
+
+
+class ListenerTlsConfig(Section):
+    """What the listener shows its clients, and whom it lets in. Files that change are read again while it runs."""
+
+    cert_file: str = Field(min_length=1)
+    """The gateway's certificate, followed by those between it and its authority."""
+    key_file: str | None = Field(default=None, min_length=1)
+    """Its key, without a password. Default: it is in cert_file."""
+    client_ca_file: str | None = Field(default=None, min_length=1)
+    """Only clients with a certificate of these authorities are let in (mutual TLS), each with its API key besides."""
+
+    @model_validator(mode="after")
+    def _usable(self) -> Self:
+        try:
+            self.context()
+        except ValueError as error:
+            raise fault(str(error)) from None
+        return self
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files that are named, the certificate first."""
+        named = (self.cert_file, self.key_file, self.client_ca_file)
+        return tuple(file for file in named if file is not None)
+
+    def context(self) -> ssl.SSLContext:
+        """From the files as they are now. ValueError if one of them cannot be used."""
+        return server_context(self.cert_file, key_file=self.key_file, client_ca_file=self.client_ca_file)
 
 
 class BackendTlsConfig(Section):

@@ -1,0 +1,60 @@
+"""What will fail at the start, though the file is a configuration? What it names is looked at on this machine."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from gateway.config.load import Finding
+from gateway.config.model import Config
+from gateway.request.estimate import UnusableTokenizer, exact_counter
+
+__all__ = ["findings"]
+
+
+def findings(config: Config) -> Iterator[Finding]:
+    """Faults, and warnings of what works and is seldom meant. Leaves nothing behind, and asks nobody on the network."""
+    for p, pool in enumerate(config.pools):
+        try:
+            if pool.tokenizer is not None:
+                exact_counter(pool.tokenizer)
+        except UnusableTokenizer as error:
+            yield Finding(("pools", p, "tokenizer"), str(error))
+    if config.access_log not in ("stdout", "off") and (why := _not_writable(Path(config.access_log))):
+        yield Finding(("access_log",), f"cannot be written: {why}")
+    if config.state_file is not None and (why := _not_replaceable(Path(config.state_file))):
+        yield Finding(("state_file",), f"cannot be written: {why}")
+    for field, text in config.warnings:
+        yield Finding((field,), text, is_warning=True)
+
+
+def _not_writable(path: Path) -> str:
+    """Why can lines not be appended to this file? Empty: they can."""
+    try:
+        if path.exists():
+            # A pipe without a reader would be waited for.
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK))
+            return ""
+    except OSError as error:
+        return str(error.strerror)
+    return _no_files_in(path.parent)
+
+
+def _not_replaceable(path: Path) -> str:
+    """Why can this file not be put in its place? Directories that are missing are made. Empty: it can."""
+    if path.is_dir():
+        return "it is a directory"
+    return _no_files_in(next(parent for parent in path.absolute().parents if parent.exists()))
+
+
+def _no_files_in(directory: Path) -> str:
+    """Why can no file be made there? Empty: one can."""
+    if not directory.exists():
+        return f"there is no directory {directory}"
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            return ""
+    except OSError as error:
+        return f"no file can be made in {directory} ({error.strerror})"

@@ -1,0 +1,84 @@
+"""What may be said of one key: its hash, for what it may be used, and until when. And: can it be guessed?"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from gateway.config.fields import Name, checked_hash, fault, not_empty, unique
+from gateway.config.section import Section
+
+__all__ = ["KeyConfig", "hash_key", "new_key", "weakness"]
+
+KEY_CHARACTERS_MIN = 24
+KEY_CHARACTERS_DIFFERENT_MIN = 10
+
+
+def hash_key(key: str) -> str:
+    """What is written in the file for this key? "sha256:" and 64 hex digits; keys cannot be guessed, so no salt.
+
+    Bytes that were not UTF-8 in a header (surrogate escapes) are hashed as they came.
+    """
+    return "sha256:" + hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def new_key() -> str:
+    """A fresh key of 256 random bits: "fg-" and 43 characters that are safe in URLs and shells."""
+    return "fg-" + secrets.token_urlsafe(32)
+
+
+def weakness(key: str) -> str | None:
+    """Why might somebody guess a key that was made elsewhere? None: nobody will, if it was made by chance."""
+    if len(key) >= KEY_CHARACTERS_MIN and len(set(key)) >= KEY_CHARACTERS_DIFFERENT_MIN:
+        return None
+    return (
+        f"a key needs at least {KEY_CHARACTERS_MIN} characters, and {KEY_CHARACTERS_DIFFERENT_MIN} different ones "
+        "among them, or it can be guessed"
+    )
+
+
+def _expiry(text: str) -> datetime:
+    """From when on is a key not taken? A day counts until its end. ValueError: it is neither a day nor a moment."""
+    if re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", text):
+        return datetime.fromisoformat(text).replace(tzinfo=UTC) + timedelta(days=1)
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError("no time zone")
+    return moment
+
+
+def _checked_expiry(text: str) -> str:
+    """In a spelling without spaces."""
+    try:
+        _expiry(text).timestamp()
+    except (ValueError, OverflowError):
+        raise fault("should be a day such as 2027-01-31, or a time with its zone: 2027-01-31T12:00:00Z") from None
+    return text.replace(" ", "T")
+
+
+class KeyConfig(Section):
+    """One key of a tenant, known by its hash only."""
+
+    hash: Annotated[str, AfterValidator(checked_hash)]
+    """sha256: and 64 hex digits, as `fairgate keys hash` prints it."""
+    apps: Annotated[tuple[Name, ...], AfterValidator(unique), AfterValidator(not_empty)] = Field(
+        default=("default",), strict=False, max_length=1000, json_schema_extra={"minItems": 1}
+    )
+    """Apps the key may act for; the first is what a request is when it names none."""
+    expires: Annotated[str, AfterValidator(_checked_expiry)] | None = None
+    """The last day on which it is taken, by UTC, such as 2027-01-31; or the time from which it is not, with its zone,
+    such as 2027-01-31T12:00:00Z. Default: it does not expire."""
+    models: Annotated[tuple[Name, ...], AfterValidator(unique), AfterValidator(not_empty)] | None = Field(
+        default=None, strict=False, max_length=1000
+    )
+    """Models the key may ask for; the others do not exist for it. Default: all."""
+
+    @property
+    def expires_s(self) -> float:
+        """From when on it is not taken, in seconds since the epoch."""
+        return float("inf") if self.expires is None else _expiry(self.expires).timestamp()

@@ -1,0 +1,58 @@
+"""Which certificate does the listener show? What the files hold now, or, if that cannot be used, what they held."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import ssl
+from collections.abc import Callable, Sequence
+
+__all__ = ["Certificates"]
+
+LOOK_S = 3.0
+
+_log = logging.getLogger("fairgate")
+
+
+class Certificates:
+    """Makes a context for new handshakes whenever the files change. What was agreed on before goes on as it is."""
+
+    def __init__(self, make: Callable[[], ssl.SSLContext], files: Sequence[str]) -> None:
+        """`make` reads the files. ValueError, which says which and how, if they cannot be used."""
+        self._make = make
+        self._files = files
+        self._taken = self._look()
+        self.context = make()
+
+    def reload(self) -> bool:
+        """Read the files. False: they cannot be used, which is logged, and what was there before stays."""
+        self._taken = self._look()  # first: what changes while it is read is read again
+        try:
+            self.context = self._make()
+        except ValueError as error:
+            _log.error("TLS goes on with the certificate that it had: %s", error)
+            return False
+        _log.info("TLS: new connections get what is now in %s", ", ".join(self._files))
+        return True
+
+    async def watch(self) -> None:
+        """Reload what has changed, once it rests: certificate and key are seldom written in one moment."""
+        seen = self._taken
+        while True:
+            await asyncio.sleep(LOOK_S)
+            before, seen = seen, await asyncio.to_thread(self._look)
+            if seen == before and seen != self._taken:
+                await asyncio.to_thread(self.reload)
+
+    def _look(self) -> list[tuple[int, int, int]]:
+        return [_state(file) for file in self._files]
+
+
+def _state(file: str) -> tuple[int, int, int]:
+    """What tells one version of a file from the next, be it written in place or by another name."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_mtime_ns, found.st_ino, found.st_size)

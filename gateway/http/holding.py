@@ -1,0 +1,69 @@
+"""What does one connection hold of a request that is not there whole? Counted where it may be too much.
+
+A body is counted on all connections together, for its tenant and from its address. A head is counted from its address,
+while nobody has shown a key on the connection.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from gateway.http.accounts import Account
+from gateway.http.addresses import household
+from gateway.http.errors import ApiError, Reason
+from gateway.http.request import HttpRequest
+
+if TYPE_CHECKING:
+    from gateway.http.server import HttpServer
+
+__all__ = ["BUSY_RETRY_S", "Holding"]
+
+BUSY_RETRY_S: Final = 2.0
+
+
+class Holding:
+    """The bytes of one connection. Who holds too many gets an `ApiError`, and they are counted until released."""
+
+    __slots__ = ("_body_bytes", "_head_bytes", "_request", "_server")
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._request: HttpRequest | None = None
+        """Whose body it is."""
+
+    def hold_head(self, address: Account, head_bytes: int) -> None:
+        """So much is there of a head from this address: of all together it may be as much as the largest one."""
+        address.heads_bytes += head_bytes - self._head_bytes
+        self._head_bytes = head_bytes
+        if head_bytes and address.heads_bytes > self._server.limits.header_bytes_max:
+            message = "Your address is sending too many unfinished headers at once: send each of them whole."
+            raise ApiError(Reason.TOO_MANY_AT_ONCE, message, retry_after_s=BUSY_RETRY_S)
+
+    def hold_body(self, request: HttpRequest, body_bytes: int) -> None:
+        """So much is there of the body of this request."""
+        server = self._server
+        more_bytes = body_bytes - self._body_bytes
+        self._request, self._body_bytes = request, body_bytes
+        server.bodies_bytes += more_bytes
+        try:
+            if request.account:
+                server.tenants.hold(request.account, more_bytes)
+        finally:
+            server.addresses.hold(household(request.client), more_bytes)
+        if server.bodies_bytes > server.limits.bodies_bytes_max:
+            message = "The server is receiving too many large requests: try again."
+            raise ApiError(Reason.SERVER_BUSY, message, retry_after_s=BUSY_RETRY_S)
+
+    def release_body(self) -> None:
+        """It is there whole, or is dropped."""
+        request, self._request = self._request, None
+        if request is None:
+            return
+        held_bytes, self._body_bytes = self._body_bytes, 0
+        server = self._server
+        server.bodies_bytes -= held_bytes
+        if request.account:
+            server.tenants.release(request.account, held_bytes)
+        server.addresses.release(household(request.client), held_bytes)

@@ -1,0 +1,105 @@
+"""Which queued requests find at least half of their prompt cached at an engine? Those that are at home there.
+
+A request is looked up when it is queued, and again when one that begins alike is sent somewhere. So what is noted here
+may be out of date: whoever asks looks again. Everything is O(1) in the length of the queue.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final
+
+from policies.placements.prefix_index import Prefix, PrefixIndex
+from policies.placements.siblings import Siblings
+from policies.request import Request
+
+__all__ = ["NOWHERE", "Homes", "is_local"]
+
+HOMES_MAX: Final = 4
+"""Engines that one request is noted at. Where more have its prompt, it finds it wherever it goes."""
+SIBLINGS_LOOKED_UP: Final = 16
+"""Requests looked up again at each dispatch. They are the next of their siblings; their own looks up the others."""
+NOWHERE: Final = ""
+"""Stands for the engine of requests whose prompt no engine has."""
+TENANTS_TRIED: Final = 8
+REQUESTS_TRIED: Final = 4
+"""Tenants, and requests of each, that are named for an engine at once."""
+
+
+def is_local(depth: int, prefix: Prefix) -> bool:
+    """Are at least half of the blocks among these leading ones?"""
+    return 2 * depth >= len(prefix) > 0
+
+
+class Homes:
+    """The requests of one queue by the engines that have most of their prompt."""
+
+    def __init__(self, prefixes: PrefixIndex) -> None:
+        self._prefixes = prefixes
+        self._siblings = Siblings()
+        self._requests: dict[str, Request] = {}
+        self._homes: dict[str, list[str]] = {}
+        self._at: dict[str, OrderedDict[str, OrderedDict[str, Request]]] = {}
+        """By engine and tenant."""
+
+    def add(self, request: Request) -> None:
+        """The request is queued."""
+        if request.prefix:
+            self._requests[request.id] = request
+            self._siblings.add(request)
+            self._look_up(request)
+
+    def remove(self, request: Request) -> None:
+        """The request has left the queue."""
+        if self._requests.pop(request.id, None) is not None:
+            self._siblings.remove(request)
+            self._leave(request)
+
+    def has_home(self, request: Request) -> bool:
+        """Does some engine have most of its prompt?"""
+        homes = self._homes.get(request.id)
+        return homes is not None and homes[0] != NOWHERE
+
+    def sent(self, prefix: Prefix) -> None:
+        """A request with this prefix was sent to an engine, so those that begin alike may be at home there now."""
+        for request_id in list(self._siblings.nearest(prefix, SIBLINGS_LOOKED_UP)):
+            request = self._requests[request_id]
+            self._leave(request)
+            self._look_up(request)
+
+    def at(self, engine: str) -> Iterator[Request]:
+        """Some of the requests at home there: the next of some tenants. What is named now comes later the next time."""
+        tenants = self._at.get(engine)
+        if not tenants:
+            return
+        for _ in range(min(TENANTS_TRIED, len(tenants))):
+            tenant = next(iter(tenants))
+            tenants.move_to_end(tenant)
+            requests = tenants[tenant]
+            for _ in range(min(REQUESTS_TRIED, len(requests))):
+                request_id = next(iter(requests))
+                requests.move_to_end(request_id)
+                yield requests[request_id]
+
+    def _look_up(self, request: Request) -> None:
+        found = [
+            (-depth, name)
+            for name, depth in self._prefixes.depths(request.prefix).items()
+            if is_local(depth, request.prefix)
+        ]
+        found.sort()
+        homes = self._homes[request.id] = [name for _, name in found[:HOMES_MAX]] or [NOWHERE]
+        for name in homes:
+            tenants = self._at.setdefault(name, OrderedDict())
+            tenants.setdefault(request.flow.tenant, OrderedDict())[request.id] = request
+
+    def _leave(self, request: Request) -> None:
+        for name in self._homes.pop(request.id, ()):
+            tenants = self._at[name]
+            requests = tenants[request.flow.tenant]
+            del requests[request.id]
+            if not requests:
+                del tenants[request.flow.tenant]
+                if not tenants:
+                    del self._at[name]

@@ -1,0 +1,102 @@
+"""The admin listener asks for its token, except where a probe has none, and a gateway that asks nobody says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.live import Live, Starter, closed_port, simulated
+from tests.gateway.test_command_line import config_file, run, running, serving
+
+TOKEN = "an-operator's-token"
+CLOSED = ["/metrics", "/explain/req_1", "/", "/health/", "/ready/x", "//health", "/nowhere"]
+
+
+async def asked(live: Live, path: str, **headers: str) -> int:
+    url = f"http://127.0.0.1:{live.gateway.admin_port}{path}"
+    async with live.http.get(url, headers=headers) as response:
+        return response.status
+
+
+async def test_the_token_opens_what_nothing_else_does(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, admin_token=TOKEN) as live:
+        for path in CLOSED:
+            for sent in (
+                "",
+                TOKEN,
+                f"Bearer {TOKEN}x",
+                f"Bearer {TOKEN[:-1]}",
+                f"Basic {TOKEN}",
+                "Bearer",
+                "Bearer \u00e9",
+            ):
+                assert await asked(live, path, **({"authorization": sent} if sent else {})) == 401, (path, sent)
+        got = await live.get("/metrics", admin=True, key=None)
+        assert got.headers["www-authenticate"] == "Bearer"
+        assert TOKEN not in got.body.decode()
+        assert (await live.get("/metrics", admin=True, key=TOKEN)).status == 200
+        assert (await live.get("/explain/req_1", admin=True, key=TOKEN)).status == 404
+        assert await asked(live, "/metrics", authorization=f"bearer  {TOKEN}") == 200
+
+
+async def test_probes_have_none(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, admin_token=TOKEN) as live:
+        assert [await asked(live, path) for path in ("/health", "/ready")] == [200, 200]
+
+
+async def test_explain_takes_address_and_token_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRGATE_TEST_TOKEN", TOKEN)
+    address = f"127.0.0.1:{closed_port()}"
+    async with serving(tmp_path, "sim:demo", admin=address, admin_token="${FAIRGATE_TEST_TOKEN}") as gate:
+        async with gate.ask(max_tokens=2) as response:
+            request_id = response.headers["x-request-id"]
+        file = str(tmp_path / "config.yaml")
+        code, out, _ = await run("explain", request_id, "-c", file)
+        assert (code, json.loads(out)["state"]) == (0, "dispatched")
+        code, out, said = await run("explain", request_id, "--admin", f"http://{address}")
+        assert (code, out) == (1, "")
+        assert "admin_token" in said
+        assert TOKEN not in gate.command.said + said
+        assert (await run("healthcheck", "--url", f"http://{address}/ready"))[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "warned"),
+    [
+        ({"admin": "0.0.0.0:0"}, True),
+        ({"admin": "[::]:0"}, True),
+        ({"admin": "ops.internal:9090"}, True),
+        ({"admin": "0.0.0.0:0", "admin_token": TOKEN}, False),
+        ({"admin": "127.0.0.2:0"}, False),
+        ({"admin": "[::1]:0"}, False),
+        ({"admin": "localhost:0"}, False),
+    ],
+    ids=str,
+)
+async def test_check_warns_of_an_admin_listener_that_anybody_may_ask(
+    tmp_path: Path, fields: dict[str, Any], warned: bool
+) -> None:
+    file = config_file(tmp_path, "sim:demo", **fields)
+    code, out, said = await run("check", file)
+    assert code == 0
+    assert "ok: " in out
+    assert ("warning: admin: is open to other machines" in said) is warned
+    assert ("Set admin_token" in said) is warned
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_the_start_warns_of_it_once(tmp_path: Path, workers: int) -> None:
+    url = f"http://127.0.0.1:{closed_port()}"
+    async with running("serve", "-c", config_file(tmp_path, url, admin="0.0.0.0:0", workers=workers)) as command:
+        await command.says("serving on")
+        assert command.said.count("whoever reaches 0.0.0.0:0 reads /metrics and /explain") == 1
+
+
+async def test_a_token_that_no_header_can_carry_is_a_fault(tmp_path: Path) -> None:
+    code, _, said = await run("check", config_file(tmp_path, "sim:demo", admin_token="two words"))
+    assert code == 2
+    assert "admin_token: is empty, or holds spaces" in said
+    assert "two words" not in said

@@ -1,0 +1,446 @@
+"""Clients speak TLS: all that holds without it holds with it, and who cannot agree on it takes nothing from others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import ssl
+import warnings
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+import gateway.http.certificates
+import gateway.http.server
+from tests.certificates import Authority
+from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
+from tests.gateway.live import MODEL, WAIT_S, Live, Starter, chat, long_chat, raw_exchange, simulated, until
+from tests.gateway.test_backpressure import ENDLESS, KERNEL_BYTES, Floods, stuck, whole
+from tests.gateway.test_command_line import config_file, run, running
+
+CHAT = "/v1/chat/completions"
+OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("others"), "stranger")
+
+
+@pytest.fixture(scope="module")
+def tls(authority: Authority) -> dict[str, str]:
+    """The section of the config."""
+    certificate, key = authority.sign("listener")
+    return {"cert_file": certificate, "key_file": key}
+
+
+@pytest.fixture
+def quick_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway.http.server, "_SWEEP_S", 0.01)
+
+
+class Client:
+    """One connection of a client that speaks TLS byte by byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def of(cls, live: Live, context: ssl.SSLContext, sock: socket.socket | None = None) -> AsyncIterator[Client]:
+        where: dict[str, Any] = {"host": "127.0.0.1", "port": live.gateway.port} if sock is None else {"sock": sock}
+        reader, writer = await asyncio.open_connection(**where, ssl=context, server_hostname="127.0.0.1")
+        try:
+            yield cls(reader, writer)
+        finally:
+            writer.transport.abort()
+
+    def ask(self, body: bytes, *fields: bytes) -> None:
+        lines = [b"POST /v1/chat/completions HTTP/1.1", b"Host: x", b"Authorization: Bearer k", *fields]
+        lines += [b"Content-Type: application/json", b"Content-Length: %d" % len(body)]
+        self.writer.write(b"\r\n".join(lines) + b"\r\n\r\n" + body)
+
+    @property
+    def shown(self) -> str:
+        """Which certificate it was shown."""
+        found = self.writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return hashlib.sha256(found).hexdigest()
+
+
+def faults(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log has of our own mistakes: a client's are none."""
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def fingerprint(cert_file: str) -> str:
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(Path(cert_file).read_text())).hexdigest()
+
+
+# --- what clients do ---
+
+
+async def test_the_official_client(start: Starter, authority: Authority, tls: dict[str, str]) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url, tls=tls) as live:
+        assert live.url.startswith("https://")
+        async with openai.AsyncOpenAI(
+            base_url=live.url + "/v1",
+            api_key="k",
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(verify=authority.client()),
+        ) as api:
+            answered: Any = await api.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5)
+            assert answered.choices[0].message.content
+            stream: Any = await api.chat.completions.create(
+                model=MODEL, messages=HELLO, max_tokens=7, stream=True, extra_body={"ignore_eos": True}
+            )
+            assert sum([bool(each.choices[0].delta.content) async for each in stream]) == 7
+        server = live.gateway._server
+        assert server is not None
+        await until(lambda: server.connections == 0)
+
+
+async def test_a_connection_is_kept_and_may_be_asked_ahead(
+    start: Starter, authority: Authority, tls: dict[str, str]
+) -> None:
+    body = json.dumps(chat()).encode()
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tls=tls) as live:
+        async with Client.of(live, authority.client()) as client:
+            for fields in ((), (), (b"Connection: close",)):
+                client.ask(body, *fields)
+            async with asyncio.timeout(WAIT_S):
+                answers = await client.reader.read()
+        assert answers.count(b"HTTP/1.1 200 OK") == 3
+        assert len(upstream.requests) == 3
+
+
+async def test_large_bodies_go_both_ways(start: Starter, authority: Authority, tls: dict[str, str]) -> None:
+    text = "x" * 8_000_000
+    large = answer(json.dumps({"choices": [], "said": text}).encode())
+    async with Upstream(replies(large)) as upstream, start(upstream.url, tls=tls) as live:
+        async with Client.of(live, authority.client()) as client:
+            asked = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "more": text}
+            client.ask(json.dumps(asked).encode(), b"Connection: close")
+            async with asyncio.timeout(WAIT_S):
+                head, _, body = (await client.reader.read()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK")
+        assert json.loads(body)["said"] == text
+        assert upstream.requests[0].json["more"] == text
+
+
+async def test_who_sends_too_much_is_told_while_it_sends(
+    start: Starter, authority: Authority, tls: dict[str, str]
+) -> None:
+    """The answer is not lost in the body that nobody reads."""
+    async with simulated() as sim, start(sim.url, tls=tls, limits={"body_bytes_max": 100_000}) as live:
+        async with Client.of(live, authority.client()) as client:
+            client.ask(b"x" * 4_000_000)
+            async with asyncio.timeout(WAIT_S):
+                assert b"413" in (await client.reader.read())[:20]
+
+
+async def test_a_client_that_leaves_takes_nothing_with_it(
+    start: Starter, authority: Authority, tls: dict[str, str]
+) -> None:
+    async with simulated() as sim, start(sim.url, tls=tls, trusting=authority.client()) as live:
+        async with live.post(CHAT, long_chat()) as response:
+            await response.content.readuntil(b"\n\n")
+        await until(sim.is_idle)
+        await until(live.holds_nothing)
+        [line] = await live.lines(1)
+        assert (line["outcome"], line["reason"]) == ("abandoned", "client_disconnected")
+
+
+@pytest.mark.parametrize("framed", [True, False], ids=["stream", "whole"])
+async def test_a_slow_reader_stops_its_own_engine_and_loses_nothing(
+    start: Starter, authority: Authority, tls: dict[str, str], framed: bool
+) -> None:
+    engine = Floods(pieces=2000, framed=framed)
+    limits = {"response_buffer_bytes_max": 65536}
+    async with Upstream(engine) as upstream, start(upstream.url, tls=tls, limits=limits) as live:
+        async with Client.of(live, authority.client(), small_socket(live)) as client:
+            client.ask(json.dumps(chat(stream=framed)).encode(), b"Connection: close")
+            [sent] = await stuck(engine, 1)
+            assert sent < engine.pieces * 16_000
+            got = await client.reader.read()
+        assert whole(got, engine)
+        assert not framed or DONE in got
+        await until(live.holds_nothing)
+
+
+async def test_a_client_that_reads_nothing_is_cut(
+    start: Starter, authority: Authority, tls: dict[str, str], quick_sweep: None
+) -> None:
+    engine = Floods(pieces=ENDLESS, framed=True)
+    limits = {"response_buffer_bytes_max": 65536, "client_stall_s": 0.2}
+    async with Upstream(engine) as upstream, start(upstream.url, tls=tls, limits=limits) as live:
+        async with Client.of(live, authority.client(), small_socket(live)) as client:
+            client.ask(json.dumps(chat(stream=True)).encode())
+            [line] = await live.lines(1)
+            assert (line["outcome"], line["reason"]) == ("abandoned", "client_disconnected")
+            await until(lambda: engine.gone == 1)
+        await until(live.holds_nothing)
+
+
+def small_socket(live: Live) -> socket.socket:
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, KERNEL_BYTES)
+    sock.connect(("127.0.0.1", live.gateway.port))
+    sock.setblocking(False)
+    return sock
+
+
+async def test_an_answer_that_breaks_off_does_not_look_whole(
+    start: Starter, authority: Authority, tls: dict[str, str]
+) -> None:
+    """To HTTP/1.0 the end of the connection is the end of the answer: TLS must not say that all was well."""
+
+    async def breaks(seen: Seen, peer: Peer) -> None:
+        await peer.send(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{")
+        peer.reset()
+
+    async with Upstream(breaks) as upstream, start(upstream.url, tls=tls) as live:
+        async with Client.of(live, authority.client()) as client:
+            body = json.dumps(chat()).encode()
+            head = b"POST /v1/chat/completions HTTP/1.0\r\nAuthorization: Bearer k\r\n"
+            client.writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            async with asyncio.timeout(WAIT_S):
+                got = await ended(client)
+        assert got is None or b" 200 " not in got[:20]
+
+
+async def ended(client: Client) -> bytes | None:
+    """What came until the end; None where that was none."""
+    try:
+        return await client.reader.read()
+    except ConnectionError:
+        return None
+
+
+# --- who is let in ---
+
+
+async def test_only_new_versions_and_http_1_are_agreed_on(
+    start: Starter, authority: Authority, tls: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with simulated() as sim, start(sim.url, tls=tls) as live:
+        both = authority.client()
+        both.set_alpn_protocols(["h2", "http/1.1"])
+        async with Client.of(live, both) as client:
+            assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+            assert client.writer.get_extra_info("cipher")[1] == "TLSv1.3"
+        old = authority.client()
+        old.set_ciphers("DEFAULT:@SECLEVEL=0")
+        with warnings.catch_warnings(action="ignore"):
+            old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+        with pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"):  # it is told why
+            async with Client.of(live, old):
+                pass
+        [line] = await live.lines(1)
+        assert (line["outcome"], line["reason"], line["client"]) == ("refused", "malformed_http", "127.0.0.1")
+        assert not faults(caplog)
+
+
+@pytest.mark.parametrize("shows", ["nothing", "a stranger's", "its own"])
+async def test_a_certificate_may_be_asked_of_clients(
+    start: Starter, authority: Authority, stranger: Authority, tls: dict[str, str], shows: str
+) -> None:
+    shown = {"nothing": None, "a stranger's": stranger.sign("client"), "its own": authority.sign("client")}[shows]
+    asking = {**tls, "client_ca_file": authority.ca}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tls=asking) as live:
+        async with contextlib.AsyncExitStack() as stack:
+            got: bytes | None = None
+            with contextlib.suppress(ssl.SSLError):  # TLS 1.3 says so with the first read
+                client = await stack.enter_async_context(Client.of(live, authority.client(shown)))
+                client.ask(json.dumps(chat()).encode(), b"Connection: close")
+                async with asyncio.timeout(WAIT_S):
+                    got = await ended(client)
+        if shows == "its own":
+            assert got is not None
+            assert got.startswith(b"HTTP/1.1 200 OK")
+        else:
+            assert not got
+            assert not upstream.requests
+            [line] = await live.lines(1)
+            assert (line["outcome"], line["reason"]) == ("refused", "malformed_http")
+
+
+async def test_plain_http_is_closed_and_counted(
+    start: Starter, authority: Authority, tls: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with simulated() as sim, start(sim.url, tls=tls) as live:
+        got = await raw_exchange(live.gateway.port, b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"HTTP" not in got
+        [line] = await live.lines(1)
+        assert (line["outcome"], line["reason"], line["client"]) == ("refused", "malformed_http", "127.0.0.1")
+        refused = {name: value for name, value in (await live.metrics()).items() if "malformed_http" in name}
+        assert list(refused.values()) == [1.0]
+        assert not faults(caplog)
+
+
+async def test_who_never_agrees_on_tls_is_closed_in_time(
+    start: Starter, tls: dict[str, str], quick_sweep: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with simulated() as sim, start(sim.url, tls=tls, limits={"client_head_s": 1}) as live:
+        assert await raw_exchange(live.gateway.port, b"\x16\x03\x01\x02\x00\x01") == b""  # a hello that does not end
+        [line] = await live.lines(1)
+        assert (line["outcome"], line["reason"]) == ("refused", "client_too_slow")
+        assert not faults(caplog)
+
+
+async def test_who_only_knocks_is_not_counted_as_refused(start: Starter, tls: dict[str, str]) -> None:
+    async with simulated() as sim, start(sim.url, tls=tls) as live:
+        server = live.gateway._server
+        assert server is not None
+        _, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)
+        await until(lambda: server.connections == 1)
+        writer.close()
+        await until(lambda: server.connections == 0)
+        assert not any("malformed_http" in name for name in await live.metrics())
+
+
+async def test_half_a_handshake_is_a_connection_of_its_address(
+    start: Starter, authority: Authority, tls: dict[str, str]
+) -> None:
+    async with simulated() as sim, start(sim.url, tls=tls, limits={"client_connections_max": 1}) as live:
+        server = live.gateway._server
+        assert server is not None
+        _, knocking = await asyncio.open_connection("127.0.0.1", live.gateway.port)
+        await until(lambda: server.connections == 1)
+        with pytest.raises((ConnectionError, ssl.SSLError)):
+            async with Client.of(live, authority.client()):
+                pass
+        [line] = await live.lines(1)
+        assert line["reason"] == "too_many_at_once"
+        knocking.close()
+        await until(lambda: server.connections == 0)
+        async with Client.of(live, authority.client()):
+            assert server.connections == 1
+
+
+# --- new certificates ---
+
+
+class Files:
+    """A pair of files that somebody rotates."""
+
+    def __init__(self, directory: Path) -> None:
+        self.cert, self.key = str(directory / "tls.crt"), str(directory / "tls.key")
+
+    @property
+    def section(self) -> dict[str, str]:
+        return {"cert_file": self.cert, "key_file": self.key}
+
+    def hold(self, pair: tuple[str, str]) -> None:
+        for new, file in zip(pair, (self.cert, self.key), strict=True):
+            shutil.copy(new, file + ".new")
+            os.replace(file + ".new", file)
+
+
+async def shown(live: Live, authority: Authority) -> str:
+    async with Client.of(live, authority.client()) as client:
+        return client.shown
+
+
+async def test_a_new_certificate_is_shown_without_a_broken_stream(
+    start: Starter, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway.http.certificates, "LOOK_S", 0.01)
+    first, second = authority.sign("first"), authority.sign("second")
+    files, go_on = Files(tmp_path), asyncio.Event()
+    files.hold(first)
+
+    async def script(seen: Seen, peer: Peer) -> None:
+        await peer.send(STREAM_HEAD + chunk(token("a")))
+        await go_on.wait()
+        await peer.send(chunk(token("b") + DONE) + STREAM_END)
+
+    async with Upstream(script) as upstream:
+        async with start(upstream.url, tls=files.section, trusting=authority.client()) as live:
+            assert await shown(live, authority) == fingerprint(first[0])
+            async with live.post(CHAT, chat(stream=True)) as response:
+                assert await response.content.readexactly(len(token("a"))) == token("a")
+                files.hold(second)
+                async with asyncio.timeout(WAIT_S):
+                    while await shown(live, authority) != fingerprint(second[0]):
+                        pass
+                go_on.set()
+                assert await response.content.read() == token("b") + DONE
+
+
+async def test_a_pair_that_cannot_be_used_changes_nothing_and_is_named(
+    start: Starter, authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = authority.sign("first"), authority.sign("second")
+    files = Files(tmp_path)
+    files.hold(first)
+    async with simulated() as sim, start(sim.url, tls=files.section) as live:
+        files.hold((second[0], first[1]))
+        assert not live.gateway.reload_certificates()
+        os.remove(files.key)
+        assert not live.gateway.reload_certificates()
+        assert await shown(live, authority) == fingerprint(first[0])
+        mismatch, missing = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert files.cert in mismatch
+        assert "key values mismatch" in mismatch
+        assert f"the key {files.key} cannot be read: No such file or directory" in missing
+        files.hold(second)
+        assert live.gateway.reload_certificates()
+        assert await shown(live, authority) == fingerprint(second[0])
+
+
+async def test_without_tls_there_is_nothing_to_reload(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url) as live:
+        assert live.gateway.reload_certificates()
+
+
+# --- what an operator sees ---
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_the_command_serves_https_and_says_so(
+    tmp_path: Path, authority: Authority, tls: dict[str, str], workers: int
+) -> None:
+    async with Upstream(replies(OK)) as upstream:
+        file = config_file(tmp_path, upstream.url, tls=tls, workers=workers)
+        async with running("serve", "-c", file) as command:
+            url = (await command.says(r"serving on (https://127\.0\.0\.1:\d+)"))[1]
+            key = (await command.says(r"alice +(fg-\S+)"))[1]
+            for _ in range(4):
+                async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=authority.client())) as http:
+                    headers = {"authorization": f"Bearer {key}"}
+                    async with http.post(url + CHAT, json=chat(), headers=headers) as response:
+                        assert response.status == 200
+            if workers == 1:
+                await command.says(r"curl https://127\.0\.0\.1")
+                await command.says(r"base_url='https://127\.0\.0\.1")
+            command.signal(signal.SIGTERM)
+            assert await command.ended() == 0
+            assert "Traceback" not in command.said
+
+
+@pytest.mark.parametrize("command", [("check",), ("serve", "-c")], ids=["check", "serve"])
+async def test_files_that_cannot_be_used_are_named_before_the_start(tmp_path: Path, command: tuple[str, ...]) -> None:
+    file = config_file(tmp_path, "http://127.0.0.1:1", tls={"cert_file": "/nowhere/tls.crt"})
+    code, _, said = await run(*command, file)
+    assert code == 2
+    assert f"{file}:1:" in said
+    assert "tls: the certificate /nowhere/tls.crt cannot be read: No such file or directory" in said
+    assert "Traceback" not in said

@@ -1,0 +1,155 @@
+"""Placement by prefix: where a request is done soonest, spread before one engine is overloaded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from policies.capacity.lease import Lease
+from policies.capacity.pace import Pace
+from policies.placements import prefix as placement
+from policies.placements.least_loaded import least_loaded
+from policies.placements.prefix import ByPrefix
+from policies.placements.prefix_index import PrefixIndex
+from policies.request import Request
+from tests.policies.caching import BLOCK, document
+from tests.policies.making import Load, make_request
+
+THREE = ("e1", "e2", "e3")
+
+
+def question(prefix: tuple[int, ...]) -> Request:
+    return make_request(prompt=BLOCK * max(1, len(prefix)), prefix=prefix)
+
+
+def engines(*running: int) -> list[Load]:
+    return [Load(f"e{n}", count) for n, count in enumerate(running, 1)]
+
+
+def test_a_prompt_goes_where_most_of_it_is_cached() -> None:
+    prefixes = PrefixIndex()
+    prefixes.insert(document(1, 50), "e2")
+    prefixes.insert(document(1, 100), "e3")
+    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), engines(0, 0, 0)) == "e3"
+
+
+def test_of_engines_that_have_it_alike_the_less_loaded_one_is_taken() -> None:
+    prefixes = PrefixIndex()
+    for name in THREE:
+        prefixes.insert(document(1, 100), name)
+    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), engines(3, 1, 2)) == "e2"
+
+
+def test_what_is_on_its_way_before_it_counts_like_its_own_prompt() -> None:
+    prefixes = PrefixIndex()
+    prefixes.insert(document(1, 50), "e1")
+    prefixes.insert(document(1, 100), "e2")
+    busy = [Load("e1"), Load("e2", prefill_tokens=20 * BLOCK)]
+    busier = [Load("e1"), Load("e2", prefill_tokens=80 * BLOCK)]
+    choose = ByPrefix(prefixes=prefixes).choose
+    assert choose(question(document(1, 100)), busy) == "e2"
+    assert choose(question(document(1, 100)), busier) == "e1"
+
+
+def test_a_hot_prefix_spreads_before_it_overloads_an_engine() -> None:
+    """Every request begins alike, none ends: loads stay within the bound, and get even."""
+    prefixes = PrefixIndex()
+    where = ByPrefix(prefixes=prefixes)
+    running = Counter(dict.fromkeys(THREE, 0))
+    for n in range(120):
+        prefix = (*document(1, 2000), n)
+        name = where.choose(question(prefix), [Load(each, running[each]) for each in THREE])
+        prefixes.insert(prefix, name)
+        running[name] += 1
+        assert max(running.values()) <= placement.IMBALANCE * (n + 1) / 3 + placement.SPARE + 1
+    assert max(running.values()) <= 1.15 * 40
+
+
+def test_a_placement_without_the_bound_piles_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant that the test before would not catch if it could not fail."""
+    monkeypatch.setattr(placement, "SPARE", 1e9)
+    with pytest.raises(AssertionError):
+        test_a_hot_prefix_spreads_before_it_overloads_an_engine()
+
+
+def test_gateways_place_new_prompts_alike_without_asking() -> None:
+    one, other = ByPrefix(prefixes=PrefixIndex()), ByPrefix(prefixes=PrefixIndex())
+    for n in range(100):
+        assert one.choose(question(document(n, 5)), engines(2, 2, 2)) == other.choose(
+            question((*document(n, 5), 7)), list(reversed(engines(3, 3, 3)))
+        ), "prompts that begin alike meet, whatever follows"
+
+
+def test_an_engine_more_or_less_moves_only_its_own_prompts() -> None:
+    where = ByPrefix(prefixes=PrefixIndex())
+    before = {n: where.choose(question(document(n, 5)), engines(0, 0, 0)) for n in range(300)}
+    after = {n: where.choose(question(document(n, 5)), engines(0, 0, 0, 0)) for n in range(300)}
+    moved = {n for n in before if before[n] != after[n]}
+    assert all(after[n] == "e4" for n in moved)
+    assert 40 < len(moved) < 110
+    assert all(60 < count < 140 for count in Counter(before.values()).values())
+
+
+def test_new_prompts_that_begin_alike_by_design_do_not_pile_up() -> None:
+    """Rendezvous by the first block would send all to one engine; load has the last word."""
+    where = ByPrefix(prefixes=PrefixIndex())
+    running = Counter(dict.fromkeys(THREE, 0))
+    for n in range(90):
+        name = where.choose(question((1, n, n)), [Load(each, running[each]) for each in THREE])
+        running[name] += 1
+    assert max(running.values()) <= 1.3 * 30
+
+
+def test_an_engine_of_another_size_is_filled_by_its_size() -> None:
+    where = ByPrefix(prefixes=PrefixIndex())
+    running = Counter({"large": 0, "small": 0})
+    slots = {"large": 32, "small": 6}
+    for _ in range(30):
+        loads = [Load(name, running[name], slots=slots[name]) for name in slots]
+        running[where.choose(make_request(prompt=10), loads)] += 1
+    assert 4 <= running["small"] <= 6
+
+
+def test_a_slower_engine_gets_less() -> None:
+    def paced(token_s: float) -> Pace:
+        pace = Pace()
+        for _ in range(100):
+            lease = Lease(make_request(), "", 0.0)
+            lease.started_s, lease.output_tokens = 0.0, 100
+            pace.ended(lease, 100 * token_s)
+        return pace
+
+    prefixes = PrefixIndex()
+    prefixes.insert(document(1, 1), "e1")
+    prefixes.insert(document(1, 1), "e2")
+    slow, fast = Load("e1", pace=paced(0.04)), Load("e2", 2, pace=paced(0.01))
+    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), [slow, fast]) == "e2"
+    alike = Load("e1", pace=paced(0.012))
+    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), [alike, fast]) == "e1"
+
+
+def test_a_prompt_that_is_not_known_goes_where_least_runs() -> None:
+    loads = engines(3, 1, 2)
+    assert ByPrefix(prefixes=PrefixIndex()).choose(make_request(), loads) == least_loaded(loads) == "e2"
+
+
+def test_an_index_that_is_wrong_about_everything_balances_like_least_loaded() -> None:
+    """Engines report that nothing was found, again and again: the load stays even, and the index forgets."""
+    prefixes = PrefixIndex()
+    where = ByPrefix(prefixes=prefixes)
+    random, running = Random(1), Counter(dict.fromkeys(THREE, 0))
+    ends: list[str] = []
+    for _ in range(3000):
+        text = (*document(random.randrange(40), 30), random.randrange(10**9))
+        name = where.choose(question(text), [Load(each, running[each]) for each in THREE])
+        prefixes.insert(text, name)
+        prefixes.reported(name, 1, 1)  # it does report, so a zero is a miss
+        prefixes.reported(name, prefixes.depth(text, name), 0)
+        running[name] += 1
+        ends.append(name)
+        if len(ends) > 30:
+            running[ends.pop(random.randrange(len(ends)))] -= 1
+        assert max(running.values()) <= placement.IMBALANCE * (sum(running.values()) + 1) / 3 + placement.SPARE + 1
+    assert len(prefixes) <= 3 * 1000
