@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from hashlib import sha256
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -37,7 +38,7 @@ LAST_TURNS: Final = 48
 """Turns at the end of which some more are looked at: results of tools that were called side by side."""
 READ_TURNS: Final = 5
 """Of these, as many are read for lines of earlier answers."""
-TEXT_BYTES_MAX: Final = 1 << 14
+TEXT_BYTES_MAX: Final = 1 << 13
 """Of one turn."""
 TEXTS_MAX: Final = 4
 """Blocks of text of one turn."""
@@ -49,7 +50,7 @@ LINE_MAX: Final = 200
 """So much of a longer one counts."""
 
 _TEXT_OF_BLOCK: Final = re.compile(rb'"text"\s{0,4}:\s{0,4}"')
-_UNITS: Final = re.compile(rb'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*+')
+_UNITS: Final = re.compile(rb'[^"\\]*+(?:(?:\\u[0-9a-fA-F]{4}|\\[^u])[^"\\]*+)*+')
 _FIRST_LINE: Final = re.compile(r"\S[^\r\n]*")
 _LONG_LINE: Final = re.compile(r"[^\r\n]{32,}")
 _LONG_STRING: Final = re.compile(r'"((?:[^"\\]|\\.){32,}+)')
@@ -91,20 +92,25 @@ def shown_by(first: Sequence[Turn], last: Sequence[Turn]) -> Shown:
     tool_ids = _brought_back(since)
     if tool_ids or not since or since[-1].role != "user":
         return Shown(tool_ids, b"", b"", [])
-    last_turn = name_of(since[-1])
     made = [bytes(turn.content) for turn in last[begin:end]]
     for content in made:
         tool_ids += _ID_IN_TEXT.findall(content, 0, TEXT_BYTES_MAX)[:IDS_MAX]
-    before = name_of(last[begin - 1]) if begin and last[begin - 1].role == "user" else b""
-    turn = turn_of(before, next((text for content in made if (text := text_of(content))), ""))
-    others = [last[at] for at in range(len(last) - 1, max(-1, len(last) - 1 - READ_TURNS), -1) if not begin <= at < end]
-    return Shown(tool_ids, last_turn, turn, _lines(made + [bytes(one.content) for one in (*others, *first)]))
+    texts = [text_of(content) for content in made]
+    asked = text_of(bytes(since[-1].content))
+    before = last[begin - 1] if begin and last[begin - 1].role == "user" else None
+    name = b"" if before is None else name_of(text_of(bytes(before.content)))
+    turn = turn_of(name, next((text for text in texts if text), ""))
+    read = {*range(begin, end), len(last) - 1}
+    others = [last[at] for at in range(len(last) - 2, max(-1, len(last) - 1 - READ_TURNS), -1) if at not in read]
+    others += [one for one in first if not any([one is other for other in last[-READ_TURNS:]])]
+    texts += [asked, *[text_of(bytes(one.content)) for one in others]]
+    return Shown(tool_ids, name_of(asked), turn, _lines(texts))
 
 
-def _lines(contents: list[bytes]) -> list[str]:
+def _lines(texts: list[str]) -> list[str]:
     found: dict[str, None] = {}
-    for content in contents:
-        for line in lines_of(text_of(content)):
+    for text in texts:
+        for line in lines_of(text):
             found[line] = None
         if len(found) >= LINES_MAX:
             break
@@ -117,9 +123,9 @@ def is_models(turn: Turn) -> bool:
     return role == "assistant" or (role is None and not (turn.type or "").endswith("_output"))
 
 
-def name_of(turn: Turn) -> bytes:
+def name_of(text: str) -> bytes:
     """A short name for what a turn says."""
-    return sha256(text_of(bytes(turn.content)).encode("utf-8", "surrogatepass")).digest()[:8]
+    return sha256(text.encode("utf-8", "surrogatepass")).digest()[:8]
 
 
 def turn_of(before: bytes, text: str) -> bytes:
@@ -132,7 +138,7 @@ def turn_of(before: bytes, text: str) -> bytes:
 
 def lines_of(text: str) -> list[str]:
     """The lines of a text that say something."""
-    lines = [line.strip() for line in _LONG_LINE.findall(text)]
+    lines = [found[0].strip() for found in islice(_LONG_LINE.finditer(text), LINES_MAX)]
     return [line[:LINE_MAX] for line in lines if len(line) >= LINE_MIN]
 
 
