@@ -14,8 +14,8 @@ MADE_BYTES_MAX: Final = 1024
 """Of the text of an answer, as much is kept."""
 IDS_MAX: Final = 64
 """Calls of tools whose ids are kept."""
-_TEXT: Final = re.compile(rb'"(?:content|text|delta)"\s{0,4}:\s{0,4}"((?:[^"\\]|\\.)+)', re.DOTALL)
-_ARGUMENTS: Final = re.compile(rb'"(?:arguments|partial_json)"\s{0,4}:\s{0,4}"((?:[^"\\]|\\.)+)', re.DOTALL)
+_TEXT: Final = re.compile(rb'"(?:content|text|delta)"\s{0,4}:\s{0,4}"([^"\\]*+(?:\\.[^"\\]*+)*+)', re.DOTALL)
+_ARGUMENTS: Final = re.compile(rb'"(?:arguments|partial_json)"\s{0,4}:\s{0,4}"([^"\\]*+(?:\\.[^"\\]*+)*+)', re.DOTALL)
 _CALL_ID: Final = re.compile(rb'"call_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
 _ID: Final = re.compile(rb'"id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
 
@@ -46,7 +46,7 @@ class Made:
     def add_texts(self, json: bytes) -> None:
         """So do the texts in this JSON."""
         for found in _TEXT.finditer(json):
-            self.add(found[1])
+            self.add(found[1][:MADE_BYTES_MAX])
             if self.is_full:
                 return
 

@@ -53,7 +53,7 @@ _TEXT_OF_BLOCK: Final = re.compile(rb'"text"\s{0,4}:\s{0,4}"')
 _UNITS: Final = re.compile(rb'[^"\\]*+(?:(?:\\u[0-9a-fA-F]{4}|\\[^u])[^"\\]*+)*+')
 _FIRST_LINE: Final = re.compile(r"\S[^\r\n]*")
 _LONG_LINE: Final = re.compile(r"[^\r\n]{32,}")
-_LONG_STRING: Final = re.compile(r'"((?:[^"\\]|\\.){32,}+)')
+_STRING: Final = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)')
 _RESULT_OF: Final = re.compile(rb'"tool_use_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
 _ID_IN_TEXT: Final = re.compile(rb"(?:'id': '|\\\"id\\\": ?\\\")([A-Za-z0-9_.:-]{4,256})")
 
@@ -144,7 +144,7 @@ def lines_of(text: str) -> list[str]:
 
 def lines_in(json: str) -> list[str]:
     """The same of the strings in this JSON."""
-    return [line for found in _LONG_STRING.findall(json) for line in lines_of(decoded(found.encode(), 0))]
+    return [line for found in _STRING.findall(json) for line in lines_of(decoded(found.encode(), 0))]
 
 
 def text_of(content: bytes) -> str:

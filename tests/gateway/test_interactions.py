@@ -234,8 +234,18 @@ def test_a_response_that_is_gone_on_from_is_found_by_its_id() -> None:
         (chat(RESULT), "c"),
         (chat(USER, CALLS, RESULT, {"role": "user", "content": "<reminder>Be quick.</reminder>"}), "c"),
         (chat(USER, {"role": "assistant", "content": "Calling tools: [{'id': 'call-1'}]"}, USER), "call-1"),
+        (chat(USER, {"role": "assistant", "content": 'Calling tools: [{"id": "call-2"}]'}, USER), "call-2"),
     ],
-    ids=["chat", "messages", "messages and text", "responses", "all else is cut", "reminder", "called in text"],
+    ids=[
+        "chat",
+        "messages",
+        "messages and text",
+        "responses",
+        "all else is cut",
+        "reminder",
+        "called in text",
+        "called in JSON in text",
+    ],
 )
 def test_whoever_brings_the_id_of_a_call_back_proves_that_it_was_answered(body: dict[str, Any], id: str) -> None:
     assert claim(body).shows.proofs == given(NO_CLAIM, [id.encode()], b"", "").proofs
