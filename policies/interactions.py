@@ -236,7 +236,7 @@ class Interactions:
         pace_s = self.needs.pace_s(flow.tenant, flow.app)
         found: list[Interaction] = []
         for hint in request.claim.shows.hints:
-            known = [one for one in self._known_by(flow, hint) if self._is_there(one, now)]
+            known = [one for one in tuple(self._known_by(flow, hint)) if self._is_there(one, now)]
             in_time = [one for one in known if _is_in_time(one, now, pace_s)]
             if known and not found:
                 last = max(known, key=lambda one: one.seen_s)

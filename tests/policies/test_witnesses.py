@@ -110,6 +110,15 @@ def test_a_hint_of_several_is_of_the_one_that_weaker_hints_speak_for() -> None:
     assert is_of(serve(table, shown(hints=("all",), lines=(7, 1))), first)
 
 
+def test_whoever_was_silent_for_too_long_is_gone_however_many_have_the_same_hint() -> None:
+    table = Interactions()
+    for _ in range(10):
+        serve(table, question(), awaits_more=None, gives=Witnesses(hints=("turn",)))
+    assert len(table) == 10
+    assert not serve(table, shown(hints=("turn",)), IDLE_S_MIN + 1.0).progress.inside
+    assert len(table) == 1
+
+
 def test_lines_count_where_nothing_better_is_known_and_only_if_they_are_enough() -> None:
     table = Interactions()
     first = serve(table, question(), gives=Witnesses(lines=(1, 2)))
