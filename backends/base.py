@@ -39,6 +39,8 @@ class BackendSnapshot:
     kv_capacity_tokens: int | None = None
     block_size: int | None = None
     preemptions_total: int | None = None
+    prompt_tokens_total: int | None = None
+    """Prompt tokens processed since it started: less than before means that it has restarted."""
 
 
 class Adapter(Protocol):

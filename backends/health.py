@@ -86,11 +86,14 @@ class ModelCard:
 
     id: str
     max_model_len: int | None
+    is_adapter: bool = False
+    """A LoRA adapter of another model."""
 
 
 class _Card(msgspec.Struct):
     id: str
     max_model_len: int | None = None
+    parent: object = None
 
 
 class _Cards(msgspec.Struct):
@@ -131,7 +134,7 @@ def read_models(url: str, body: bytes) -> list[ModelCard]:
         cards = msgspec.json.decode(body, type=_Cards).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolViolation(url, f"/v1/models is no list of models: {error}", before_first_byte=False) from error
-    return [ModelCard(card.id, _length(card.max_model_len)) for card in cards]
+    return [ModelCard(card.id, _length(card.max_model_len), bool(card.parent)) for card in cards]
 
 
 def _length(length: int | None) -> int | None:

@@ -74,12 +74,15 @@ class UpstreamPool:
             f"{len(self._connecting)} connecting; {self.opened} opened, {self.reused} reused, {self.retried} retried>"
         )
 
-    def send(self, head: bytes, body: bytes, receiver: Receiver) -> Call:
-        """Send one request, `head` with its final empty line; returns at once and calls `receiver` later."""
+    def send(self, head: bytes, body: bytes, receiver: Receiver, *, is_fresh: bool = False) -> Call:
+        """Send one request, `head` with its final empty line; returns at once and calls `receiver` later.
+
+        `is_fresh`: on a new connection, which the backend cannot be closing as idle. So it is sent once, not twice.
+        """
         if self._closed is not None:
             raise RuntimeError(f"backend {self.name}: the pool is closed")
         call = Call(self, head, body, receiver)
-        while self._idle:
+        while self._idle and not is_fresh:
             connection = self._idle.pop()
             if connection.is_usable():
                 self.reused += 1

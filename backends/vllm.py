@@ -14,10 +14,11 @@ _RUNNING: Final = ("vllm_num_requests_running",)
 _WAITING: Final = ("vllm_num_requests_waiting",)
 _KV_USAGE: Final = ("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc")
 _PREEMPTIONS: Final = ("vllm_num_preemptions_total", "vllm_num_preemptions")
+_PROMPT_TOKENS: Final = ("vllm_prompt_tokens_total",)
 _CONFIG: Final = ("vllm_cache_config_info",)
 _VALUE_MAX: Final = 1e15
 """A gauge beyond that says nothing."""
-_LINES: Final = lines_of(_RUNNING + _WAITING + _KV_USAGE + _PREEMPTIONS + _CONFIG)
+_LINES: Final = lines_of(_RUNNING + _WAITING + _KV_USAGE + _PREEMPTIONS + _PROMPT_TOKENS + _CONFIG)
 # The mount at /metrics/ knows name[]; the route /metrics does not. Colons as vLLM registers them.
 _FILTERED: Final = "/metrics/?" + "&".join(
     f"name[]=vllm:{name}"
@@ -27,6 +28,7 @@ _FILTERED: Final = "/metrics/?" + "&".join(
         "kv_cache_usage_perc",
         "gpu_cache_usage_perc",
         "num_preemptions_total",
+        "prompt_tokens_total",
         "cache_config_info",
     )
 )
@@ -45,6 +47,7 @@ class VllmAdapter:
             return None
         running, waiting = _per_engine(page, _RUNNING), _per_engine(page, _WAITING)
         kv_usage, preemptions = _per_engine(page, _KV_USAGE), _per_engine(page, _PREEMPTIONS)
+        prompt_tokens = _per_engine(page, _PROMPT_TOKENS)
         capacity, block_size = _capacity(page.get(_CONFIG[0], []))
         return BackendSnapshot(
             taken_s=taken_s,
@@ -54,6 +57,7 @@ class VllmAdapter:
             kv_capacity_tokens=capacity,
             block_size=block_size,
             preemptions_total=int(sum(preemptions)) if preemptions else None,
+            prompt_tokens_total=int(sum(prompt_tokens)) if prompt_tokens else None,
         )
 
     def is_refusal(self, status: int, body: bytes) -> bool:

@@ -1,6 +1,6 @@
 """What one decision costs, with a long queue of many flows.
 
-    python -m bench.scheduler [--policies vtc,fcfs] [--flows 10000] [--requests 1000000] [--cycles 20000]
+    python -m bench.scheduler [--policies vtc,fcfs] [--flows 10000] [--requests 1000000] [--cycles 20000] [--engines 1]
 
 CPU time of this process, the median over groups of 100 requests; no engine, no network. A request is decided (`pop` and
 the charge at dispatch), charged twice as it streams, settled at its end, and another one of its flow is pushed, so that
@@ -38,6 +38,10 @@ GROUP = 100
 SHAPES = {"tenants": 1, "users": 100}
 """Flows per tenant: each flow a tenant of its own, or a hundred users in each tenant."""
 OUTPUT_TOKENS = (10, 20)
+PREFIX_BLOCKS = 8
+"""Of a prompt, where there are several engines."""
+SLOTS = 1
+"""Of each engine: all are full while requests wait."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Load:
     flows: int
     requests: int
     cycles: int
+    engines: int = 1
 
 
 class Anywhere:
@@ -90,16 +95,26 @@ class Source:
         self.flows = [Flow(f"tenant-{n // per_tenant}", "app", f"user-{n % per_tenant}") for n in range(load.flows)]
         self.rng = random.Random(1)
         self.made = 0
+        self.has_prefixes = load.engines > 1
 
     def request(self, flow: Flow | None = None) -> Request:
         flow = flow if flow is not None else self.flows[self.made % len(self.flows)]
         self.made += 1
-        return Request(f"req_{self.made:013x}", flow, 1.0, self.rng.randrange(1, 2000), 500, 0.0)
+        return Request(
+            f"req_{self.made:013x}", flow, 1.0, self.rng.randrange(1, 2000), 500, 0.0, prefix=self._prefix(flow)
+        )
+
+    def _prefix(self, flow: Flow) -> tuple[int, ...]:
+        """A conversation of the flow, with another question at its end."""
+        if not self.has_prefixes:
+            return ()
+        talk = hash(flow) ^ self.rng.randrange(4)
+        return (*[talk + block for block in range(PREFIX_BLOCKS - 1)], self.made)
 
 
 def policy_of(load: Load) -> Policy:
     settings = {"requests_per_minute": 100_000} if load.policy == "rpm" else {}
-    return named_policy(load.policy, flows_max=2 * load.flows, **settings)
+    return named_policy(load.policy, engines=load.engines, flows_max=2 * load.flows, **settings)
 
 
 def measure_policy(load: Load) -> dict[str, float]:
@@ -134,7 +149,8 @@ def measure_engine(load: Load, *, queued: int) -> float:
     """Microseconds of CPU per request in the whole engine, with so many queued."""
     limits = QueueLimits(requests_max=2 * load.requests, wait_s_max=1e6)
     engine, source, watch, now = AdmissionEngine(policy_of(load), limits=limits), Source(load), Stopwatch(), 0.0
-    engine.add_backend("b", max_num_seqs=1 if queued else 1000)
+    for number in range(load.engines):
+        engine.add_backend(f"b{number}", max_num_seqs=SLOTS if queued else 1000)
     running: list[str] = []
 
     def noted(decisions: Iterable[Any]) -> None:
@@ -147,7 +163,7 @@ def measure_engine(load: Load, *, queued: int) -> float:
         nonlocal now
         now += 1e-4
         noted(engine.arrived(request, now))
-        oldest = running.pop(0)
+        oldest = running.pop(0)  # at its engine a slot is free now
         noted(engine.progressed(oldest, 1, now))
         noted(engine.progressed(oldest, 10, now))
         noted(engine.finished(oldest, ServiceTokens(request.prompt_tokens, 20), now))
@@ -183,6 +199,7 @@ def main() -> None:
     parser.add_argument("--flows", type=int, default=10_000)
     parser.add_argument("--requests", type=int, default=1_000_000)
     parser.add_argument("--cycles", type=int, default=20_000)
+    parser.add_argument("--engines", type=int, default=1, help="several: placed by cached prefix; engine columns only")
     options = parser.parse_args()
     names, shapes = options.policies.split(","), options.shapes.split(",")
     if unknown := sorted({*names} - {*POLICIES} | {*shapes} - {*SHAPES}):
@@ -193,7 +210,7 @@ def main() -> None:
     spawned = multiprocessing.get_context("spawn")
     for name in names:
         for shape in shapes:
-            load = Load(name, shape, options.flows, options.requests, options.cycles)
+            load = Load(name, shape, options.flows, options.requests, options.cycles, options.engines)
             with ProcessPoolExecutor(1, mp_context=spawned) as fresh:
                 rows.append({"policy": name, "shape": shape, "us": fresh.submit(measure, load).result()})
             print(f"{name}, {shape}: {rows[-1]['us']}", file=sys.stderr, flush=True)

@@ -19,6 +19,7 @@ __all__ = [
     "Interaction",
     "Key",
     "Limit",
+    "Placed",
     "Pressure",
     "Progress",
     "Refusal",
@@ -143,6 +144,27 @@ class State(StrEnum):
     ENDED = "ended"
 
 
+class Placed(StrEnum):
+    """Why did a request go to its engine?"""
+
+    ONLY = "only"
+    """No other engine had room for it."""
+    CACHED = "cached"
+    """No engine has more of its prompt, and it is done soonest there."""
+    SPREAD = "spread"
+    """Another engine has more of its prompt, but is full or busy: it is done sooner there."""
+    RENDEZVOUS = "rendezvous"
+    """No engine has any of its prompt: prompts that begin alike meet there."""
+    LEAST_LOADED = "least_loaded"
+    """That engine ran least for its size."""
+    PASSED = "passed"
+    """The engine was free for the next in order. This one went instead, because of what engines have cached."""
+    ASSIGNED = "assigned"
+    """It was assigned when it came, and waited in the queue of that engine."""
+    TAKEN = "taken"
+    """It was assigned elsewhere, and an engine that ran nothing took it."""
+
+
 class Progress:
     """What the gateway notes of one request on its way. The admission engine writes it; an order writes its charges.
 
@@ -157,6 +179,7 @@ class Progress:
         norm: service of a normal call of its app at its stage.
         cached_tokens: tokens of its prompt that its engine was expected to have cached at dispatch.
         cached_blocks: leading blocks of its prompt that its engine was expected to hold at dispatch.
+        placed: why it went to its engine; says nothing as long as it waits.
         interaction: its open interaction; None: it belongs to none, or is a start that is not admitted yet.
         stage: its place among the calls of its interaction, from 1.
         inside: it continues an open interaction that is within its caps. It may have to wait, but is not throttled.
@@ -165,7 +188,7 @@ class Progress:
 
     __slots__ = (
         "attempts", "cached_blocks", "cached_tokens", "charged", "deadline_s", "gives", "inside", "interaction", "norm",
-        "normalised", "output_tokens_expected", "output_tokens_reserved", "stage", "state",
+        "normalised", "output_tokens_expected", "output_tokens_reserved", "placed", "stage", "state",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
@@ -179,6 +202,7 @@ class Progress:
         self.norm = 1.0
         self.cached_blocks = 0
         self.cached_tokens = 0
+        self.placed: Placed | None = None
         self.interaction: Interaction | None = None
         self.stage = 1
         self.inside = False
@@ -197,12 +221,13 @@ class Request:
         system_tokens: prompt tokens that are the app's own instructions.
         claim: what it says of its interaction.
         prefix: chained hashes of the blocks of its prompt, the first one first; empty where nothing reads them.
+        adapter: name of the adapter (LoRA) that it asks for; "" if it asks for a model itself.
         progress: what the gateway notes of it.
     """
 
     __slots__ = (
-        "arrived_s", "body_bytes", "claim", "flow", "id", "output_tokens_max", "prefix", "progress", "prompt_tokens",
-        "sequences", "streamed", "system_tokens", "weight",
+        "adapter", "arrived_s", "body_bytes", "claim", "flow", "id", "output_tokens_max", "prefix", "progress",
+        "prompt_tokens", "sequences", "streamed", "system_tokens", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -219,6 +244,7 @@ class Request:
         system_tokens: int = 0,
         claim: Claim = NO_CLAIM,
         prefix: tuple[int, ...] = (),
+        adapter: str = "",
         progress: Progress | None = None,
     ) -> None:
         self.id: Final = id
@@ -233,6 +259,7 @@ class Request:
         self.system_tokens: Final = system_tokens
         self.claim: Final = claim
         self.prefix: Final = prefix
+        self.adapter: Final = adapter
         self.progress: Final = progress if progress is not None else Progress()
 
     def __repr__(self) -> str:

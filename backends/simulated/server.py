@@ -31,6 +31,8 @@ _BUSY = (
 class SimulatedServer:
     """Serves one engine model on a port. A model second takes `time_scale` real seconds (0: as fast as it goes).
 
+    `adapters`: those of the names that are LoRA adapters of the first one. They are only named so.
+
     `max_num_queued_reqs` is vLLM's flag: above so many unfinished requests it answers 503, to a burst of streams 200
     with the 503 inside. `faults` may be changed while it serves.
     """
@@ -40,6 +42,7 @@ class SimulatedServer:
         profile: EngineProfile,
         *,
         model_names: tuple[str, ...] = ("simulated",),
+        adapters: tuple[str, ...] = (),
         seed: int = 0,
         time_scale: float = 1.0,
         max_num_queued_reqs: int | None = None,
@@ -49,7 +52,10 @@ class SimulatedServer:
             raise ValueError("a simulated server needs at least one model name")
         self.profile = profile
         self.model_names = tuple(model_names)
+        self._adapters = adapters
         self.faults = faults or Faults()
+        self.scrapes = 0
+        """How often its metrics were asked for."""
         self._seed = seed
         self._time_scale = time_scale
         self._max_num_queued_reqs = max_num_queued_reqs
@@ -287,8 +293,8 @@ class SimulatedServer:
                 "created": 0,
                 "owned_by": "vllm",
                 "root": name,
-                "parent": None,
-                "max_model_len": self.profile.max_model_len,
+                "parent": self.model_names[0] if name in self._adapters else None,
+                "max_model_len": None if name in self._adapters else self.profile.max_model_len,
             }
             for name in self.model_names
         ]
@@ -307,6 +313,7 @@ class SimulatedServer:
         return web.json_response({"count": count, "max_model_len": self.profile.max_model_len, "tokens": tokens})
 
     def _page(self, names: list[str]) -> bytes:
+        self.scrapes += 1
         return render(self.profile, self.model_names[0], self._gauges, self._totals, names)
 
     async def _metrics(self, request: web.Request) -> web.Response:

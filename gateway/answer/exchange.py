@@ -114,7 +114,8 @@ class Exchange:
             self._pool.retries.sent()
         target = self._backend = self._pool.backends[backend]
         self.record.dispatched(backend, time.monotonic())
-        self._call = target.upstream.send(target.head(self._upstream_head), self._payload.body, self)
+        head, is_fresh = target.head(self._upstream_head), self._sends > 0
+        self._call = target.upstream.send(head, self._payload.body, self, is_fresh=is_fresh)
 
     def refused(self, decision: Reject) -> None:
         self._end(Outcome.REFUSED, decision.reason.value)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from gateway.telemetry.access_log import hidden
-from policies.admission.decisions import Dispatch, Reject
+from policies.admission.decisions import Reject
 from policies.admission.explanation import Explanation
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def _plain(found: Explanation, now: float) -> dict[str, Any]:
     return {
         "state": found.state,
         "reason": found.reason,
-        "decision": _decision(found.decision),
+        "decision": _decision(found),
         "decided_s_ago": None if found.decided_s is None else round(now - found.decided_s, 3),
         "flow": {"tenant": flow.tenant, "app": flow.app, "user": hidden(flow.user)},
         "stage": found.stage,
@@ -44,9 +44,14 @@ def _plain(found: Explanation, now: float) -> dict[str, Any]:
     }
 
 
-def _decision(decision: Dispatch | Reject | None) -> dict[str, Any] | None:
+def _decision(found: Explanation) -> dict[str, Any] | None:
+    decision = found.decision
     if decision is None:
         return None
-    if isinstance(decision, Dispatch):
-        return {"dispatched_to": decision.backend}
+    if not isinstance(decision, Reject):
+        return {
+            "dispatched_to": decision.backend,
+            "placed": found.placed,
+            "tokens_cached_expected": found.cached_tokens,
+        }
     return {"refused": decision.reason.value, "retry_after_s": round(decision.retry_after_s, 3)}

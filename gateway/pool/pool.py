@@ -167,6 +167,11 @@ class Pool:
                 most = length
         return most
 
+    def is_adapter(self, model: str) -> bool:
+        """Does a backend say that it is an adapter of another model?"""
+        cards = [backend.models.get(model) for backend in self.backends.values()]
+        return any(card is not None and card.is_adapter for card in cards)
+
     def is_healthy(self) -> bool:
         return any(backend.health.healthy for backend in self.backends.values())
 
@@ -221,6 +226,7 @@ class Pool:
             snapshot.kv_capacity_tokens,
             snapshot.block_size,
             snapshot.preemptions_total,
+            snapshot.prompt_tokens_total,
         )
         self.dispatcher.backend_changed(name, gauges)
 

@@ -28,9 +28,11 @@ class Line(msgspec.Struct):
     tokens_in: int
     tokens_out: int
     tokens_cached: int
+    tokens_cached_expected: int
     tokens_in_estimated: int
     tokens_out_max: int
     backend: str
+    placed: str
     tries: int
     client: str
     client_request_id: str

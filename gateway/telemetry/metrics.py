@@ -46,6 +46,19 @@ class _Tally:
         """By outcome."""
 
 
+class _Prompts:
+    """What prompts one (pool, backend) was given, and how right the guess was of what it had cached."""
+
+    __slots__ = ("cached", "expected", "input", "wrong")
+
+    def __init__(self) -> None:
+        self.input = 0
+        self.cached = 0
+        self.expected = 0
+        self.wrong = 0
+        """Sum of how far each guess was off."""
+
+
 class _Distribution:
     """How often was a time within each of these bounds?"""
 
@@ -106,6 +119,8 @@ class Metrics:
         """What replicas share, if they do."""
         self.access_log: AccessLog | None = None
         self._tallies: dict[tuple[str, str], _Tally] = {}
+        self._prompts: dict[tuple[str, str], _Prompts] = {}
+        """By (pool, backend)."""
         self._reasons: dict[tuple[str, str], int] = {}
         self._waste: dict[str, int] = {}
         self._times: dict[tuple[str, str], tuple[_Distribution, _Distribution]] = {}
@@ -120,6 +135,8 @@ class Metrics:
         tally.input += service.prompt
         tally.output += service.output
         tally.cached += service.cached or 0
+        if service.cached is not None:
+            self._prompt_ended(record, service.cached)
         if reason:
             self._reasons[(pool, reason)] = self._reasons.get((pool, reason), 0) + 1
         times = self._times.get((pool, outcome))
@@ -133,6 +150,17 @@ class Metrics:
             if first_tokens is None:
                 first_tokens = self._first_tokens[pool] = _Distribution(_WAIT_BUCKETS)
             first_tokens.observe(first_token_s)
+
+    def _prompt_ended(self, record: Record, cached: int) -> None:
+        """Only of answers in which an engine says what it found cached."""
+        prompts = self._prompts.get((record.pool, record.backend))
+        if prompts is None:
+            prompts = self._prompts[(record.pool, record.backend)] = _Prompts()
+        expected = 0 if record.request is None else record.request.progress.cached_tokens
+        prompts.input += record.service.prompt
+        prompts.cached += cached
+        prompts.expected += expected
+        prompts.wrong += abs(expected - cached)
 
     def refused(self, reason: str) -> None:
         """Before it was known which pool was asked."""
@@ -156,6 +184,15 @@ class Metrics:
                 tokens.add_metric([pool, tenant, kind], count)
             for outcome, count in list(tally.requests.items()):
                 requests.add_metric([pool, tenant, outcome], count)
+        prompts = CounterMetricFamily(
+            "fairgate_backend_prompt_tokens",
+            "Prompt tokens settled, by kind (cached is part of input, expected to be cached, wrong by how much).",
+            labels=["pool", "backend", "kind"],
+        )
+        for (pool, backend), sums in list(self._prompts.items()):
+            kinds = (("input", sums.input), ("cached", sums.cached), ("expected", sums.expected), ("wrong", sums.wrong))
+            for kind, count in kinds:
+                prompts.add_metric([pool, backend, kind], count)
         reasons = CounterMetricFamily(
             "fairgate_not_completed", "Requests that did not complete, by reason.", labels=["pool", "reason"]
         )
@@ -169,7 +206,7 @@ class Metrics:
         first = HistogramMetricFamily("fairgate_first_token_seconds", "Arrival to first token.", labels=["pool"])
         for pool, distribution in list(self._first_tokens.items()):
             distribution.add_to(first, [pool])
-        yield from (tokens, requests, reasons, waits, totals, first)
+        yield from (tokens, requests, prompts, reasons, waits, totals, first)
         if self.access_log is not None:
             lost = CounterMetricFamily("fairgate_access_log_lines_lost", "Lines that could not be written.")
             lost.add_metric([], self.access_log.lines_lost)

@@ -17,7 +17,7 @@ from policies.orders.contract import Order, Selection
 from policies.placements.contract import Assignment
 from policies.placements.prefix_index import PrefixIndex
 from policies.placements.siblings import Siblings
-from policies.request import Flow, Request, ServiceTokens
+from policies.request import Flow, Placed, Request, ServiceTokens
 
 __all__ = ["AssignedPolicy"]
 
@@ -166,6 +166,7 @@ class AssignedPolicy(Policy):
         request, engine = selection.request, selection.backend
         queued = self._queued[request.id]
         self._left(queued)
+        request.progress.placed = Placed.ASSIGNED if queued.engine == engine else Placed.TAKEN
         if queued.engine != engine:
             self._assignment.moved(request, queued.engine, engine)
         self._running[request.id] = (engine, order)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from policies.request import Flow, Limit, Pressure, Refusal, Request
+from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request
 
 __all__ = ["Decided", "Decision", "Dispatch", "Failure", "Recent", "Reject"]
 
@@ -56,6 +56,10 @@ class Decided(NamedTuple):
     stage: int
     inside: bool
     pressure: Pressure
+    placed: Placed | None
+    """Why it went to its engine, if it did."""
+    cached_tokens: int
+    """Of its prompt, what that engine was expected to have cached."""
 
 
 class Recent:
@@ -71,8 +75,16 @@ class Recent:
         """The latest decision on this request, if it is remembered."""
         for decision, now, request, pressure in reversed(self._decided):
             if decision.id == request_id:
-                waited_s = now - request.arrived_s
+                progress, waited_s = request.progress, now - request.arrived_s
                 return Decided(
-                    decision, now, waited_s, request.flow, request.progress.stage, request.progress.inside, pressure
+                    decision,
+                    now,
+                    waited_s,
+                    request.flow,
+                    progress.stage,
+                    progress.inside,
+                    pressure,
+                    progress.placed,
+                    progress.cached_tokens,
                 )
         return None

@@ -173,6 +173,7 @@ class AdmissionEngine:
         ledger = BackendLedger(name, self.capacity, max_num_seqs=max_num_seqs)
         ledger.healthy = healthy
         self.backends[name] = ledger
+        self.room.changed(self._now)
 
     def arrived(self, request: Request, now: float) -> Sequence[Decision]:
         """A request wants service. It is queued, refused at once, or waits for what other gateways say."""
@@ -231,7 +232,7 @@ class AdmissionEngine:
             return NOTHING
         now = self._time(now)
         self.backends[lease.backend].started(lease, now)
-        return self._room_changed(now)
+        return self._room_changed(now, lease.backend)
 
     def finished(
         self, request_id: str, service: ServiceTokens, now: float, awaits_more: bool | None = None
@@ -250,7 +251,7 @@ class AdmissionEngine:
         if not request.streamed:
             self.backends[lease.backend].came_whole(lease, now)
         self.books.change(FINISHED, request, now, service, awaits_more=awaits_more)
-        return self._room_changed(now)
+        return self._room_changed(now, lease.backend)
 
     def failed(
         self, request_id: str, failure: Failure, now: float, service: ServiceTokens | None = None
@@ -297,7 +298,8 @@ class AdmissionEngine:
             if self.set_back_s:
                 change = replace(change, taken_s=change.taken_s + self.set_back_s)
             ledger.observe(change, now, arrived_s=self._arrived_s)
-        return self._room_changed(now)
+            self.policy.observe(name, change)
+        return self._room_changed(now, name)
 
     def woke(self, now: float) -> Sequence[Decision]:
         """The time that `next_wakeup` named has come."""
@@ -307,7 +309,7 @@ class AdmissionEngine:
         """Bring counters and ledgers up to the streamed tokens. Returns the time by the admission engine's clock."""
         now = self._charged_s = self._time(now)
         self.books.charge_progress(now)
-        self.room.changed(now)
+        self.room.charged(now)
         return now
 
     # --- deciding ---
@@ -352,11 +354,11 @@ class AdmissionEngine:
         self._decide(now, decisions)
         return decisions
 
-    def _room_changed(self, now: float) -> Sequence[Decision]:
-        """A request has ended or started, or something became known: expire what is due, and dispatch what can
+    def _room_changed(self, now: float, engine: str | None = None) -> Sequence[Decision]:
+        """Something ended, started or became known, at this engine or at any: expire what is due, and dispatch what can
         start.
         """
-        self.room.changed(now)
+        self.room.changed(now, engine)
         if not self.queued:
             self.blocked = None
             return NOTHING

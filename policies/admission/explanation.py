@@ -7,9 +7,9 @@ from typing import Final, Literal
 
 from policies.admission.decisions import Decided, Decision, Reject
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.request import Flow, Limit, Pressure, Refusal, Request, State
+from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, State
 
-__all__ = ["OF_OBSTACLE", "OF_REFUSAL", "Explanation", "Situation", "explain"]
+__all__ = ["OF_OBSTACLE", "OF_PLACED", "OF_REFUSAL", "Explanation", "Situation", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class Explanation:
 
     Attributes:
         decided_s: when it was decided, by the admission engine's clock; None while it is queued for the first time.
+        placed: if it was dispatched, why to this engine.
+        cached_tokens: of its prompt, what that engine was expected to have cached.
         reason: one sentence.
         obstacle: if the request waits, what the next request in order waits for: the obstacle that disappears soonest.
         obstacles: the same by engine.
@@ -51,6 +53,8 @@ class Explanation:
     inside: bool
     decided_s: float | None
     decision: Decision | None
+    placed: Placed | None
+    cached_tokens: int
     reason: str
     obstacle: Obstacle | None
     obstacles: dict[str, Obstacle]
@@ -70,6 +74,16 @@ OF_OBSTACLE: Final = {
         "starts are spread, so that those running do not all need their largest share of the KV cache at once"
     ),
     Obstacle.TURN: "a request that waits at another gateway has received less and goes first",
+}
+OF_PLACED: Final = {
+    Placed.ONLY: "no other engine had room",
+    Placed.CACHED: "no engine has more of its prompt cached, and it is done soonest there",
+    Placed.SPREAD: "another engine has more of its prompt cached, but it is done sooner there",
+    Placed.RENDEZVOUS: "no engine has its prompt cached, and prompts that begin like this one go there",
+    Placed.LEAST_LOADED: "it ran least for its size",
+    Placed.PASSED: "it went before the next in order, because of what the engines have cached",
+    Placed.ASSIGNED: "it was assigned there when it came",
+    Placed.TAKEN: "that engine ran nothing, and took it from the queue of another",
 }
 OF_REFUSAL: Final = {
     Refusal.QUEUE_FULL: "the queue is full, and its tenant has at least its fair share of it",
@@ -98,6 +112,8 @@ def explain(request_id: str, request: Request | None, last: Decided | None, situ
         last.inside,
         last.now,
         decision,
+        None if isinstance(decision, Reject) else last.placed,
+        0 if isinstance(decision, Reject) else last.cached_tokens,
         _reason(last),
         None,
         {},
@@ -123,6 +139,8 @@ def _of_waiting(request: Request, last: Decided | None, situation: Situation) ->
         progress.inside,
         last.now if last is not None else None,
         last.decision if last is not None else None,
+        None,
+        0,
         f"queued: {why}",
         obstacle,
         blocked.obstacles if blocked is not None else {},
@@ -137,7 +155,8 @@ def _reason(decided: Decided) -> str:
     decision = decided.decision
     if not isinstance(decision, Reject):
         how = f"after {decided.waited_s:.3f} s in the queue" if decided.waited_s > 0 else "at once"
-        return f"dispatched to {decision.backend} {how}"
+        why = f": {OF_PLACED[decided.placed]}" if decided.placed is not None else ""
+        return f"dispatched to {decision.backend} {how}{why}"
     said = f"refused: {OF_REFUSAL[decision.reason]}"
     if decision.limit is not None:
         said += f" ({decision.limit.name} {decision.limit.limit}, {decision.limit.remaining} left)"

@@ -10,7 +10,7 @@ from policies.admission.policy import Policy
 from policies.orders.contract import Order
 from policies.orders.registry import POLICIES
 from policies.placements.contract import Assignment
-from policies.placements.prefix_index import PrefixIndex
+from policies.placements.prefix_index import PrefixIndex, blocks_for
 from policies.placements.registry import PLACEMENTS, usual_placement
 
 __all__ = ["named_policy"]
@@ -31,7 +31,7 @@ def named_policy(
     known = {one.name for struct in (entry.params, place.params) if struct is not None for one in fields(struct)}
     if unknown := sorted(settings.keys() - known):
         raise TypeError(f"policy {name} has no setting {', '.join(unknown)}; it has: {', '.join(sorted(known))}")
-    prefixes = PrefixIndex()
+    prefixes = PrefixIndex(blocks_max=blocks_for(engines))
     where = place.placement(placement_params, prefixes=prefixes, flows_max=flows_max)
     order: Order
     if entry.order.reads_prefixes:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.contract import Order, Selection
 from policies.placements.contract import EngineLoad, Placement
 from policies.placements.homes import NOWHERE, Homes, is_local
 from policies.placements.least_loaded import LeastLoaded
 from policies.placements.prefix_index import PrefixIndex, blocks_of_tokens, tokens_of_blocks
-from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
+from policies.request import Flow, Placed, Pressure, Refused, Request, ServiceTokens
 
 __all__ = ["CachedRoom", "Engines", "Policy"]
 
@@ -61,10 +62,12 @@ class CachedRoom:
         found.sort()
         for _, _, request in found[:PLACES_TRIED]:
             if self.engines.obstacle_at(request, engine) is None:
+                request.progress.placed = Placed.PASSED
                 return request
         if homes.has_home(head):
             for request in homes.at(NOWHERE):
                 if may_pass(request) and self.engines.obstacle_at(request, engine) is None:
+                    request.progress.placed = Placed.PASSED
                     return request
         return head
 
@@ -79,7 +82,10 @@ class _RoomOfAll(CachedRoom):
     def place(self, request: Request) -> str | Blocked:
         assert self.engines is not None
         found = self.engines.with_room(request)
-        return found if isinstance(found, Blocked) else self._placement.choose(request, found)
+        if isinstance(found, Blocked):
+            return found
+        engine, request.progress.placed = self._placement.choose(request, found)
+        return engine
 
 
 class Policy:
@@ -163,6 +169,11 @@ class Policy:
     def learn(self, request: Request, service: ServiceTokens, now: float) -> None:
         """An answer came whole, and took this much."""
         self.order.learn(request, service, now)
+
+    def observe(self, engine: str, gauges: Gauges) -> None:
+        """An engine was scraped. One that has restarted has nothing cached."""
+        if self.prefixes is not None:
+            self.prefixes.counted(engine, gauges.prompt_tokens_total)
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
         """The numbers that decide this flow's place, by name."""

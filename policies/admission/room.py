@@ -58,10 +58,24 @@ class PoolRoom:
         self._tenants: Final = tenants
         self._blocked: dict[str, Blocked] = {}
         """By request: the obstacles found since anything changed, so that asking again costs O(1)."""
+        self._full: dict[str, Obstacle] = {}
+        """Engines without a slot for any request: until something changes there, they need not be asked."""
+        self._open: dict[str, BackendLedger] = {}
+        """All others."""
         self._now = 0.0
 
-    def changed(self, now: float) -> None:
-        """A request has ended or started, or something became known: a blocked request may have room now."""
+    def changed(self, now: float, engine: str | None = None) -> None:
+        """Something ended, started or became known at this engine, or at any: a blocked request may have room now."""
+        self._blocked.clear()
+        self._now = now
+        if engine is None:
+            self._full.clear()
+            self._open = dict(self._backends)
+        elif self._full.pop(engine, None) is not None:
+            self._open[engine] = self._backends[engine]
+
+    def charged(self, now: float) -> None:
+        """Running requests have grown: room in the KV caches has changed, slots have not."""
         self._blocked.clear()
         self._now = now
 
@@ -74,13 +88,19 @@ class PoolRoom:
         if known is not None:
             return known
         free: list[BackendLedger] = []
-        obstacles: dict[str, Obstacle] = {}
-        for name, ledger in self._backends.items():
+        full: list[str] = []
+        obstacles = self._full.copy()
+        for name, ledger in self._open.items():
             obstacle = self.obstacle_at(request, name)
             if obstacle is None:
                 free.append(ledger)
-            else:
-                obstacles[name] = obstacle
+                continue
+            obstacles[name] = obstacle
+            if obstacle is Obstacle.SLOTS and ledger.is_full():
+                full.append(name)
+        for name in full:
+            self._full[name] = Obstacle.SLOTS
+            del self._open[name]
         if free and len(self._backends) > 1:
             free = self._soonest(request, free, obstacles)
         if free:

@@ -35,6 +35,7 @@ class Gauges:
     kv_capacity_tokens: int | None = None
     block_size: int | None = None
     preemptions_total: int | None = None
+    prompt_tokens_total: int | None = None
 
     def scaled(self, part: float) -> Gauges:
         """The gauges as an engine of this fraction of the size would report them."""

@@ -60,6 +60,8 @@ class BackendLedger:
         self.starting_tokens = 0
         self.prefill_tokens = 0
         """Those of the starting tokens that the engine is expected to compute, since it has not cached them."""
+        self.adapters: dict[str, int] = {}
+        """Dispatched requests by the adapter they ask for."""
         self._settings = settings
         self._gauges: Gauges | None = None
         self._starts_since_gauges = 0
@@ -138,6 +140,10 @@ class BackendLedger:
         if self.kv.capacity_tokens is None:
             return self.sequences_in_all() / self.slots.count
         return self.kv.fraction(0.0 if elsewhere is None else elsewhere.kv_tokens_elsewhere)
+
+    def is_full(self) -> bool:
+        """Is there no slot for any request, whoever asks?"""
+        return self.allowance is None and self.sequences >= self.slots.most(unkept=True)
 
     def sequences_in_all(self) -> int:
         """Sequences that this gateway and others have dispatched to it."""
@@ -224,6 +230,8 @@ class BackendLedger:
         lease.prefill_tokens = request.prompt_tokens - request.progress.cached_tokens
         self.prefill_tokens += lease.prefill_tokens
         self.sequences += request.sequences
+        if request.adapter:
+            self.adapters[request.adapter] = self.adapters.get(request.adapter, 0) + 1
 
     def started(self, lease: Lease, now: float) -> None:
         """Its first token was seen: the engine had room for it."""
@@ -250,6 +258,10 @@ class BackendLedger:
             self._starts_since_gauges += 1
         self._ends_since_gauges += 1
         self.sequences -= request.sequences
+        if request.adapter:
+            self.adapters[request.adapter] -= 1
+            if not self.adapters[request.adapter]:
+                del self.adapters[request.adapter]
         if not self.leases:
             self.slots.emptied()
         self.kv.remove(lease, now)

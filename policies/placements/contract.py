@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Protocol
 from policies.capacity.pace import Pace
 from policies.capacity.slots import Slots
 from policies.placements.prefix_index import PrefixIndex
-from policies.request import Request, ServiceTokens
+from policies.request import Placed, Request, ServiceTokens
 
-__all__ = ["Assignment", "EngineLoad", "Placement"]
+__all__ = ["Assignment", "Choice", "EngineLoad", "Placement"]
 
 
 class EngineLoad(Protocol):
@@ -32,6 +32,10 @@ class EngineLoad(Protocol):
     def pace(self) -> Pace: ...
 
     @property
+    def adapters(self) -> Mapping[str, int]:
+        """Adapters that requests dispatched to it ask for, and how many do."""
+
+    @property
     def prefill_tokens(self) -> int:
         """Prompt tokens that were dispatched to it, and that it must compute before another prompt."""
 
@@ -40,6 +44,10 @@ class EngineLoad(Protocol):
 
     def kv_fraction(self) -> float:
         """Largest occupancy of its KV cache that the dispatched requests are expected to reach (1.0 = full)."""
+
+
+Choice = tuple[str, Placed]
+"""Name of the engine that gets a request, and why."""
 
 
 class Placement(ABC):
@@ -53,8 +61,8 @@ class Placement(ABC):
         return
 
     @abstractmethod
-    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> str:
-        """Name of the engine. `engines`: at least one, in no particular order."""
+    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
+        """One of the engines. `engines`: at least one, in no particular order."""
 
 
 class Assignment(Placement):
@@ -73,9 +81,9 @@ class Assignment(Placement):
                 waits there; empty if the prompt is not known.
         """
 
-    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> str:
+    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
         """The request was assigned already: there is one engine."""
-        return engines[0].name
+        return engines[0].name, Placed.ASSIGNED
 
     def moved(self, request: Request, before: str | None, after: str | None) -> None:
         """The request moved from engine `before` (None: it was not assigned) to `after` (None: it has left)."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from policies.placements.contract import EngineLoad, Placement
-from policies.request import Request
+from policies.placements.contract import Choice, EngineLoad, Placement
+from policies.request import Placed, Request
 
 __all__ = ["LeastLoaded", "least_loaded", "loads"]
 
@@ -34,5 +34,5 @@ def least_loaded(engines: Sequence[EngineLoad]) -> str:
 class LeastLoaded(Placement):
     """Which engine runs least for its size?"""
 
-    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> str:
-        return least_loaded(engines)
+    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
+        return least_loaded(engines), Placed.LEAST_LOADED if len(engines) > 1 else Placed.ONLY

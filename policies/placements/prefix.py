@@ -8,9 +8,14 @@ measured pace counts for as many times more.
 Bounded imbalance: an engine that runs more than `IMBALANCE` times the mean, and `SPARE` more, gets nothing as long as
 another one has room. So a prefix that many requests share spreads to more engines before it overloads one.
 
+An engine where no request runs with the adapter (LoRA) that is asked for must load it first. That counts as if
+`ADAPTER_TOKENS` more were not cached. What engines say of their adapters is not read: a page of vLLM has a line for
+every set of them that ran together.
+
 A prompt of which no engine has anything goes to an engine by rendezvous hashing with bounded load: each engine has a
-score made of the hash of the prompt's first block and its own name, and the highest score wins among the engines that
-are not above the bound. All gateways compute the same, so prompts that begin alike meet without a word between them.
+score made of the hash of the prompt's first block and its own name. The highest score wins among the engines that are
+not above the bound, if possible among those that run its adapter. All gateways compute the same scores, so prompts that
+begin alike meet without a word between them.
 """
 
 from __future__ import annotations
@@ -20,10 +25,10 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final
 
-from policies.placements.contract import EngineLoad, Placement
+from policies.placements.contract import Choice, EngineLoad, Placement
 from policies.placements.least_loaded import least_loaded, loads
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
-from policies.request import Request
+from policies.request import Placed, Request
 
 __all__ = ["ByPrefix"]
 
@@ -31,6 +36,8 @@ SEQUENCE_TOKENS: Final = 16.0
 """What one more running sequence costs a new one, in prompt tokens to compute: about the time it adds to the steps of
 an answer of some hundred tokens."""
 MOVED: Final = 8.0
+ADAPTER_TOKENS: Final = 1024.0
+"""What it costs to load an adapter (LoRA), in prompt tokens to compute: some 100 MB, about a tenth of a second."""
 IMBALANCE: Final = 1.2
 SPARE: Final = 3.0
 """Sequences that an engine may run beyond the bound, so that few requests may all be where their prompts are."""
@@ -47,25 +54,32 @@ class ByPrefix(Placement):
     def __init__(self, params: Any = None, *, prefixes: PrefixIndex | None = None, flows_max: int = 10_000) -> None:
         self._prefixes = prefixes if prefixes is not None else PrefixIndex()
 
-    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> str:
+    def choose(self, request: Request, engines: Sequence[EngineLoad]) -> Choice:
         if len(engines) == 1:
-            return engines[0].name
+            return engines[0].name, Placed.ONLY
         running = loads(engines)
         bound = IMBALANCE * (sum(running) + 1) / len(running)
         prefix = request.prefix
         if not prefix:
-            return least_loaded(engines)
+            return least_loaded(engines), Placed.LEAST_LOADED
         depths = self._prefixes.depths(prefix)
         if not depths:
             within = [engine for engine, load in zip(engines, running, strict=True) if load < bound]
-            return max([(_score(prefix[0], engine.name), engine.name) for engine in within or engines])[1]
+            having = [engine for engine in within if request.adapter in engine.adapters]
+            highest = max([(_score(prefix[0], engine.name), engine.name) for engine in having or within or engines])
+            return highest[1], Placed.RENDEZVOUS
         paces = _paces(engines)
         costs = []
         for engine, load, pace in zip(engines, running, paces, strict=True):
             cached = tokens_of_blocks(depths.get(engine.name, 0), prefix, request.prompt_tokens)
-            todo = engine.prefill_tokens + MOVED * (request.prompt_tokens - cached)
+            missing = float(request.prompt_tokens - cached)
+            if request.adapter and request.adapter not in engine.adapters:
+                missing += ADAPTER_TOKENS
+            todo = engine.prefill_tokens + MOVED * missing
             costs.append((load >= bound + SPARE, pace * (todo + SEQUENCE_TOKENS * load), engine.name))
-        return min(costs)[2]
+        chosen = min(costs)[2]
+        has_most = depths.get(chosen, 0) == max(depths.values())
+        return chosen, Placed.CACHED if has_most else Placed.SPREAD
 
 
 def _paces(engines: Sequence[EngineLoad]) -> list[float]:

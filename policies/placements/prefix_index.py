@@ -16,10 +16,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-__all__ = ["PrefixIndex", "blocks_of_tokens", "tokens_of_blocks"]
+__all__ = ["PrefixIndex", "blocks_for", "blocks_of_tokens", "tokens_of_blocks"]
 
 BLOCKS_MAX: Final = 65_536
 """Per backend. At 512 bytes of text a block this is about eight million tokens, more than most caches hold."""
+ALL_BLOCKS_MAX: Final = 1 << 20
+"""Over all backends of a pool, as long as each has `BACKEND_BLOCKS_MIN`. A block takes about 124 bytes, so a full
+index takes 124 MiB."""
+BACKEND_BLOCKS_MIN: Final = 4096
+"""Half a million tokens: with less, the long prompts of a few tenants would drive out each other."""
 BLOCKS_MIN: Final = 256
 """This much is remembered however wrong the estimates were: about one long prompt."""
 CAUTION: Final = 16
@@ -39,14 +44,21 @@ def blocks_of_tokens(tokens: int, prefix: Prefix, prompt_tokens: int) -> int:
     return min(-(-tokens * len(prefix) // prompt_tokens), len(prefix)) if prompt_tokens else 0
 
 
+def blocks_for(backends: int) -> int:
+    """How many blocks may be remembered of each of so many backends?"""
+    return max(BACKEND_BLOCKS_MIN, min(BLOCKS_MAX, ALL_BLOCKS_MAX // max(backends, 1)))
+
+
 class _Cache:
     """What one backend is believed to hold, the longest unused first."""
 
-    __slots__ = ("blocks", "limit", "reports")
+    __slots__ = ("blocks", "limit", "prompt_tokens", "reports")
 
     def __init__(self, limit: int) -> None:
         self.blocks: OrderedDict[int, None] = OrderedDict()
         self.limit = limit
+        self.prompt_tokens = 0
+        """What it last said to have processed in all."""
         self.reports = False
         """It has reported cached tokens before. Only then does a report of none mean a miss."""
 
@@ -99,6 +111,21 @@ class PrefixIndex:
             for block in prefix[depth:]:
                 cache.blocks.pop(block, None)
             self.version += 1
+
+    def forget_engine(self, backend: str) -> None:
+        """The backend holds nothing: it has restarted. What was learned of its size was of the one before."""
+        if self._caches.pop(backend, None) is not None:
+            self.version += 1
+
+    def counted(self, backend: str, prompt_tokens: int | None) -> None:
+        """The backend says that it has processed so many prompt tokens in all. Fewer than before: it has restarted."""
+        cache = self._caches.get(backend)
+        if cache is None:
+            return
+        if (prompt_tokens or 0) < cache.prompt_tokens:
+            self.forget_engine(backend)
+        else:
+            cache.prompt_tokens = prompt_tokens or 0
 
     def reported(self, backend: str, expected: int, found: int) -> None:
         """A backend answered that it had `found` of `expected` leading blocks.

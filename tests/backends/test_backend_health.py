@@ -147,9 +147,13 @@ async def test_a_probe_says_what_is_wrong(engine: Engine, session: aiohttp.Clien
 
 
 async def test_models_are_listed_or_refused(engine: Engine, session: aiohttp.ClientSession) -> None:
-    cards = b'{"data":[{"id":"a","max_model_len":4096,"root":"x"},{"id":"lora"}]}'
+    cards = b'{"data":[{"id":"a","max_model_len":4096,"root":"x"},{"id":"lora","parent":"a"},{"id":"b","parent":null}]}'
     engine.pages = {"/v1/models": (200, cards)}
-    assert await fetch_models(session, engine.url) == [ModelCard("a", 4096), ModelCard("lora", None)]
+    assert await fetch_models(session, engine.url) == [
+        ModelCard("a", 4096),
+        ModelCard("lora", None, is_adapter=True),
+        ModelCard("b", None),
+    ]
     for answer in ((200, b"<html>"), (401, b"{}")):
         engine.pages = {"/v1/models": answer}
         with pytest.raises(ProtocolViolation):

@@ -15,10 +15,10 @@ FIXTURES = Path(__file__).parent / "fixtures"
 PAGES = {
     "vllm-0.8.5.txt": BackendSnapshot(1.5, 3, 7, 0.25, 1000 * 16, 16, 11),
     "vllm-0.11-pids.txt": BackendSnapshot(1.5, 7, 2, 0.3, 256 * 16, 16, 3),
-    "vllm-0.32-single.txt": BackendSnapshot(1.5, 0, 0, 0.0, 128 * 32, 32, 0),
+    "vllm-0.32-single.txt": BackendSnapshot(1.5, 0, 0, 0.0, 128 * 32, 32, 0, 0),
     "vllm-0.32-openmetrics.txt": BackendSnapshot(1.5, 0, 0, 0.0, 128 * 32, 32, 0),
     # Engines that never stepped say nothing of their load: absent is not zero.
-    "vllm-0.32-dp2.txt": BackendSnapshot(1.5, None, None, None, 2 * 128 * 32, 32, 0),
+    "vllm-0.32-dp2.txt": BackendSnapshot(1.5, None, None, None, 2 * 128 * 32, 32, 0, 0),
 }
 
 

@@ -67,7 +67,9 @@ async def test_one_that_was_served_is_explained_after_its_end(start: Starter) ->
         got = await live.ask(CHAT, chat(SECRET, max_tokens=2, user=SECRET))
         found = await explained(live, got.headers["x-request-id"])
         assert found["state"] == "dispatched"
-        assert found["decision"] == {"dispatched_to": sim.url.removeprefix("http://")}
+        backend = sim.url.removeprefix("http://")
+        assert found["decision"] == {"dispatched_to": backend, "placed": "only", "tokens_cached_expected": 0}
+        assert found["reason"].endswith(": no other engine had room")
         assert (found["pool"], found["policy"]) == ("pool", "fairserve")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from itertools import count
 from typing import Any
@@ -40,6 +40,7 @@ def make_request(
     claim: Claim = NO_CLAIM,
     system: int = 0,
     prefix: tuple[int, ...] = (),
+    adapter: str = "",
 ) -> Request:
     return Request(
         id if id is not None else f"{tenant}-{next(_serial)}",
@@ -54,6 +55,7 @@ def make_request(
         claim=claim,
         system_tokens=system,
         prefix=prefix,
+        adapter=adapter,
         progress=Progress(expected, reserved),
     )
 
@@ -79,6 +81,7 @@ class Load:
         prefill_tokens: int = 0,
         pace: Pace | None = None,
         kv: float = 0.0,
+        adapters: Mapping[str, int] | None = None,
     ) -> None:
         self.name = name
         self.running = running
@@ -86,6 +89,7 @@ class Load:
         self.prefill_tokens = prefill_tokens
         self.pace = pace or Pace()
         self.kv = kv
+        self.adapters = adapters or {}
 
     def sequences_in_all(self) -> int:
         return self.running

@@ -17,7 +17,7 @@ from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.contract import Selection
 from policies.placements.contract import EngineLoad
 from policies.placements.prefix_index import PrefixIndex
-from policies.request import Flow, Request, ServiceTokens
+from policies.request import Flow, Placed, Request, ServiceTokens
 from simulation.baselines import round_robin_lpm
 from tests.policies.caching import BLOCK, CachingServers, Questions, document
 from tests.policies.making import Load, make_request
@@ -127,9 +127,9 @@ def test_a_heavier_tenant_may_stick_for_longer() -> None:
 def test_an_idle_engine_takes_what_waits_for_another() -> None:
     policy, cluster = named_policy("d2lpm", backend_quantum=inf), Cluster(1, "x", "y")
     prefixes_of(policy).insert(document(1, 4), "x")
-    for _ in range(3):
-        ask(policy, document(1, 4))
+    asked = [ask(policy, document(1, 4)) for _ in range(3)]
     assert pop_all(policy, cluster) == ["x", "y"]
+    assert [request.progress.placed for request in asked] == [Placed.ASSIGNED, Placed.TAKEN, None]
     deficits = policy.explain(make_request("a").flow, 0.0)
     assert deficits["queued"] == 1
     assert deficits["running"] == 2

@@ -32,14 +32,14 @@ def test_a_prompt_goes_where_most_of_it_is_cached() -> None:
     prefixes = PrefixIndex()
     prefixes.insert(document(1, 50), "e2")
     prefixes.insert(document(1, 100), "e3")
-    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), engines(0, 0, 0)) == "e3"
+    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), engines(0, 0, 0))[0] == "e3"
 
 
 def test_of_engines_that_have_it_alike_the_less_loaded_one_is_taken() -> None:
     prefixes = PrefixIndex()
     for name in THREE:
         prefixes.insert(document(1, 100), name)
-    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), engines(3, 1, 2)) == "e2"
+    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), engines(3, 1, 2))[0] == "e2"
 
 
 def test_what_is_on_its_way_before_it_counts_like_its_own_prompt() -> None:
@@ -49,8 +49,8 @@ def test_what_is_on_its_way_before_it_counts_like_its_own_prompt() -> None:
     busy = [Load("e1"), Load("e2", prefill_tokens=20 * BLOCK)]
     busier = [Load("e1"), Load("e2", prefill_tokens=80 * BLOCK)]
     choose = ByPrefix(prefixes=prefixes).choose
-    assert choose(question(document(1, 100)), busy) == "e2"
-    assert choose(question(document(1, 100)), busier) == "e1"
+    assert choose(question(document(1, 100)), busy)[0] == "e2"
+    assert choose(question(document(1, 100)), busier)[0] == "e1"
 
 
 def test_a_hot_prefix_spreads_before_it_overloads_an_engine() -> None:
@@ -60,7 +60,7 @@ def test_a_hot_prefix_spreads_before_it_overloads_an_engine() -> None:
     running = Counter(dict.fromkeys(THREE, 0))
     for n in range(120):
         prefix = (*document(1, 2000), n)
-        name = where.choose(question(prefix), [Load(each, running[each]) for each in THREE])
+        name = where.choose(question(prefix), [Load(each, running[each]) for each in THREE])[0]
         prefixes.insert(prefix, name)
         running[name] += 1
         assert max(running.values()) <= placement.IMBALANCE * (n + 1) / 3 + placement.SPARE + 1
@@ -77,15 +77,16 @@ def test_a_placement_without_the_bound_piles_up(monkeypatch: pytest.MonkeyPatch)
 def test_gateways_place_new_prompts_alike_without_asking() -> None:
     one, other = ByPrefix(prefixes=PrefixIndex()), ByPrefix(prefixes=PrefixIndex())
     for n in range(100):
-        assert one.choose(question(document(n, 5)), engines(2, 2, 2)) == other.choose(
-            question((*document(n, 5), 7)), list(reversed(engines(3, 3, 3)))
+        assert (
+            one.choose(question(document(n, 5)), engines(2, 2, 2))[0]
+            == other.choose(question((*document(n, 5), 7)), list(reversed(engines(3, 3, 3))))[0]
         ), "prompts that begin alike meet, whatever follows"
 
 
 def test_an_engine_more_or_less_moves_only_its_own_prompts() -> None:
     where = ByPrefix(prefixes=PrefixIndex())
-    before = {n: where.choose(question(document(n, 5)), engines(0, 0, 0)) for n in range(300)}
-    after = {n: where.choose(question(document(n, 5)), engines(0, 0, 0, 0)) for n in range(300)}
+    before = {n: where.choose(question(document(n, 5)), engines(0, 0, 0))[0] for n in range(300)}
+    after = {n: where.choose(question(document(n, 5)), engines(0, 0, 0, 0))[0] for n in range(300)}
     moved = {n for n in before if before[n] != after[n]}
     assert all(after[n] == "e4" for n in moved)
     assert 40 < len(moved) < 110
@@ -97,7 +98,7 @@ def test_new_prompts_that_begin_alike_by_design_do_not_pile_up() -> None:
     where = ByPrefix(prefixes=PrefixIndex())
     running = Counter(dict.fromkeys(THREE, 0))
     for n in range(90):
-        name = where.choose(question((1, n, n)), [Load(each, running[each]) for each in THREE])
+        name = where.choose(question((1, n, n)), [Load(each, running[each]) for each in THREE])[0]
         running[name] += 1
     assert max(running.values()) <= 1.3 * 30
 
@@ -108,7 +109,7 @@ def test_an_engine_of_another_size_is_filled_by_its_size() -> None:
     slots = {"large": 32, "small": 6}
     for _ in range(30):
         loads = [Load(name, running[name], slots=slots[name]) for name in slots]
-        running[where.choose(make_request(prompt=10), loads)] += 1
+        running[where.choose(make_request(prompt=10), loads)[0]] += 1
     assert 4 <= running["small"] <= 6
 
 
@@ -125,14 +126,14 @@ def test_a_slower_engine_gets_less() -> None:
     prefixes.insert(document(1, 1), "e1")
     prefixes.insert(document(1, 1), "e2")
     slow, fast = Load("e1", pace=paced(0.04)), Load("e2", 2, pace=paced(0.01))
-    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), [slow, fast]) == "e2"
+    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), [slow, fast])[0] == "e2"
     alike = Load("e1", pace=paced(0.012))
-    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), [alike, fast]) == "e1"
+    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), [alike, fast])[0] == "e1"
 
 
 def test_a_prompt_that_is_not_known_goes_where_least_runs() -> None:
     loads = engines(3, 1, 2)
-    assert ByPrefix(prefixes=PrefixIndex()).choose(make_request(), loads) == least_loaded(loads) == "e2"
+    assert ByPrefix(prefixes=PrefixIndex()).choose(make_request(), loads)[0] == least_loaded(loads) == "e2"
 
 
 def test_an_index_that_is_wrong_about_everything_balances_like_least_loaded() -> None:
@@ -143,7 +144,7 @@ def test_an_index_that_is_wrong_about_everything_balances_like_least_loaded() ->
     ends: list[str] = []
     for _ in range(3000):
         text = (*document(random.randrange(40), 30), random.randrange(10**9))
-        name = where.choose(question(text), [Load(each, running[each]) for each in THREE])
+        name = where.choose(question(text), [Load(each, running[each]) for each in THREE])[0]
         prefixes.insert(text, name)
         prefixes.reported(name, 1, 1)  # it does report, so a zero is a miss
         prefixes.reported(name, prefixes.depth(text, name), 0)

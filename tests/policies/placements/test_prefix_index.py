@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.placements.prefix_index import BLOCKS_MIN, PrefixIndex, blocks_of_tokens, tokens_of_blocks
+from policies.placements.prefix_index import (
+    ALL_BLOCKS_MAX,
+    BACKEND_BLOCKS_MIN,
+    BLOCKS_MAX,
+    BLOCKS_MIN,
+    PrefixIndex,
+    blocks_for,
+    blocks_of_tokens,
+    tokens_of_blocks,
+)
 
 chains = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(
     lambda path: tuple(hash(tuple(path[: depth + 1])) for depth in range(len(path)))
@@ -54,6 +63,40 @@ def test_what_never_reached_the_engine_is_forgotten() -> None:
     index.forget((9,), "unknown", 0)
     index.reported("unknown", 5, 1)
     assert len(index) == 2
+
+
+def test_a_million_prompts_leave_it_within_its_bound() -> None:
+    engines = 32
+    index = PrefixIndex(blocks_max=blocks_for(engines))
+    for number in range(1_000_000):
+        index.insert((2 * number, 2 * number + 1), str(number % engines))
+    assert len(index) == ALL_BLOCKS_MAX
+    assert index.depths((1_999_998, 1_999_999)) == {"31": 2}, "what came last is known"
+    assert index.depths((0, 1)) == {}
+
+
+def test_many_engines_share_what_may_be_remembered() -> None:
+    bounds = [blocks_for(engines) for engines in (0, 1, 16, 17, 256, 257, 100_000)]
+    assert bounds == [BLOCKS_MAX, BLOCKS_MAX, BLOCKS_MAX, ALL_BLOCKS_MAX // 17, *[BACKEND_BLOCKS_MIN] * 3]
+
+
+def test_an_engine_whose_counter_goes_back_holds_nothing() -> None:
+    index = PrefixIndex()
+    for engine in "ab":
+        index.insert((1, 2, 3), engine)
+    for counted in (None, 0, 500, 500, 700):
+        index.counted("a", counted)
+        assert index.depth((1, 2, 3), "a") == 3
+    version = index.version
+    index.counted("a", 20)
+    assert index.depths((1, 2, 3)) == {"b": 3}
+    assert index.version > version
+    index.insert((1, 2), "a")
+    index.counted("a", 30)
+    assert index.depth((1, 2), "a") == 2, "the new process is believed"
+    index.counted("a", None)
+    assert index.depth((1, 2), "a") == 0, "it counted, and does no more: it has not begun to"
+    index.counted("unknown", 7)
 
 
 class Cache:
