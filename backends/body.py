@@ -35,6 +35,7 @@ Scalar = str | int | float | bool | None
 
 
 class Message(msgspec.Struct):
+    content: Raw = Raw()
     tool_calls: Raw = Raw()
 
 
@@ -53,6 +54,7 @@ class Body(msgspec.Struct):
     choices: list[Choice] = []
     status: Scalar = None
     stop_reason: Scalar = None
+    content: Raw = Raw()
     output: Raw = Raw()
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from backends.base import Usage
 from backends.body import Delta, Envelope, ErrorFields, Event, EventChoice, MessageDelta, decode_event
+from backends.made import Made
 from backends.members import MemberFinder
 from backends.usage import TOOL_ITEMS, all_told, asks_for_more, holds_any, plain, usage_of
 
@@ -41,6 +42,13 @@ _TOKEN_EVENT: Final[dict[Dialect, tuple[bytes, int]]] = {
     Dialect.RESPONSES: (b"event: response.output_text.delta\ndata: {", 3),
     Dialect.MESSAGES: (b"event: content_block_delta\ndata: {", 3),
 }
+# Per dialect: what stands in an event that tells the id of a call of a tool.
+_TOOL_MARK: Final = {
+    Dialect.OPENAI: b'"tool_calls"',
+    Dialect.RESPONSES: b'"call_id"',
+    Dialect.MESSAGES: b'"tool_use"',
+}
+_RESPONSE_TEXT: Final = b"response.output_text.delta"
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _RESPONSE_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _ERROR_STATUS: Final = {
@@ -73,7 +81,8 @@ class StreamMeter:
     __slots__ = (
         "_after_text", "_before_text", "_dialect", "_finder", "_head", "_instead", "_is_foreign", "_is_openai",
         "_is_plain", "_lines", "_own_error", "_stops", "_strip", "_tail", "_tail_bytes_max", "_texts_looked_for",
-        "_token_head", "_token_next", "aborted", "answer_id", "ended", "error", "started", "token_events", "usage",
+        "_token_head", "_token_next", "_tool_mark", "aborted", "answer_id", "ended", "error", "made", "started",
+        "token_events", "usage",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +100,9 @@ class StreamMeter:
         """Did the engine give it up before the first token, as vLLM does while it shuts down? It may be retried."""
         self.answer_id = ""
         """Of a Responses stream: the name by which a later call may go on from it."""
+        self.made = Made()
+        """How the answer begins, and which calls of tools it asks for."""
+        self._tool_mark = _TOOL_MARK[dialect]
         self._stops: set[bool | None] = set()
         self._dialect = dialect
         self._is_openai = dialect is Dialect.OPENAI
@@ -159,7 +171,11 @@ class StreamMeter:
         if not before or end < begin or data[:begin] != before or data[end:] != after:
             return False
         text = data[begin:end]
-        return b'"' not in text and b"\n" not in text
+        if b'"' in text or b"\n" in text:
+            return False
+        if not self.made.is_full:
+            self.made.add(text)
+        return True
 
     def _tokens_only(self, data: bytes) -> int:
         """How many events, if all of it is whole events with tokens and nothing else; otherwise 0.
@@ -179,7 +195,16 @@ class StreamMeter:
                 return 0
             if events == 1 and self._texts_looked_for:
                 self._remember(data)
+        self._note_made(data)
         return events
+
+    def _note_made(self, events: bytes) -> None:
+        """Keep the beginning of the text, and the ids of calls of tools."""
+        if not self.made.is_full and (self._dialect is not Dialect.RESPONSES or _RESPONSE_TEXT in events):
+            self.made.add_texts(events)
+        at = events.find(self._tool_mark)
+        if at >= 0 or (not self._is_openai and events.find(b'"partial_json"') >= 0):
+            self.made.add_calls(events, max(0, at))
 
     def _remember(self, data: bytes) -> None:
         """Engines write every event of a stream alike. Given up soon where they do not: the look is not for nothing."""
@@ -263,6 +288,7 @@ class StreamMeter:
         name, payload = _fields(raw)
         if not payload:
             return True
+        self._note_made(payload if self._dialect is not Dialect.RESPONSES else raw)
         if payload == b"[DONE]":
             self.ended = True
             self.aborted = self.aborted or not (self.started or self.usage or self.error)

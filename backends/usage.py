@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from backends.base import Usage
 from backends.body import Body, Choice, Message, decode_body, decode_items, decode_made, decode_plain
+from backends.made import MADE_BYTES_MAX, Made
 from backends.members import MemberFinder
 
 __all__ = [
@@ -125,13 +126,22 @@ class Answer:
         id: its name, by which a later Responses call may go on from it.
         awaits_more: True if it asks for a tool, so that another call follows; False if it is final; None if unknown,
             as when it was cut at its greatest length.
+        made: how it begins, and which calls of tools it asks for.
         is_drained: a refusal in the form of an answer, as vLLM gives it while it shuts down: aborted, no token made.
     """
 
-    __slots__ = ("awaits_more", "id", "is_drained", "usage")
+    __slots__ = ("awaits_more", "id", "is_drained", "made", "usage")
 
-    def __init__(self, id: str, usage: Usage | None, awaits_more: bool | None, is_drained: bool) -> None:
+    def __init__(
+        self,
+        id: str,
+        usage: Usage | None,
+        awaits_more: bool | None,
+        is_drained: bool,
+        made: Made | None = None,
+    ) -> None:
         self.id = id
+        self.made = made if made is not None else Made()
         self.usage = usage
         self.awaits_more = awaits_more
         self.is_drained = is_drained
@@ -147,7 +157,23 @@ def read_answer(body: bytes) -> Answer:
         return Answer("", usage_found(finder), None, False)
     usage = usage_of(plain(answer.usage))
     id_ = answer.id if isinstance(answer.id, str) else ""
-    return Answer(id_, usage, _awaits_more(answer), _is_drained(answer, usage))
+    return Answer(id_, usage, _awaits_more(answer), _is_drained(answer, usage), _made(answer))
+
+
+def _made(answer: Body) -> Made:
+    made = Made()
+    if answer.choices:
+        message = answer.choices[0].message
+        if isinstance(message, Message):
+            begin = bytes(memoryview(message.content)[:MADE_BYTES_MAX])
+            made.add(begin[1:] if begin.startswith(b'"') else b"")
+            made.add_calls(bytes(message.tool_calls))
+        return made
+    output = bytes(answer.output or answer.content)
+    if output:
+        made.add_texts(output)
+        made.add_calls(output)
+    return made
 
 
 def usage_finder() -> MemberFinder:

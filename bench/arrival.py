@@ -26,7 +26,7 @@ from policies.request import CALM, Claim, Flow, Pressure, Request, ServiceTokens
 ROUNDS = 5
 BATCH = 100
 LIMIT_US = 15.0
-OVERLOADED = Pressure(True, "benchmark", 5.0)
+OVERLOADED = Pressure(True, "benchmark", 5.0, wait_s=60.0, under_way=1 << 30)
 TENANTS = 100
 APPS = ("chat", "agent", "search", "code")
 ANSWER = ServiceTokens(800, 150)

@@ -1,44 +1,53 @@
 """Which interactions are open, how far has each come, and how many tokens were spent in those that were cut?
 
-An interaction is the calls behind one answer (FairServe, section 2). It is found by the id that its calls claim, or by
-a raw prompt that extends an earlier one. It is looked for within one flow only: a client that claims the id of another
-client names an interaction of its own. It opens when its first call is admitted, not when a request claims it.
+An interaction is the calls behind one answer (FairServe, section 2). It is found by what its calls claim and show: the
+id that they claim, a raw prompt that extends an earlier one, or a witness that one of its answers gave out. Several may
+say something. The strongest one counts:
 
-It ends when its client says so, after a final answer unless the client named it, or after `idle_s` without a call.
+    a name         the client named the interaction: nothing else is looked at
+    a proof        an id that an answer gave out is brought back, so the call is inside, whatever its content has become
+    the question   a tool's result goes on with the answer to the same question
+    a hint         a session, or a turn of the model, is known: the call goes on if it follows at an agent's pace
+
+It is looked for within one flow only: a client that claims the id of another client names an interaction of its own. It
+opens when its first call is admitted, not when a request claims it. A new question opens another one, even if the same
+question is open already.
+
+It ends when its client says so, after a final answer unless the client named it, or after some time without a call
+(`app_needs`). For a moment after a final answer it rests: an agent that calls its tools in its text follows up at once.
 Beyond its caps it continues, but its calls no longer count as inside it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
+from typing import Final, Literal
 
-from policies.limits.ceilings import Auto, Percentile
-from policies.plain_data import rows
-from policies.request import Caps, Flow, Interaction, Key, Request, ServiceTokens
+from policies.app_needs import IDLE_S_MIN, PACE_S_MAX, AppNeeds
+from policies.request import NO_CLAIM, NO_WITNESSES, Caps, Flow, Interaction, Key, Request, ServiceTokens, Witnesses
+from policies.witness_table import GIVEN_MAX, WitnessTable
 
 __all__ = ["InteractionSettings", "Interactions", "Waste"]
 
-CALLS = Auto(floor=30, percentile=0.95, factor=4)
-TOKENS = Auto(floor=2_000_000, percentile=0.95, factor=4)
-LIFETIME_S = Auto(floor=3600, percentile=0.95, factor=4)
-LEARNED_MAX = 10.0
-"""A learned cap is at most this many times its floor, whatever its app seems to need."""
-EXTENDED_MAX = 256
+EXTENDED_MAX: Final = 256
 """Number of hashes of a raw prompt that are looked up, the longest beginning first."""
-LOOKED_AT = 8
+LOOKED_AT: Final = 8
 """Interactions checked for idleness at each admission: several times as many as an admission can open."""
-TENANTS_MAX = 10_000
-APPS_MAX = 4096
+RESTING_MAX: Final = 32_768
+"""Interactions that rest after a final answer; the oldest are forgotten."""
+TENANTS_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class InteractionSettings:
-    """When is an interaction over, and how far does its immunity go? "auto": four times what its app usually needs."""
+    """When is an interaction over, and how far does its immunity go? "auto": several times what its app usually
+    needs.
+    """
 
-    idle_s: float = 300.0
+    idle_s: float | Literal["auto"] = "auto"
     calls_max: int | Literal["auto"] = "auto"
     tokens_max: int | Literal["auto"] = "auto"
     lifetime_s_max: float | Literal["auto"] = "auto"
@@ -59,19 +68,6 @@ class Waste:
     tokens: int = 0
 
 
-class _Needs:
-    """What the interactions of one app take: calls, tokens and time."""
-
-    __slots__ = ("calls", "caps", "lifetime_s", "tokens")
-
-    def __init__(self) -> None:
-        self.calls = Percentile(CALLS.percentile)
-        self.tokens = Percentile(TOKENS.percentile)
-        self.lifetime_s = Percentile(LIFETIME_S.percentile)
-        self.caps: Caps | None = None
-        """Computed from these; None: to be computed when they are next needed."""
-
-
 class Interactions:
     """The open interactions of every flow. One table may serve several pools.
 
@@ -79,14 +75,17 @@ class Interactions:
     """
 
     def __init__(self, settings: InteractionSettings | None = None) -> None:
-        self.settings = settings or InteractionSettings()
+        self.settings = settings = settings or InteractionSettings()
         self.wasted: dict[str, Waste] = {}
         """By tenant. Empty as long as no interaction was cut."""
+        self.needs = AppNeeds(settings.calls_max, settings.tokens_max, settings.lifetime_s_max, settings.idle_s)
+        self._look_s = IDLE_S_MIN if settings.idle_s == "auto" else settings.idle_s
+        """The shortest silence that may end one, and how often one is looked at."""
         self._open: dict[str, dict[Key, Interaction]] = {}
         self._count = 0
+        self._witnesses = WitnessTable()
+        self._resting: OrderedDict[Interaction, None] = OrderedDict()
         self._to_look_at: deque[Interaction] = deque()
-        self._needs: OrderedDict[tuple[str, str], _Needs] = OrderedDict()
-        self._unknown = _Needs()
         self.changed: dict[Interaction, None] | None = None
         """Interactions that changed, the oldest change first. The code that tells other gateways takes them out.
         Bounded: the oldest changes are dropped. None: no one takes them."""
@@ -104,14 +103,14 @@ class Interactions:
         nothing.
         """
         claim = request.claim
-        if not claim.id and not claim.extends:
+        if claim is NO_CLAIM:
             return
         interaction = self._find(request, now)
         if interaction is None:
             return
         request.progress.interaction = interaction
         request.progress.stage = interaction.calls + 1
-        if claim.stage is not None and 1 <= claim.stage < request.progress.stage:
+        if claim.stage is not None and 1 <= claim.stage < request.progress.stage and interaction.key[2] == claim.id:
             # Parallel calls have the same stage. A client may claim an earlier stage, but none beyond the calls so far.
             request.progress.stage = claim.stage
         calls_max, tokens_max, lifetime_s_max = interaction.caps
@@ -128,8 +127,15 @@ class Interactions:
             if not claim.id and not claim.extends:
                 return
             interaction = request.progress.interaction = self._begin(request, now)
-        elif not claim.id:
-            self._rename(interaction, claim.extends[-1])
+        else:
+            if interaction.over and interaction in self._resting:
+                self._wake(interaction)
+            if claim.extends and not claim.id:
+                self._rename(interaction, claim.extends[-1])
+        if claim.session:
+            self._give(interaction, claim.session, is_proof=False, alone=True)
+        if claim.id and interaction.key[2] != claim.id:
+            self._give(interaction, claim.id, is_proof=claim.begins is not True)
         interaction.calls += 1
         interaction.under_way += 1
         interaction.seen_s = now
@@ -140,11 +146,16 @@ class Interactions:
         interaction = request.progress.interaction
         if interaction is None:
             return
-        claim = request.claim
+        claim, gives = request.claim, request.progress.gives
         if claim.ends or (awaits_more is False and not claim.explicit):
             interaction.over = True
         elif awaits_more:
             interaction.over = False
+        interaction.awaited = awaits_more is True
+        if claim.ends:
+            self._witnesses.forget(interaction)
+        elif gives is not NO_WITNESSES and not claim.explicit:
+            self._give_all(interaction, gives)
         self._left(interaction, service, now)
 
     def broke_off(self, request: Request, service: ServiceTokens, now: float) -> None:
@@ -165,60 +176,153 @@ class Interactions:
         waste.tokens += interaction.uncut_tokens
         interaction.uncut_tokens = 0
 
-    # --- caps ---
-
     def caps(self, tenant: str, app: str) -> Caps:
         """Calls, tokens and seconds up to which an interaction of this app has its immunity."""
-        settings, needs = self.settings, self._needs.get((tenant, app), self._unknown)
-        if needs.caps is None:
-            needs.caps = (
-                _cap(settings.calls_max, CALLS, needs.calls),
-                _cap(settings.tokens_max, TOKENS, needs.tokens),
-                _cap(settings.lifetime_s_max, LIFETIME_S, needs.lifetime_s),
-            )
-        return needs.caps
+        return self.needs.caps(tenant, app)
 
-    # --- the table ---
+    # --- which interaction is it? ---
 
     def _find(self, request: Request, now: float) -> Interaction | None:
         flow, claim = request.flow, request.claim
         own = self._open.get(flow.tenant)
-        if own is None:
-            return None
-        interaction: Interaction | None = None
-        if claim.id:
-            if claim.begins and not claim.explicit:
-                return None
-            interaction = own.get((flow.app, flow.user, claim.id))
-        else:
+        if claim.explicit:
+            found = own.get((flow.app, flow.user, claim.id)) if own is not None else None
+            return found if found is not None and self._is_there(found, now) else None
+        if claim.extends and not claim.id:
             for extended in islice(reversed(claim.extends), EXTENDED_MAX):
-                interaction = own.get((flow.app, flow.user, extended))
-                if interaction is not None:
-                    break
-        if interaction is not None and not interaction.under_way and now - interaction.seen_s > self.settings.idle_s:
-            self._close(interaction)
+                found = own.get((flow.app, flow.user, extended)) if own is not None else None
+                if found is not None:
+                    return found if self._is_there(found, now) else None
             return None
-        return interaction
+        for proof in claim.shows.proofs:
+            known = self._known_by(flow, proof)
+            if len(known) > 1 and claim.id:  # some models number their calls of tools anew in each answer
+                asked = self._known_by(flow, claim.id)
+                known = [one for one in known if one in asked] or known
+            found = self._of_several(known, now)
+            if found is not None:
+                if not found.under_way:
+                    self.needs.paused(flow.tenant, flow.app, now - found.seen_s)
+                return found
+        if claim.id and not claim.begins:
+            known = self._known_by(flow, claim.id)
+            if known:
+                found = known[0] if len(known) == 1 and self._is_there(known[0], now) else self._of_several(known, now)
+                if found is not None:
+                    return found
+        return self._hinted(request, now) if claim.shows is not NO_WITNESSES else None
+
+    def _known_by(self, flow: Flow, key: str | int) -> Sequence[Interaction]:
+        """The interactions of this flow that have this name or witness."""
+        whole = (flow.app, flow.user, key)
+        holders = self._witnesses.of(flow.tenant, whole)
+        own = self._open.get(flow.tenant)
+        named = own.get(whole) if own is not None else None
+        if named is None:
+            return holders
+        return (named, *holders) if holders else (named,)
+
+    def _of_several(self, known: Sequence[Interaction], now: float) -> Interaction | None:
+        """Of those that are not over, one that waits for a call, and has waited longest."""
+        there = [one for one in tuple(known) if self._is_there(one, now)]
+        return min(there, key=lambda one: (one.under_way > 0, one.seen_s)) if there else None
+
+    def _hinted(self, request: Request, now: float) -> Interaction | None:
+        """The interaction that hints speak for, if the call follows at an agent's pace.
+
+        Where a hint is that of several, those are looked for that weaker ones speak for as well.
+        """
+        flow = request.flow
+        pace_s = self.needs.pace_s(flow.tenant, flow.app)
+        found: list[Interaction] = []
+        for hint in request.claim.shows.hints:
+            known = [one for one in tuple(self._known_by(flow, hint)) if self._is_there(one, now)]
+            in_time = [one for one in known if _is_in_time(one, now, pace_s)]
+            if known and not found:
+                last = max(known, key=lambda one: one.seen_s)
+                if not last.under_way:
+                    self.needs.replied(flow.tenant, flow.app, now - last.seen_s)
+                if not in_time:
+                    return None
+            found = [one for one in in_time if one in found] or found or in_time
+            if len(found) == 1:
+                return found[0]
+        return self._of_several(self._with_lines(request, found, now, pace_s) or found, now)
+
+    def _with_lines(self, request: Request, among: list[Interaction], now: float, pace_s: float) -> list[Interaction]:
+        """Those that most lines are of: among these, if there are any."""
+        counts: dict[Interaction, int] = {}
+        for line in request.claim.shows.lines:
+            for one in self._known_by(request.flow, line):
+                if _is_in_time(one, now, pace_s) and (not among or one in among):
+                    counts[one] = counts.get(one, 0) + 1
+        most = max(counts.values(), default=0)
+        if not among and most < request.claim.shows.lines_min:
+            return []
+        return [one for one, count in counts.items() if count == most]
+
+    def _is_there(self, interaction: Interaction, now: float) -> bool:
+        """Is it not over? One that has been silent for too long is closed."""
+        if interaction.under_way or now - interaction.seen_s <= self._look_s:
+            return True
+        if now - interaction.seen_s <= self.needs.idle_s(interaction):
+            return True
+        self._close(interaction)
+        return False
+
+    # --- the table ---
 
     def _begin(self, request: Request, now: float) -> Interaction:
         flow, claim = request.flow, request.claim
         key = (flow.app, flow.user, claim.id or claim.extends[-1])
-        replaced = self._open.get(flow.tenant, {}).get(key)
-        if replaced is not None:
-            self._close(replaced)
+        if claim.begins and claim.id and not claim.explicit and self._known_by(flow, claim.id):
+            key = (flow.app, flow.user, claim.id[:8] + request.id[-8:])  # the same question once more
         return self.open(flow, key, now)
 
     def open(self, flow: Flow, key: Key, now: float) -> Interaction:
         """Open a new interaction."""
         self._collect(now)
+        interaction = Interaction(flow.tenant, key, self.caps(flow.tenant, flow.app), now)
+        self._enter(interaction)
+        return interaction
+
+    def _enter(self, interaction: Interaction) -> None:
         if self._count >= self.settings.open_max:
             self._give_up_oldest()
-        interaction = Interaction(flow.tenant, key, self.caps(flow.tenant, flow.app), now)
-        interaction.look_s = now + self.settings.idle_s
-        self._open.setdefault(flow.tenant, {})[key] = interaction
+        own = self._open.setdefault(interaction.tenant, {})
+        before = own.get(interaction.key)
+        if before is not None:
+            self._close(before)
+            own = self._open.setdefault(interaction.tenant, {})
+        own[interaction.key] = interaction
         self._count += 1
-        self._to_look_at.append(interaction)
-        return interaction
+        if interaction.look_s < 0.0:
+            interaction.look_s = max(0.0, interaction.seen_s) + self._look_s
+            self._to_look_at.append(interaction)
+
+    def _wake(self, interaction: Interaction) -> None:
+        """Its last answer was not its end."""
+        del self._resting[interaction]
+        interaction.over = False
+        self._enter(interaction)
+
+    def _give_all(self, interaction: Interaction, gives: Witnesses) -> None:
+        for proof in gives.proofs:
+            self._give(interaction, proof, is_proof=True)
+        for hint in gives.hints:
+            self._give(interaction, hint, is_proof=False)
+        for line in gives.lines:
+            self._witnesses.give(interaction, (*interaction.key[:2], line))
+
+    def _give(self, interaction: Interaction, witness: str, *, is_proof: bool, alone: bool = False) -> None:
+        is_new = self._witnesses.give(interaction, (*interaction.key[:2], witness), alone=alone)
+        if self.changed is not None:
+            untold = interaction.untold
+            if untold is None:
+                untold = interaction.untold = {}
+            untold[witness] = (is_proof, is_new or untold.pop(witness, (False, False))[1])
+            if len(untold) > GIVEN_MAX:
+                del untold[next(iter(untold))]
 
     def _rename(self, interaction: Interaction, last: int) -> None:
         """The prompt has grown, and the next prompt will extend this one."""
@@ -240,55 +344,56 @@ class Interactions:
         interaction.seen_s = now
         self._note_change(interaction)
         if not interaction.under_way and (interaction.over or not interaction.tokens):
-            self._close(interaction)
+            self._close(interaction, rests=interaction.over)
 
-    def _is_idle(self, interaction: Interaction, now: float) -> bool:
-        return not interaction.under_way and now - interaction.seen_s > self.settings.idle_s
-
-    def _close(self, interaction: Interaction) -> None:
+    def _close(self, interaction: Interaction, *, rests: bool = False) -> None:
         own = self._open.get(interaction.tenant)
-        if own is None or own.get(interaction.key) is not interaction:
-            return
-        del own[interaction.key]
-        self._count -= 1
-        if not own:
-            del self._open[interaction.tenant]
-        if interaction.tokens:
-            self._learn(interaction)
-
-    def _learn(self, interaction: Interaction) -> None:
-        app = (interaction.tenant, interaction.key[0])
-        needs = self._needs.get(app)
-        if needs is None:
-            needs = self._needs[app] = _Needs()
-            if len(self._needs) > APPS_MAX:
-                self._needs.popitem(last=False)
+        if own is not None and own.get(interaction.key) is interaction:
+            del own[interaction.key]
+            self._count -= 1
+            if not own:
+                del self._open[interaction.tenant]
+            if rests and interaction.given:
+                self._witnesses.give(interaction, interaction.key)
+                self._resting[interaction] = None
+                if len(self._resting) > RESTING_MAX:
+                    self._end(self._resting.popitem(last=False)[0])
+                return
+        elif interaction in self._resting:
+            del self._resting[interaction]
         else:
-            self._needs.move_to_end(app)
-        needs.calls.learn(interaction.calls)
-        needs.tokens.learn(interaction.tokens)
-        needs.lifetime_s.learn(interaction.seen_s - interaction.began_s)
-        needs.caps = None
+            return
+        self._end(interaction)
+
+    def _end(self, interaction: Interaction) -> None:
+        self._witnesses.forget(interaction)
+        if interaction.tokens:
+            self.needs.ended(interaction)
 
     def _collect(self, now: float) -> None:
         """Close the idle interactions at the head of the list, and drop those that are closed."""
-        looked, idle_s = self._to_look_at, self.settings.idle_s
+        looked, look_s = self._to_look_at, self._look_s
         for _ in range(min(LOOKED_AT, len(looked))):
             interaction = looked[0]
             own = self._open.get(interaction.tenant)
             if own is None or own.get(interaction.key) is not interaction:
                 looked.popleft()
+                interaction.look_s = -1.0
                 continue
-            if now < interaction.look_s <= now + idle_s and len(looked) < 2 * self.settings.open_max:
-                return
+            if now < interaction.look_s <= now + look_s and len(looked) < 2 * self.settings.open_max:
+                break
             looked.popleft()
             if interaction.seen_s > now:
                 interaction.seen_s = now  # the clock was set back
-            if self._is_idle(interaction, now):
-                self._close(interaction)
-            else:
-                interaction.look_s = now + idle_s
+            if self._is_there(interaction, now):
+                interaction.look_s = max(0.0, now) + look_s
                 looked.append(interaction)
+            else:
+                interaction.look_s = -1.0
+        for interaction in list(islice(self._resting, LOOKED_AT)) if self._resting else ():
+            if abs(now - interaction.seen_s) <= PACE_S_MAX:
+                return
+            self._close(interaction)
 
     def _give_up_oldest(self) -> None:
         """Too many are open: the tenant with most loses a hundredth of the bound, so that this is rare."""
@@ -310,37 +415,18 @@ class Interactions:
     # --- what was learned ---
 
     def snapshot(self) -> list[list[object]]:
-        """What the apps need, as plain data: [tenant, app, calls, tokens, seconds, interactions seen]."""
-        return [
-            [*app, needs.calls.value, needs.tokens.value, needs.lifetime_s.value, needs.calls.seen]
-            for app, needs in self._needs.items()
-        ]
+        """What the apps need, as plain data."""
+        return self.needs.snapshot()
 
     def restore(self, learned: object) -> None:
         """Continue from a snapshot. ValueError if it is not valid; then nothing has changed."""
-        self._needs = _needs(learned)
+        self.needs.restore(learned)
 
     def adopt(self, learned: object) -> None:
         """Take over from another gateway's snapshot what it has seen more of. ValueError if it is not valid."""
-        for app, theirs in _needs(learned).items():
-            own = self._needs.get(app)
-            if own is None or own.calls.seen < theirs.calls.seen:
-                self._needs[app] = theirs
-        while len(self._needs) > APPS_MAX:
-            self._needs.popitem(last=False)
+        self.needs.adopt(learned)
 
 
-def _needs(learned: object) -> OrderedDict[tuple[str, str], _Needs]:
-    needs: OrderedDict[tuple[str, str], _Needs] = OrderedDict()
-    for tenant, app, calls, tokens, lifetime_s, seen in rows(learned, (str, str, float, float, float, int)):
-        own = needs[(tenant, app)] = _Needs()
-        own.calls = Percentile(CALLS.percentile, calls, seen)
-        own.tokens = Percentile(TOKENS.percentile, tokens, seen)
-        own.lifetime_s = Percentile(LIFETIME_S.percentile, lifetime_s, seen)
-    return needs
-
-
-def _cap(setting: float | Literal["auto"], auto: Auto, learned: Percentile) -> float:
-    if setting != "auto":
-        return setting
-    return min(auto.of(learned), LEARNED_MAX * auto.floor)
+def _is_in_time(interaction: Interaction, now: float, pace_s: float) -> bool:
+    """Does a call that arrives now follow its last answer at this pace?"""
+    return interaction.under_way > 0 or now - interaction.seen_s <= pace_s

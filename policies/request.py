@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 __all__ = [
     "CALM",
     "NO_CLAIM",
+    "NO_WITNESSES",
     "Caps",
     "Claim",
     "Flow",
@@ -26,6 +27,7 @@ __all__ = [
     "Request",
     "ServiceTokens",
     "State",
+    "Witnesses",
 ]
 
 
@@ -35,6 +37,25 @@ class Flow(NamedTuple):
     tenant: str
     app: str = ""
     user: str = ""
+
+
+class Witnesses(NamedTuple):
+    """By what is an interaction known again? A request shows some, an answer gives some out. The strongest come first.
+
+    Proofs and hints are the same at every gateway, lines are known only to the one that gave them out.
+    """
+
+    proofs: tuple[str, ...] = ()
+    """Nobody else has them: an id that an answer gave out to be brought back."""
+    hints: tuple[str, ...] = ()
+    """They hold only for a call that follows at an agent's pace: a session, a turn of the model."""
+    lines: tuple[int, ...] = ()
+    """Lines of text, which hold as hints do where there is no better one."""
+    lines_min: int = 1
+    """So many of the lines that a request shows must be of one interaction."""
+
+
+NO_WITNESSES: Final = Witnesses()
 
 
 class Claim(NamedTuple):
@@ -55,6 +76,13 @@ class Claim(NamedTuple):
     explicit: bool = False
     """The client named the interaction explicitly. Then only `ends` or silence ends it, and what the content shows is
     ignored."""
+    shows: Witnesses = NO_WITNESSES
+    """What else it brings, by which an interaction of the same flow is known again."""
+    session: str = ""
+    """Name of the session that it is part of; "" if there is none. A session is no interaction, but an interaction is
+    of one session."""
+    last_turn: bytes = b""
+    """Name of the last turn that it sends; b"" if that is none of the user's."""
 
 
 NO_CLAIM: Final = Claim()
@@ -70,19 +98,9 @@ class Interaction:
     """One open interaction: its calls so far, those under way, and the tokens it took."""
 
     __slots__ = (
-        "began_s",
-        "calls",
-        "caps",
-        "key",
-        "look_s",
-        "over",
-        "seen_s",
-        "tenant",
-        "tokens",
-        "told",
-        "uncut_tokens",
-        "under_way",
-    )
+        "awaited", "began_s", "calls", "caps", "given", "key", "look_s", "over", "seen_s", "tenant", "tokens", "told",
+        "uncut_tokens", "under_way", "untold",
+    )  # fmt: skip
 
     def __init__(self, tenant: str, key: Key, caps: Caps, now: float) -> None:
         self.tenant = tenant
@@ -96,9 +114,18 @@ class Interaction:
         """Tokens spent since it was last cut, if it ever was."""
         self.over = False
         """Its end was seen. It closes when none of its calls is under way."""
-        self.began_s = self.seen_s = self.look_s = now
+        self.began_s = self.seen_s = now
+        self.look_s = -1.0
+        """When it is looked at for idleness; less than 0: it is not on the list."""
+        self.awaited = False
+        """Its last answer asked for more, such as a tool's result: it may stay silent for longer."""
+        self.given: list[Key] | None = None
+        """Witnesses by which it is known, the oldest first (`policies.witness_table`); None: it never had any."""
         self.told: Any = None
         """What other gateways know of it. Written by the code that tells them."""
+        self.untold: dict[str, tuple[bool, bool]] | None = None
+        """Witnesses to tell other gateways of: is it a proof, and is it new? Bounded as `given` is. None: no one is
+        told of any."""
 
 
 class State(StrEnum):
@@ -156,10 +183,11 @@ class Progress:
         interaction: its open interaction; None: it belongs to none, or is a start that is not admitted yet.
         stage: its place among the calls of its interaction, from 1.
         inside: it continues an open interaction that is within its caps. It may have to wait, but is not throttled.
+        gives: by what its answer lets later calls of its interaction be known. The gateway reads it from the answer.
     """
 
     __slots__ = (
-        "attempts", "cached_blocks", "cached_tokens", "charged", "deadline_s", "inside", "interaction", "norm",
+        "attempts", "cached_blocks", "cached_tokens", "charged", "deadline_s", "gives", "inside", "interaction", "norm",
         "normalised", "output_tokens_expected", "output_tokens_reserved", "placed", "stage", "state",
     )  # fmt: skip
 
@@ -178,6 +206,7 @@ class Progress:
         self.interaction: Interaction | None = None
         self.stage = 1
         self.inside = False
+        self.gives = NO_WITNESSES
 
 
 class Request:
@@ -294,6 +323,10 @@ class Pressure(NamedTuple):
     reason: str
     drain_s: float
     """How long the waiting requests take at the measured rate of dispatch."""
+    wait_s: float = 0.0
+    """How long the waiting requests of the tenant that asks take, at the rate at which they are dispatched."""
+    under_way: int = 0
+    """Requests of all tenants that wait or run."""
 
 
 CALM: Final = Pressure(False, "", 1.0)

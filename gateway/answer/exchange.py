@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from backends.base import Usage
 from backends.errors import ProtocolViolation, ReadTimedOut, UpstreamError
+from backends.made import Made
 from backends.members import MemberFinder
 from backends.sse import Dialect, StreamMeter
 from backends.upstream import Call
@@ -31,6 +32,7 @@ from gateway.answer.refusals import rate_limit_headers, refusal_error
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import forward_response_headers
 from gateway.http.responder import Responder
+from gateway.request.interaction_claim import given
 from gateway.request.payload import Payload
 from gateway.request.routes import Route
 from gateway.telemetry.record import NO_SERVICE, Outcome, Record
@@ -44,6 +46,7 @@ __all__ = ["Exchange"]
 
 SEARCHED_BYTES_MIN: Final = 1 << 20
 """The usage of a longer answer is looked for while it comes, so that its end is no long work."""
+NOTHING_MADE: Final = Made()
 RETRYABLE_IN_STREAM: Final = frozenset({429, 503})
 
 
@@ -241,7 +244,7 @@ class Exchange:
             self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
             self._end(Outcome.FAILED, Reason.BACKEND_FAILED.value, service)
         else:
-            self._settle(meter.usage, meter.token_events, meter.awaits_more, meter.answer_id)
+            self._settle(meter.usage, meter.token_events, meter.awaits_more, meter.answer_id, meter.made)
 
     # --- whole bodies ---
 
@@ -276,7 +279,7 @@ class Exchange:
             self._responder.end()
             assert self._finder is not None
             usage = usage_found(self._finder)
-            self._settle(usage, self._made_tokens(usage, self._answer_bytes), None, "")
+            self._settle(usage, self._made_tokens(usage, self._answer_bytes), None, "", NOTHING_MADE)
             return
         body = b"".join(self._answer)
         backend = self._backend
@@ -295,7 +298,7 @@ class Exchange:
     def _settle_body(self, answer: Answer, body: bytes) -> None:
         usage = answer.usage
         made = made_bytes(body) if usage is None or usage.output_tokens is None else 0
-        self._settle(usage, self._made_tokens(usage, made), answer.awaits_more, answer.id)
+        self._settle(usage, self._made_tokens(usage, made), answer.awaits_more, answer.id, answer.made)
 
     def _made_tokens(self, usage: Usage | None, length: int) -> int:
         """Output of an answer that was not streamed, by the bytes that were made; 0 where the engine counts it."""
@@ -323,15 +326,16 @@ class Exchange:
         self.record.returned()
         self._pool.dispatcher.failed(self.request.id, failure)
 
-    def _settle(self, usage: Usage | None, counted: int, awaits_more: bool | None, answer_id: str) -> None:
+    def _settle(self, usage: Usage | None, counted: int, awaits_more: bool | None, answer_id: str, made: Made) -> None:
         service = believed(usage, counted, self.request, self._payload, self.route, self._context())
         request = self.request
         if usage is not None and usage.prompt_tokens:
             self._pool.learn(self._payload, usage.prompt_tokens)
         if not awaits_more and (self._payload.demands_tool or request.claim.extends):
             awaits_more = None  # a demanded tool is called with the reason "stop", and a raw text ends with no other
-        if answer_id and self.route.dialect is Dialect.RESPONSES and self._pool.claims is not None:
-            self._pool.claims.answered(request.flow, request.claim, request.progress.stage, answer_id)
+        if self._pool.claims is not None and not request.claim.explicit:
+            goes_on_by = answer_id if self.route.dialect is Dialect.RESPONSES else ""
+            request.progress.gives = given(request.claim, made.tool_ids, made.text, goes_on_by, made.arguments)
         self._pool.dispatcher.finished(request.id, service, awaits_more)
         self._end(Outcome.COMPLETED, "", service)
 

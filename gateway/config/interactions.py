@@ -13,6 +13,7 @@ from policies.interactions import InteractionSettings
 __all__ = ["InteractionRules", "InteractionsConfig"]
 
 COUNT_MAX = 10**12
+IDLE_S_MAX = 86_400
 _SETTINGS = InteractionSettings()
 
 
@@ -22,6 +23,13 @@ def _checked_cap(value: Any) -> Any:
     raise fault("should be a whole number from 1, or auto (several times what the app is seen to need)")
 
 
+def _checked_idle(value: Any) -> Any:
+    if value == "auto" or (type(value) in (int, float) and 0 < value <= IDLE_S_MAX):
+        return value
+    raise fault(f"should be a number above 0, up to {IDLE_S_MAX}, or auto (learned from the pauses of the app)")
+
+
+Idle = Annotated[Annotated[float, Field(gt=0, le=IDLE_S_MAX)] | Literal["auto"], BeforeValidator(_checked_idle)]
 Cap = Annotated[Annotated[int, Field(ge=1, le=COUNT_MAX)] | Literal["auto"], BeforeValidator(_checked_cap)]
 
 
@@ -33,10 +41,12 @@ class InteractionRules(Section):
     trace: Annotated[str, AfterValidator(checked_trace)] | None = None
     """What else names an interaction: traceparent (every trace is one), or baggage:KEY (that member of `baggage`)."""
     content: bool = True
-    """A chat's tool result goes on with the answer to the user's last turn, and so does a Responses call that goes on
-    from an earlier one; a new turn of the user begins the next interaction."""
+    """A tool's result goes on with the answer that asked for it, and so does a Responses call that goes on from an
+    earlier one; a new turn of the user begins the next interaction, unless it follows the model's last turn at an
+    agent's pace."""
     sessions: bool = True
-    """Session headers of common agents keep apart conversations that look alike. A session is no interaction."""
+    """Sessions, as common agents name them, keep apart conversations that look alike. A session is no interaction, but
+    a call in it that follows the last answer at an agent's pace asks nothing new."""
     prefixes: bool = True
     """A raw completion whose prompt extends an earlier one goes on with it."""
 
@@ -44,8 +54,9 @@ class InteractionRules(Section):
 class InteractionsConfig(InteractionRules):
     """The common rules, and the caps beyond which an interaction goes on without immunity."""
 
-    idle_s: float = Field(default=_SETTINGS.idle_s, gt=0, le=86_400)
-    """An interaction that was silent for this long is over."""
+    idle_s: Idle = _SETTINGS.idle_s
+    """An interaction that was silent for this long is over. auto: 5 minutes, and as long as the app's tools take, up to
+    an hour, after an answer that asks for one."""
     calls_max: Cap = _SETTINGS.calls_max
     """Calls of one interaction."""
     tokens_max: Cap = _SETTINGS.tokens_max

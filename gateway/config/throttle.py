@@ -87,6 +87,9 @@ class ThrottleConfig(Section):
 
     window_s: float = Field(default=_THROTTLE.window_s, ge=1, le=86_400)
     """The time over which is counted."""
+    patience_s: float = Field(default=_THROTTLE.patience_s, ge=0, le=3600)
+    """A limit that is learned (auto) refuses nobody whose tenant's waiting requests take less than this, at the rate at
+    which they are dispatched, and nobody who is alone. They wait."""
     user: CeilingsConfig = CeilingsConfig()
     """Each user of a tenant, over all apps."""
     app_user: CeilingsConfig = CeilingsConfig()
@@ -113,6 +116,7 @@ class ThrottleConfig(Section):
     def settings(self) -> ThrottleSettings:
         return ThrottleSettings(
             self.window_s,
+            self.patience_s,
             self.user.ceilings(_THROTTLE.user),
             self.app_user.ceilings(_THROTTLE.app_user),
             self.app.ceilings(_THROTTLE.app),

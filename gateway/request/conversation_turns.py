@@ -8,6 +8,7 @@ Only the roles are decoded, contents stay unparsed.
 from __future__ import annotations
 
 import re
+from enum import Enum
 from hashlib import sha256
 from typing import Final
 
@@ -15,6 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from gateway.request.fields import Turn, decode_turns
+from gateway.request.shown import FIRST_TURNS, LAST_TURNS, NOTHING_SHOWN, Shown, shown_by
 
 __all__ = [
     "MARK",
@@ -24,6 +26,7 @@ __all__ = [
     "ONE_TEXT_TAIL",
     "QUOTE",
     "TOOL_RESULT",
+    "Kind",
     "Shape",
     "Turns",
     "hashed",
@@ -61,59 +64,94 @@ class Turns:
         stage: the call's place among those that answer the question, from 1.
         begins: True if the question comes last; False if a tool's result does; None if neither does.
         instruction_bytes: of the system and developer turns.
+        shown: by what its interaction may be known again.
     """
 
-    __slots__ = ("begins", "instruction_bytes", "questions", "stage")
+    __slots__ = ("_answered", "begins", "instruction_bytes", "questions", "shown", "stage")
 
-    def __init__(self, questions: list[bytes], stage: int, begins: bool | None, instruction_bytes: int) -> None:
+    def __init__(self, questions: list[bytes], answered: int, shape: Shape, shown: Shown) -> None:
+        """`answered`: how many of the questions the model has said something to."""
         self.questions = questions
-        self.stage = stage
-        self.begins = begins
-        self.instruction_bytes = instruction_bytes
+        self.stage = shape.stage()
+        self.begins = shape.begins()
+        self.instruction_bytes = shape.instruction_bytes
+        self.shown = shown
+        self._answered = answered
 
     @property
     def asks(self) -> bool:
         """Is there a question?"""
         return bool(self.questions)
 
+    @property
+    def has_answers(self) -> bool:
+        """Was there a question before the last ones, and an answer to it?"""
+        return self._answered > 0
+
     def named(self, *rest: bytes, last_only: bool = False) -> str:
         """A short name for all that was asked, or for the last question, and for the rest that sets it apart."""
         questions = self.questions[-1:] if last_only else self.questions
         return hashed(*[same_text(question) for question in questions], *rest)
 
+    def named_before(self, *rest: bytes) -> str:
+        """The same for all that was asked up to the last answer: the name that the conversation had then."""
+        return hashed(*[same_text(question) for question in self.questions[: self._answered]], *rest)
 
-NO_TURNS: Final = Turns([], 1, None, 0)
+
+class Kind(Enum):
+    """What is a turn?"""
+
+    ASKS = 1
+    """It is a question, unless a tool's result follows before the model's next turn."""
+    RESULT = 2
+    """A tool's result, or what the user says beside one."""
+    MODEL = 3
+    OTHER = 4
 
 
 class Shape:
     """Turns as they come by, one after another: what they come to."""
 
-    __slots__ = ("_begins", "_calls", "_in_models_turn", "instruction_bytes")
+    __slots__ = ("_begins", "_calls", "_calls_before", "_has_result", "_in_models_turn", "instruction_bytes")
 
     def __init__(self) -> None:
         self._calls = 0
+        self._calls_before = 0
+        """Calls up to the last turn of the model, whatever was asked since."""
         self._begins: bool | None = None
         self._in_models_turn = False
+        self._has_result = False
+        """A tool's result has come since the model's last turn."""
         self.instruction_bytes = 0
 
-    def of_user(self, *, is_question: bool) -> None:
-        """A turn of the user, who asks, or hands in a tool's result."""
-        self._begins = is_question
-        if is_question:
-            self._calls = 0
-        self._in_models_turn = False
+    def of_user(self, *, is_question: bool) -> Kind:
+        """A turn of the user, who asks, or hands in a tool's result. Beside a result nothing is asked: reminders and
+        images stand there."""
+        if not is_question or self._has_result:
+            return self._result()
+        self._begins, self._in_models_turn = True, False
+        self._calls = 0
+        return Kind.ASKS
 
-    def of_other(self, turn: Turn, content_bytes: int) -> None:
+    def of_other(self, turn: Turn, content_bytes: int) -> Kind:
         """Any other turn."""
         role = turn.role
         if role == "system" or role == "developer":
             self.instruction_bytes += content_bytes
-        elif role == "tool" or role == "function" or (role is None and (turn.type or "").endswith("_output")):
-            self._begins = self._in_models_turn = False
-        else:
-            # One call may answer with several items in a row: reasoning, a text, the calls of tools.
-            self._calls += not self._in_models_turn
-            self._begins, self._in_models_turn = None, True
+            return Kind.OTHER
+        if role == "tool" or role == "function" or (role is None and (turn.type or "").endswith("_output")):
+            return self._result()
+        # One call may answer with several items in a row: reasoning, a text, the calls of tools.
+        self._calls += not self._in_models_turn
+        self._calls_before = self._calls
+        self._begins, self._in_models_turn, self._has_result = None, True, False
+        return Kind.MODEL
+
+    def _result(self) -> Kind:
+        self._begins = self._in_models_turn = False
+        self._has_result = True
+        self._calls = self._calls_before
+        return Kind.RESULT
 
     def stage(self) -> int:
         # A turn of the model that comes last is the beginning of an answer that this call is to go on with.
@@ -123,27 +161,37 @@ class Shape:
         return self._begins
 
 
+NO_TURNS: Final = Turns([], 0, Shape(), NOTHING_SHOWN)
+
+
 def read_turns(conversation: Raw) -> Turns:
     """Read `messages` or `input` as they stand in the body. What is no conversation has no turns: the engine judges."""
     if not conversation:
         return NO_TURNS
+    shape = Shape()
     try:
         turns = decode_turns(conversation)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = bytes(conversation)
-        return Turns([text], 1, True, 0) if text[0] == QUOTE else NO_TURNS
+        if text[0] != QUOTE:
+            return NO_TURNS
+        shape.of_user(is_question=True)
+        return Turns([text], 0, shape, NOTHING_SHOWN)
     questions: list[bytes] = []
-    shape = Shape()
+    answered = 0
     for turn in turns:
-        if turn.role != "user":
-            shape.of_other(turn, len(turn.content))
-            continue
-        content = bytes(turn.content)
-        is_question = not (content.startswith(b"[") and holds_result(content))
-        shape.of_user(is_question=is_question)
-        if is_question:
+        if turn.role == "user":
+            content = bytes(turn.content)
+            kind = shape.of_user(is_question=not (content.startswith(b"[") and holds_result(content)))
+        else:
+            kind = shape.of_other(turn, len(turn.content))
+        if kind is Kind.ASKS:
             questions.append(content)
-    return Turns(questions, shape.stage(), shape.begins(), shape.instruction_bytes)
+        elif kind is Kind.RESULT:
+            del questions[answered:]
+        elif kind is Kind.MODEL:
+            answered = len(questions)
+    return Turns(questions, answered, shape, shown_by(turns[:FIRST_TURNS], turns[-LAST_TURNS:]))
 
 
 def holds_result(content: bytes) -> bool:

@@ -45,6 +45,8 @@ class Fields(msgspec.Struct):
     previous_response_id: str | None = None
     tool_choice: Raw = Raw()
     metadata: Raw = Raw()
+    conversation: Raw = Raw()
+    prompt_cache_key: Raw = Raw()
     max_tokens: Raw = Raw()
     max_completion_tokens: Raw = Raw()
     max_output_tokens: Raw = Raw()
@@ -98,6 +100,9 @@ class Turn(msgspec.Struct):
     role: str | None = None
     type: str | None = None
     content: Raw = Raw()
+    tool_call_id: Raw = Raw()
+    """Of the call whose result it is; `call_id` in a Responses item."""
+    call_id: Raw = Raw()
 
 
 class Claimed(msgspec.Struct):

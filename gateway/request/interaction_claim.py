@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Final
 from zlib import crc32
 
@@ -22,11 +23,12 @@ from msgspec import Raw
 from gateway.config.interactions import InteractionRules
 from gateway.http.errors import ApiError, Reason
 from gateway.request.conversation_turns import NO_TURNS, QUOTE, Turns, hashed
-from gateway.request.fields import decode_claimed
+from gateway.request.fields import Fields, decode_claimed
 from gateway.request.payload import Payload
-from policies.request import NO_CLAIM, Claim, Flow
+from gateway.request.shown import IDS_MAX, decoded, lines_in, lines_of, turn_of
+from policies.request import NO_CLAIM, Claim, Flow, Witnesses
 
-__all__ = ["ClaimReader", "Reading"]
+__all__ = ["ClaimReader", "Reading", "given"]
 
 Header = tuple[bytes, bytes]
 Value = str | int | bool
@@ -35,18 +37,37 @@ Said = tuple[str, Value]
 
 ID_LENGTH_MAX: Final = 256
 STAGE_MAX: Final = 100_000
-ANSWERS_MAX: Final = 50_000
-"""Responses that later calls may name as the one they go on from; the oldest are forgotten."""
+LINES_GIVEN: Final = 3
+"""Lines of an answer by which it is known when they come back."""
+LINES_OF_A_NEW_TALK: Final = 2
+"""Lines of earlier answers that a talk in which the model has said nothing must have, to go on with their interaction:
+several agents may work on one answer, each with a talk of its own. What an answer handed to a tool counts twice."""
 PROMPTED_FLOWS_MAX: Final = 4096
 """Flows whose latest raw prompts are remembered by their lengths."""
 LENGTHS_MAX: Final = 32
 """Lengths of earlier raw prompts at which a new one of the same flow is compared."""
 
-SESSION_HEADERS: Final = (b"x-claude-code-session-id", b"x-session-affinity", b"session-id", b"session_id")
-"""Of Claude Code, OpenCode and Codex (now and formerly); the first one present counts."""
+SESSION_HEADERS: Final = (
+    b"x-parent-session-id",
+    b"x-claude-code-session-id",
+    b"x-opencode-session",
+    b"x-session-affinity",
+    b"session-id",
+    b"session_id",
+    b"conversation_id",
+    b"x-session-id",
+    b"x-litellm-session-id",
+)
+"""Of OpenCode's sub-agents, Claude Code, OpenCode, Codex (now and formerly), routers of vLLM, LiteLLM; the first one
+present counts."""
 _ID, _STAGE, _END = b"x-fairgate-interaction", b"x-fairgate-stage", b"x-fairgate-end"
 _OF_INTEREST: Final = frozenset({_ID, _STAGE, _END, b"traceparent", b"baggage", *SESSION_HEADERS})
 _TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
+_ID_IN_JSON: Final = re.compile(rb'"((?!id")[^"\\]{1,256})"\s{0,16}\}?\Z')
+"""A name, or an object with an id and nothing else."""
+_SESSION_IN_METADATA: Final = re.compile(rb'"session_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
+_OWN_CACHE_KEY: Final = re.compile(rb'"([^"\\]{0,64}[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}[^"\\]{0,64})"')
+"""One that was made for this talk. Others are names of apps, common to all their users."""
 _FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -61,12 +82,11 @@ class Reading:
 
 
 class ClaimReader:
-    """Reads every request's claim by the rules of its app, and remembers which answer belongs to which interaction."""
+    """Reads every request's claim by the rules of its app, and remembers how long raw prompts were."""
 
     def __init__(self, rules: InteractionRules, by_app: Mapping[str, InteractionRules]) -> None:
         self._rules = rules
         self._by_app = by_app
-        self._answers: OrderedDict[tuple[Flow, str], Claim] = OrderedDict()
         self._lengths: OrderedDict[Flow, list[int]] = OrderedDict()
 
     def read(self, headers: list[Header], payload: Payload, flow: Flow, *, generates: bool) -> Reading:
@@ -82,14 +102,6 @@ class ClaimReader:
             claim = _said(fields, payload.fields.metadata, claim)
         return Reading(claim, payload.instruction_bytes + turns.instruction_bytes)
 
-    def answered(self, flow: Flow, claim: Claim, stage: int, response_id: str) -> None:
-        """The call's answer has this id, by which the next call may go on from it."""
-        if not claim.id:
-            return
-        self._answers[(flow, response_id)] = claim._replace(stage=stage)
-        if len(self._answers) > ANSWERS_MAX:
-            self._answers.popitem(last=False)
-
     def _shown(
         self,
         rules: InteractionRules,
@@ -102,25 +114,11 @@ class ClaimReader:
         if trace is not None:
             return Claim(hashed(b"trace", trace), explicit=True)
         if rules.content and turns is not NO_TURNS:
-            session = _session(fields) if fields and rules.sessions else b""
-            return self._of_turns(turns, session, payload.fields.previous_response_id or "", flow)
+            session = _session(fields, payload.fields) if rules.sessions else b""
+            return _of_turns(turns, session, (payload.fields.previous_response_id or "").encode())
         if rules.prefixes and payload.raw_prompt:
             return Claim(extends=self._prefixes(payload.raw_prompt, flow))
         return NO_CLAIM
-
-    def _of_turns(self, turns: Turns, session: bytes, previous: str, flow: Flow) -> Claim:
-        asks = turns.asks
-        if not previous:
-            if not asks:
-                return Claim(begins=turns.begins)
-            # A session may have lost its first turns since; without one, all questions so far tell talks apart.
-            return Claim(turns.named(b"asked", session, last_only=bool(session)), turns.stage, turns.begins)
-        if asks:
-            return Claim(turns.named(b"after", previous.encode(), last_only=True), turns.stage, turns.begins)
-        before = self._answers.get((flow, previous))
-        if before is None:
-            return Claim(hashed(b"after", previous.encode()), None, turns.begins)
-        return Claim(before.id, (before.stage or 1) + turns.stage, turns.begins)
 
     def _prefixes(self, text: Raw, flow: Flow) -> tuple[int, ...]:
         """Hashes of a raw prompt's beginnings as long as earlier prompts of its flow were, then of all of it.
@@ -148,6 +146,79 @@ class ClaimReader:
         return tuple(hashes)
 
 
+def given(claim: Claim, tool_ids: Iterable[bytes], text: bytes, answer_id: str, arguments: bytes = b"") -> Witnesses:
+    """By what later calls of its interaction are known, once a call with this claim has been answered.
+
+    `text` and `arguments`: the beginning of what the answer says, and of what it hands to tools, as they stand in a
+    string of JSON. `answer_id`: by which a later call may go on from it.
+    """
+    proofs = [_of_call(id_) for id_ in islice(tool_ids, IDS_MAX)]
+    if answer_id:
+        proofs.append(_of_answer(answer_id.encode()))
+    said = decoded(text, 0)
+    turn = turn_of(claim.last_turn, said)
+    hints = [hashed(claim.session.encode(), b"turn", turn.hex().encode())] if turn else []
+    echoed = claim.shows.lines
+    lines = [line for each in lines_of(said) if (line := hash((claim.session, each))) not in echoed][:LINES_GIVEN]
+    tasks = [each for each in lines_in(decoded(arguments, 0)) if hash((claim.session, each)) not in echoed]
+    for task in tasks[:LINES_GIVEN]:
+        lines += [hash((claim.session, task)), _of_task(claim.session, task)]
+    return Witnesses(tuple(proofs), tuple(hints), tuple(lines))
+
+
+def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
+    """The claim of a conversation, in a session or none (b""), that goes on from an earlier answer or from none."""
+    shown, begins = turns.shown, turns.begins
+    name = hashed(b"session", session) if session else ""
+    proofs = [_of_call(id_) for id_ in shown.tool_ids]
+    hints: list[str] = []
+    known = [_of_answer(previous)] if previous else []
+    if name:
+        known.append(name)
+    if begins is False:
+        proofs += known
+    else:
+        hints += known
+    if turns.has_answers and not known and begins:
+        hints.append(turns.named_before(b"asked", b""))
+    if shown.turn:
+        hints.append(hashed(name.encode(), b"turn", shown.turn.hex().encode()))
+    is_new = not shown.turn and not turns.has_answers
+    lines = [hash((name, line)) for line in shown.lines]
+    if is_new:
+        lines += [_of_task(name, line) for line in shown.lines]
+    id_ = _named(turns, session, previous, proofs)
+    if not id_ and not hints and not lines:
+        return Claim(begins=begins)
+    shows = Witnesses(tuple(proofs), tuple(hints), tuple(lines), LINES_OF_A_NEW_TALK if is_new else 1)
+    return Claim(id_, turns.stage, begins, shows=shows, session=name, last_turn=shown.last_turn)
+
+
+def _named(turns: Turns, session: bytes, previous: bytes, proofs: list[str]) -> str:
+    """The name of its interaction, if it is a new one."""
+    if turns.asks and previous:
+        return turns.named(b"after", previous, last_only=True)
+    if turns.asks:
+        # A session may have lost its first turns since; without one, all questions so far tell talks apart.
+        return turns.named(b"asked", session, last_only=bool(session))
+    if previous:
+        return hashed(b"after", previous)
+    return hashed(b"amid", proofs[0].encode()) if proofs else ""
+
+
+def _of_call(id: bytes) -> str:
+    return hashed(b"tool", id)
+
+
+def _of_task(session: str, line: str) -> int:
+    """What a line is known by that was handed to a tool: another agent may have it as its task."""
+    return hash((session, line, "task"))
+
+
+def _of_answer(id: bytes) -> str:
+    return hashed(b"answer", id)
+
+
 def _trace(rule: str | None, fields: Mapping[bytes, bytes]) -> bytes | None:
     """The name of the trace that is an interaction here; None if there is none, or it is not well formed."""
     if rule == "traceparent":
@@ -163,13 +234,19 @@ def _trace(rule: str | None, fields: Mapping[bytes, bytes]) -> bytes | None:
     return None
 
 
-def _session(fields: Mapping[bytes, bytes]) -> bytes:
-    """The session it names, if it is a name; else b"": nobody promised us a format."""
+def _session(headers: Mapping[bytes, bytes], fields: Fields) -> bytes:
+    """The session that it names, if it is a name; else b"": nobody promised us a format."""
     for name in SESSION_HEADERS:
-        value = fields.get(name)
+        value = headers.get(name)
         if value is not None:
             return value if _is_id(value) else b""
-    return b""
+    if not (fields.metadata or fields.conversation or fields.prompt_cache_key or fields.session_id):
+        return b""
+    for raw in (fields.session_id, fields.conversation):
+        if len(raw) <= ID_LENGTH_MAX and (found := _ID_IN_JSON.search(raw)) is not None:
+            return found[1]
+    found = _SESSION_IN_METADATA.search(fields.metadata) or _OWN_CACHE_KEY.fullmatch(fields.prompt_cache_key)
+    return found[1] if found is not None else b""
 
 
 def _said(fields: Mapping[bytes, bytes], metadata: Raw, shown: Claim) -> Claim:

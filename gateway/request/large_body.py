@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Generator
-from hashlib import sha256
 from io import BytesIO
 from typing import TYPE_CHECKING, Final
 
@@ -18,25 +17,23 @@ from msgspec import Raw
 
 from gateway.http.errors import ApiError, Reason
 from gateway.request.apis import COMPLETIONS, NAMES, Api
+from gateway.request.asked import Asked
 from gateway.request.conversation_turns import (
-    MARK,
-    MARKS_MAX,
     NO_TURNS,
-    ONE_TEXT_HEAD,
-    ONE_TEXT_TAIL,
     QUOTE,
     TOOL_RESULT,
+    Kind,
     Shape,
     Turns,
     holds_result,
     is_of_result,
-    mark_at,
     same_text,
 )
 from gateway.request.fields import Fields, Turn, decode_turn
-from gateway.request.json_ranges import ITEM_COST, Member, broken, end_of_string, items, members, past_space
+from gateway.request.json_ranges import ITEM_COST, Member, broken, items, members, past_space
 from gateway.request.payload import SEQUENCES_MAX, STEERING, Payload, fields_of, user_of, with_usage
 from gateway.request.prompt import ATTACHMENT, HEAD_BYTES_MAX, Prompt
+from gateway.request.shown import FIRST_TURNS, LAST_TURNS, NOTHING_SHOWN, TEXT_BYTES_MAX, Shown, shown_by
 from gateway.request.slices import WINDOW_BYTES, Slices, find
 
 if TYPE_CHECKING:
@@ -61,12 +58,13 @@ _OPEN_LIST, _OPEN_OBJECT = 0x5B, 0x7B
 class HashedTurns(Turns):
     """Turns of which only the names of their questions are kept."""
 
-    __slots__ = ("_all", "_asks", "_last")
+    __slots__ = ("_all", "_all_before", "_asks", "_last")
 
-    def __init__(self, shape: Shape, asks: bool, all_asked: _Hash, last_asked: _Hash) -> None:
-        super().__init__([], shape.stage(), shape.begins(), shape.instruction_bytes)
-        self._asks = asks
-        self._all = all_asked
+    def __init__(self, shape: Shape, asked: Asked, last_asked: _Hash, shown: Shown) -> None:
+        super().__init__([], asked.answered, shape, shown)
+        self._asks = asked.count > 0
+        self._all = asked.all
+        self._all_before = asked.all_answered
         self._last = last_asked
 
     @property
@@ -74,11 +72,18 @@ class HashedTurns(Turns):
         return self._asks
 
     def named(self, *rest: bytes, last_only: bool = False) -> str:
-        name = (self._last if last_only else self._all).copy()
-        for part in rest:
-            name.update(b"\0")
-            name.update(part)
-        return name.hexdigest()[:16]
+        return _and_rest(self._last if last_only else self._all, rest)
+
+    def named_before(self, *rest: bytes) -> str:
+        return _and_rest(self._all_before, rest)
+
+
+def _and_rest(asked: _Hash, rest: tuple[bytes, ...]) -> str:
+    name = asked.copy()
+    for part in rest:
+        name.update(b"\0")
+        name.update(part)
+    return name.hexdigest()[:16]
 
 
 class LargePayload(Payload):
@@ -250,6 +255,7 @@ def _turns(body: bytes, place: Member | None, param: str) -> Generator[None, Non
     if place is None:
         return NO_TURNS
     shape, asked = Shape(), Asked(body)
+    shown = NOTHING_SHOWN
     if body[place.value] == QUOTE:
         yield from asked.add_range(place.value, place.end)
         shape.of_user(is_question=True)
@@ -261,12 +267,15 @@ def _turns(body: bytes, place: Member | None, param: str) -> Generator[None, Non
             raise ApiError(Reason.INVALID_REQUEST, message, param=param)
         try:
             yield from _read_turns(body, found, shape, asked)
+            first = yield from _some_turns(body, found[: 2 * FIRST_TURNS])
+            last = yield from _some_turns(body, found[-2 * LAST_TURNS :])
         except (msgspec.DecodeError, UnicodeDecodeError):
             return NO_TURNS
+        shown = shown_by(first, last)
     else:
         return NO_TURNS
-    last = yield from asked.last()
-    return HashedTurns(shape, asked.count > 0, asked.all, last)
+    last_asked = yield from asked.last()
+    return HashedTurns(shape, asked, last_asked, shown)
 
 
 def _read_turns(body: bytes, found: array[int], shape: Shape, asked: Asked) -> Slices:
@@ -283,18 +292,19 @@ def _read_turns(body: bytes, found: array[int], shape: Shape, asked: Asked) -> S
         turn = decode_turn(body[at:end])
         content = bytes(turn.content)
         if turn.role != "user":
-            shape.of_other(turn, len(content))
+            asked.note(shape.of_other(turn, len(content)))
             continue
-        is_question = not (content.startswith(b"[") and holds_result(content))
-        shape.of_user(is_question=is_question)
-        if is_question:
+        kind = shape.of_user(is_question=not (content.startswith(b"[") and holds_result(content)))
+        if kind is Kind.ASKS:
             asked.add(same_text(content))
+        else:
+            asked.note(kind)
 
 
 def _read_long_turn(body: bytes, at: int, shape: Shape, asked: Asked) -> Slices:
     turn, place = yield from _long_turn(body, at)
     if turn.role != "user":
-        shape.of_other(turn, 0 if place is None else place.end - place.value)
+        asked.note(shape.of_other(turn, 0 if place is None else place.end - place.value))
         return
     is_question = True
     looked = 0
@@ -307,13 +317,30 @@ def _read_long_turn(body: bytes, at: int, shape: Shape, asked: Asked) -> Slices:
                 yield
             result = yield from find(body, TOOL_RESULT, result + 1, place.end)
         is_question = result < 0
-    shape.of_user(is_question=is_question)
-    if not is_question:
-        return
-    if place is None:
+    kind = shape.of_user(is_question=is_question)
+    if kind is not Kind.ASKS:
+        asked.note(kind)
+    elif place is None:
         asked.add(b"")
     else:
         yield from asked.add_range(place.value, place.end)
+
+
+def _some_turns(body: bytes, found: array[int]) -> Generator[None, None, list[Turn]]:
+    """These turns, with the beginnings of their contents."""
+    turns: list[Turn] = []
+    for number in range(0, len(found), 2):
+        at, end = found[number], found[number + 1]
+        if end - at > WINDOW_BYTES:
+            turn, place = yield from _long_turn(body, at)
+            if place is not None:
+                turn.content = Raw(body[place.value : min(place.end, place.value + TEXT_BYTES_MAX)])
+        else:
+            yield
+            turn = decode_turn(body[at:end])
+            turn.content = Raw(bytes(turn.content)[:TEXT_BYTES_MAX])
+        turns.append(turn)
+    return turns
 
 
 def _long_turn(body: bytes, at: int) -> Generator[None, None, tuple[Turn, Member | None]]:
@@ -324,93 +351,10 @@ def _long_turn(body: bytes, at: int) -> Generator[None, None, tuple[Turn, Member
     yield from members(body, at, found)
     places = {member.name: member for member in found}
     parts: list[bytes] = []
-    for name in ("role", "type"):
+    for name in ("role", "type", "tool_call_id", "call_id"):
         place = places.get(name)
         if place is not None:
             parts.append(
                 b'"%b":%b' % (name.encode(), body[place.value : min(place.end, place.value + FIELD_BYTES_MAX)])
             )
     return decode_turn(b"{" + b",".join(parts) + b"}"), places.get("content")
-
-
-class Asked:
-    """The names of the user's questions: of all together, and of the last one. Each is brought into its plainest form
-    first, as `same_text` does it."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-        self._view = memoryview(body)
-        self.all = sha256()
-        self.count = 0
-        self._last = b""
-        self._last_pieces: list[int] = []
-
-    def add(self, text: bytes) -> None:
-        """A question that is short."""
-        self._next()
-        self.all.update(text)
-        self._last, self._last_pieces = text, []
-
-    def add_range(self, at: int, end: int) -> Slices:
-        """One that is long: where it stands in the body."""
-        self._next()
-        self._last = b""
-        self._last_pieces = yield from self._plain(at, end)
-        yield from self._hash(self.all, self._last_pieces)
-
-    def last(self) -> Generator[None, None, _Hash]:
-        """The name of the last one."""
-        name = sha256(self._last)
-        yield from self._hash(name, self._last_pieces)
-        return name
-
-    def _next(self) -> None:
-        if self.count:
-            self.all.update(b"\0")
-        self.count += 1
-
-    def _hash(self, name: _Hash, pieces: list[int]) -> Slices:
-        for number in range(0, len(pieces), 2):
-            at, end = pieces[number], pieces[number + 1]
-            while at < end:
-                name.update(self._view[at : min(at + WINDOW_BYTES, end)])
-                at += WINDOW_BYTES
-                yield
-
-    def _plain(self, at: int, end: int) -> Generator[None, None, list[int]]:
-        """Begins and ends of what is left without marks, by turns."""
-        body = self._body
-        if body[at] == QUOTE:
-            return [at, end]
-        pieces: list[int] = [at]
-        done = at
-        for _ in range(MARKS_MAX):
-            mark = yield from find(body, MARK, at, end)
-            if mark < 0:
-                break
-            begin, until = mark_at(body, mark, done, end)
-            if until > begin:
-                pieces += (begin, until)
-                done = until
-            at = max(until, mark + 1)
-        pieces.append(end)
-        if done > pieces[0]:
-            one = yield from self._one_text(pieces)
-            return one or pieces
-        return pieces
-
-    def _one_text(self, pieces: list[int]) -> Generator[None, None, list[int]]:
-        """Where its text is, if it is one block of text; else nothing."""
-        body = self._body
-        pairs = [(pieces[number], pieces[number + 1]) for number in range(0, len(pieces), 2)]
-        long = max(range(len(pairs)), key=lambda number: pairs[number][1] - pairs[number][0])
-        at, end = pairs[long]
-        before = b"".join([body[a : min(b, a + FIELD_BYTES_MAX)] for a, b in pairs[:long]])
-        after = b"".join([body[a : min(b, a + FIELD_BYTES_MAX)] for a, b in pairs[long + 1 :]])
-        head = ONE_TEXT_HEAD.match(before + body[at : min(end, at + FIELD_BYTES_MAX)])
-        if head is None or head.end() < len(before):
-            return []
-        text = at + head.end() - len(before)
-        text_end = yield from end_of_string(body, text + 1)
-        tail = body[text_end : min(end, text_end + FIELD_BYTES_MAX)] + after
-        return [] if text_end > end or ONE_TEXT_TAIL.fullmatch(tail) is None else [text, text_end]

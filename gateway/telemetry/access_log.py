@@ -10,6 +10,7 @@ from typing import Final
 from gateway.telemetry.log_line import Line, encode_line
 from gateway.telemetry.log_writer import STDOUT, LogWriter
 from gateway.telemetry.record import Record
+from policies.request import Request
 
 __all__ = ["AccessLog", "hidden"]
 
@@ -53,7 +54,7 @@ class AccessLog:
             record.app,
             "" if request is None else hidden(request.flow.user),
             1.0 if request is None else request.weight,
-            "" if request is None else request.claim.id,
+            "" if request is None else _interaction(request),
             0 if request is None else request.progress.stage,
             record.model,
             policy,
@@ -97,3 +98,10 @@ class AccessLog:
         self.flush()
         if self._writer is not None:
             self._writer.close()
+
+
+def _interaction(request: Request) -> str:
+    """What the interaction is called that it was found to be a call of, or would have begun."""
+    interaction = request.progress.interaction
+    name = request.claim.id if interaction is None else interaction.key[2]
+    return name if isinstance(name, str) else ""

@@ -88,7 +88,10 @@ class Books:
         if entries & UNLEASE:
             self._unlease(request, service, now)
         if entries & UNWAIT:
-            self.waiting.remove(request)
+            if entries & LEASE:
+                self.waiting.dispatched(request, now)
+            else:
+                self.waiting.remove(request)
         if entries & WAIT:
             self._expect(request)
             self.waiting.add(request, front=entries & REJOIN != 0)

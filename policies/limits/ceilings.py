@@ -90,6 +90,8 @@ class ThrottleSettings:
     """
 
     window_s: float = 60.0
+    patience_s: float = 30.0
+    """A learned limit refuses nobody whose tenant waits for less than this."""
     user: Ceilings = USER
     app_user: Ceilings = USER
     app: Ceilings = APP
@@ -97,6 +99,8 @@ class ThrottleSettings:
     def __post_init__(self) -> None:
         if not self.window_s > 0:
             raise ValueError(f"throttle: window_s is {self.window_s}; it must be greater than 0")
+        if not self.patience_s >= 0:
+            raise ValueError(f"throttle: patience_s is {self.patience_s}; it cannot be negative")
         for name in ("starts", "requests", "tokens"):
             user, app = getattr(self.user, name), getattr(self.app, name)
             if isinstance(user, int) and isinstance(app, int) and user > app:

@@ -7,9 +7,11 @@ If an app is beyond its limit, only those of its users are refused that have mor
 cannot use up what the others may have. Users are what the tenant says they are. A tenant that names a new user for each
 request leaves each of them almost no part.
 
-A learned limit is a guess that keeps the queue short. It must not cost anyone the fair share that the order gives them.
-Otherwise tenants that evade the limit would gain what the others lose. So a learned limit refuses no request of a
-tenant with fewer than `KEPT` requests waiting. A limit that is configured as a number always applies.
+A learned limit is a guess, and a refusal by it must serve somebody. So it refuses nobody who is alone, and no request
+whose tenant's waiting requests will be served within `patience_s`, at the rate at which they are dispatched: whoever
+floods waits behind itself, since the order gives everybody else their fair share. Nor does it refuse a request of a
+tenant with fewer than `KEPT` requests waiting: otherwise tenants that evade the limit would gain what the others lose.
+A limit that is configured as a number always applies.
 """
 
 from __future__ import annotations
@@ -150,7 +152,9 @@ class _Level:
         """The refusal of a request beyond this limit, with the time after which it may come back."""
         more = request.prompt_tokens if measure == TOKENS else 1
         found = self.counts.limit(f"{self.name}_{MEASURES[measure]}", MEASURES[measure], member, more, limit, now)
-        return Refused(reason, min(RETRY_S_MAX, max(1.0, pressure.drain_s, found.reset_s)), found)
+        is_learned = isinstance(self._ceilings[measure], Auto)
+        wait_s = pressure.wait_s if is_learned else max(pressure.drain_s, found.reset_s)
+        return Refused(reason, min(RETRY_S_MAX, max(1.0, wait_s)), found)
 
     def explain(self, member: Hashable, weight: float, now: float) -> dict[str, float]:
         """Counts and limits by name. Changes nothing, not even what is remembered."""
@@ -221,6 +225,7 @@ class Throttle:
         self.counts = {name: level.counts for name, level in self._levels.items()}
         """By level: what each member did within the window."""
         self._window_s = settings.window_s
+        self._patience_s = settings.patience_s
         self._members_max = members_max
         self._began_s = self._ends_s = float("-inf")
         self._members: dict[Flow, _Member] = {}
@@ -230,13 +235,18 @@ class Throttle:
         """Members in memory."""
         return sum(len(level.counts) for level in self._levels.values())
 
-    def refusal(self, request: Request, now: float, pressure: Pressure, waiting: int) -> Refused | None:
-        """Is this request refused? None: it may be queued. `waiting`: queued requests of its tenant. Counts nothing."""
+    def refusal(
+        self, request: Request, now: float, pressure: Pressure, waiting: int, *, is_alone: bool = False
+    ) -> Refused | None:
+        """Is this request refused? None: it may be queued. Counts nothing.
+
+        `waiting`: queued requests of its tenant. `is_alone`: all that waits or runs is of its own flow.
+        """
         if not pressure.overloaded or request.progress.inside:
             return None
         member = self._member(request, now)
         left, weight, tokens = (self._ends_s - now) / self._window_s, request.weight, request.prompt_tokens
-        kept = waiting < KEPT
+        kept = is_alone or waiting < KEPT or pressure.wait_s <= self._patience_s
         limits = member.usual_user.numbers if kept else member.usual_user.at_weight(weight)
         measure = _exceeded(member.user, limits, 1, tokens, left)
         flow = request.flow

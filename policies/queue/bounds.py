@@ -10,10 +10,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from math import exp
+from typing import Final
 
 from policies.request import Request
 
 __all__ = ["BoundedQueue", "QueueLimits"]
+
+FADING_S: Final = 10.0
+"""The rate at which a tenant is dispatched is that of about so many seconds."""
+MEASURED_S_MIN: Final = 1.0
+"""A shorter time says nothing of a rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +42,12 @@ class QueueLimits:
 class _TenantQueue:
     """The waiting requests of one tenant, oldest first: starts, and calls inside an interaction."""
 
-    __slots__ = ("bytes", "inside", "starts", "weight")
+    __slots__ = ("bytes", "counted_s", "dispatched", "inside", "since_s", "starts", "weight")
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
+        self.since_s = self.counted_s = now
+        self.dispatched = 0.0
+        """Requests that were dispatched since it began to wait; older ones count less and less."""
         self.starts: OrderedDict[str, Request] = OrderedDict()
         self.inside: OrderedDict[str, Request] = OrderedDict()
         self.bytes = 0
@@ -48,6 +58,18 @@ class _TenantQueue:
 
     def of(self, request: Request) -> OrderedDict[str, Request]:
         return self.inside if request.progress.inside else self.starts
+
+    def count(self, now: float) -> None:
+        """One of them is dispatched."""
+        self.dispatched = self.dispatched * exp(min(0.0, self.counted_s - now) / FADING_S) + 1.0
+        self.counted_s = now
+
+    def wait_s(self, now: float) -> float | None:
+        """How long do all of them take, at the rate of late? None: that is not known yet."""
+        if now - self.since_s < MEASURED_S_MIN or not self.dispatched:
+            return None
+        rate = self.dispatched * exp(min(0.0, self.counted_s - now) / FADING_S) / FADING_S
+        return len(self) * (1.0 - exp((self.since_s - now) / FADING_S)) / rate
 
 
 class BoundedQueue:
@@ -78,7 +100,7 @@ class BoundedQueue:
         self.requests[request.id] = request
         tenant = self._tenants.get(request.flow.tenant)
         if tenant is None:
-            tenant = self._tenants[request.flow.tenant] = _TenantQueue()
+            tenant = self._tenants[request.flow.tenant] = _TenantQueue(request.arrived_s)
         queue = tenant.of(request)
         queue[request.id] = request
         if front:
@@ -96,6 +118,22 @@ class BoundedQueue:
         if not tenant:
             del self._tenants[request.flow.tenant]
         self.bytes -= request.body_bytes
+
+    def dispatched(self, request: Request, now: float) -> None:
+        """This request leaves the queue for an engine."""
+        self._tenants[request.flow.tenant].count(now)
+        self.remove(request)
+
+    def wait_s(self, tenant: str, interval_s: float, now: float) -> float:
+        """How long do the waiting requests of a tenant take?
+
+        `interval_s`: between two dispatches of anybody, by which it is guessed as long as its own rate is not known.
+        """
+        own = self._tenants.get(tenant)
+        if own is None:
+            return 0.0
+        measured_s = own.wait_s(now)
+        return measured_s if measured_s is not None else len(own) * len(self._tenants) * interval_s
 
     def earliest_deadline_s(self) -> float:
         """When the first waiting request expires; infinite if none waits."""

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
+from policies.app_needs import PACE_S_MAX
 from policies.interactions import Interactions
 from policies.replicas.messages import Call, Opened
-from policies.request import Flow, Interaction, Request
+from policies.request import Claim, Flow, Interaction, Request
 
 __all__ = ["SharedInteractions"]
 
 ASKED_MAX: Final = 8
-"""Number of hashes of a raw prompt that are looked up at other gateways."""
+"""Witnesses of one request, or hashes of a raw prompt, that are looked up at other gateways."""
 
 
 class SharedInteractions:
@@ -22,32 +23,32 @@ class SharedInteractions:
     def __init__(self, interactions: Interactions) -> None:
         interactions.changed = {}
         self.interactions = interactions
-        self._told: list[Interaction] = []
+        self._told: list[Interaction | None] = []
+        """What the last exchange told of. None: only a witness of one."""
 
     def is_unknown(self, request: Request) -> bool:
         """May this request be a call of an interaction that was opened at another gateway?"""
-        claim = request.claim
-        if request.progress.interaction is not None or not (claim.id or claim.extends):
-            return False
-        return claim.explicit or not claim.begins
+        return request.progress.interaction is None and bool(_keys(request.claim))
 
     def ask(self, request: Request) -> list[Call]:
         """Ask whether an interaction that this request may continue is open elsewhere.
 
-        For a raw prompt, the longest known beginning is asked first.
+        The strongest witness is asked first; of a raw prompt, the longest known beginning.
         """
-        claim = request.claim
-        keys: Iterable[str | int] = (claim.id,) if claim.id else islice(reversed(claim.extends), ASKED_MAX)
-        idle_s = self.interactions.settings.idle_s
-        return [Call(_name(request.flow, key), 0, 0, 0.0, idle_s, False) for key in keys]
+        claim, needs = request.claim, self.interactions.needs
+        hints = claim.shows.hints
+        return [
+            Call(_name(request.flow, key), 0, 0, 0.0, PACE_S_MAX if key in hints else needs.asked_s, False)
+            for key in _keys(claim)
+        ]
 
     def take_up(self, request: Request, opened: Sequence[Opened | None], now: float) -> None:
         """Open here the first interaction that is open elsewhere, in the order in which they were asked."""
-        claim, flow = request.claim, request.flow
-        for place, known in enumerate(opened):
+        flow = request.flow
+        for asked, known in zip(_keys(request.claim), opened, strict=False):
             if known is None:
                 continue
-            key = (flow.app, flow.user, claim.id or claim.extends[-1 - place])
+            key = (flow.app, flow.user, asked)
             if not self.interactions.is_open(flow.tenant, key):
                 interaction = self.interactions.open(flow, key, now)
                 interaction.calls, interaction.tokens = interaction.told = (known.calls, known.tokens)
@@ -55,36 +56,51 @@ class SharedInteractions:
             return
 
     def tell(self, most: int, now: float) -> list[Call]:
-        """What was added since the last exchange, for at most `most` interactions."""
-        changed = self.interactions.changed or {}
-        self._told = list(islice(changed, most))
-        calls = []
-        for interaction in self._told:
+        """What was added since the last exchange, for about `most` interactions and witnesses."""
+        changed, needs = self.interactions.changed or {}, self.interactions.needs
+        self._told = []
+        calls: list[Call] = []
+        for interaction in list(islice(changed, most)):
+            if len(calls) >= most:
+                break
             del changed[interaction]
-            app, user, key = interaction.key
             calls_told, tokens_told = interaction.told or (0, 0)
-            calls.append(
-                Call(
-                    _name(Flow(interaction.tenant, app, user), key),
-                    interaction.calls - calls_told,
-                    interaction.tokens - tokens_told,
-                    now - interaction.began_s,
-                    self.interactions.settings.idle_s,
-                    interaction.over and not interaction.under_way,
-                )
-            )
+            idle_s, is_over = needs.idle_s(interaction), interaction.over and not interaction.under_way
+            new, new_tokens = interaction.calls - calls_told, interaction.tokens - tokens_told
+            age_s = now - interaction.began_s
+            app, user, key = interaction.key
+            flow = Flow(interaction.tenant, app, user)
+            calls.append(Call(_name(flow, key), new, new_tokens, age_s, idle_s, is_over))
+            self._told.append(interaction)
             interaction.told = interaction.calls, interaction.tokens
+            for witness, (is_proof, is_new) in (interaction.untold or {}).items():
+                # A witness that is new tells of all that the interaction had before it.
+                count, tokens = (interaction.calls, interaction.tokens) if is_new else (new, new_tokens)
+                kept_s = idle_s if is_proof else PACE_S_MAX
+                calls.append(Call(_name(flow, witness), count, tokens, age_s, kept_s, False))
+                self._told.append(None)
+            interaction.untold = None
         return calls
 
     def hear(self, opened: Sequence[Opened | None]) -> None:
         """Take the sums of all gateways for the interactions that were told."""
         for interaction, known in zip(self._told, opened, strict=True):
-            if known is not None:
+            if known is not None and interaction is not None:
                 calls, tokens = interaction.told or (0, 0)
                 interaction.calls += known.calls - calls
                 interaction.tokens += known.tokens - tokens
                 interaction.told = known.calls, known.tokens
         self._told = []
+
+
+def _keys(claim: Claim) -> Sequence[str | int]:
+    """By what may an interaction of this claim be known at other gateways? Not by the lines of an answer."""
+    if claim.explicit:
+        return (claim.id,)
+    if claim.extends and not claim.id:
+        return tuple(islice(reversed(claim.extends), ASKED_MAX))
+    question = (claim.id,) if claim.id and not claim.begins else ()
+    return (*claim.shows.proofs, *question, *claim.shows.hints)[:ASKED_MAX]
 
 
 def _name(flow: Flow, key: str | int) -> str:

@@ -253,6 +253,7 @@ tenants: [{{name: t, quota: {{concurrent: 0}}}}]
 state_file: ''
 """
 CEILING = "should be a whole number from 1, auto (learned from what is usual) or off"
+IDLE = "should be a number above 0, up to 86400, or auto (learned from the pauses of the app)"
 CAP = "should be a whole number from 1, or auto (several times what the app is seen to need)"
 
 
@@ -267,7 +268,7 @@ def test_limits_that_are_no_limits_or_contradict_each_other(tmp_path: Path) -> N
         f":9:27: interactions.calls_max: {CAP}",
         f":9:42: interactions.tokens_max: {CAP}",
         ":9:60: interactions.trace: should be traceparent, or baggage:KEY such as baggage:interaction",
-        ":9:77: interactions.idle_s: should be greater than 0",
+        f":9:77: interactions.idle_s: {IDLE}",
         ":12:21: apps[0].normal_service: is empty; give at least one",
         ":13:11: apps[1].name: the same name as apps[0].name",
         ":14:25: apps[1].normal_service[1]: should be greater than 0",

@@ -10,8 +10,10 @@ import pytest
 from gateway.config.interactions import InteractionRules
 from gateway.http.errors import ApiError
 from gateway.request.apis import CHAT, COMPLETIONS, RESPONSES
-from gateway.request.interaction_claim import ANSWERS_MAX, LENGTHS_MAX, PROMPTED_FLOWS_MAX, ClaimReader
+from gateway.request.interaction_claim import LENGTHS_MAX, PROMPTED_FLOWS_MAX, ClaimReader, given
+from gateway.request.large_body import read_large_json
 from gateway.request.payload import Payload, read_json
+from gateway.request.slices import at_once
 from policies.request import NO_CLAIM, Claim, Flow
 
 FLOW = Flow("tenant", "default", "u")
@@ -209,34 +211,142 @@ def test_every_rule_can_be_switched_off_for_an_app() -> None:
 
 
 def test_a_response_that_is_gone_on_from_is_found_by_its_id() -> None:
-    by = reader()
-    asked = claim({"input": "Which files?"}, by)
+    asked = claim({"input": "Which files?"})
     assert (asked.stage, asked.begins) == (1, True)
-    by.answered(FLOW, asked, 1, "resp_1")
-    second = claim({"previous_response_id": "resp_1", "input": [OUTPUT]}, by)
-    assert second == Claim(asked.id, 2, False)
-    by.answered(FLOW, second, 2, "resp_2")
-    assert claim({"previous_response_id": "resp_2", "input": [OUTPUT, OUTPUT]}, by) == Claim(asked.id, 3, False)
-    new = claim({"previous_response_id": "resp_2", "input": "And now?"}, by)
+    [gone_on_by] = given(asked, [], b"", "resp_1").proofs
+    second = claim({"previous_response_id": "resp_1", "input": [OUTPUT]})
+    assert second.begins is False
+    assert gone_on_by in second.shows.proofs
+    new = claim({"previous_response_id": "resp_1", "input": "And now?"})
     assert (new.stage, new.begins) == (1, True)
     assert new.id != asked.id
+    assert gone_on_by in new.shows.hints, "a person may go on as well, but not at an agent's pace"
+    assert gone_on_by not in new.shows.proofs
 
 
-def test_the_response_of_another_flow_is_not_gone_on_from() -> None:
-    by = reader()
-    asked = claim({"input": "Which files?"}, by)
-    by.answered(FLOW, asked, 1, "resp_1")
-    stolen = claim({"previous_response_id": "resp_1", "input": [OUTPUT]}, by, FLOW._replace(tenant="thief"))
-    assert stolen.id != asked.id
+@pytest.mark.parametrize(
+    ("body", "id"),
+    [
+        (chat(USER, CALLS, RESULT), "c"),
+        (chat(USER, TOOL_USE, TOOL_RESULT), "t"),
+        (chat(USER, TOOL_USE, REMINDED), "t"),
+        ({"input": [ITEM, REASONING, FUNCTION_CALL, OUTPUT]}, "c"),
+        (chat(RESULT), "c"),
+        (chat(USER, CALLS, RESULT, {"role": "user", "content": "<reminder>Be quick.</reminder>"}), "c"),
+        (chat(USER, {"role": "assistant", "content": "Calling tools: [{'id': 'call-1'}]"}, USER), "call-1"),
+        (chat(USER, {"role": "assistant", "content": 'Calling tools: [{"id": "call-2"}]'}, USER), "call-2"),
+    ],
+    ids=[
+        "chat",
+        "messages",
+        "messages and text",
+        "responses",
+        "all else is cut",
+        "reminder",
+        "called in text",
+        "called in JSON in text",
+    ],
+)
+def test_whoever_brings_the_id_of_a_call_back_proves_that_it_was_answered(body: dict[str, Any], id: str) -> None:
+    assert claim(body).shows.proofs == given(NO_CLAIM, [id.encode()], b"", "").proofs
 
 
-def test_answers_are_remembered_within_a_bound() -> None:
-    by = reader()
-    for number in range(ANSWERS_MAX + 10):
-        by.answered(FLOW, Claim("id"), 1, f"resp_{number}")
-    forgotten, known = ({"previous_response_id": f"resp_{n}", "input": [OUTPUT]} for n in (0, ANSWERS_MAX))
-    assert claim(known, by).id == "id"
-    assert claim(forgotten, by).id != "id"
+def test_what_the_user_says_beside_a_result_is_no_question() -> None:
+    reminder = {"role": "user", "content": "<reminder>Be quick.</reminder>"}
+    talks = [chat(USER, *CALLED, reminder), chat(USER, CALLS, reminder, RESULT), chat(USER, *CALLED, reminder, *CALLED)]
+    claims = [claim(talk) for talk in (chat(USER), *talks)]
+    assert len({each.id for each in claims}) == 1
+    assert [(each.stage, each.begins) for each in claims] == [(1, True), (2, False), (2, False), (3, False)]
+    assert claim(chat(USER, *CALLED, SAID, reminder)).begins, "there it is one"
+
+
+@pytest.mark.parametrize("session", ["", "s"])
+def test_the_turn_of_a_model_that_calls_its_tools_in_text_is_known_again(session: str) -> None:
+    headers = {"x_session_id": session} if session else {}
+    thought = "THOUGHT: I look at the files first.\n\nls -la"
+    asked = claim(chat(SYSTEM, USER), **headers)
+    gives = given(asked, [], json.dumps(thought)[1:-1].encode(), "")
+    seen = {"role": "user", "content": "Observation: a.py"}
+    step = chat(SYSTEM, USER, {"role": "assistant", "content": thought}, seen)
+    shown = claim(step, **headers).shows
+    assert (asked.session or asked.id) in shown.hints
+    assert set(gives.hints) <= set(shown.hints)
+    assert gives.lines
+    assert set(gives.lines) <= set(shown.lines)
+    cut = claim(chat({"role": "assistant", "content": [{"type": "text", "text": thought + "\nmore"}]}, seen), **headers)
+    assert set(gives.lines) <= set(cut.shows.lines), "in another form, without what came before"
+    other = claim(step, x_session_id="other").shows
+    assert not set(gives.hints) & set(other.hints)
+    assert not set(gives.lines) & set(other.lines)
+
+
+def test_what_was_handed_to_a_tool_may_be_the_task_of_another_agent() -> None:
+    task = "Look up who changed the parser last."
+    asked = claim(chat(SYSTEM, USER))
+    arguments = json.dumps(json.dumps({"input": task})).encode()[1:-1]
+    gives = given(asked, [b"c"], b"", "", arguments)
+    template = {"role": "user", "content": f"You have been given a task by your manager:\n{task}\nBegin now."}
+    for own in ({"role": "user", "content": task}, template):
+        shows = claim(chat(SYSTEM, own)).shows
+        assert len(set(gives.lines) & set(shows.lines)) >= shows.lines_min
+    same = claim(chat(SYSTEM, {"role": "user", "content": task}))
+    assert not given(same, [b"c"], b"", "", arguments).lines, "the question itself is no task"
+
+
+LONG = {"role": "user", "content": "word " * 20_000}
+TALKS = [
+    chat(SYSTEM, USER),
+    chat(SYSTEM, USER, *CALLED),
+    chat(USER, *CALLED, SAID, USER, *CALLED, USER),
+    chat(USER, TOOL_USE, REMINDED, TOOL_USE, TOOL_RESULT, USER),
+    chat(LONG, *CALLED, LONG),
+    chat(LONG, SAID, LONG, {"role": "assistant", "content": "I look for the files in the folder.\n" * 9}, LONG),
+    chat(USER, SAID, blocks({"type": "text", "text": "And now? " * 10_000}), SAID, USER),
+    chat(USER, TOOL_USE, blocks({"type": "tool_result", "tool_use_id": "t", "content": "x" * 100_000})),
+    chat(USER, CALLS, {"role": "tool", "tool_call_id": "c", "content": "x" * 100_000}),
+    {"input": [ITEM, REASONING, FUNCTION_CALL, {**OUTPUT, "output": "x" * 100_000}, ITEM]},
+    {"input": "Which files?", "previous_response_id": "resp"},
+]
+
+
+@pytest.mark.parametrize("session", ["", "s"])
+@pytest.mark.parametrize("body", TALKS, ids=range(len(TALKS)))
+def test_a_large_body_claims_what_a_small_one_does(body: dict[str, Any], session: str) -> None:
+    headers = [(b"x-session-id", session.encode())] if session else []
+    api = RESPONSES if "input" in body else CHAT
+    large = at_once(read_large_json(json.dumps(body).encode(), api))
+    assert reader().read(headers, large, FLOW, generates=True).claim == claim(
+        body, **({"x_session_id": session} if session else {})
+    )
+
+
+def test_a_line_that_was_in_the_prompt_is_not_given_out() -> None:
+    rule = "Answer with exactly one command in a block."
+    asked = claim(chat({"role": "user", "content": rule}))
+    assert not given(asked, [], rule.encode(), "").lines
+    assert given(asked, [], b"I list the files that are there now.", "").lines
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_one"),
+    [
+        ({"metadata": {"session_id": "s"}}, True),
+        ({"session_id": "s"}, True),
+        ({"conversation": "conv_1"}, True),
+        ({"conversation": {"id": "conv_1"}}, True),
+        ({"prompt_cache_key": "0199a213-81c0-7800-8aa1-bbab2a035a53"}, True),
+        ({"prompt_cache_key": "our-app-v2"}, False),
+        ({"conversation": {}}, False),
+        ({"metadata": {"session_id": 5}}, False),
+    ],
+    ids=str,
+)
+def test_a_session_may_stand_in_the_body(fields: dict[str, Any], is_one: bool) -> None:
+    found = claim(chat(USER, **fields))
+    assert bool(found.session) == is_one
+    assert (found.session in found.shows.hints) == is_one
+    assert (found.session in claim(chat(USER, *CALLED, **fields)).shows.proofs) == is_one
+    assert not claim(chat(USER, **fields), reader(sessions=False)).session
 
 
 def extends(prompt: str, by: ClaimReader, flow: Flow = FLOW) -> tuple[int, ...]:

@@ -75,12 +75,15 @@ def test_a_call_without_a_claim_costs_nothing() -> None:
     assert len(table) == 0
 
 
-def test_a_new_question_under_an_open_id_is_a_new_interaction() -> None:
+def test_the_same_question_once_more_is_another_interaction() -> None:
     table = Interactions()
-    serve(table, call(), awaits_more=True)
-    again = admit(table, call(Claim("i", begins=True)))
+    first = serve(table, call(Claim("i", begins=True)), awaits_more=True)
+    again = serve(table, call(Claim("i", begins=True)), awaits_more=True)
     assert (again.progress.stage, again.progress.inside) == (1, False)
-    assert len(table) == 1
+    assert len(table) == 2
+    # Nothing tells their next calls apart, so each of the two goes on with one of them.
+    on = [admit(table, call(Claim("i", begins=False))) for _ in range(2)]
+    assert {id(one.progress.interaction) for one in on} == {id(one.progress.interaction) for one in (first, again)}
 
 
 def test_what_the_client_named_goes_on_whatever_its_content_looks_like() -> None:

@@ -18,10 +18,11 @@ import pytest
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import profile
 from policies.admission.engine import AdmissionEngine
-from policies.interactions import CALLS, Interactions, InteractionSettings
+from policies.app_needs import CALLS
+from policies.interactions import Interactions, InteractionSettings
 from policies.limits.ceilings import Ceilings, ThrottleSettings
 from policies.orders.cost import CACHED_WEIGHT, Cost, LinearCost
-from policies.request import Claim, Flow
+from policies.request import Claim, Flow, Witnesses
 from simulation.driver import simulate
 from simulation.metrics import service
 from simulation.run import Arrival, Record
@@ -115,6 +116,14 @@ class NeverEnding(Caller):
 
     def claim(self) -> Claim:
         return Claim(f"mine-{self.number}", self.stage, begins=self.stage == 1, explicit=True)
+
+
+class OneSession(Caller):
+    """Every call is a new question, and is said to be of one session, which never rests."""
+
+    def claim(self) -> Claim:
+        name = f"{self.tenant}-{self.number}-{self.sent}"
+        return Claim(name, 1, begins=True, shows=Witnesses(hints=("session",)), session="session")
 
 
 class Longest(Caller):
@@ -248,7 +257,7 @@ def test_the_honest_tenant_has_its_share() -> None:
 
 @pytest.mark.parametrize(
     "cheat",
-    [ManySessions, Forger, Guesser, Borrower, NeverEnding, Longest, Aborter, EarlyAborter, Huge, SecondApp],
+    [ManySessions, Forger, Guesser, Borrower, OneSession, NeverEnding, Longest, Aborter, EarlyAborter, Huge, SecondApp],
 )
 def test_no_cheat_gains(cheat: type[Caller]) -> None:
     assert gain(cheat) <= GAIN_MAX
@@ -259,12 +268,12 @@ def test_tiny_calls_gain_nothing() -> None:
     assert share(Tiny, callers=Tiny.callers) <= GAIN_MAX * share(Caller)
 
 
-@pytest.mark.parametrize("cheat", [ManySessions, Forger, SecondApp])
+@pytest.mark.parametrize("cheat", [ManySessions, Forger, OneSession, SecondApp])
 def test_no_cheat_gains_where_the_limits_are_numbers(cheat: type[Caller]) -> None:
     assert gain(cheat, "limited", end_s=LATE_S) <= GAIN_MAX
 
 
-@pytest.mark.parametrize("cheat", [NeverEnding, Borrower])
+@pytest.mark.parametrize("cheat", [NeverEnding, Borrower, OneSession])
 def test_an_interaction_without_an_end_has_no_immunity_beyond_its_caps(cheat: type[Caller]) -> None:
     assert gain(cheat, "limited", calls_max=Caller.calls) <= GAIN_MAX
 

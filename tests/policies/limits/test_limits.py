@@ -15,7 +15,7 @@ from policies.limits.throttle import KEPT, Throttle
 from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens
 from tests.policies.making import make_request
 
-OVERLOADED = Pressure(True, "full", 3.0)
+OVERLOADED = Pressure(True, "full", 3.0, wait_s=45.0)
 NO_LIMITS = Ceilings()
 
 
@@ -234,6 +234,19 @@ def test_a_learned_limit_leaves_a_tenant_some_that_wait_and_a_number_does_not() 
     for level in ("user", "app_user", "app"):
         one = throttle(**{level: Ceilings(starts=4, tokens=learned)})
         assert [start(one, 0.0, waiting=0) is None for _ in range(5)] == [True] * 4 + [False]
+
+
+def test_a_learned_limit_refuses_nobody_who_is_alone_or_waits_for_less_than_patience() -> None:
+    one = throttle(Ceilings(starts=Auto(floor=3)))
+    short = OVERLOADED._replace(wait_s=ThrottleSettings().patience_s)
+    assert all(start(one, 0.0, short) is None for _ in range(50))
+    assert one.refusal(make_request("a"), 0.0, OVERLOADED, 1000, is_alone=True) is None
+    refused = start(one, 0.0)
+    assert refused is not None
+    assert refused.retry_after_s == OVERLOADED.wait_s, "the wait that is to be expected"
+    number = throttle(Ceilings(starts=3))
+    assert [start(number, 0.0, short) is None for _ in range(4)] == [True, True, True, False]
+    assert number.refusal(make_request("a"), 0.0, OVERLOADED, 0, is_alone=True) is not None
 
 
 def test_what_is_learned_counts_per_weight() -> None:

@@ -1,0 +1,112 @@
+"""Sessions of real clients, as they are and varied: each is one interaction, and no two of them are the same one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk
+from tests.gateway.live import MODEL, Live, Starter
+from tests.gateway.recorded_sessions import CLIENTS, VARIATIONS, Call, Vary, recorded, twin
+
+
+def streamed(whole: Any) -> bytes:
+    """The same answer as a stream."""
+    choice = whole["choices"][0]
+    message = choice["message"]
+    calls = [{"index": at, **call} for at, call in enumerate(message.get("tool_calls") or [])]
+    deltas: list[Any] = [{"role": "assistant", "content": ""}]
+    deltas += [{"content": word + " "} for word in (message.get("content") or "").split(" ") if word]
+    deltas += [{"tool_calls": [call]} for call in calls]
+    events = b"".join(_event(whole, delta, None) for delta in deltas) + _event(whole, {}, choice["finish_reason"])
+    return STREAM_HEAD + chunk(events + DONE) + STREAM_END
+
+
+def _event(whole: Any, delta: Any, finish: str | None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    value = {"id": whole["id"], "object": "chat.completion.chunk", "created": 1, "model": MODEL, "choices": [choice]}
+    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def names(start: Starter, sessions: list[list[Call]], **headers: str) -> list[list[str]]:
+    """What the access log calls the interactions of these sessions, whose calls are sent by turns, by one user."""
+    answers = {f"{at}/{number}": call for at, calls in enumerate(sessions) for number, call in enumerate(calls)}
+
+    async def script(seen: Seen, peer: Peer) -> None:
+        call = answers[seen.headers["x-call"]]
+        await peer.send(streamed(call.answer) if call.body.get("stream") else answer(json.dumps(call.answer).encode()))
+
+    async with Upstream(script) as upstream, start(upstream.url) as live:
+        found: list[list[str]] = [[] for _ in sessions]
+        for number in range(max(map(len, sessions))):
+            for at, calls in enumerate(sessions):
+                if number < len(calls):
+                    found[at].append(await _sent(live, calls[number], f"{at}/{number}", at, headers))
+        logged = {line["request_id"]: line["interaction"] for line in await live.lines(len(answers))}
+        return [[logged[id_] for id_ in ids] for ids in found]
+
+
+async def _sent(live: Live, call: Call, name: str, session: int, headers: dict[str, str]) -> str:
+    """The id of the request."""
+    own = {header: value.format(session) for header, value in headers.items()}
+    got = await live.ask(call.path, {**call.body, "model": MODEL}, x_call=name, **own)
+    assert got.status == 200, got.body
+    return got.headers["x-request-id"]
+
+
+def is_told_apart(found: list[list[str]]) -> bool:
+    return all(len(set(own)) == 1 for own in found) and len({own[0] for own in found}) == len(found)
+
+
+@pytest.mark.parametrize("vary", VARIATIONS.values(), ids=VARIATIONS)
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_session_is_one_interaction_without_a_header(start: Starter, client: str, vary: Vary) -> None:
+    if client == "magentic-one" and vary is VARIATIONS["earlier turns pruned"]:
+        pytest.skip("its agents have no turns in common but the long ones, whose texts are pruned")
+    found = await names(start, recorded(client, vary))
+    assert is_told_apart(found), "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_the_same_question_side_by_side_is_two(start: Starter, client: str) -> None:
+    first, _ = recorded(client, VARIATIONS["as it is"])
+    found = await names(start, [first, twin(first)])
+    assert is_told_apart(found), "\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_with_a_session_header_even_a_lost_history_cuts_nothing(start: Starter, client: str) -> None:
+    found = await names(start, recorded(client, compacted), x_session_id="session-{}")
+    assert is_told_apart(found), "\n".join(map(str, found))
+
+
+def compacted(turns: list[Any], number: int, calls: int) -> list[Any]:
+    """From the middle on there is a summary in the place of all that was said before."""
+    return turns if number < calls // 2 else [{"role": "user", "content": f"Summary of {number} calls."}]
+
+
+async def test_without_one_a_summary_that_the_model_wrote_is_known_again(start: Starter) -> None:
+    def call(text: str | None, *turns: tuple[str, str]) -> Call:
+        reply: Any = {"role": "assistant", "content": text}
+        if text is None:
+            reply["tool_calls"] = [{"id": "call-1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+        choice = {"index": 0, "message": reply, "finish_reason": "stop" if text else "tool_calls"}
+        body = {"messages": [{"role": role, "content": content} for role, content in turns]}
+        return Call("/v1/chat/completions", body, {"id": "x", "choices": [choice]})
+
+    asked = ("user", "Which files are here?")
+    summary = "The user wants to know which files are here.\nOne of them, a.py, was found and not yet read."
+    found = await names(
+        start,
+        [
+            [
+                call("I look for files.", asked),
+                call(summary, asked, ("assistant", "I look for files."), ("user", "Summarise all of this.")),
+                call("I read a.py.", ("user", f"This talk goes on from another one.\n{summary}\nGo on.")),
+            ],
+            [call("No.", ("user", "Is it raining?"))],
+        ],
+    )
+    assert is_told_apart(found), "\n".join(map(str, found))

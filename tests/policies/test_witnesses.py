@@ -1,0 +1,308 @@
+"""By what an interaction is known again, what each witness proves, and that what is remembered of them is bounded."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.app_needs import IDLE_S_MAX, IDLE_S_MIN, PACE_S_MAX, PACE_S_PEOPLE, PACE_S_UNKNOWN, PAUSES_MIN
+from policies.interactions import Interactions, InteractionSettings
+from policies.replicas.exchange import Exchange
+from policies.replicas.interactions import SharedInteractions
+from policies.replicas.messages import Presence, Told
+from policies.request import Claim, Interaction, Request, ServiceTokens, Witnesses
+from policies.witness_table import GIVEN_MAX, HOLDERS_MAX, WitnessTable
+from tests.policies.making import make_request
+
+_serial = count()
+SOME = ServiceTokens(10, 5)
+
+
+def call(claim: Claim, user: str = "") -> Request:
+    return make_request("a", user=user, claim=claim)
+
+
+def question(name: str | None = None, **fields: object) -> Claim:
+    return Claim(name or f"q{next(_serial)}", 1, begins=True)._replace(**fields)  # type: ignore[arg-type]
+
+
+def shown(**witnesses: object) -> Claim:
+    """The claim of a call whose question nobody has heard of."""
+    claim = question(shows=Witnesses()._replace(**witnesses))  # type: ignore[arg-type]
+    return claim._replace(begins=not claim.shows.proofs)
+
+
+def serve(
+    table: Interactions, claim: Claim, now: float = 0.0, *, awaits_more: bool | None = True,
+    gives: Witnesses | None = None, user: str = "", takes_s: float = 0.0,
+) -> Request:  # fmt: skip
+    request = call(claim, user)
+    table.arrived(request, now)
+    table.admitted(request, now)
+    request.progress.gives = gives or Witnesses()
+    table.served(request, SOME, now + takes_s, awaits_more)
+    return request
+
+
+def is_of(request: Request, first: Request) -> bool:
+    return request.progress.interaction is first.progress.interaction and request.progress.inside
+
+
+# --- what each of them proves ---
+
+
+def test_a_proof_is_enough_whatever_has_become_of_the_question() -> None:
+    table = Interactions()
+    first = serve(table, question(), gives=Witnesses(proofs=("id",)))
+    assert is_of(serve(table, shown(proofs=("unheard", "id"))), first)
+    assert not serve(table, shown(proofs=("unheard",))).progress.inside
+    assert not serve(table, shown(proofs=("id",)), user="thief").progress.inside
+
+
+def test_a_proof_counts_for_more_than_the_question() -> None:
+    table = Interactions()
+    first, second = (serve(table, question(name), gives=Witnesses(proofs=(f"id-{name}",))) for name in "qr")
+    back = Claim("q", begins=False, shows=Witnesses(("id-r",)))
+    assert is_of(serve(table, back), second)
+    assert is_of(serve(table, Claim("q", begins=False)), first)
+
+
+def test_an_id_that_several_answers_gave_out_is_of_the_one_with_the_same_question() -> None:
+    table = Interactions()
+    calls = [serve(table, question(name), gives=Witnesses(proofs=("call:0",))) for name in "pqr"]
+    back = Claim("q", begins=False, shows=Witnesses(("call:0",)))
+    assert is_of(serve(table, back), calls[1])
+
+
+def test_the_same_question_side_by_side_is_told_apart_by_what_the_answers_gave_out() -> None:
+    table = Interactions()
+    first, second = (serve(table, question("q"), gives=Witnesses(proofs=(id_,))) for id_ in ("one", "two"))
+    assert first.progress.interaction is not second.progress.interaction
+    for id_, begun in (("two", second), ("one", first), ("two", second)):
+        assert is_of(serve(table, Claim("q", begins=False, shows=Witnesses((id_,)))), begun)
+
+
+def test_a_hint_holds_at_an_agents_pace_only() -> None:
+    for pause_s, is_inside in ((PACE_S_UNKNOWN, True), (PACE_S_UNKNOWN + 0.1, False)):
+        table = Interactions()
+        first = serve(table, question(), awaits_more=False, gives=Witnesses(hints=("turn",)))
+        assert len(table) == 0
+        assert is_of(serve(table, shown(hints=("turn",)), pause_s), first) == is_inside
+
+
+def test_a_call_while_another_is_under_way_follows_at_any_pace() -> None:
+    table = Interactions()
+    first = call(question(session="s"))
+    table.arrived(first, 0.0)
+    table.admitted(first, 0.0)
+    assert is_of(serve(table, shown(hints=("s",)), 500.0), first)
+
+
+def test_a_hint_of_several_is_of_the_one_that_weaker_hints_speak_for() -> None:
+    table = Interactions()
+    first, second = (
+        serve(table, question(), awaits_more=False, gives=Witnesses(hints=("all", turn), lines=(line, 7)))
+        for turn, line in (("one", 1), ("two", 2))
+    )
+    assert is_of(serve(table, shown(hints=("all", "two")), gives=Witnesses(hints=("all",))), second)
+    assert is_of(serve(table, shown(hints=("all",), lines=(7, 1))), first)
+
+
+def test_whoever_was_silent_for_too_long_is_gone_however_many_have_the_same_hint() -> None:
+    table = Interactions()
+    for _ in range(10):
+        serve(table, question(), awaits_more=None, gives=Witnesses(hints=("turn",)))
+    assert len(table) == 10
+    assert not serve(table, shown(hints=("turn",)), IDLE_S_MIN + 1.0).progress.inside
+    assert len(table) == 1
+
+
+def test_lines_count_where_nothing_better_is_known_and_only_if_they_are_enough() -> None:
+    table = Interactions()
+    first = serve(table, question(), gives=Witnesses(lines=(1, 2)))
+    serve(table, question(), gives=Witnesses(lines=(2, 3)))
+    assert is_of(serve(table, shown(lines=(1, 2, 9), lines_min=2)), first)
+    assert not serve(table, shown(lines=(1, 9), lines_min=2)).progress.inside
+    assert not serve(table, shown(lines=(9,))).progress.inside
+
+
+def test_a_session_goes_on_with_its_latest_interaction() -> None:
+    table = Interactions()
+    session = Witnesses(hints=("s",))
+    serve(table, question(session="s"))
+    second = serve(table, question(session="s"), 100.0, awaits_more=False)
+    assert is_of(serve(table, question(session="s", shows=session), 105.0, awaits_more=False), second)
+    later = serve(table, question(session="s", shows=session), 205.0)
+    assert not later.progress.inside, "a person asks something new"
+    compacted = question(session="s", begins=False, shows=Witnesses(proofs=("unheard", "s")))
+    assert is_of(serve(table, compacted, 400.0), later), "a tool's result asks nothing"
+
+
+def test_what_a_client_ended_is_not_gone_on_with() -> None:
+    table = Interactions()
+    serve(table, question(ends=True), awaits_more=True, gives=Witnesses(("id",), ("turn",)))
+    assert not serve(table, shown(proofs=("id",))).progress.inside
+    assert not serve(table, shown(hints=("turn",))).progress.inside
+
+
+# --- what is learned of an app's pauses ---
+
+
+def paused(table: Interactions, pause_s: float, times: int) -> bool:
+    """Are interactions gone on with that are silent for so long before a tool's result?"""
+    is_inside = True
+    for _ in range(times):
+        id_ = f"id{next(_serial)}"
+        serve(table, question(), 0.0, gives=Witnesses((id_,)))
+        is_inside = serve(table, shown(proofs=(id_,)), pause_s, awaits_more=False).progress.inside
+    return is_inside
+
+
+def test_silence_is_as_long_as_the_tools_of_an_app_take() -> None:
+    table = Interactions()
+    assert paused(table, 0.9 * IDLE_S_MAX, 1), "nothing is known of its tools"
+    slow, quick = Interactions(), Interactions()
+    assert paused(slow, 800.0, 2 * PAUSES_MIN)
+    assert paused(slow, 1500.0, 1)
+    assert paused(quick, 1.0, 2 * PAUSES_MIN)
+    assert not paused(quick, IDLE_S_MIN + 1.0, 1)
+    assert not paused(Interactions(InteractionSettings(idle_s=60.0)), 61.0, 1), "a number is a number"
+
+
+def test_an_answer_that_asks_for_nothing_is_not_waited_for_as_long() -> None:
+    table = Interactions()
+    serve(table, Claim("q"), awaits_more=None)
+    assert not serve(table, Claim("q"), IDLE_S_MIN + 1.0).progress.inside
+
+
+def replied(pause_s: float) -> float:
+    """The pace of an app to whose answers something was said after so long."""
+    table = Interactions()
+    for number in range(20):
+        serve(table, question(session="s"), 1000.0 * number, awaits_more=False)
+        serve(table, question(session="s", shows=Witnesses(hints=("s",))), 1000.0 * number + pause_s, awaits_more=False)
+    return table.needs.pace_s("a", "")
+
+
+def test_agents_have_more_time_than_people() -> None:
+    assert replied(0.5) == PACE_S_MAX
+    assert replied(45.0) == PACE_S_PEOPLE
+
+
+# --- bounds ---
+
+
+def test_of_one_interaction_the_latest_witnesses_are_remembered_and_those_in_use() -> None:
+    table = Interactions()
+    for number in range(3 * GIVEN_MAX):
+        gives = Witnesses((f"id{number}",), (f"turn{number}",), (number,))
+        last = serve(table, question(session="s", begins=False, shows=Witnesses(("s",))), gives=gives)
+        assert last.progress.stage == number + 1
+    assert not serve(table, shown(proofs=("id1",))).progress.inside
+    assert is_of(serve(table, shown(proofs=(f"id{number}",))), last)
+
+
+def made(tenant: str, name: str) -> Interaction:
+    return Interaction(tenant, ("", "", name), (1.0, 1.0, 1.0), 0.0)
+
+
+def test_the_tenant_with_most_witnesses_loses_its_oldest() -> None:
+    table = WitnessTable(witnesses_max=100)
+    small = made("small", "i")
+    for number in range(5):
+        table.give(small, ("", "", number))
+    for number in range(10_000):
+        table.give(made("flood", "i"), ("", "", number))
+        assert len(table) <= 100
+    assert all(table.of("small", ("", "", number)) == [small] for number in range(5))
+    assert table.of("flood", ("", "", 9_999))
+    assert not table.of("flood", ("", "", 1))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["give", "alone", "forget"]), st.integers(0, 30), st.integers(0, 40)), max_size=300
+    )
+)
+def test_the_table_and_its_interactions_agree_after_anything(trace: list[tuple[str, int, int]]) -> None:
+    table = WitnessTable(witnesses_max=60)
+    interactions = [made(f"t{number % 3}", f"i{number}") for number in range(31)]
+    for what, number, witness in trace:
+        interaction = interactions[number]
+        if what == "forget":
+            table.forget(interaction)
+        else:
+            table.give(interaction, ("", "", witness), alone=what == "alone")
+        assert len(table) == sum(len(one.given or ()) for one in interactions) <= 60
+        for one in interactions:
+            given_out = one.given or []
+            assert len(given_out) == len(set(given_out)) <= GIVEN_MAX
+            for key in given_out:
+                holders = table.of(one.tenant, key)
+                assert one in holders
+                assert len(holders) <= HOLDERS_MAX
+
+
+# --- at several gateways ---
+
+
+BEGAN_MS = 1_000_000
+
+
+class Pair:
+    """Two gateways that tell each other of their interactions."""
+
+    def __init__(self) -> None:
+        self.tables = [Interactions() for _ in range(2)]
+        self.shared = [SharedInteractions(table) for table in self.tables]
+        self.exchange = Exchange()
+        self.number = count(1)
+
+    def tell(self, at: int, now: float) -> None:
+        self._exchange(at, [], now)
+
+    def arrives(self, at: int, claim: Claim, now: float) -> Request:
+        """A call at this gateway that asks the other one."""
+        request = call(claim)
+        self.tables[at].arrived(request, now)
+        if self.shared[at].is_unknown(request):
+            self._exchange(at, [request], now)
+            self.tables[at].arrived(request, now)
+        return request
+
+    def _exchange(self, at: int, asking: list[Request], now: float) -> None:
+        asked = [call for request in asking for call in self.shared[at].ask(request)]
+        calls = asked + self.shared[at].tell(100, now)
+        told = Told([], Presence(), [], [], [], calls, [], [], 0.0)
+        heard = self.exchange.exchange(str(at), next(self.number), told, round(now * 1000) + BEGAN_MS)
+        for request in asking:
+            self.shared[at].take_up(request, heard.opened[: len(asked)], now)
+        self.shared[at].hear(heard.opened[len(asked) :])
+
+
+def test_witnesses_hold_at_every_gateway() -> None:
+    pair = Pair()
+    pair.tell(1, 0.0)
+    for _ in range(3):
+        first = serve(pair.tables[0], question("q", session="s"), gives=Witnesses(("id",), ("turn",), (1,)))
+        serve(pair.tables[0], Claim("q", begins=False), gives=Witnesses(("id2",)))
+    assert first.progress.stage == 1
+    pair.tell(0, 1.0)
+    for number, claim in enumerate([shown(proofs=("id2",)), shown(hints=("unheard", "turn")), shown(proofs=("s",))]):
+        found = pair.arrives(1, claim, 2.0 + number)
+        assert found.progress.inside, claim
+        assert found.progress.stage > 1
+    assert not pair.arrives(1, shown(proofs=("unheard",)), 6.0).progress.inside
+    assert not pair.arrives(1, shown(lines=(1,)), 6.0).progress.inside
+
+
+def test_a_hint_of_another_gateway_holds_no_longer_than_one_of_its_own() -> None:
+    pair = Pair()
+    pair.tell(1, 0.0)
+    serve(pair.tables[0], question(), gives=Witnesses(("id",), ("turn",)))
+    pair.tell(0, 1.0)
+    assert not pair.arrives(1, shown(hints=("turn",)), 2.0 + PACE_S_MAX).progress.inside
+    assert pair.arrives(1, shown(proofs=("id",)), 2.0 + PACE_S_MAX).progress.inside
