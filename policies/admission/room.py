@@ -117,7 +117,7 @@ class PoolRoom:
                 free.append(ledger)
                 continue
             obstacles[name] = obstacle
-            if obstacle is Obstacle.SLOTS and ledger.is_full(keeps=standing.keeps):
+            if obstacle is Obstacle.SLOTS and _is_full(ledger, keeps=standing.keeps):
                 full.append(name)
         for name in full:
             self._full[name] = Obstacle.SLOTS
@@ -182,6 +182,11 @@ class PoolRoom:
 
     def loads(self) -> dict[str, int]:
         return {name: len(ledger.leases) for name, ledger in self._backends.items() if ledger.healthy}
+
+
+def _is_full(ledger: BackendLedger, *, keeps: bool) -> bool:
+    """Is there no slot for any request? `keeps`: of those that leave the headroom free."""
+    return ledger.allowance is None and ledger.sequences >= ledger.slots.most(unkept=not keeps)
 
 
 def _slot_wait_s(ledger: BackendLedger, request: Request) -> float:

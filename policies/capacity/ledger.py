@@ -141,10 +141,6 @@ class BackendLedger:
             return self.sequences_in_all() / self.slots.count
         return self.kv.fraction(0.0 if elsewhere is None else elsewhere.kv_tokens_elsewhere)
 
-    def is_full(self, *, keeps: bool) -> bool:
-        """Is there no slot for any request? `keeps`: of those that leave the headroom free."""
-        return self.allowance is None and self.sequences >= self.slots.most(unkept=not keeps)
-
     def sequences_in_all(self) -> int:
         """Sequences that this gateway and others have dispatched to it."""
         return self.sequences + (0 if self.allowance is None else self.allowance.sequences_elsewhere)

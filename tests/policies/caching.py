@@ -59,6 +59,8 @@ class CachingServers:
         self.queued = dict.fromkeys(questions.weights, 0)
         self.received = dict.fromkeys(questions.weights, 0.0)
         self.prompts = self.cached = 0
+        self.went: list[tuple[str, int]] = []
+        """Whose requests were started, and when."""
         self.idle_until = 0
         self.texts = {
             tenant: [
@@ -128,6 +130,7 @@ class CachingServers:
 
     def _start(self, request: Request, backend: str, now: int) -> None:
         self.queued[request.flow.tenant] -= 1
+        self.went.append((request.flow.tenant, now))
         cache = self.caches[backend]
         found = 0
         while found < len(request.prefix) and request.prefix[found] in cache:
