@@ -30,7 +30,7 @@ from redis.exceptions import (
 from gateway.redis.errors import StoreError, StoreRefused, StoreUnavailable
 from policies.replicas.schedule import DEADLINE_S
 
-__all__ = ["Lane", "Word"]
+__all__ = ["CONNECT_S", "PUBLISHED_BYTES_MAX", "Lane", "Word"]
 
 Word = str | bytes | int
 
