@@ -35,6 +35,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Outcome, Record
 
 if TYPE_CHECKING:
+    from gateway.redis.news import NewsChannel
     from gateway.redis.store import Store
     from gateway.redis.ticker import Exchanges
 
@@ -63,6 +64,7 @@ class Gateway:
         self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=mints)
         self.store: Store | None = None
         self.exchanges: list[Exchanges] = []
+        self.news: list[NewsChannel] = []
         self._learned: LearnedFile | None = None
         self._embedded: list[SimulatedServer] = []
         self._watchers: list[asyncio.Task[None]] = []
@@ -199,6 +201,7 @@ class Gateway:
     def _replicate(self, store: Store) -> None:
         """Be one of several gateways in front of the same engines."""
         from gateway.redis.learned import Lessons
+        from gateway.redis.news import NewsChannel
         from gateway.redis.ticker import Exchanges
 
         shared, dispatchers = self.shared, [pool.dispatcher for pool in self.pools]
@@ -211,7 +214,13 @@ class Gateway:
                 )
             )
         lessons = [Lessons(store, pool.name, pool.dispatcher.engine) for pool in self.pools]
+        self.news = [
+            NewsChannel(store, pool.name, pool.dispatcher)
+            for pool in self.pools
+            if pool.dispatcher.engine.policy.reads_prefixes
+        ]
         self._watchers += [asyncio.create_task(each.run()) for each in self.exchanges]
+        self._watchers += [asyncio.create_task(each.run()) for each in self.news]
         self._watchers += [asyncio.create_task(each.run()) for each in lessons]
 
     async def _drained(self, limit_s: float) -> None:

@@ -16,9 +16,10 @@ from backends.simulated.engine import EngineGauges, EngineModel, EngineRequest, 
 from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
-from policies.replicas.messages import Heard
+from policies.replicas.messages import Heard, News
 from policies.replicas.pool_replica import PoolReplica
-from policies.replicas.schedule import DEADLINE_S, Schedule
+from policies.replicas.prefixes import SharedPrefixes
+from policies.replicas.schedule import DEADLINE_S, INTERVAL_S, Schedule
 from policies.request import ServiceTokens
 from simulation.run import IMPOSSIBLE, LOST, Arrival, Event, Record, Run, Stall, Store
 
@@ -108,6 +109,11 @@ class _Gateway:
         self.wake_s: float | None = None
         self.exchange_s = float("inf")
         """When the next exchange begins; infinite while one is under way."""
+        self.prefixes: SharedPrefixes | None = None
+        if talks and engine.policy.reads_prefixes:
+            self.prefixes = SharedPrefixes(engine.policy, engine.backends, name=f"gateway-{index}")
+        self.news_s = float("-inf")
+        """When news are told next, or were told last."""
         self.stalled_until_s = float("-inf")
 
 
@@ -259,6 +265,9 @@ class _Driver:
     def _set_timer(self, gateway: _Gateway, now: float) -> None:
         if gateway.schedule is not None and gateway.schedule.due_s() < gateway.exchange_s < float("inf"):
             self._set_exchange(gateway, now)
+        if gateway.prefixes is not None and gateway.prefixes.has_news and gateway.news_s <= now:
+            gateway.news_s = max(now, gateway.news_s + INTERVAL_S)
+            self._at(gateway.news_s, partial(self._tell_news, gateway, gateway.prefixes))
         wakeup_s = gateway.engine.next_wakeup()
         if self._timer_s_max is not None:
             if wakeup_s is None or gateway.wake_s is not None:
@@ -325,6 +334,22 @@ class _Driver:
             self._set_exchange(gateway, at)
 
         self._at(now + store.way_s, at_store)
+
+    def _tell_news(self, gateway: _Gateway, prefixes: SharedPrefixes, now: float) -> None:
+        store = self._store
+        assert store is not None
+        if self._is_stalled(gateway, now, partial(self._tell_news, gateway, prefixes)):
+            return
+        if not prefixes.has_news:
+            return
+        news = prefixes.tell()
+        for other in self._gateways:
+            if other is not gateway and store.carries(news, now):
+                self._at(now + 2 * store.way_s, partial(self._hear_news, other, news))
+
+    def _hear_news(self, gateway: _Gateway, news: News, now: float) -> None:
+        if gateway.prefixes is not None and not self._is_stalled(gateway, now, partial(self._hear_news, gateway, news)):
+            gateway.prefixes.hear(news)
 
     # --- the backend's side ---
 

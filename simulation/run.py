@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from policies.admission.decisions import Decision
-from policies.replicas.messages import Heard, Told
+from policies.replicas.messages import Heard, News, Told
 from policies.request import NO_CLAIM, Claim, Flow, Request
 
 __all__ = ["IMPOSSIBLE", "LOST", "Arrival", "Event", "Record", "Run", "Stall", "Store"]
@@ -103,6 +103,9 @@ class Store(Protocol):
 
     def exchange(self, gateway: int, number: int, told: Told, now: float) -> Heard | None:
         """The answer to this exchange, which is at the store at this time; None: it is lost, there or on its way."""
+
+    def carries(self, news: News, now: float) -> bool:
+        """Does what a gateway says at this time of the prompts that it sent reach another one?"""
 
 
 class Stall(NamedTuple):

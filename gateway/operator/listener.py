@@ -38,6 +38,7 @@ def admin_app(gateway: Gateway) -> web.Application:
     async def metrics(request: web.Request) -> web.Response:
         gateway.metrics.read_gauges(gateway.pools, gateway.shared.interactions)
         gateway.metrics.read_exchanges(gateway.exchanges)
+        gateway.metrics.read_news(gateway.news)
         # Rendering takes long with many tenants: beside the loop, so that no stream waits for it.
         page = await asyncio.to_thread(gateway.metrics.render)
         return web.Response(body=page, headers={"content-type": CONTENT_TYPE_LATEST})

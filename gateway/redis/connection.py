@@ -12,6 +12,7 @@ import ssl
 from collections.abc import Sequence
 from typing import Any
 
+from redis._parsers import _AsyncHiredisParser
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -26,10 +27,10 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from gateway.redis.errors import StoreRefused, StoreUnavailable
+from gateway.redis.errors import StoreError, StoreRefused, StoreUnavailable
 from policies.replicas.schedule import DEADLINE_S
 
-__all__ = ["Lane", "Word"]
+__all__ = ["CONNECT_S", "PUBLISHED_BYTES_MAX", "Lane", "Word"]
 
 Word = str | bytes | int
 
@@ -43,6 +44,8 @@ MOVES_MAX = 3
 NODES_MAX = 16
 WAITING_MAX = 16
 """Commands that wait for the connection. More come only of callers that gave up and call again."""
+PUBLISHED_BYTES_MAX = 512 * 1024
+"""Of what others publish at once. Ours is a tenth of it."""
 
 _PASSES = {
     "LOADING", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "ASK", "MOVED",
@@ -55,6 +58,16 @@ _DENIED = re.compile(r"(?i)user executing the script can't|no permissions to")
 _IN_SCRIPT = re.compile(r" script: [0-9a-f]{40}, on @.*")
 
 Node = tuple[str, int]
+
+
+class _Bounded(_AsyncHiredisParser):
+    """Keeps no more of an answer than `PUBLISHED_BYTES_MAX`: what others publish may be of any size."""
+
+    async def read_from_socket(self) -> bool:
+        await super().read_from_socket()  # type: ignore[no-untyped-call]
+        if self._reader.len() > PUBLISHED_BYTES_MAX:  # type: ignore[attr-defined]
+            raise ConnectionError(f"publishes more than {PUBLISHED_BYTES_MAX} bytes at once")
+        return True
 
 
 class Lane:
@@ -79,6 +92,11 @@ class Lane:
         self._waiting = 0
         self._pause_s = 0.0
         self._again_s = float("-inf")
+
+    @property
+    def database(self) -> int:
+        """Its number; channels, unlike keys, are common to all of one server."""
+        return int(self._options.get("db", 0))
 
     async def ask(self, *words: Word, otherwise: Sequence[Word] | None = None) -> Any:
         """What Redis answers; `otherwise` is asked where it does not know the script.
@@ -137,6 +155,15 @@ class Lane:
                 f"{self.where}: cannot use the files of its url ({', '.join(named)}): {error}"
             ) from error
 
+    def beside(self) -> AbstractConnection:
+        """Another connection to the url's server, not made yet, for what others publish."""
+        return self._made(self._home, parser_class=_Bounded)
+
+    def failure(self, error: Exception) -> StoreError:
+        """What went wrong on a connection, and what to do if it does not pass."""
+        what, advice = f"{self.where}: {_what_happened(error)}", _advice(error)
+        return StoreUnavailable(what) if advice is None else StoreRefused(f"{what}; {advice}")
+
     async def close(self) -> None:
         if self._connection is not None:
             await self._connection.disconnect(nowait=True)
@@ -153,6 +180,7 @@ class Lane:
         except DataError:
             raise  # nothing was sent: an argument that is neither text nor bytes nor a number
         except Exception as error:  # where an answer is garbage, redis-py raises whatever comes of it
+            failure = self.failure(error)
             self.fault = f"{self.where}: {_what_happened(error)}"
             self.failed += 1
             self._pause_s = min(max(PAUSE_S, 2 * self._pause_s), PAUSE_S_MAX)
@@ -160,10 +188,7 @@ class Lane:
             if self._connection is not None:
                 await self._connection.disconnect(nowait=True)
             self._go_to((self._at + 1) % len(self._nodes))
-            advice = _advice(error)
-            if advice is None:
-                raise StoreUnavailable(self.fault) from error
-            raise StoreRefused(f"{self.fault}; {advice}") from error
+            raise failure from error
 
     async def _answer(self, words: Sequence[Word]) -> Any:
         for _ in range(MOVES_MAX):
@@ -193,8 +218,8 @@ class Lane:
                 raise TimeoutError(f"no connection within {CONNECT_S:g} s") from None
         return connection
 
-    def _made(self, node: Node) -> AbstractConnection:
-        options = {**self._options, "retry": Retry(NoBackoff(), 0), "protocol": 2, "driver_info": None}
+    def _made(self, node: Node, **more: Any) -> AbstractConnection:
+        options = {**self._options, **more, "retry": Retry(NoBackoff(), 0), "protocol": 2, "driver_info": None}
         if "path" not in options:
             options["host"], options["port"] = node
         return self._kind(**options, socket_timeout=None, socket_connect_timeout=None)
@@ -253,7 +278,7 @@ def _advice(error: BaseException) -> str | None:
     if isinstance(error, AuthenticationError) or code in ("WRONGPASS", "NOAUTH"):
         return "the url should hold its user and password: redis://USER:${REDIS_PASSWORD}@HOST:PORT"
     if code == "NOPERM" or _DENIED.search(str(error)):
-        return "its user needs ~fairgate:* +info +eval +evalsha +@read +@write +time"
+        return "its user needs ~fairgate:* &fairgate:* +info +eval +evalsha +@read +@write +time +publish +subscribe"
     if code == "READONLY":
         return "it is a replica of another Redis: give the address of the primary"
     if isinstance(error, InvalidResponse):

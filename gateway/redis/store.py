@@ -138,6 +138,10 @@ class Store:
             raise StoreUnavailable(self._not_open)
         return await self._passing(self._own(self._lane(key).ask(name, key, *args)))
 
+    def lane(self) -> Lane:
+        """A connection for what may be lost: its faults are not those of the shared state. Its caller closes it."""
+        return Lane(self._url, self._where, deadline_s=self._deadline_s)
+
     async def close(self) -> None:
         """Leave, so that others need not wait until this replica is forgotten, and disconnect."""
         if self._not_open is None:

@@ -21,6 +21,7 @@ from policies.interactions import Interactions
 
 if TYPE_CHECKING:
     from gateway.pool.pool import Pool
+    from gateway.redis.news import NewsChannel
     from gateway.redis.store import Store
     from gateway.redis.ticker import Exchanges
     from gateway.telemetry.access_log import AccessLog
@@ -114,6 +115,9 @@ class Metrics:
         )
         self.exchanges = Gauge(
             "fairgate_replica_exchanges", "With other replicas, so far.", ["about", "outcome"], registry=registry
+        )
+        self.news = Gauge(
+            "fairgate_replica_news", "Messages about prompts that were sent.", ["pool", "outcome"], registry=registry
         )
         self.store: Store | None = None
         """What replicas share, if they do."""
@@ -244,6 +248,13 @@ class Metrics:
             self.alone.labels(each.about).set(each.is_alone)
             self.exchanges.labels(each.about, "answered").set(each.answered)
             self.exchanges.labels(each.about, "lost").set(each.lost)
+
+    def read_news(self, channels: Iterable[NewsChannel]) -> None:
+        """What do gateways tell each other of the prompts that they sent?"""
+        for each in channels:
+            self.news.labels(each.pool, "told").set(each.told)
+            self.news.labels(each.pool, "heard").set(each.heard)
+            self.news.labels(each.pool, "ignored").set(each.ignored)
 
     def _read_waste(self, interactions: Interactions) -> None:
         """Also of tenants that wasted nothing: a zero that is shown is what one looks for."""

@@ -16,7 +16,7 @@ from policies.orders.contract import Order, Selection
 from policies.placements.contract import EngineLoad, Placement
 from policies.placements.homes import NOWHERE, Homes, is_local
 from policies.placements.least_loaded import LeastLoaded
-from policies.placements.prefix_index import PrefixIndex, blocks_of_tokens, tokens_of_blocks
+from policies.placements.prefix_index import Prefix, PrefixIndex, blocks_of_tokens, tokens_of_blocks
 from policies.request import Flow, Placed, Pressure, Refused, Request, ServiceTokens
 
 __all__ = ["CachedRoom", "Engines", "Policy"]
@@ -100,6 +100,8 @@ class Policy:
         self.order = order
         self.placement = placement if placement is not None else LeastLoaded()
         self.prefixes = prefixes
+        self.on_sent: Callable[[Prefix, str], None] | None = None
+        """Hears how a prompt begins that was sent to an engine, where other gateways must know of it."""
         self._homes = Homes(prefixes) if prefixes is not None and order.passes else None
         self._room = _RoomOfAll(self.placement, prefixes, self._homes)
         self._placed: dict[str, str] = {}
@@ -175,6 +177,13 @@ class Policy:
         if self.prefixes is not None:
             self.prefixes.counted(engine, gauges.prompt_tokens_total)
 
+    def sent_elsewhere(self, prefix: Prefix, engine: str) -> None:
+        """Another gateway sent a request with this prefix to an engine."""
+        if self.prefixes is not None:
+            self.prefixes.insert(prefix, engine)
+            if self._homes is not None:
+                self._homes.sent(prefix)
+
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
         """The numbers that decide this flow's place, by name."""
         return self.order.explain(flow, now)
@@ -197,3 +206,5 @@ class Policy:
             if self._homes is not None:
                 self._homes.remove(request)
                 self._homes.sent(request.prefix)
+            if self.on_sent is not None:
+                self.on_sent(request.prefix, engine)

@@ -8,7 +8,7 @@ its own.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from policies.capacity.pace import Pace
@@ -70,6 +70,8 @@ class Assignment(Placement):
 
     idle_takes: ClassVar[bool] = False
     """An engine that runs nothing, and has nothing waiting, takes the next request of the longest queue."""
+    on_charged: Callable[[str, str, float], None] | None = None
+    """Hears what a tenant was charged at an engine, where other gateways must know of it."""
 
     @abstractmethod
     def assign(self, request: Request, loads: Mapping[str, int], depths: Mapping[str, int]) -> str:
@@ -91,6 +93,10 @@ class Assignment(Placement):
 
     def ended(self, request: Request, engine: str, service: ServiceTokens) -> None:
         """The request ran at this engine, and received this much."""
+        return
+
+    def charged_elsewhere(self, tenant: str, engine: str, service: float) -> None:
+        """Another gateway charged the tenant this much at an engine."""
         return
 
     def explain(self, tenant: str) -> dict[str, float]:

@@ -119,14 +119,23 @@ class ByDeficits(Assignment):
     def moved(self, request: Request, before: str | None, after: str | None) -> None:
         tenant, service = request.flow.tenant, self._input_weight * request.prompt_tokens
         if before is not None:
-            self._deficits.charge(tenant, before, -service)
+            self._charge(tenant, before, -service)
         if after is not None:
-            self._deficits.charge(tenant, after, service)
+            self._charge(tenant, after, service)
 
     def ended(self, request: Request, engine: str, service: ServiceTokens) -> None:
         more_input = self._input_weight * (service.prompt - request.prompt_tokens)
-        self._deficits.charge(request.flow.tenant, engine, more_input + self._output_weight * service.output)
+        self._charge(request.flow.tenant, engine, more_input + self._output_weight * service.output)
+
+    def charged_elsewhere(self, tenant: str, engine: str, service: float) -> None:
+        # Refills need not be told: they are as many quanta as what was charged takes, wherever that was.
+        self._deficits.charge(tenant, engine, service)
 
     def explain(self, tenant: str) -> dict[str, float]:
         """The tenant's deficit at each engine."""
         return self._deficits.explain(tenant)
+
+    def _charge(self, tenant: str, engine: str, service: float) -> None:
+        self._deficits.charge(tenant, engine, service)
+        if self.on_charged is not None:
+            self.on_charged(tenant, engine, service)

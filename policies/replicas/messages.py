@@ -18,6 +18,7 @@ __all__ = [
     "Heard",
     "Holding",
     "Left",
+    "News",
     "Opened",
     "Presence",
     "Standing",
@@ -197,3 +198,15 @@ class Heard(NamedTuple):
     """The tenant that left last at any gateway, as far as is known."""
     is_forgotten: bool
     """The store does not know this gateway, although it told something before: the store has lost its data."""
+
+
+class News(NamedTuple):
+    """What one gateway tells all others of the prompts that it sent since it last did (see `replicas.prefixes`)."""
+
+    version: int
+    replica: str
+    """Its name: whoever tells hears it as well."""
+    sent: dict[str, list[tuple[int, ...]]]
+    """By engine: the hashes of the blocks of each prompt, in the order in which they were sent."""
+    charged: dict[str, dict[str, float]]
+    """By engine and tenant: what was charged to the deficits there, where the policy has any."""

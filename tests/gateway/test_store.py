@@ -17,7 +17,7 @@ from tests.redis_server import Proxy, RedisServer
 
 POOL = Deployment("pool", "fairserve", ("http://a:1", "http://b:1"))
 KEY = pool_key("pool", "counter")
-ACL = "~fairgate:* +info +eval +evalsha +@read +@write +time"
+ACL = "~fairgate:* &fairgate:* +info +eval +evalsha +@read +@write +time +publish +subscribe"
 """What the manual says that a user needs."""
 
 

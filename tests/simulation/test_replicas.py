@@ -17,7 +17,7 @@ from gateway.redis.store import Script, pool_key
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.replicas.exchange import Exchange
-from policies.replicas.messages import Heard, Told
+from policies.replicas.messages import Heard, News, Told
 from policies.request import Flow
 from simulation.driver import simulate
 from simulation.run import LOST, Arrival, Record, Run, Stall
@@ -70,6 +70,9 @@ class TwinStore:
         heard = self.ask(f"gateway-{gateway}", number, told, EPOCH_MS + int(now * 1000))
         self.granted[gateway] = heard.grants[0].sequences
         return None if self._rng.random() < self._lost else heard
+
+    def carries(self, news: News, now: float) -> bool:
+        return not self._gone(now) and self._rng.random() >= self._lost
 
     def ask(self, gateway: str, number: int, told: Told, now_ms: int) -> Heard:
         return self.exchanges.exchange(gateway, number, told, now_ms)

@@ -1,0 +1,108 @@
+"""What do gateways tell each other of the prompts that they sent? No I/O: `gateway.redis.news` carries it.
+
+Each gateway keeps an index of its own of what engines have cached, and deficits of its own of who may send how much to
+which engine. Both follow from what was sent. So each gateway tells what it sent, and takes in what the others did as if
+it had sent it. That passes by the store: it is said once, nobody keeps it, and it may get lost. Both are estimates:
+a lost prompt is one that is taken to be new where it was not heard of.
+
+A prompt is told as its whole chain of blocks. Its end alone would be shorter. But whoever had missed the beginning, or
+has forgotten it, would know blocks without those before them, and `PrefixIndex` bisects on their not being there. With
+whole chains every message is right by itself, whatever was lost before it. It also tells that the beginning is still
+in use. It costs 9 bytes for each 512 of a prompt.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container
+from typing import Final
+
+from policies.admission.policy import Policy
+from policies.placements.contract import Assignment
+from policies.placements.prefix_index import Prefix
+from policies.replicas.messages import News
+
+__all__ = ["BLOCKS_MAX", "CHARGES_MAX", "VERSION", "SharedPrefixes"]
+
+VERSION: Final = 1
+"""Of the message and of how prompts are cut into blocks and hashed: other hashes would only fill the index."""
+BLOCKS_MAX: Final = 4096
+"""Of one message: 2 MB of prompts. With one each 25 ms, those of 84 MB in a second."""
+CHARGES_MAX: Final = 256
+"""Of one message: pairs of tenant and engine."""
+SERVICE_MAX: Final = 1e12
+"""More than any gateway charges within one message. Far larger numbers would stay in the deficits for ever."""
+
+
+class SharedPrefixes:
+    """What one gateway tells of the prompts that it sent, and what it makes of those that others sent."""
+
+    def __init__(self, policy: Policy, engines: Container[str], *, name: str) -> None:
+        """`engines`: names of the pool's. `name`: of this gateway; no other has it."""
+        self._policy = policy
+        self._engines = engines
+        self._name = name
+        self._sent: deque[tuple[str, Prefix]] = deque()
+        self._blocks = 0
+        self._charged: dict[tuple[str, str], float] = {}
+        policy.on_sent = self._note_sent
+        if isinstance(policy.placement, Assignment):
+            policy.placement.on_charged = self._note_charged
+
+    @property
+    def has_news(self) -> bool:
+        """Is there anything to tell?"""
+        return bool(self._sent or self._charged)
+
+    def tell(self) -> News:
+        """What was sent and charged since this was last asked; of too much, the latest."""
+        news = News(VERSION, self._name, {}, {})
+        for engine, prefix in self._sent:
+            news.sent.setdefault(engine, []).append(prefix)
+        for (engine, tenant), service in self._charged.items():
+            news.charged.setdefault(engine, {})[tenant] = service
+        self._sent.clear()
+        self._blocks = 0
+        self._charged.clear()
+        return news
+
+    def hear(self, news: News) -> bool:
+        """Take in what a gateway sent. False: it makes no sense here, and nothing was taken in."""
+        if news.version != VERSION or not _is_within_bounds(news):
+            return False
+        if news.replica == self._name:
+            return True
+        policy, placement = self._policy, self._policy.placement
+        for engine, prefixes in news.sent.items():
+            if engine in self._engines:
+                for prefix in prefixes:
+                    policy.sent_elsewhere(prefix, engine)
+        if isinstance(placement, Assignment):
+            for engine, charged in news.charged.items():
+                if engine in self._engines:
+                    for tenant, service in charged.items():
+                        placement.charged_elsewhere(tenant, engine, service)
+        return True
+
+    def _note_sent(self, prefix: Prefix, engine: str) -> None:
+        self._sent.append((engine, prefix))
+        self._blocks += len(prefix)
+        while self._blocks > BLOCKS_MAX:
+            self._blocks -= len(self._sent.popleft()[1])
+
+    def _note_charged(self, tenant: str, engine: str, service: float) -> None:
+        key = (engine, tenant)
+        self._charged[key] = self._charged.get(key, 0.0) + service
+        if len(self._charged) > CHARGES_MAX:
+            del self._charged[next(iter(self._charged))]
+
+
+def _is_within_bounds(news: News) -> bool:
+    """What a gateway of this version could have told."""
+    blocks = sum([len(prefix) for prefixes in news.sent.values() for prefix in prefixes])
+    services = [service for charged in news.charged.values() for service in charged.values()]
+    return (
+        blocks <= BLOCKS_MAX
+        and len(services) <= CHARGES_MAX
+        and all([abs(service) <= SERVICE_MAX for service in services])  # not so of what is not a number
+    )

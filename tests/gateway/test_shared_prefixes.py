@@ -1,0 +1,134 @@
+"""Two gateways with one Redis find a prompt where the other one sent it, and go on alone without harm."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from gateway.redis.connection import PUBLISHED_BYTES_MAX
+from gateway.redis.store import pool_key
+from policies.placements.prefix_index import PrefixIndex
+from policies.replicas.messages import News
+from policies.replicas.prefixes import VERSION
+from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated, until
+from tests.redis_server import RedisServer
+
+CHANNEL = pool_key("pool", "news:0")
+
+
+def index_of(live: Live) -> PrefixIndex:
+    assert live.engine.policy.prefixes is not None
+    return live.engine.policy.prefixes
+
+
+async def listening(redis: RedisServer, gateways: int) -> None:
+    """Until so many gateways would hear of a prompt."""
+    async with asyncio.timeout(WAIT_S), redis.client() as client:
+        while (await client.execute_command("PUBSUB", "NUMSUB", CHANNEL))[1] != gateways:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def ask(live: Live, content: str) -> int:
+    """Of this prompt's tokens, how many had the engine cached?"""
+    got = await live.ask("/v1/chat/completions", chat(content, max_tokens=4, ignore_eos=True))
+    assert got.status == 200
+    return int(got.json["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def text(name: int, words: int) -> str:
+    return " ".join(f"{name}-{word}" for word in range(words))
+
+
+async def cached_in_turns(*lives: Live) -> int:
+    """Tokens that engines had cached, of conversations whose turns come to one gateway after the other."""
+    found = 0
+    for number in range(6):
+        conversation = text(number, 800)
+        for turn in range(4):
+            found += await ask(lives[(number + turn) % len(lives)], conversation)
+            await until(lambda: len({len(index_of(live)) for live in lives}) == 1)  # all have heard of it
+            conversation += text(100 * number + turn, 200)
+    return found
+
+
+async def ignored(live: Live) -> float:
+    return (await live.metrics())[("fairgate_replica_news", "ignored", "pool")]
+
+
+async def test_turns_that_come_to_different_gateways_find_what_one_gateway_finds(start: Starter) -> None:
+    async with simulated() as a, simulated() as b, simulated() as c, start(a.url, b.url, c.url) as one:
+        expected = await cached_in_turns(one)
+    async with (
+        RedisServer() as redis,
+        simulated() as a,
+        simulated() as b,
+        simulated() as c,
+        start(a.url, b.url, c.url, state=redis.url) as first,
+        start(a.url, b.url, c.url, state=redis.url) as second,
+    ):
+        await listening(redis, 2)
+        assert await cached_in_turns(first, second) == pytest.approx(expected, rel=0.01)
+    assert expected > 0
+
+
+async def test_what_others_publish_is_ignored_and_said_once(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
+    async with (
+        RedisServer() as redis,
+        simulated() as a,
+        simulated() as b,
+        start(a.url, b.url, state=redis.url) as first,
+        start(a.url, b.url, state=redis.url) as second,
+    ):
+        await listening(redis, 2)
+        of_tomorrow = News(VERSION + 1, "other", {"backend": [(1, 2)]}, {})
+        for content in (b"", b"garbage", msgspec.msgpack.encode(of_tomorrow), msgspec.msgpack.encode([1, "other"])):
+            await redis.command("PUBLISH", CHANNEL, content)
+        await until(lambda: first.gateway.news[0].ignored == second.gateway.news[0].ignored == 4)
+        assert await ignored(first) == 4
+        assert sum("news that make no sense" in record.message for record in caplog.records) == 2, "each gateway once"
+        await redis.command("PUBLISH", CHANNEL, b"x" * (PUBLISHED_BYTES_MAX + 100_000))
+        await listening(redis, 0)  # too much at once: both have given up their connections
+        await listening(redis, 2)
+        await ask(first, text(1, 100))
+        await until(lambda: len(index_of(second)) > 0)
+
+
+async def test_without_redis_each_goes_on_and_they_hear_each_other_again(start: Starter) -> None:
+    async with (
+        RedisServer() as redis,
+        simulated() as a,
+        simulated() as b,
+        start(a.url, b.url, state=redis.url) as first,
+        start(a.url, b.url, state=redis.url) as second,
+    ):
+        await listening(redis, 2)
+        await ask(first, text(0, 100))
+        await until(lambda: len(index_of(second)) > 0)
+        heard = len(index_of(second))
+        await redis.kill()
+        await ask(first, text(1, 100))
+        assert len(index_of(second)) == heard
+        assert await redis.start()
+        await listening(redis, 2)
+        # What is said while it is not known yet that Redis is back is lost.
+        async with asyncio.timeout(WAIT_S):
+            number = 2
+            while len(index_of(second)) == heard:
+                await ask(first, text(number, 100))
+                number += 1
+
+
+async def test_without_rights_to_the_channel_the_rest_is_shared(
+    start: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with RedisServer() as redis, simulated() as a, simulated() as b:
+        rights = "~fairgate:* resetchannels +info +eval +evalsha +@read +@write +time"
+        await redis.command("ACL", "SETUSER", "gate", "on", ">pw", *rights.split())
+        async with start(a.url, b.url, state=f"redis://gate:pw@127.0.0.1:{redis.port}/0") as live:
+            await ask(live, text(1, 100))
+            await until(lambda: any("&fairgate:*" in record.message for record in caplog.records))
+            await ask(live, text(2, 100))
+            assert live.gateway.state() == "shared"
+        assert sum("&fairgate:*" in record.message for record in caplog.records) == 1
