@@ -42,7 +42,7 @@ TEXT_BYTES_MAX: Final = 1 << 13
 """Of one turn."""
 TEXTS_MAX: Final = 4
 """Blocks of text of one turn."""
-LINES_MAX: Final = 64
+LINES_MAX: Final = 16
 """Lines that are looked up for one request."""
 LINE_MIN: Final = 32
 """A shorter line says too little of whose it is: the mark around a block of code, say. `_LONG_LINE` has it as well."""
