@@ -17,8 +17,8 @@ prompt is itself among the M dispatched tokens.
 
 Slack (`slack_tokens` S): when an engine has room for the next request, one whose prompt that engine has cached may go
 instead, if its tenant has received at most S more per weight, and its flow at most S more. Nobody is passed over by a
-tenant or flow that has more running. The bound is then 2 (U + S). Where cached tokens cost less, U also has the input of
-dispatched requests that was taken to be cached and was not, since a miss is charged with the answer.
+tenant or flow that has more running. The bound is then 2 (U + S). Where cached tokens cost less, a miss is charged with
+the answer: U then also has the input of dispatched requests that was taken to be cached and was not.
 
 Proof sketch: a tenant is dispatched only when its counter is the least of those waiting. From then on it grows by its
 prompt at once, and by what its dispatched requests stream later. That is at most U before another tenant is the least.
