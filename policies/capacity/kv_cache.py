@@ -127,14 +127,18 @@ class KvCache:
     def use(self, starting_tokens: int, now: float) -> KvUse:
         """What is held now, what is the expected peak, and what is the limit?"""
         capacity = self.capacity_tokens
-        peak, limit = float(self.held_tokens), 0.0
-        if capacity is not None:
-            limit = max(0.0, capacity * self._settings.kv_ceiling - self._foreign_tokens)
-            if self._leases:
-                peak = min(peak, self._looked_ahead(now).peak_with(NOTHING_MORE))
+        peak, limit = float(self.held_tokens), self.limit_tokens()
+        if capacity is not None and self._leases:
+            peak = min(peak, self._looked_ahead(now).peak_with(NOTHING_MORE))
         prompts, outputs = self._held_now()
         held = round(self._prompt_part * prompts + outputs) + starting_tokens
-        return KvUse(held, round(peak), round(limit), round(self._kept_tokens(limit)))
+        return KvUse(held, round(peak), limit, round(self._kept_tokens(limit)))
+
+    def limit_tokens(self) -> int:
+        """How much may be held in all? 0: the capacity is not known."""
+        if self.capacity_tokens is None:
+            return 0
+        return max(0, round(self.capacity_tokens * self._settings.kv_ceiling - self._foreign_tokens))
 
     def needed_tokens(self, request: Request, use: KvUse, now: float) -> int:
         """How many tokens must be free, beyond what is in use, so that this request can start?"""

@@ -54,6 +54,8 @@ class GrantedEngines:
     def __init__(self, ledgers: Mapping[str, BackendLedger]) -> None:
         self._ledgers = ledgers
         self._granted = {name: _Granted() for name in ledgers}
+        self._replicas = 1
+        """Gateways in front of the engines, this one included."""
         for ledger in ledgers.values():
             ledger.allowance = Allowance(0, 0)  # nothing before the first exchange
 
@@ -65,10 +67,11 @@ class GrantedEngines:
         spare, absent = head is not None and tenants.is_below(head), tenants.someone_is_absent()
         return [_holding(one, head, waiting, now, spare=spare, absent=absent) for one in self._ledgers.values()]
 
-    def hear(self, grants: Sequence[Grant], now: float) -> None:
+    def hear(self, grants: Sequence[Grant], replicas: int, now: float) -> None:
         """Apply these grants until the next exchange, or until they are too old. They come in the order of the
         holdings.
         """
+        self._replicas = max(1, replicas)
         for ledger, grant in zip(self._ledgers.values(), grants, strict=True):
             ledger.allowance = Allowance(*grant)
             ledger.allowed_until_s = now + TRUST_S
@@ -77,7 +80,8 @@ class GrantedEngines:
     def cut_off(self) -> None:
         """The other gateways cannot be heard: go on with the average of the recent grants, as they do.
 
-        Without any earlier grant the whole engine is used. What others run there then shows only in its gauges.
+        Without any earlier grant the whole engine is used. What others run there then shows only in its gauges. A
+        gateway that had nothing to send was granted nothing. It goes on with an equal part, or it could never send.
         """
         for ledger in self._ledgers.values():
             granted = self._granted[ledger.name]
@@ -94,6 +98,9 @@ class GrantedEngines:
             # few requests that is a large part, so it is added here.
             half = ledger.kv.held_tokens / ledger.sequences / 2 if ledger.sequences else 0.0
             tokens = round(granted.usual_tokens + half)
+            if granted.usual_sequences < 1:
+                whole = ledger.slots.count // self._replicas
+                tokens = max(tokens, ledger.kv.limit_tokens() // self._replicas)
             ledger.allowance = Allowance(max(1, whole), tokens, sharers=ledger.allowance.sharers)
 
 

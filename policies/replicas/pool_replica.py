@@ -107,7 +107,7 @@ class PoolReplica:
         for counts, tallied in zip(self._counts, self._tallied, strict=True):
             counts.hear(heard.counted[place : place + tallied])
             place += tallied
-        self._grants.hear(heard.grants, asked_s)
+        self._grants.hear(heard.grants, heard.replicas, asked_s)
         return engine.woke(now)
 
     def cut_off(self, now: float) -> Sequence[Decision]:
