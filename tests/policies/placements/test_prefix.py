@@ -68,6 +68,7 @@ def test_a_hot_prefix_spreads_before_it_overloads_an_engine() -> None:
     assert max(running.values()) <= 1.15 * 40
 
 
+@pytest.mark.interpreted_only("changes a constant")
 def test_a_placement_without_the_bound_piles_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant that the test before would not catch if it could not fail."""
     monkeypatch.setattr(placement, "SPARE", 1e9)
