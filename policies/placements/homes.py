@@ -18,7 +18,7 @@ __all__ = ["NOWHERE", "Homes", "is_local"]
 
 HOMES_MAX: Final = 4
 """Engines that one request is noted at. Where more have its prompt, it finds it wherever it goes."""
-SIBLINGS_LOOKED_UP: Final = 16
+SIBLINGS_LOOKED_UP: Final = 4
 """Requests looked up again at each dispatch. They are the next of their siblings; their own looks up the others."""
 NOWHERE: Final = ""
 """Stands for the engine of requests whose prompt no engine has."""
