@@ -82,6 +82,9 @@ NOTHING_SHOWN: Final = Shown([], b"", b"", [])
 
 def shown_by(first: Sequence[Turn], last: Sequence[Turn]) -> Shown:
     """Look at the first turns of a conversation and at its last ones; the same turns may be among both."""
+    if len(last) == 1 and last[0].role == "user" and (content := bytes(last[0].content)).startswith(b'"'):
+        asked = text_of(content)  # one question and no more, as most requests are: what follows comes to this
+        return Shown([], name_of(asked), b"", _lines([asked]))
     begin = end = len(last)  # of the model's last turn: all items in a row
     while end and not is_models(last[end - 1]):
         end -= 1
