@@ -166,9 +166,12 @@ def _made(answer: Body) -> Made:
     if answer.choices:
         message = answer.choices[0].message
         if isinstance(message, Message):
-            begin = bytes(memoryview(message.content)[:MADE_BYTES_MAX])
-            made.add(begin[1:] if begin.startswith(b'"') else b"")
-            made.add_calls(bytes(message.tool_calls))
+            content = memoryview(message.content)
+            begin = bytes(content[: min(MADE_BYTES_MAX, len(content) - 1)])  # without the quote that closes it
+            if begin.startswith(b'"'):
+                made.add(begin[1:])
+            if len(message.tool_calls) > len("[]"):
+                made.add_calls(bytes(message.tool_calls))
         return made
     output = bytes(answer.output or answer.content)
     if output:

@@ -48,6 +48,7 @@ LINE_MIN: Final = 32
 LINE_MAX: Final = 200
 """So much of a longer one counts."""
 
+_BACKSLASH: Final = ord("\\")
 _TEXT_OF_BLOCK: Final = re.compile(rb'"text"\s{0,4}:\s{0,4}"')
 _UNITS: Final = re.compile(rb'[^"\\]*+(?:(?:\\u[0-9a-fA-F]{4}|\\[^u])[^"\\]*+)*+')
 _STRING: Final = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)')
@@ -164,11 +165,6 @@ def lines_in(json: str) -> list[str]:
 def text_of(content: bytes) -> str:
     """The beginning of the text of a turn: a string of JSON, or a list of blocks."""
     if content[:1] == b'"':
-        if len(content) <= TEXT_BYTES_MAX:
-            try:
-                return decode_name(content)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                pass
         return decoded(content, 1)
     if content[:1] != b"[":
         return ""
@@ -178,8 +174,10 @@ def text_of(content: bytes) -> str:
 
 def decoded(content: bytes, begin: int) -> str:
     """The text that begins here, up to its closing quote or the most that is read."""
-    if content.find(b'"', begin) < 0 and content.find(b"\\", begin) < 0:
-        return content[begin : max(begin, TEXT_BYTES_MAX)].decode("utf-8", "ignore")
+    try:
+        return decode_name(b'"' + content[begin : _end_of_string(content, begin)] + b'"')
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass  # cut amid an escape, or a letter
     found = _UNITS.match(content, begin, max(begin, TEXT_BYTES_MAX))
     assert found is not None
     try:
@@ -190,6 +188,20 @@ def decoded(content: bytes, begin: int) -> str:
         return decode_name(b'"' + found[0].decode("utf-8", "ignore").encode() + b'"')
     except msgspec.DecodeError:
         return ""
+
+
+def _end_of_string(content: bytes, begin: int) -> int:
+    """Where its closing quote stands, or where reading ends. Behind an odd number of backslashes a quote is text."""
+    limit = min(len(content), max(begin, TEXT_BYTES_MAX))
+    at = content.find(b'"', begin, limit)
+    while at >= 0:
+        slashes = at
+        while slashes > begin and content[slashes - 1] == _BACKSLASH:
+            slashes -= 1
+        if not (at - slashes) % 2:
+            return at
+        at = content.find(b'"', at + 1, limit)
+    return limit
 
 
 def _brought_back(since: Sequence[Turn]) -> list[bytes]:
