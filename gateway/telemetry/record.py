@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from policies.request import Request, ServiceTokens
@@ -10,6 +11,7 @@ __all__ = ["Outcome", "Record"]
 
 
 NO_SERVICE: Final = ServiceTokens(0, 0)
+NOTHING: Final[Mapping[str, float]] = {}
 
 
 class Outcome:
@@ -81,6 +83,13 @@ class Record:
     def queue_s(self) -> float:
         """From arrival to (the last) dispatch, or to the end if it never was dispatched."""
         return (self._ended_s if self._dispatched_s is None else self._dispatched_s) - self.arrived_s
+
+    @property
+    def waited_s(self) -> Mapping[str, float]:
+        """What held it back, in seconds by obstacle; empty if nothing did. Their sum is `queue_s` without the time in
+        which the gateway read the request."""
+        request = self.request
+        return NOTHING if request is None or request.progress.wait is None else request.progress.wait.by
 
     @property
     def first_token_s(self) -> float | None:

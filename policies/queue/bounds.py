@@ -95,6 +95,11 @@ class BoundedQueue:
         others = (*own.starts.values(), *own.inside.values())
         return sum(other.arrived_s <= request.arrived_s for other in others)
 
+    def of_tenant(self, tenant: str) -> int:
+        """How many requests of this tenant wait?"""
+        own = self._tenants.get(tenant)
+        return 0 if own is None else len(own)
+
     def add(self, request: Request, *, front: bool = False) -> None:
         """Queue the request. `front`: it comes back, and counts as the oldest of its tenant."""
         self.requests[request.id] = request
