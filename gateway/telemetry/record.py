@@ -82,7 +82,16 @@ class Record:
     @property
     def queue_s(self) -> float:
         """From arrival to (the last) dispatch, or to the end if it never was dispatched."""
-        return (self._ended_s if self._dispatched_s is None else self._dispatched_s) - self.arrived_s
+        return self.dispatched_s - self.arrived_s
+
+    @property
+    def dispatched_s(self) -> float:
+        """When it went to its engine; if it never did, when it ended."""
+        return self._ended_s if self._dispatched_s is None else self._dispatched_s
+
+    @property
+    def ended_s(self) -> float:
+        return self._ended_s
 
     @property
     def waited_s(self) -> Mapping[str, float]:
