@@ -173,20 +173,28 @@ class Wait:
         since_s: when it began to wait.
         ahead: requests of all tenants that waited then.
         ahead_of_own: those of its own tenant.
-        by: seconds by obstacle (`capacity.obstacle.Obstacle`). Their sum is all of its wait, once that is over.
+        by: seconds by obstacle (`capacity.obstacle.Obstacle`), but for those below.
+        obstacle: the one that it waits for or waited for last as the next in order; so long: `obstacle_s`.
+        closed_s: while it waits, the pool's own clock of `Obstacle.CLOSED` as it was when the request was queued; then
+            how long it waited for that.
         rest: the obstacle that the time counts for which is in none of the others.
-        closed_s: the pool's own clock of `Obstacle.CLOSED` as it was when the request was queued.
+        ended_s: when it ended; less than 0: it has not.
     """
 
-    __slots__ = ("ahead", "ahead_of_own", "by", "closed_s", "rest", "since_s")
+    __slots__ = (
+        "ahead", "ahead_of_own", "by", "closed_s", "ended_s", "obstacle", "obstacle_s", "rest", "since_s",
+    )  # fmt: skip
 
     def __init__(self, since_s: float, ahead: int, ahead_of_own: int, rest: str, closed_s: float) -> None:
         self.since_s = since_s
         self.ahead = ahead
         self.ahead_of_own = ahead_of_own
-        self.by: dict[str, float] = {}
-        self.rest = rest
+        self.by: dict[str, float] | None = None
+        self.obstacle: str | None = None
+        self.obstacle_s = 0.0
         self.closed_s = closed_s
+        self.rest = rest
+        self.ended_s = -1.0
 
 
 class Progress:

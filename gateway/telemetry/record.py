@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from policies.admission.waits import seconds_of
 from policies.request import Request, ServiceTokens
 
 __all__ = ["Outcome", "Record"]
 
 
 NO_SERVICE: Final = ServiceTokens(0, 0)
-NOTHING: Final[Mapping[str, float]] = {}
 
 
 class Outcome:
@@ -30,9 +30,9 @@ class Record:
     """Times in seconds on the monotonic clock, tokens as settled. Never any content."""
 
     __slots__ = (
-        "_dispatched_s", "_ended_s", "_first_token_s", "app", "arrived_s", "backend", "client", "client_request_id",
-        "estimated_tokens", "model", "outcome", "path", "pool", "reason", "request", "request_id", "service", "stream",
-        "tenant", "tries",
+        "_dispatched_s", "_ended_s", "_first_token_s", "_waited_s", "app", "arrived_s", "backend", "client",
+        "client_request_id", "estimated_tokens", "model", "outcome", "path", "pool", "reason", "request", "request_id",
+        "service", "stream", "tenant", "tries",
     )  # fmt: skip
 
     def __init__(self, request_id: str, path: str, *, now: float) -> None:
@@ -59,6 +59,7 @@ class Record:
         self._dispatched_s: float | None = None
         self._first_token_s: float | None = None
         self._ended_s = now
+        self._waited_s: Mapping[str, float] | None = None
 
     def dispatched(self, backend: str, now: float) -> None:
         self.backend = backend
@@ -95,10 +96,11 @@ class Record:
 
     @property
     def waited_s(self) -> Mapping[str, float]:
-        """What held it back, in seconds by obstacle; empty if nothing did. Their sum is `queue_s` without the time in
-        which the gateway read the request."""
-        request = self.request
-        return NOTHING if request is None or request.progress.wait is None else request.progress.wait.by
+        """Once it has ended: what held it back, in seconds by obstacle; empty if nothing did. Their sum is `queue_s`
+        without the time in which the gateway read the request."""
+        if self._waited_s is None:
+            self._waited_s = seconds_of(None if self.request is None else self.request.progress.wait)
+        return self._waited_s
 
     @property
     def first_token_s(self) -> float | None:

@@ -271,6 +271,7 @@ class AdmissionEngine:
         if failure is Failure.UNREACHED:
             request.progress.attempts += 1
         if request.progress.attempts >= self.limits.attempts_max:
+            self._waits.ended(request, now)
             self.books.change(BROKEN, request, now)
             rejected = self._reject(request, Refused(Refusal.BACKEND_FAILED, 1.0), now, CALM)
             return [rejected, *self._room_changed(now)]

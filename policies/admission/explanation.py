@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from policies.admission.decisions import Decided, Decision, Reject
-from policies.admission.waits import NEVER_WAITED
+from policies.admission.waits import seconds_of
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, State, Wait
 
@@ -125,7 +125,7 @@ def explain(request_id: str, request: Request | None, last: Decided | None, situ
     if request is not None:
         return _of_waiting(request, last, situation)
     assert last is not None
-    decision, limits = last.decision, situation.limits
+    decision, limits, waited_s = last.decision, situation.limits, seconds_of(last.wait)
     if isinstance(decision, Reject) and decision.limit is not None:
         limits = [decision.limit, *limits]
     return Explanation(
@@ -139,8 +139,8 @@ def explain(request_id: str, request: Request | None, last: Decided | None, situ
         None if isinstance(decision, Reject) else last.placed,
         0 if isinstance(decision, Reject) else last.cached_tokens,
         _reason(last),
-        _waited(last.wait, NEVER_WAITED if last.wait is None else last.wait.by),
-        NEVER_WAITED if last.wait is None else last.wait.by,
+        _waited(last.wait, waited_s),
+        waited_s,
         None,
         {},
         last.pressure,

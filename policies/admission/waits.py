@@ -17,7 +17,7 @@ from typing import Final
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.request import Request, Wait
 
-__all__ = ["NEVER_WAITED", "Waits"]
+__all__ = ["NEVER_WAITED", "Waits", "seconds_of"]
 
 NEVER_WAITED: Final[Mapping[str, float]] = {}
 
@@ -48,7 +48,7 @@ class Waits:
         """Other gateways have answered: it is queued from now on."""
         wait = request.progress.wait
         assert wait is not None
-        wait.by[wait.rest] = now - wait.since_s
+        _add(wait, wait.rest, now - wait.since_s)
         wait.rest, wait.closed_s = Obstacle.TURN, self._closed_by(now)
 
     def returned(self, request: Request, dispatched_s: float, now: float) -> None:
@@ -56,8 +56,10 @@ class Waits:
         wait = request.progress.wait
         if wait is None:
             wait = request.progress.wait = Wait(dispatched_s, 0, 0, Obstacle.TURN, 0.0)
-        wait.by[Obstacle.RETURNED] = wait.by.get(Obstacle.RETURNED, 0.0) + now - dispatched_s
-        wait.closed_s = self._closed_by(now)
+        elif wait.closed_s:
+            _add(wait, Obstacle.CLOSED, wait.closed_s)
+        _add(wait, Obstacle.RETURNED, now - dispatched_s)
+        wait.closed_s, wait.ended_s = self._closed_by(now), -1.0
 
     def ended(self, request: Request, now: float) -> None:
         """It waits no longer."""
@@ -65,25 +67,22 @@ class Waits:
         if wait is not None:
             if self._next is not None:
                 self._pay(now)
-            wait.by = self._parts(wait, None, now)
+            wait.closed_s = self._closed_s - wait.closed_s if wait.rest is Obstacle.TURN else 0.0
+            wait.ended_s = now
 
     def so_far(self, request: Request, now: float) -> Mapping[str, float]:
         """Seconds by obstacle of a request that waits. Changes nothing."""
         wait = request.progress.wait
-        return NEVER_WAITED if wait is None else self._parts(wait, self._next_of(request), now)
-
-    def _parts(self, wait: Wait, held: Blocked | None, now: float) -> dict[str, float]:
-        """Its seconds by obstacle. `held`: what it waits for since the last event, if that is not paid yet."""
-        by = wait.by.copy()
-        if wait.rest == Obstacle.TURN and (closed_s := self._closed_by(now) - wait.closed_s) > 0:
-            by[Obstacle.CLOSED] = by.get(Obstacle.CLOSED, 0.0) + closed_s
-        if held is not None and now > self._since_s:
-            _add(by, held, now - self._since_s)
-        by.pop(wait.rest, None)
-        rest_s = now - wait.since_s - sum(by.values())
-        if rest_s > 0:
-            by[wait.rest] = rest_s
-        return by
+        if wait is None:
+            return NEVER_WAITED
+        closed_s = self._closed_by(now) - wait.closed_s if wait.rest is Obstacle.TURN else 0.0
+        blocked = self._next
+        if blocked is None or _is_closed(blocked):
+            return _seconds(wait, now, closed_s, None, 0.0)
+        for each in (blocked, *blocked.others):
+            if each.request is request:
+                return _seconds(wait, now, closed_s, each.nearest(), max(0.0, now - self._since_s))
+        return _seconds(wait, now, closed_s, None, 0.0)
 
     def _pay(self, now: float) -> None:
         """The time since the last event counts for what the next in order waited for."""
@@ -102,16 +101,26 @@ class Waits:
     def _closed_by(self, now: float) -> float:
         """The clock of `Obstacle.CLOSED`."""
         blocked = self._next
-        if blocked is None or not _is_closed(blocked):
+        if blocked is None or now <= self._since_s or not _is_closed(blocked):
             return self._closed_s
-        return self._closed_s + max(0.0, now - self._since_s)
+        return self._closed_s + now - self._since_s
 
-    def _next_of(self, request: Request) -> Blocked | None:
-        """What a request waits for that is next in its order; None if everybody waits for the same."""
-        blocked = self._next
-        if blocked is None or _is_closed(blocked):
-            return None
-        return next((each for each in (blocked, *blocked.others) if each.request is request), None)
+
+def seconds_of(wait: Wait | None) -> Mapping[str, float]:
+    """What a request has waited for that waits no longer: seconds by obstacle. Their sum is all of its wait."""
+    return NEVER_WAITED if wait is None else _seconds(wait, wait.ended_s, wait.closed_s, None, 0.0)
+
+
+def _seconds(wait: Wait, now: float, closed_s: float, obstacle: Obstacle | None, obstacle_s: float) -> dict[str, float]:
+    """`closed_s`, `obstacle_s`: for an engine in service, and for this obstacle, beyond what is noted."""
+    by = {} if wait.by is None else wait.by.copy()
+    for name, seconds in ((wait.obstacle, wait.obstacle_s), (obstacle, obstacle_s), (Obstacle.CLOSED, closed_s)):
+        if name is not None and seconds > 0 and name is not wait.rest:
+            by[name] = by.get(name, 0.0) + seconds
+    rest_s = now - wait.since_s - sum(by.values())
+    if rest_s > 0:
+        by[wait.rest] = rest_s
+    return by
 
 
 def _is_closed(blocked: Blocked) -> bool:
@@ -123,12 +132,21 @@ def _is_closed(blocked: Blocked) -> bool:
 
 def _pay_one(blocked: Blocked, seconds: float) -> None:
     wait = blocked.request.progress.wait
-    if wait is not None:
-        _add(wait.by, blocked, seconds)
-
-
-def _add(by: dict[str, float], blocked: Blocked, seconds: float) -> None:
-    """Its turn is what is left in the end."""
+    if wait is None:
+        return
     obstacle = blocked.nearest()
-    if obstacle is not Obstacle.TURN:
-        by[obstacle] = by.get(obstacle, 0.0) + seconds
+    if wait.obstacle is obstacle:
+        wait.obstacle_s += seconds
+        return
+    if wait.obstacle is not None:
+        _add(wait, wait.obstacle, wait.obstacle_s)
+    wait.obstacle, wait.obstacle_s = obstacle, seconds
+
+
+def _add(wait: Wait, obstacle: str, seconds: float) -> None:
+    """Its turn is what is left in the end."""
+    if obstacle is Obstacle.TURN:
+        return
+    if wait.by is None:
+        wait.by = {}
+    wait.by[obstacle] = wait.by.get(obstacle, 0.0) + seconds
