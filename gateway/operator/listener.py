@@ -1,5 +1,5 @@
-"""What can an operator ask the gateway? /health, /ready, /metrics, /explain and the views of the present, on a listener
-of their own.
+"""What can an operator ask the gateway? /health, /ready, /metrics, /explain, the views of the present and the page made
+of them, on a listener of their own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.commands.explain import explain
+from gateway.operator.feed import Feed
+from gateway.operator.page.files import PAGE_PATHS, page
 from gateway.operator.views import views
 
 if TYPE_CHECKING:
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["admin_app"]
 
 
-OPEN = ("/health", "/ready")
-"""Probes have no token, and learn nothing that a request would not show."""
+OPEN = frozenset(("/health", "/ready")) | PAGE_PATHS
+"""Probes have no token, and learn nothing that a request would not show. The page itself asks whoever opens it."""
 
 
 def admin_app(gateway: Gateway) -> web.Application:
@@ -54,6 +56,7 @@ def admin_app(gateway: Gateway) -> web.Application:
             return web.json_response({"request_id": request_id[:128], "error": error}, status=404)
         return web.json_response(found)
 
+    feed = Feed(gateway)
     token = gateway.config.admin_token
     app = web.Application(middlewares=[] if token is None else [_asks_for(token.get_secret_value())])
     app.add_routes(
@@ -62,9 +65,12 @@ def admin_app(gateway: Gateway) -> web.Application:
             web.get("/ready", ready),
             web.get("/metrics", metrics),
             web.get("/explain/{id}", explanation),
+            web.get("/events", feed.events),
             *views(gateway),
+            *page(),
         ]
     )
+    app.on_shutdown.append(feed.close)
     return app
 
 

@@ -5,40 +5,39 @@ Every list is bounded, and says how much it leaves out. Nothing here changes a d
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from gateway.operator.shares import due
+from gateway.operator.spans import part_within, percentile, running
 from gateway.pool.pool import Pool
 from gateway.telemetry.access_log import hidden
-from gateway.telemetry.lately import End, Lately, service_of
+from gateway.telemetry.lately import End, Lately
 from gateway.telemetry.record import Outcome
 from policies.admission.explanation import OF_OBSTACLE
-from policies.capacity.lease import Lease
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.request import Request, State
 
-__all__ = ["backends", "limited_by", "queue", "tenants"]
+__all__ = ["REQUESTS_MAX", "backends", "limited_by", "queue", "tenants"]
 
 REQUESTS_MAX: Final = 100
 TENANTS_MAX: Final = 200
 
 
-def queue(pools: Iterable[Pool]) -> dict[str, Any]:
+def queue(pools: Iterable[Pool], requests_max: int) -> dict[str, Any]:
     """Who waits, and for what?"""
-    return {"pools": [_queue(pool) for pool in pools]}
+    return {"pools": [_queue(pool, requests_max) for pool in pools]}
 
 
-def _queue(pool: Pool) -> dict[str, Any]:
+def _queue(pool: Pool, requests_max: int) -> dict[str, Any]:
     dispatcher = pool.dispatcher
     engine, now = dispatcher.engine, dispatcher.clock()
     waiting = engine.books.waiting
     by_tenant = sorted(waiting.by_tenant().items(), key=lambda item: (-item[1].requests, item[0]))
-    oldest = [_waiting(request, now) for request in islice(waiting.requests.values(), REQUESTS_MAX)]
+    oldest = [_waiting(request, now) for request in islice(waiting.requests.values(), requests_max)]
     return {
         "pool": pool.name,
         "policy": pool.policy_name,
@@ -86,15 +85,6 @@ class _Tenant:
         self.refused: Counter[str] = Counter()
 
 
-class _Running(NamedTuple):
-    """One dispatched request, and what it has received so far."""
-
-    tenant: str
-    weight: float
-    dispatched_s: float
-    service: float
-
-
 class _Taken:
     """The requests of one pool as they are now: taken on the loop, since that costs little, and summed up beside it."""
 
@@ -106,7 +96,7 @@ class _Taken:
         self.now = pool.dispatcher.clock()
         self.since_s = self.now - window_s
         self.waiting = engine.books.waiting.by_tenant()
-        self.running = [_running(lease) for lease in engine.books.leases.values()]
+        self.running = running(engine)
 
     def answer(self) -> dict[str, Any]:
         found = self._sums()
@@ -127,7 +117,7 @@ class _Taken:
                 continue
             one = found[end.tenant]
             one.weight = end.weight
-            one.received += end.service * _part_since(self.since_s, end.dispatched_s, end.ended_s)
+            one.received += end.service * part_within(self.since_s, self.now, end.dispatched_s, end.ended_s)
             one.waits_s.append(end.queue_s)
             one.outcomes[end.outcome] += 1
             if end.outcome == Outcome.REFUSED:
@@ -136,31 +126,20 @@ class _Taken:
             one = found[each.tenant]
             one.weight = each.weight
             one.running_requests += 1
-            one.received += each.service * _part_since(self.since_s, each.dispatched_s, self.now)
+            one.received += each.service * part_within(self.since_s, self.now, each.dispatched_s, self.now)
         for name, waiting in self.waiting.items():
             found[name].weight, found[name].queued_requests = waiting.weight, waiting.requests
         return found
 
 
-def _running(lease: Lease) -> _Running:
-    request = lease.request
-    service = service_of(request.progress.charged, request.prompt_tokens, lease.output_tokens)
-    return _Running(request.flow.tenant, request.weight, lease.dispatched_s, service)
+def tenants(pools: Iterable[Pool], lately: Lately) -> Callable[[], dict[str, Any]]:
+    """Who received how much of the engines within the last minute, who was due how much, and how long did they wait?
 
-
-async def tenants(pools: Iterable[Pool], lately: Lately) -> dict[str, Any]:
-    """Who received how much of the engines within the last minute, who was due how much, and how long did they wait?"""
+    Taken now. What is returned sums it up, which takes milliseconds: call it beside the loop.
+    """
     ends, window_s = lately.within(time.monotonic())
     taken = [_Taken(pool, ends, window_s) for pool in pools]
-    summed = await asyncio.to_thread(lambda: [one.answer() for one in taken])
-    return {"window_s": round(window_s, 1), "pools": summed}
-
-
-def _part_since(since_s: float, begun_s: float, ended_s: float) -> float:
-    """Which part of a service was received after this time, if it was received evenly?"""
-    if begun_s >= since_s or ended_s <= begun_s:
-        return 1.0
-    return max(0.0, ended_s - since_s) / (ended_s - begun_s)
+    return lambda: {"window_s": round(window_s, 1), "pools": [one.answer() for one in taken]}
 
 
 def _tenant(name: str, one: _Tenant, total: float, share_due: float) -> dict[str, Any]:
@@ -173,16 +152,11 @@ def _tenant(name: str, one: _Tenant, total: float, share_due: float) -> dict[str
         "service_received": round(one.received, 1),
         "queued_requests": one.queued_requests,
         "running_requests": one.running_requests,
-        "wait_p50_s": _percentile(waits_s, 0.5),
-        "wait_p95_s": _percentile(waits_s, 0.95),
+        "wait_p50_s": percentile(waits_s, 0.5),
+        "wait_p95_s": percentile(waits_s, 0.95),
         "ended_requests": dict(one.outcomes),
         "refused_requests": dict(one.refused),
     }
-
-
-def _percentile(ordered: Sequence[float], part: float) -> float | None:
-    """Nearest rank; None of nothing."""
-    return _seconds(ordered[min(len(ordered) - 1, int(part * len(ordered)))]) if ordered else None
 
 
 def backends(pools: Iterable[Pool]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from gateway.operator.effective import effective
-from gateway.operator.standing import backends, queue, tenants
+from gateway.operator.standing import REQUESTS_MAX, backends, queue, tenants
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -20,10 +20,10 @@ def views(gateway: Gateway) -> list[web.RouteDef]:
     """Never queued; each answer is bounded, and says how much it leaves out."""
 
     async def of_queue(request: web.Request) -> web.Response:
-        return web.json_response(queue(gateway.pools))
+        return web.json_response(queue(gateway.pools, REQUESTS_MAX))
 
     async def of_tenants(request: web.Request) -> web.Response:
-        return web.json_response(await tenants(gateway.pools, gateway.lately))
+        return web.json_response(await asyncio.to_thread(tenants(gateway.pools, gateway.lately)))
 
     async def of_backends(request: web.Request) -> web.Response:
         return web.json_response(backends(gateway.pools))

@@ -7,6 +7,8 @@ latest ends. They are kept in a ring of fixed size, so a request costs one entry
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from itertools import islice
 from typing import Final, NamedTuple
 
 from gateway.telemetry.record import Record
@@ -33,6 +35,17 @@ class End(NamedTuple):
     queue_s: float
     service: float
     """What its tenant was charged, in the unit of the policy."""
+    request_id: str
+    app: str
+    model: str
+    backend: str
+    """The engine that had it last; "": none did."""
+    waited_s: Mapping[str, float]
+    """What held it back, in seconds by obstacle."""
+    first_token_s: float | None
+    """From arrival; None: none was seen."""
+    prompt_tokens: int
+    output_tokens: int
 
 
 class Lately:
@@ -56,19 +69,31 @@ class Lately:
                 record.ended_s,
                 record.queue_s,
                 service_of(request.progress.charged, record.service.prompt, record.service.output),
+                record.request_id,
+                record.app,
+                record.model,
+                record.backend,
+                record.waited_s,
+                record.first_token_s,
+                record.service.prompt,
+                record.service.output,
             )
         )
 
-    def within(self, now: float) -> tuple[list[End], float]:
+    def within(self, now: float, window_s: float = WINDOW_S) -> tuple[list[End], float]:
         """The ends within the window, the latest first, and how long a time they cover in seconds."""
         found: list[End] = []
         for end in reversed(self._ends):
-            if end.ended_s < now - WINDOW_S:
-                return found, WINDOW_S
+            if end.ended_s < now - window_s:
+                return found, window_s
             found.append(end)
         if len(found) < ENDS_MAX:
-            return found, WINDOW_S
+            return found, window_s
         return found, max(1.0, now - found[-1].ended_s)
+
+    def latest(self, count: int) -> list[End]:
+        """The latest first."""
+        return list(islice(reversed(self._ends), count))
 
 
 def service_of(charged: float, prompt_tokens: int, output_tokens: int) -> float:
