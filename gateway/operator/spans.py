@@ -16,11 +16,12 @@ from gateway.telemetry.record import Outcome
 from policies.admission.engine import AdmissionEngine
 from policies.queue.bounds import Waiting
 
-__all__ = ["SPAN_S", "Running", "Taken", "part_within", "percentile", "point", "running"]
+__all__ = ["SPAN_S", "WANTS_MORE_MIN", "Running", "Taken", "overlap_s", "part_within", "percentile", "point", "running"]
 
 SPAN_S: Final = 5.0
-WANTS_MORE_MIN: Final = 1.0
-"""A tenant wants more than it gets if, on average over the span, so many of its requests waited."""
+WANTS_MORE_MIN: Final = 0.5
+"""A tenant wants more than it gets if, on average over the time, so many of its requests waited: who waits for moments
+gets all that it asks for."""
 
 
 class Running(NamedTuple):
@@ -80,7 +81,7 @@ def point(taken: Taken, since_s: float, until_s: float, shown: Container[str]) -
         one = found[end.tenant]
         one.weight = end.weight
         one.service += end.service * part_within(since_s, until_s, end.dispatched_s, end.ended_s)
-        one.waited_s += _overlap(since_s, until_s, end.dispatched_s - end.queue_s, end.dispatched_s)
+        one.waited_s += overlap_s(since_s, until_s, end.dispatched_s - end.queue_s, end.dispatched_s)
         if end.ended_s > until_s:
             continue
         outcomes[end.outcome] += 1
@@ -94,11 +95,11 @@ def point(taken: Taken, since_s: float, until_s: float, shown: Container[str]) -
         one = found[each.tenant]
         one.weight = each.weight
         one.service += each.service * part_within(since_s, until_s, each.dispatched_s, taken.now)
-        one.waited_s += _overlap(since_s, until_s, each.arrived_s, each.dispatched_s)
+        one.waited_s += overlap_s(since_s, until_s, each.arrived_s, each.dispatched_s)
     for name, waiting in taken.waiting.items():
         one = found[name]
         one.weight = waiting.weight
-        one.waited_s += waiting.requests * _overlap(since_s, until_s, waiting.oldest_s, taken.now)
+        one.waited_s += waiting.requests * overlap_s(since_s, until_s, waiting.oldest_s, taken.now)
     return {
         "tenants": _shares(found, until_s - since_s, shown),
         "ended": sum(outcomes.values()),
@@ -131,10 +132,11 @@ def part_within(since_s: float, until_s: float, begun_s: float, ended_s: float) 
     """Which part of a service was received between these times, if it was received evenly?"""
     if ended_s <= begun_s:
         return 1.0 if since_s < ended_s <= until_s else 0.0
-    return _overlap(since_s, until_s, begun_s, ended_s) / (ended_s - begun_s)
+    return overlap_s(since_s, until_s, begun_s, ended_s) / (ended_s - begun_s)
 
 
-def _overlap(since_s: float, until_s: float, begun_s: float, ended_s: float) -> float:
+def overlap_s(since_s: float, until_s: float, begun_s: float, ended_s: float) -> float:
+    """How long do two spans of time overlap?"""
     return max(0.0, min(until_s, ended_s) - max(since_s, begun_s))
 
 

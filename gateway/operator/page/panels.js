@@ -4,6 +4,8 @@ import { bar, ceiling, chart } from "./draw.js";
 import { count, element, fill, percent, seconds, spaced, sum } from "./words.js";
 
 const SHARES_SHOWN = 12;
+const FEW = 4;
+const MANY_ENGINES = 12;
 const WAITING_SHOWN = 8;
 const OLDEST_SHOWN = 5;
 const ROWS_SHOWN = 15;
@@ -39,7 +41,8 @@ export function limit(pool, minute, last) {
 // Which part of the points is drawn: the shortest range that holds them all.
 function range(points) {
   const to = points.length ? points.at(-1).at_s : 1;
-  const spanned = points.length ? to - points[0].at_s : 0;
+  const begun = points.find((point) => point.tenants.length || point.ended) ?? points.at(-1);
+  const spanned = points.length ? to - begun.at_s : 0;
   const length = RANGES_S.find((each) => spanned <= each) ?? RANGES_S.at(-1);
   return { from: to - length, to, said: length >= 60 ? `${length / 60} min` : `${length} s` };
 }
@@ -61,14 +64,16 @@ export class Shares {
     this.#choose(seen);
     if (!this.order.length) {
       this.charts.clear();
-      place("shares-scale").textContent = "";
+      place("shares-scale").textContent = place("shares-others").textContent = "";
       fill(body, firstRequest());
       return;
     }
     const shown = this.order.slice(0, SHARES_SHOWN);
     const series = new Map(shown.map((name) => [name, this.#series(seen, (each) => each === name)]));
-    const others = this.#series(seen, (each) => !shown.includes(each));
-    if (others.received.some((value) => value > 0.0005)) series.set("", others);
+    const others = this.#series(seen.slice(-1), (each) => !shown.includes(each));
+    const [got, owed] = [others.received[0], others.due[0]];
+    place("shares-others").textContent = got > 0 ? `All other tenants together: ${percent(got)} of ${percent(owed)} due.` : "";
+    body.classList.toggle("few", series.size <= FEW);
     const top = ceiling(Math.max(...[...series.values()].flatMap((one) => [...one.received, ...one.due])), 0.01);
     place("shares-scale").textContent = `Each 0 to ${percent(top)}, last ${said}.`;
     const times = seen.map((point) => point.at_s);
@@ -108,9 +113,8 @@ export class Shares {
   #draw(name, { received, due }, times, scale) {
     if (!this.charts.has(name)) {
       const made = chart({ received: "area", due: "due" });
-      const title = name || "all others";
       const numbers = element("span", { class: "numbers" });
-      const head = element("p", { class: "head" }, element("b", { title }, title), numbers);
+      const head = element("p", { class: "head" }, element("b", { title: name }, name), numbers);
       this.charts.set(name, { ...made, numbers, whole: element("div", { class: "share" }, head, made.frame) });
     }
     const one = this.charts.get(name);
@@ -119,7 +123,7 @@ export class Shares {
     const said = got === null ? "idle" : `${percent(got)} of ${percent(owed)} due`;
     one.numbers.textContent = isShort ? `▼ ${said}` : said;
     one.whole.classList.toggle("short", isShort);
-    one.update(times, { received, due }, scale, "", `${name || "all others"}: received ${said}`);
+    one.update(times, { received, due }, scale, "", `${name}: received ${said}`);
   }
 }
 
@@ -192,7 +196,7 @@ export function engines(backends, words) {
     element("p", { class: "about" }, `${running} of ${count(slots, "sequence slot")} in use; ${full ?
       `${full} of ${live.length} cannot start the next request` : "nothing keeps the next request from starting"}. `
       + "KV: filled is what is held, the mark what is expected at most."),
-    element("ul", { class: "tiles" }, ...all.map((one) => engine(one, words))));
+    element("ul", { class: all.length > MANY_ENGINES ? "tiles many" : "tiles" }, ...all.map((one) => engine(one, words))));
 }
 
 function engine(one, words) {
@@ -245,7 +249,9 @@ export class Tenants {
       return;
     }
     const found = minute.tenants.filter((one) => one.tenant.toLowerCase().includes(this.filter));
-    const rows = (this.isWhole ? found : found.slice(0, ROWS_SHOWN)).map(tenantRow);
+    const shown = (this.isWhole ? found : found.slice(0, ROWS_SHOWN));
+    const most = Math.max(...shown.map((one) => Math.max(one.share_received, one.share_due)), 0.0001);
+    const rows = shown.map((one) => tenantRow(one, most));
     const heads = [["tenant"], ["weight", "less"], ["received", ""], ["due"], ["", "wide-only"], ["queued"],
       ["running", "less"], ["wait p50", "less"], ["wait p95"], ["ended", "less"], ["refused"]];
     const table = element("table", {},
@@ -262,14 +268,14 @@ export class Tenants {
   }
 }
 
-function tenantRow(one) {
+function tenantRow(one, most) {
   const isShort = one.queued_requests && one.share_received < SHORT_OF_DUE * one.share_due;
   return element("tr", { class: isShort ? "short" : "" },
     element("th", { scope: "row", title: one.tenant }, one.tenant),
     element("td", { class: "less" }, String(one.weight)),
     element("td", {}, (isShort ? "▼ " : "") + percent(one.share_received)),
     element("td", {}, percent(one.share_due)),
-    element("td", { class: "wide-only" }, bar(one.share_received, { mark: one.share_due })),
+    element("td", { class: "wide-only" }, bar(one.share_received / most, { mark: one.share_due / most })),
     element("td", {}, String(one.queued_requests)),
     element("td", { class: "less" }, String(one.running_requests)),
     element("td", { class: "less" }, seconds(one.wait_p50_s)),
