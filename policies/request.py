@@ -176,7 +176,7 @@ class Progress:
         output_tokens_reserved: cautious output, a high quantile of similar requests; what the ledger reserves.
         charged: service charged to its tenant so far, in the policy's own unit.
         normalised: the same as its flow was charged, in calls that are normal for the app.
-        norm: service of a normal call of its app at its stage.
+        norm: service of a normal call of its app at its stage; 0: no order has asked yet.
         cached_tokens: tokens of its prompt that its engine was expected to have cached at dispatch.
         cached_blocks: leading blocks of its prompt that its engine was expected to hold at dispatch.
         placed: why it went to its engine; says nothing as long as it waits.
@@ -199,7 +199,7 @@ class Progress:
         self.output_tokens_reserved = output_tokens_reserved
         self.charged = 0.0
         self.normalised = 0.0
-        self.norm = 1.0
+        self.norm = 0.0
         self.cached_blocks = 0
         self.cached_tokens = 0
         self.placed: Placed | None = None
@@ -210,9 +210,11 @@ class Progress:
 
 
 class Request:
-    """What a client said: who asks, and what the answer is expected to take. Never changed.
+    """What a client said: who asks, and what the answer is expected to take. Never changed, but for the weight.
 
     Attributes:
+        weight: of its tenant. An operator may change it while the request waits; what runs is charged by the weight that
+            it was dispatched with.
         prompt_tokens: an estimate before the answer; the true number comes with the service.
         output_tokens_max: upper limit that the request itself sets, over all of its sequences.
         sequences: parallel sequences (`n`), each of which takes a slot of the engine.
@@ -249,7 +251,7 @@ class Request:
     ) -> None:
         self.id: Final = id
         self.flow: Final = flow
-        self.weight: Final = weight
+        self.weight = weight
         self.prompt_tokens: Final = prompt_tokens
         self.output_tokens_max: Final = output_tokens_max
         self.arrived_s: Final = arrived_s

@@ -62,6 +62,11 @@ class Quotas:
         """Has no tenant a limit?"""
         return self._default == UNLIMITED and not any(quota != UNLIMITED for quota in self._tenants.values())
 
+    def set(self, default: Quota, tenants: Mapping[str, Quota]) -> None:
+        """From now on these are the limits. What was counted counts on."""
+        self._default = default
+        self._tenants = dict(tenants)
+
     def refusal(self, request: Request, now: float) -> Refused | None:
         """Is its tenant beyond a limit? None: it is not."""
         return self._refusal(request, request.prompt_tokens, 1, now)
