@@ -213,8 +213,8 @@ class Request:
     """What a client said: who asks, and what the answer is expected to take. Never changed, but for the weight.
 
     Attributes:
-        weight: of its tenant. An operator may change it while the request waits; what runs is charged by the weight that
-            it was dispatched with.
+        weight: of its tenant. It may be changed while the request waits. What runs is charged by the weight that it was
+            dispatched with.
         prompt_tokens: an estimate before the answer; the true number comes with the service.
         output_tokens_max: upper limit that the request itself sets, over all of its sequences.
         sequences: parallel sequences (`n`), each of which takes a slot of the engine.

@@ -27,8 +27,8 @@ def named_policy(
 ) -> Policy:
     """The policy of this name, for a pool of so many engines.
 
-    `prefixes`: an index to go on with. `placement`: by its name; None: the one of the policy, or the usual one. TypeError for a setting that neither order
-    nor placement has; KeyError for an unknown name.
+    `placement`: by its name; None: the one of the policy, or the usual one. `prefixes`: an index to go on with.
+    TypeError for a setting that neither order nor placement has; KeyError for an unknown name.
     """
     entry = POLICIES[name]
     place = PLACEMENTS[placement or entry.placement or usual_placement(engines)]

@@ -72,7 +72,7 @@ class Order(ABC):
         self.backlog: Backlog | None = None
         """The counters of tenants and flows, if the order has them. Gateways compare them."""
         self.units: tuple[object, object] = (None, None)
-        """What its counters of tenants and of flows count. Where another order counts the same, it may go on with them."""
+        """What its counters of tenants and of flows count. Another order that counts the same may go on with them."""
         self.learned: Mapping[str, Learned] = {}
         """What the order learns and a restart should not lose, by name."""
         self.counts: Mapping[str, SlidingCounts] = {}

@@ -186,7 +186,7 @@ class Backlog:
                 tenant.weight = weight
 
     def resume(self, before: Backlog, *, with_flows: bool) -> None:
-        """Let tenants go on with the counters of another backlog, which count the same; and flows, if theirs do, too."""
+        """Let tenants, and flows if asked, go on with the counters of another backlog, which count the same."""
         for name, known in before._by_tenant.items():
             tenant = self._by_tenant.get(name) or self._new_tenant(name)
             tenant.weight = known.weight

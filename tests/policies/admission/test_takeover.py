@@ -27,7 +27,7 @@ WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
 NAMES = sorted(POLICIES)
 BY_MATCH = ("dlpm", "d2lpm")
 """Inside a round their place is by what is cached, which is looked up anew."""
-STRICT: dict[str, dict[str, Any]] = dict.fromkeys(("vtc", "wsc", "fairserve"), {"slack_tokens": 0.0})
+STRICT: dict[str, dict[str, Any]] = {name: {"slack_tokens": 0.0} for name in ("vtc", "wsc", "fairserve")}
 """So that what is cached changes no order."""
 SMALL: dict[str, dict[str, Any]] = {
     "rr": {"quantum": 30.0},
