@@ -77,14 +77,18 @@ class Pipeline:
         unqueued: Unqueued,
     ) -> None:
         self._keyring = keyring
-        self._pools = list(pools)
-        self._pool_of_model: dict[str, Pool] = {}
         self._settled = settled
         self._readings = Readings()
-        self._routes = routes
-        self._cors = cors
         self._unqueued = unqueued
         self.draining = False
+        self.take_over(pools, routes=routes, cors=cors)
+
+    def take_over(self, pools: Iterable[Pool], *, routes: Routes, cors: Cors) -> None:
+        """From now on requests go to these pools, by these routes."""
+        self._pools = list(pools)
+        self._pool_of_model: dict[str, Pool] = {}
+        self._routes = routes
+        self._cors = cors
 
     @property
     def reading(self) -> int:

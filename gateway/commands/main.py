@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from gateway.commands.changing import drain, reload, resume
 from gateway.commands.keys import keys, loaded
 from gateway.commands.serving import BAD_INPUT, allow_files, run, serve_one, supervise
 
@@ -60,7 +62,9 @@ def serve(
     if (config_path is None) == (not backends):
         raise click.UsageError("give either -c FILE or at least one --backend URL (try: fairgate serve --help)")
     try:
+        load = None
         if config_path is not None:
+            load = partial(load_config, config_path.absolute(), workers)
             config = load_config(config_path, workers)
         else:
             config = config_for_backends(list(backends), host, port, admin_port, workers or 1)
@@ -71,9 +75,9 @@ def serve(
         click.echo(f"fairgate: warning: {field} {warning}", err=True)
     allow_files()
     if config.workers > 1:
-        supervise(config)
+        supervise(config, load)
     else:
-        run(lambda: serve_one(config))
+        run(lambda: serve_one(config, load))
 
 
 @main.command()
@@ -263,6 +267,8 @@ def _measure(files: tuple[str, ...], json_path: Path | None) -> None:
 
 
 main.add_command(keys)
+for command in (reload, drain, resume):
+    main.add_command(command)
 
 
 @main.command()

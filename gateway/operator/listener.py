@@ -11,6 +11,7 @@ from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.commands.explain import explain
+from gateway.operator.changing import changing_routes
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -51,28 +52,30 @@ def admin_app(gateway: Gateway) -> web.Application:
             return web.json_response({"request_id": request_id[:128], "error": error}, status=404)
         return web.json_response(found)
 
-    token = gateway.config.admin_token
-    app = web.Application(middlewares=[] if token is None else [_asks_for(token.get_secret_value())])
+    app = web.Application(middlewares=[_asks_for_token(gateway)])
     app.add_routes(
         [
             web.get("/health", health),
             web.get("/ready", ready),
             web.get("/metrics", metrics),
             web.get("/explain/{id}", explanation),
+            *changing_routes(gateway),
         ]
     )
     return app
 
 
-def _asks_for(token: str) -> Middleware:
-    """Lets pass who sends the token, and anybody to what is open."""
+def _asks_for_token(gateway: Gateway) -> Middleware:
+    """Lets pass who sends the token that is configured now, and anybody to what is open."""
 
     @web.middleware
     async def asks(request: web.Request, handler: Handler) -> web.StreamResponse:
+        token = gateway.config.admin_token
+        if token is None or request.path in OPEN:
+            return await handler(request)
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         sent = given.strip().encode("utf-8", "surrogateescape")
-        is_known = scheme.lower() == "bearer" and compare_digest(sent, token.encode())
-        if is_known or request.path in OPEN:
+        if scheme.lower() == "bearer" and compare_digest(sent, token.get_secret_value().encode()):
             return await handler(request)
         error = "send the config's admin_token as 'Authorization: Bearer TOKEN'; `fairgate explain` does with -c FILE"
         return web.json_response({"error": error}, status=401, headers={"www-authenticate": "Bearer"})

@@ -92,6 +92,7 @@ async def follow(table: KeyTable, keyring: Keyring) -> None:
     While Redis cannot be asked, what was last known holds; also if the table has vanished from it.
     """
     known: bytes | None = None
+    revision = keyring.revision
     vanished = False
     while True:
         try:
@@ -100,7 +101,8 @@ async def follow(table: KeyTable, keyring: Keyring) -> None:
                 if not vanished:
                     logger.warning("the table of keys (%s) has vanished from Redis: the keys known so far hold", TABLE)
                 vanished = True
-            elif changed != known:
+            elif changed != known or revision != keyring.revision:
+                revision = keyring.revision
                 await _learn(table, keyring)
                 vanished = False
                 # One more time if it changed meanwhile: nobody knows what of that was seen.

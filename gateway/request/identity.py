@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from math import inf
@@ -69,6 +69,7 @@ class Keyring:
 
     def __init__(self, tenants: Sequence[TenantConfig], *, open_access: bool, mints: bool = True) -> None:
         """`mints`: a tenant without a key gets one, known to this process only."""
+        self._mints = mints
         self._open_access = open_access
         self._principals: dict[bytes, Principal] = {}
         self._issued: Mapping[bytes, Principal] = {}
@@ -77,15 +78,31 @@ class Keyring:
         """Wrong keys, by the address that they came from."""
         self._used_from: dict[bytes, str] = {}
         """The address from which a key was used last."""
-        self._tenants = {tenant.name: tenant for tenant in tenants}
+        self._tenants: dict[str, TenantConfig] = {}
         self.minted: list[MintedKey] = []
+        self.revision = 0
+        """Another one whenever there are other tenants."""
+        self.take_over(tenants, open_access=open_access)
+
+    def take_over(self, tenants: Sequence[TenantConfig], *, open_access: bool) -> None:
+        """From now on these are the tenants and their keys. A key that was minted stays its tenant's, as long as the
+        tenant has no other; one that was issued stays, with what its tenant has now."""
+        self._open_access = open_access
+        self._tenants = {tenant.name: tenant for tenant in tenants}
+        known, self.minted, self._principals = {one.tenant: one for one in self.minted}, [], {}
         for tenant in tenants:
             for key in tenant.keys:
                 self._add(tenant, key)
-            if not tenant.keys and mints:
-                minted = MintedKey(tenant.name, new_key())
+            if not tenant.keys and self._mints:
+                minted = known.get(tenant.name) or MintedKey(tenant.name, new_key())
                 self.minted.append(minted)
                 self._add(tenant, KeyConfig(hash=hash_key(minted.key)))
+        self._issued = {
+            digest: replace(principal, weight=self._tenants[principal.tenant].weight)
+            for digest, principal in self._issued.items()
+            if principal.tenant in self._tenants
+        }
+        self.revision += 1
 
     def _add(self, tenant: TenantConfig, key: KeyConfig) -> None:
         self._principals[bytes.fromhex(key.hash.removeprefix("sha256:"))] = Principal.of(tenant, key)

@@ -242,6 +242,12 @@ class Metrics:
                 if ledger.allowance is not None:
                     self.granted.labels(pool.name, name).set(ledger.allowance.sequences)
 
+    def forget_backend(self, pool: str, backend: str) -> None:
+        """It is no longer there."""
+        for gauge in (self.dispatched, self.starting, self.slots, self.kv, self.up, self.granted):
+            gauge.remove_by_labels({"pool": pool, "backend": backend})
+        self._prompts.pop((pool, backend), None)
+
     def read_exchanges(self, exchanges: Iterable[Exchanges]) -> None:
         """How is it with other replicas?"""
         for each in exchanges:

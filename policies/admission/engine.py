@@ -30,7 +30,7 @@ from policies.admission.lifecycle import (
 )
 from policies.admission.policy import Policy
 from policies.admission.room import Elsewhere, PoolRoom
-from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.capacity.gauges import Allowance, CapacitySettings, Gauges
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked
 from policies.capacity.output_lengths import OutputLengths, OutputPredictor
@@ -172,6 +172,8 @@ class AdmissionEngine:
         """Add an engine."""
         ledger = BackendLedger(name, self.capacity, max_num_seqs=max_num_seqs)
         ledger.healthy = healthy
+        if self.room.rivals is not None:
+            ledger.allowance = Allowance(0, 0)  # other gateways are asked first
         self.backends[name] = ledger
         self.room.changed(self._now)
 
