@@ -104,12 +104,12 @@ class Pools:
             if pool is None:
                 pool = Pool(one.config, config, one.backends, shared, self._settled, one.estimator)
                 pool.on_gone = self._gone_from(pool)
+                if self._session is not None:
+                    pool.watch(self._session)
             else:
                 pool.take_over(one.config, config, shared, one.backends, one.estimator)
                 pool.reweigh(weights)
             self.all.append(pool)
-            if self._session is not None:
-                pool.watch(self._session)
         self.engines.clear()
         self.engines.update({pool.name: pool.dispatcher.engine for pool in self.all})
         for pool in before:
