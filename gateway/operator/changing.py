@@ -7,6 +7,8 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from gateway.config.fields import is_loopback
+
 if TYPE_CHECKING:
     from gateway.app import Gateway
 
@@ -14,10 +16,11 @@ __all__ = ["changing_routes"]
 
 
 def changing_routes(gateway: Gateway) -> list[web.RouteDef]:
-    """For the admin listener. A page in a browser may not use them: it sends the origin that it is from."""
+    """For the admin listener. A page in a browser may not use them: it sends the origin that it is from. Where no token
+    is asked for, other machines may look, and change nothing."""
 
     async def reload(request: web.Request) -> web.Response:
-        if (refusal := _of_a_page(request)) is not None:
+        if (refusal := _refusal(gateway, request)) is not None:
             return refusal
         reloaded = await gateway.reloading.run(everywhere=True)
         return web.json_response(reloaded.as_json(), status=409 if reloaded.outcome == "refused" else 200)
@@ -36,7 +39,7 @@ def changing_routes(gateway: Gateway) -> list[web.RouteDef]:
 
 
 def _drained(gateway: Gateway, request: web.Request, *, drained: bool) -> web.Response:
-    if (refusal := _of_a_page(request)) is not None:
+    if (refusal := _refusal(gateway, request)) is not None:
         return refusal
     name = request.match_info["backend"]
     for pool in gateway.pools:
@@ -61,10 +64,13 @@ def _drained(gateway: Gateway, request: web.Request, *, drained: bool) -> web.Re
     return web.json_response({"error": error}, status=404)
 
 
-def _of_a_page(request: web.Request) -> web.Response | None:
-    """Browsers let any page send a POST to any address, and say on whose behalf."""
+def _refusal(gateway: Gateway, request: web.Request) -> web.Response | None:
+    """May whoever sends this not change anything? Browsers let any page send a POST, and say on whose behalf."""
     origin = request.headers.get("origin")
-    if origin is None or urlsplit(origin).netloc == request.host:
+    if origin is not None and urlsplit(origin).netloc != request.host:
+        error = "this request is from a page of another origin; send it with curl, or with `fairgate`"
+    elif gateway.config.admin_token is None and not is_loopback(request.remote or ""):
+        error = "without an admin_token in the config, nothing is changed from other machines: set one, or use SIGHUP"
+    else:
         return None
-    error = "this request is from a page of another origin; send it with curl, or with `fairgate`"
     return web.json_response({"error": error}, status=403)

@@ -33,6 +33,8 @@ class Reloadable:
         self.path = path
         self.live = live
         self.fields = fields
+        self.drain_s = 0.0
+        """How long what runs may take when it stops."""
 
     def write(self, **fields: Any) -> None:
         self.fields = {**self.fields, **fields}
@@ -92,12 +94,13 @@ async def reloadable(directory: Path, *engines: Simulated, **fields: Any) -> Asy
     load = partial(load_config, path)
     gateway = Gateway(load(), load=load)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WAIT_S)) as http:
+        gate = Reloadable(path, Live(gateway, http, log), config)
         try:
             await gateway.start()
-            yield Reloadable(path, Live(gateway, http, log), config)
+            yield gate
         finally:
             async with asyncio.timeout(WAIT_S):
-                await gateway.stop(0)
+                await gateway.stop(gate.drain_s)
 
 
 def is_whole(answer: Answer) -> bool:
