@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +16,20 @@ from pydantic import SecretStr
 
 from gateway.config.model import Config
 from gateway.config.section import Section
+from policies.orders.registry import POLICIES
 from policies.placements.registry import usual_placement
 
-__all__ = ["Change", "changes", "config_hash", "needs_restart"]
+__all__ = ["LIVE", "Change", "changes", "config_hash", "needs_restart"]
 
 SHOWN_MAX = 60
-NOT_LIVE = ("listen", "admin", "workers", "state", "state_file")
-"""Bound, shared or opened once, when the gateway starts."""
+LIVE = frozenset(
+    {
+        "access_log", "admin_token", "apps", "cors_origins", "debug_headers", "drain_s", "interactions", "limits",
+        "open_access", "overload", "policy", "pools", "quota", "routes", "tenants", "throttle", "tls",
+        "trusted_proxies",
+    }
+)  # fmt: skip
+"""What `Gateway.take_over` takes over. All else is bound, shared or opened once, when the gateway starts."""
 PRESENT = "present"
 SECRET = "(a secret)"
 _NAMES = ("name", "hash", "path")
@@ -77,33 +85,41 @@ def config_hash(config: Config) -> str:
 
 def needs_restart(before: Config, found: list[Change], after: Config) -> dict[str, str]:
     """What of these changes a running gateway cannot take over, by path, with the reason."""
+    of_replicas = {} if before.state.redis_url is None else _of_replicas(before, after)
     reasons = {}
     for one in found:
-        if one.path.split(".")[0] in NOT_LIVE:
+        if re.split(r"[.\[]", one.path)[0] not in LIVE:
             reasons[one.path] = "is set at the start"
         elif one.path == "tls":
             reasons[one.path] = "connections that are open speak the one or the other"
-        elif before.state.redis_url is not None and (why := _of_replicas(before, one, after)) is not None:
+        elif why := next((why for begins, why in of_replicas.items() if one.path.startswith(begins)), ""):
             reasons[one.path] = why
     return reasons
 
 
-def _of_replicas(before: Config, one: Change, after: Config) -> str | None:
-    """What replicas count together must be counted alike by all of them."""
-    section = one.path.split(".")[0]
-    if section in ("policy", "throttle") or one.path.endswith(".normal_service"):
-        return "is what replicas count together by: restart all of them"
-    if one.path.startswith("pools[") and "." not in one.path:
-        return "replicas share a pool from its start on"
-    if "quota" in one.path and not _has_quota(before) and _has_quota(after):
-        return "is the first limit, and replicas count limits together from the start on"
-    pool = one.path.partition(".")[0]
-    if ".backends[" in one.path and one.is_whole:
-        sizes = [{f"pools[{each.name}]": len(each.backends) for each in config.pools} for config in (before, after)]
-        usual = {usual_placement(of[pool]) for of in sizes if pool in of}
-        if after.policy.placement is None and len(usual) > 1:
-            return "changes the usual placement, which replicas tell each other of: name one, as policy.placement"
-    return None
+def _of_replicas(before: Config, after: Config) -> dict[str, str]:
+    """By the beginnings of paths: what replicas count together must be counted alike by all of them."""
+    common = "is what replicas count together by: restart all of them"
+    reasons = {"policy": common, "throttle": common}
+    if _normal_service(before) != _normal_service(after):
+        reasons["apps["] = common
+    if not _has_quota(before) and _has_quota(after):
+        first = "is the first limit, and replicas count limits together from the start on"
+        reasons |= {"quota": first, "tenants[": first}
+    sizes, sizes_after = ({pool.name: len(pool.backends) for pool in config.pools} for config in (before, after))
+    for name in sizes.keys() ^ sizes_after.keys():
+        reasons[f"pools[{name}]"] = "replicas share a pool from its start on"
+    if after.policy.placement is None and POLICIES[after.policy.name].placement is None:
+        for name in sizes.keys() & sizes_after.keys():
+            if usual_placement(sizes[name]) != usual_placement(sizes_after[name]):
+                reasons[f"pools[{name}].backends["] = (
+                    "changes the usual placement, which replicas tell each other of: name one, as policy.placement"
+                )
+    return reasons
+
+
+def _normal_service(config: Config) -> dict[str, object]:
+    return {app.name: app.normal_service for app in config.apps if app.normal_service is not None}
 
 
 def _has_quota(config: Config) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.changes import changes, config_hash, needs_restart
+from gateway.config.changes import LIVE, changes, config_hash, needs_restart
 from gateway.config.model import Config, hash_key
 
 BASE: dict[str, Any] = {
@@ -89,6 +89,7 @@ def test_what_is_set_at_the_start_needs_a_restart(field: str) -> None:
         ({"policy": "vtc"}, "policy.name"),
         ({"throttle": {"window_s": 5}}, "throttle.window_s"),
         ({"quota": {"concurrent": 5}}, "quota.concurrent"),
+        ({"apps": [{"name": "x", "normal_service": 5}]}, "apps[x]"),
         ({"pools": [*BASE["pools"], {"name": "b", "models": ["x"], "backends": [TRI]}]}, "pools[b]"),
         ({"pools": [{**POOL, "backends": POOL["backends"][:1]}]}, "pools[chat].backends[two:1]"),
     ],
@@ -100,11 +101,17 @@ def test_what_replicas_count_together_by_needs_a_restart_where_there_are_replica
     assert refused(config(**fields), config()) == {}
 
 
+def test_a_section_that_nobody_has_said_to_be_live_needs_a_restart() -> None:
+    assert set(Config.model_fields) >= LIVE
+    assert set(Config.model_fields) - LIVE >= {"listen", "admin", "workers", "state", "state_file"}
+
+
 def test_what_replicas_may_differ_in_for_a_while_is_live() -> None:
     tenants = [{"name": "alice", "weight": 5}]
     backends = [*BASE["pools"][0]["backends"], {"url": "http://tri:1"}]
     pools = [{"name": "chat", "models": ["m"], "backends": backends}]
     assert refused(config(**REDIS, tenants=tenants, pools=pools), config(**REDIS)) == {}
+    assert refused(config(**REDIS, apps=[{"name": "x"}]), config(**REDIS)) == {}
     limited = {"quota": {"concurrent": 5}}
     assert refused(config(**REDIS, quota={"concurrent": 9}), config(**REDIS, **limited)) == {}
 
