@@ -91,7 +91,7 @@ def needs_restart(before: Config, found: list[Change], after: Config) -> dict[st
         if re.split(r"[.\[]", one.path)[0] not in LIVE:
             reasons[one.path] = "is set at the start"
         elif one.path == "tls":
-            reasons[one.path] = "connections that are open speak the one or the other"
+            reasons[one.path] = "is spoken or not by every connection"
         elif why := next((why for begins, why in of_replicas.items() if one.path.startswith(begins)), ""):
             reasons[one.path] = why
     return reasons

@@ -85,6 +85,8 @@ class Backend:
     @property
     def why_not(self) -> str:
         """Why may none go there?"""
+        if self.leaving:
+            return "no longer in the config; it ends what it runs"
         return "drained" if self.drained else self.health.reason
 
     def head(self, begun: bytes) -> bytes:

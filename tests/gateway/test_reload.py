@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -18,6 +19,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.config.load import load_config
 from gateway.config.model import hash_key
+from tests.certificates import Authority
 from tests.gateway.capture import Upstream
 from tests.gateway.live import WAIT_S, Answer, Live, Simulated, chat, events, simulated, until
 from tests.gateway.test_command_line import Streams, config_file, run, serving, token
@@ -222,6 +224,25 @@ async def test_a_page_of_another_origin_changes_nothing(tmp_path: Path) -> None:
             assert (await gate.post(path, origin="https://evil.example")).status == 403
         own = f"http://127.0.0.1:{gate.live.gateway.admin_port}"
         assert (await gate.post("/reload", origin=own)).status == 200
+
+
+def text_of(path: str) -> str:
+    return Path(path).read_text()
+
+
+async def test_the_listener_shows_another_certificate(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    files = [authority.sign(name) for name in ("first", "second")]
+    sections = [{"cert_file": certificate, "key_file": key} for certificate, key in files]
+    async with simulated() as engine, reloadable(tmp_path, engine, tls=sections[0]) as gate:
+        address = ("127.0.0.1", gate.live.gateway.port)
+        assert await gate.changed(tls=sections[1])
+        shown = await asyncio.to_thread(ssl.get_server_certificate, address)
+        assert shown.strip() in text_of(files[1][0])
+        got = await gate.reload(tls=None)
+        assert got.json["why_not"] == ["tls is spoken or not by every connection: it needs a restart"]
+        assert (await gate.reload(tls={**sections[1], "cert_file": "/no/such.pem"})).status == 409
+        assert (await asyncio.to_thread(ssl.get_server_certificate, address)) == shown
 
 
 # --- where it goes ---
