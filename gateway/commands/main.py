@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gateway.commands.keys import keys, loaded
+from gateway.commands.replaying import replay
 from gateway.commands.serving import BAD_INPUT, allow_files, run, serve_one, supervise
 
 if TYPE_CHECKING:
@@ -133,58 +134,6 @@ def schema() -> None:
 
 
 @main.command()
-@click.argument("path", metavar="TRACE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--policy", "policies", default="fcfs,vtc,dlpm,fairserve", show_default=True, help="With commas.")
-@click.option("--backends", default=1, show_default=True, type=click.IntRange(1, 1024), help="Number of engines.")
-@click.option("--profile", "profile_name", default="h100-llama3.1-8b", show_default=True, help="Engine to imitate.")
-@click.option("--speed", default=1.0, show_default=True, help="2: requests arrive in half the time.")
-@click.option("--limit", type=click.IntRange(1), help="Only so many of the first requests.")
-@click.option("--format", "format_name", help="Format of the trace; told by its columns when absent.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
-@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
-def replay(
-    path: Path, policies: str, backends: int, profile_name: str, speed: float, limit: int | None,
-    format_name: str | None, json_path: Path | None, html_path: Path | None,
-) -> None:  # fmt: skip
-    """What would this traffic have seen under each policy? TRACE: an access log of fairgate, or a public trace.
-
-    \b
-    fairgate replay access.log --policy fcfs,vtc --backends 2 --html replay.html
-    fairgate replay conversation_trace.jsonl.gz --speed 2 --limit 1000
-
-    The production engine and policies run in virtual time before simulated engines; docs/replay.md has the formats.
-    """
-    from backends.simulated.profiles import UnknownProfileError, profile
-    from simulation.replay import UnknownPolicyError, policy_names, replay_under
-    from simulation.report import Replayed, as_html, as_json, as_text
-    from simulation.traces.lines import TraceError
-    from simulation.traces.reader import FORMATS, Trace
-
-    if not 0 < speed < float("inf"):
-        raise click.BadParameter("must be a number above 0", param_hint="--speed")
-    if format_name is not None and format_name not in FORMATS:
-        raise click.BadParameter(f"{format_name!r} is none of: {', '.join(FORMATS)}", param_hint="--format")
-    outputs = [(file, write) for file, write in ((json_path, as_json), (html_path, as_html)) if file is not None]
-    try:
-        names, engine = policy_names(policies), profile(profile_name)
-        trace = Trace(path, format=format_name, speed=speed, limit=limit)
-        for file, _ in outputs:
-            file.touch()  # what cannot be written should be known before a long run
-        seen = []
-        for name in names:
-            hidden = not sys.stderr.isatty()
-            with click.progressbar(length=trace.requests, label=name, file=sys.stderr, hidden=hidden) as bar:
-                seen.append(replay_under(name, trace, engine, backends=backends, ended=lambda: bar.update(1)))
-        replayed = Replayed(trace, engine, backends, seen)
-        for file, write in outputs:
-            file.write_text(write(replayed), encoding="utf-8")
-    except (TraceError, UnknownPolicyError, UnknownProfileError, OSError) as error:
-        click.echo(f"fairgate: {error}", err=True)
-        sys.exit(BAD_INPUT)
-    click.echo(as_text(replayed), nl=False)
-
-
-@main.command()
 @click.argument("names", metavar="[NAME ...]", nargs=-1)
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
 @click.option("--docs", type=click.Path(file_okay=False, path_type=Path), help="Write reproduction.md into it.")
@@ -263,6 +212,7 @@ def _measure(files: tuple[str, ...], json_path: Path | None) -> None:
 
 
 main.add_command(keys)
+main.add_command(replay)
 
 
 @main.command()

@@ -36,7 +36,7 @@ from policies.orders.registry import POLICIES
 from policies.placements.least_loaded import least_loaded
 from policies.queue.bounds import QueueLimits
 
-__all__ = ["Backend", "Pool"]
+__all__ = ["Backend", "Pool", "admission_engine"]
 
 logger = logging.getLogger("fairgate")
 
@@ -132,7 +132,7 @@ class Pool:
         self._scrape_interval_s = config.capacity.scrape_interval_s
         counter = exact_counter(config.tokenizer) if config.tokenizer else None
         self.estimator = TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
-        self.dispatcher = Dispatcher(_engine(gateway, config, shared))
+        self.dispatcher = Dispatcher(admission_engine(gateway, config, shared))
         self.retries = RetryBudget()
         self.prefixes: PromptPrefixes | None = None
         """None: the policy does not ask how prompts begin."""
@@ -236,7 +236,8 @@ class Pool:
         self.dispatcher.backend_changed(backend.name, backend.health.healthy)
 
 
-def _engine(gateway: Config, pool: PoolConfig, shared: Shared) -> AdmissionEngine:
+def admission_engine(gateway: Config, pool: PoolConfig, shared: Shared) -> AdmissionEngine:
+    """What decides for a pool, by its configuration; it has no backends yet."""
     limits, capacity = gateway.limits, pool.capacity
     return AdmissionEngine(
         _policy(gateway, len(pool.backends)),
