@@ -56,6 +56,8 @@ class Replayed:
         trace, notes = self.trace, list(self.said)
         if trace.foreign:
             notes.append(f"{_count(trace.foreign, 'line')} left out: no whole lines of an access log.")
+        if trace.elsewhere:
+            notes.append(f"{_count(trace.elsewhere, 'line')} left out: requests for models that another pool serves.")
         if trace.skipped:
             notes.append(f"{_count(trace.skipped, 'line')} skipped: requests that never asked an engine for anything.")
         if trace.assumed:
@@ -159,6 +161,7 @@ def as_json(replayed: Replayed) -> str:
         "trace": {
             "paths": [str(path) for path in trace.paths], "format": trace.format, "requests": trace.requests,
             "span_s": trace.span_s, "tenants": len(trace.demand), "skipped": trace.skipped, "foreign": trace.foreign,
+            "elsewhere": trace.elsewhere,
             "assumed": trace.assumed,
         },
         "engines": {"backends": replayed.backends, "profile": replayed.profile.name},

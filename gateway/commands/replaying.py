@@ -104,9 +104,9 @@ def replay(
             names = policy_names(policies)
             counts = (setting.counts(backends) if setting is not None else backends) or (1,)
             engine = profile(profile_name)
-            weights = setting.weights() if setting is not None else {}
+            weights, models = (setting.weights(), setting.models()) if setting is not None else ({}, ())
             files = [_readable(path, stack) for path in paths]
-            trace = Trace(*files, format=format_name, speed=speed, limit=limit, weights=weights)
+            trace = Trace(*files, format=format_name, speed=speed, limit=limit, weights=weights, models=models)
             for file, _ in outputs:
                 file.touch()  # what cannot be written should be known before a long run
             seen = [_run(name, count, trace, engine, setting) for count in counts for name in names]
@@ -181,6 +181,10 @@ class _Setting:
 
     def weights(self) -> dict[str, float]:
         return {tenant.name: tenant.weight for tenant in self.config.tenants}
+
+    def models(self) -> tuple[str, ...]:
+        """Whose requests are the pool's? Empty: all."""
+        return self.pool.models if len(self.config.pools) > 1 else ()
 
     def profiles(self, profile: EngineProfile, count: int) -> list[EngineProfile]:
         """Engines like this one that run as many requests at once as the file says."""

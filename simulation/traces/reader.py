@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import chain, islice
 from pathlib import Path
@@ -52,6 +52,7 @@ class Trace:
         requests: how many `arrivals` gives.
         skipped: lines of requests that never asked an engine for anything: refused before, or with an empty prompt.
         foreign: lines in a log that are none of it, or broke off.
+        elsewhere: lines of requests for other models.
         assumed: requests that had no answer; theirs is taken to be as long as the mean one of their tenant and app.
         span_s: from the first arrival to the last, after `speed`.
         demand: service that each tenant asks for: prompt tokens and twice the output tokens.
@@ -65,17 +66,19 @@ class Trace:
         speed: float = 1.0,
         limit: int | None = None,
         weights: Mapping[str, float] | None = None,
+        models: Collection[str] = (),
     ) -> None:
         """`speed`: 2 lets requests arrive in half the time. `limit`: only so many of the first requests. `weights`: of
-        tenants, whatever the trace says."""
+        tenants, whatever the trace says. `models`: those that matter; empty: all."""
         self._ends = {path: readable_bytes(path) for path in paths}
         self.paths = [path for path in paths if next(self._lines(path), None) is not None]
         if not self.paths:
             raise TraceError(paths[0], "is empty")
         self._speed = speed
         self._limit = limit
-        self.requests = self.skipped = self.foreign = self.assumed = 0
+        self.requests = self.skipped = self.foreign = self.elsewhere = self.assumed = 0
         self._given = weights or {}
+        self._models = models
         self._row = FORMATS[format] if format is not None else self._recognized(self.paths[0])
         self.format = self._row.format
         if len(self.paths) > 1:
@@ -132,7 +135,8 @@ class Trace:
             self.demand[tenant] = self.demand.get(tenant, 0.0) + price(service)
             self.weights[tenant] = entry.weight
         if not self.requests:
-            raise TraceError(self.paths[0], f"holds no request to replay ({self.skipped} lines skipped)")
+            passed = f"{self.skipped} lines skipped, {self.elsewhere} of other models"
+            raise TraceError(self.paths[0], f"holds no request to replay ({passed})")
         self.span_s = (last_s - self._begins_s) / self._speed
 
     # --- from lines to entries ---
@@ -144,11 +148,14 @@ class Trace:
         """Entries by time. Those that a later line may still precede are held back."""
         held: list[tuple[float, int, Entry]] = []
         settled_s = float("-inf")
-        self.skipped = self.foreign = 0
+        self.skipped = self.foreign = self.elsewhere = 0
         for number, (place, row) in enumerate(self._rows()):
             entry = self._entry(place, row)
             if not entry.prompt_tokens:
                 self.skipped += 1
+                continue
+            if self._models and entry.model and entry.model not in self._models:
+                self.elsewhere += 1
                 continue
             if entry.time_s < settled_s:
                 problem = f"{settled_s - entry.time_s:g} s too early after the lines above it: sort the trace by time"

@@ -61,6 +61,8 @@ class Entry(NamedTuple):
     """Equal ids at equal places, and before them: equal text."""
     block_tokens: int = 0
     """Tokens that each of them stands for."""
+    model: str = ""
+    """Which was asked; empty: not said."""
 
 
 class Row(Struct, kw_only=True):
@@ -252,6 +254,7 @@ class AccessLogLine(Row):
     tokens_out_max: Tokens | None = None
     interaction: Name = ""
     stage: Count = 0
+    model: Name = ""
 
     def entry(self) -> Entry:
         group = f"{self.tenant}\n{self.app}\n{self.interaction}"
@@ -271,6 +274,7 @@ class AccessLogLine(Row):
             claim=Claim(self.interaction, self.stage, begins=self.stage == 1) if self.interaction else NO_CLAIM,
             hash_ids=[base + block for block in shared],
             block_tokens=LOGGED_BLOCK_TOKENS,
+            model=self.model,
         )
 
 

@@ -129,7 +129,12 @@ def test_of_several_pools_one_is_named(log: Path) -> None:
     assert "has the pools other, main: say by --pool which one served this traffic" in output
     output, _ = replay(log, two, "--pool", "third", code=2)
     assert "has the pools other, main: none is 'third'" in output
-    assert list(runs(replay(log, two, "--pool", "other")[1])) == [("fcfs", 2), ("vtc", 2)]
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join([*lines, *[line.replace('"model": "m"', '"model": "other"') for line in lines[:7]]]))
+    output, numbers = replay(log, two, "--pool", "other")
+    assert list(runs(numbers)) == [("fcfs", 2), ("vtc", 2)]
+    assert numbers["trace"]["requests"] == 120
+    assert "Note: 7 lines left out: requests for models that another pool serves." in output
 
 
 def test_a_file_that_is_no_configuration_is_answered_with_its_faults(log: Path) -> None:

@@ -168,6 +168,19 @@ def test_weights_that_are_given_hold_whatever_the_trace_says(tmp_path: Path) -> 
     assert sorted(each.weight for each in trace.arrivals(16)) == [3.0, 5.0]
 
 
+def test_requests_for_other_models_are_left_out(tmp_path: Path) -> None:
+    lines = [
+        logged(model="a"),
+        logged(model="b"),
+        logged(model="b", tokens_in=0, tokens_in_estimated=0),
+        logged(model=""),
+    ]
+    trace = Trace(write(tmp_path, *lines), models=("a", "c"))
+    assert (trace.requests, trace.elsewhere, trace.skipped) == (2, 1, 1)
+    with pytest.raises(TraceError, match=r"no request to replay \(1 lines skipped, 2 of other models\)"):
+        Trace(write(tmp_path, *lines[:3]), models=("c",))
+
+
 def test_agent_sessions_are_read_as_they_are_published(tmp_path: Path) -> None:
     """A file for each session, in no order inside; some are empty, some answers ask for a tool and show no text."""
     directory = tmp_path / "sessions"
@@ -269,7 +282,7 @@ HEADER = PUBLISHED["csv"][0]
 MOONCAKE = PUBLISHED["mooncake"][0]
 BAD = {
     "nothing": ((), "trace: is empty"),
-    "no requests": ((HEADER,), r"trace: holds no request to replay \(0 lines skipped\)"),
+    "no requests": ((HEADER,), r"trace: holds no request to replay \(0 lines skipped, 0 of"),
     "prose": (("Dear diary,",), r"trace:1: this is no trace of a known format. Formats.*columns:\n  fairgate "),
     "another JSON": (('{"a": 1}',), "trace:1: this is no trace of a known format"),
     "a column missing": (("t_s,client,input_tokens",), "trace:1: column 'output_tokens': missing: .* csv is nearest"),
