@@ -14,6 +14,8 @@ COLOURS = ("#2f6f9f", "#d08c4a", "#5a9367", "#a8476b", "#7a68a6", "#8a7a4d", "#3
 
 WIDTH, HEIGHT = 640, 320
 LEFT, RIGHT, TOP, BOTTOM = 64, 150, 32, 44
+TICKS_MAX = 8
+TICKS_MAX = 8
 NAMES_MAX = 14
 """Lines named in the legend; more would not fit beside the plot."""
 
@@ -60,7 +62,7 @@ class _Axis:
     """Values to pixels, and where the ticks are."""
 
     def __init__(self, low: float, high: float, begin_px: float, end_px: float) -> None:
-        step = _step((high - low) / 5 or 1.0)
+        step = _step((high - low) / TICKS_MAX or 1.0)
         self.low = floor(low / step) * step
         high = max(high, self.low + step)
         self.ticks = [self.low + number * step for number in range(1 + floor((high - self.low) / step + 1e-9))]

@@ -41,10 +41,9 @@ def verdict(seen: Sequence[Seen]) -> str:
         return f"{here}, everybody waited about as long as {there}: {_longest(one.tenants)}."
     named = [pair for pair in pairs if pair[0].requests >= REQUESTS_MIN] or pairs
     before, after = max(named, key=lambda pair: _change(*pair))
-    sentence = (
-        f"{here}, one request in twenty of `{short(before.name)}` waited {_wait(before)} or longer for its first "
-    )
-    sentence += f"token, {there} {_wait(after)}"
+    least_s = "for ever" if before.ttft_s is None else f"{_p95(before)} or longer"
+    sentence = f"{here}, one request in twenty of `{short(before.name)}` waited {least_s} for its first token"
+    sentence += f"{_refusals(before)}, {there} {_wait(after)}"
     most, most_after = pairs[0]
     if most.name != before.name:
         sentence += f"; of `{short(most.name)}`, who asked for most, {_wait(most)} and {_wait(most_after)}"
@@ -54,8 +53,8 @@ def verdict(seen: Sequence[Seen]) -> str:
 def _under(one: Seen, other: Seen) -> tuple[str, str]:
     if one.backends == other.backends:
         return f"Under `{one.policy}`", f"under `{other.policy}`"
-    engines = "engine" if one.backends == 1 else "engines"
-    return f"With {one.backends} {engines} under `{one.policy}`", f"with {other.backends}"
+    few, many = (f"{each.backends} engine{'s' if each.backends > 1 else ''}" for each in (one, other))
+    return f"With {few} under `{one.policy}`", f"with {many}"
 
 
 def _longest(tenants: Sequence[TenantSeen]) -> str:
@@ -88,9 +87,16 @@ def _change(one: TenantSeen, other: TenantSeen) -> float:
 
 
 def _wait(tenant: TenantSeen) -> str:
-    text = "for ever" if tenant.ttft_s is None else f"{in_seconds(tenant.ttft_s.p95)} s"
+    return _p95(tenant) + _refusals(tenant)
+
+
+def _p95(tenant: TenantSeen) -> str:
+    return "for ever" if tenant.ttft_s is None else f"{in_seconds(tenant.ttft_s.p95)} s"
+
+
+def _refusals(tenant: TenantSeen) -> str:
     refused = tenant.requests - tenant.completed
-    return f"{text} ({refused:,} of {tenant.requests:,} refused)" if refused else text
+    return f" ({refused:,} of {tenant.requests:,} refused)" if refused else ""
 
 
 def in_seconds(value: float) -> str:

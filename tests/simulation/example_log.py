@@ -29,8 +29,8 @@ def lines(seed: int = 1) -> bytes:
         })  # fmt: skip
 
     for burst in range(3):
-        for _ in range(170):
-            ask(burst * 20 + random.random(), "batch", "summaries", "", random.randint(2000, 3800),
+        for _ in range(110):
+            ask(burst * 20 + random.random(), "batch", "summaries", "", random.randint(3000, 3900),
                 random.randint(80, 160))  # fmt: skip
     for number in range(60):
         ask(number + random.random(), "people", "chat", f"user-{number % 9}", random.randint(20, 300),

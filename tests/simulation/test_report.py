@@ -251,3 +251,11 @@ def test_a_bar_shows_how_far_a_long_run_is_when_somebody_looks() -> None:
     assert re.search(rb"fcfs +\[#+-+\] +\d+%", shown), "amid the run"
     assert re.search(rb"vtc +\[#+\] +100%", shown)
     assert b"215 requests of 3 tenants" in output
+
+
+def test_the_documentation_shows_what_the_commands_print() -> None:
+    page = (EXAMPLE.parents[1] / "replay.md").read_text()
+    shown = re.findall(r"```sh\nfairgate replay (docs/examples/[^\n]*)\n```\n\n```\n(.*?)```\n", page, re.DOTALL)
+    assert len(shown) == 2
+    for arguments, output in shown:
+        assert run(*arguments.split()).stdout == output

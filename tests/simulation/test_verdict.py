@@ -32,6 +32,9 @@ def test_refusals_are_no_short_waits() -> None:
                                           "(90 of 100 refused).")  # fmt: skip
     never = run("rpm", tenant("heavy", None, completed=0), tenant("light", 5.0))
     assert "under `rpm` for ever (100 of 100 refused)" in verdict([one, never])
+    assert "of `heavy` waited for ever for its first token (100 of 100 refused), under `fcfs` 9.00 s." in verdict(
+        [never, one]
+    )
     same = run("rpm", tenant("heavy", 9.0, completed=90), tenant("light", 5.0))
     assert "9.00 s (10 of 100 refused)" in verdict([one, same])
 
@@ -64,7 +67,7 @@ def test_engines_are_compared_under_the_last_policy() -> None:
     assert (one.policy, one.backends, other.policy, other.backends) == ("vtc", 2, "vtc", 4)
     assert verdict(runs) == (
         "With 2 engines under `vtc`, one request in twenty of `a` waited 2.00 s or longer for its first token, with 4 "
-        "1.00 s."
+        "engines 1.00 s."
     )
 
 
