@@ -48,7 +48,7 @@ def test_an_access_log_goes_in_as_it_is_and_tables_json_and_a_page_come_out(tmp_
 def test_the_tables_have_what_was_seen(replayed: Replayed) -> None:
     text = as_text(replayed)
     assert (
-        "access.log.gz: 215 requests of 3 tenants in 20.0 s (fairgate format), before 1 simulated engine like " in text
+        "access.log.gz: 215 requests of 3 tenants in 20.6 s (fairgate format), before 1 simulated engine like " in text
     )
     for each in replayed.seen:
         assert each.ttft_s is not None
