@@ -24,6 +24,7 @@ from gateway.config.model import BackendConfig, Config, PoolConfig
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.retries import RetryBudget
 from gateway.pool.shared import Shared
+from gateway.pool.waiting import WaitingStreams
 from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.payload import Payload
 from gateway.request.prefixes import PromptPrefixes
@@ -134,6 +135,9 @@ class Pool:
         self.estimator = TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
         self.dispatcher = Dispatcher(_engine(gateway, config, shared))
         self.retries = RetryBudget()
+        comment_s = gateway.limits.waiting_comment_s
+        self.waiting = None if comment_s is None else WaitingStreams(comment_s, self.dispatcher.clock)
+        """Streams without a first byte. None: they are told nothing."""
         self.prefixes: PromptPrefixes | None = None
         """None: the policy does not ask how prompts begin."""
         if self.dispatcher.engine.policy.reads_prefixes:
