@@ -12,8 +12,9 @@ WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(COMPILED):$(CURDIR)
 
 .PHONY: run test servers check format test-vllm bench compiled test-compiled lock clean
 
-run: $(INSTALLED)  ## the gateway with config.example.yaml: simulated engines, all state in memory
-	@$(BIN)/fairgate serve -c config.example.yaml
+run: $(INSTALLED)  ## the gateway with config.example.yaml: simulated engines, all state in memory; PORT=8081 ADMIN_PORT=8191
+	@$(BIN)/fairgate serve -c config.example.yaml --access-log access.log \
+	    $(if $(PORT),--port $(PORT)) $(if $(ADMIN_PORT),--admin-port $(ADMIN_PORT))
 
 test: $(INSTALLED) servers  ## the tests that need no vLLM
 	$(BIN)/pytest -q

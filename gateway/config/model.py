@@ -169,7 +169,7 @@ class Config(Section):
     """Pages in browsers that may call, such as https://chat.example.com; * for any. None by default."""
     routes: tuple[RouteConfig, ...] = Field(default=(), strict=False)
     """What else clients may ask, beyond the inference routes that are known."""
-    admin: Address = "127.0.0.1:9090"
+    admin: Address = "127.0.0.1:8190"
     """host:port for /health, /ready, /metrics and /explain. Not for clients."""
     admin_token: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
     """What `admin` asks for as a bearer token, except for /health and /ready. Write ${NAME} to take it from the
@@ -209,6 +209,8 @@ class Config(Section):
     """Time that running requests have to end after SIGTERM."""
     access_log: str = Field(default="stdout", min_length=1)
     """Where the one line per request goes: stdout, off, or the path of a file."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """From which level on messages about the gateway itself are written to standard error."""
     debug_headers: bool = False
     """Answer with x-fairgate-* headers that say how the request was scheduled."""
 
@@ -230,7 +232,7 @@ class Config(Section):
                 (
                     "admin",
                     f"is open to other machines: whoever reaches {self.admin} reads /metrics and /explain. "
-                    "Set admin_token, or listen on loopback (127.0.0.1:9090)",
+                    "Set admin_token, or listen on loopback (127.0.0.1:8190)",
                 ),
             )
         return ()

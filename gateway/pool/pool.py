@@ -235,8 +235,10 @@ class Pool:
         self.dispatcher.backend_changed(name, gauges)
 
     def _health_changed(self, backend: Backend) -> None:
-        state = "in service" if backend.health.healthy else f"out of service: {backend.health.reason}"
-        logger.warning("pool %s: backend %s is %s", self.name, backend.name, state)
+        if backend.health.healthy:
+            logger.info("pool %s: backend %s is in service", self.name, backend.name)
+        else:
+            logger.warning("pool %s: backend %s is out of service: %s", self.name, backend.name, backend.health.reason)
         self.dispatcher.backend_changed(backend.name, backend.health.healthy)
 
 
