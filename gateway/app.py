@@ -133,6 +133,7 @@ class Gateway:
             routes=_routes(config),
             cors=Cors(config.cors_origins),
             unqueued=Unqueued(config.limits.unqueued_max, config.limits.unqueued_per_s),
+            aliases=config.aliases,
         )
         self._server = HttpServer(
             pipeline.handle,

@@ -29,6 +29,7 @@ from backends.usage import Answer, made_bytes, read_answer, usage_finder, usage_
 from gateway.answer.account import believed
 from gateway.answer.engine_errors import ERROR_BODY_BYTES_MAX, OWN_ERROR_EVENTS, engine_error
 from gateway.answer.refusals import refusal_error
+from gateway.answer.renamed import Renamed
 from gateway.answer.reply import Reply
 from gateway.http.errors import ApiError, Reason
 from gateway.http.responder import Responder
@@ -56,8 +57,8 @@ class Exchange:
 
     __slots__ = (
         "_answer", "_answer_bytes", "_backend", "_call", "_done", "_finder", "_headers", "_killed", "_meter",
-        "_passing", "_payload", "_pool", "_reply", "_responder", "_sends", "_started", "_status", "_upstream_head",
-        "record", "request", "route",
+        "_passing", "_payload", "_pool", "_renamed", "_reply", "_responder", "_sends", "_started", "_status",
+        "_upstream_head", "record", "request", "route",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +79,10 @@ class Exchange:
         self._upstream_head = upstream_head
         self._responder = responder
         self._reply = Reply(responder, request, record, route, pool)
+        self._renamed: Renamed | None = None
+        """None: the client's name of the model is the engines'."""
+        if payload.asked != payload.model and payload.asked:
+            self._renamed = Renamed(payload.model, payload.asked)
         self._backend: Backend | None = None
         self._call: Call | None = None
         self._done = False
@@ -165,6 +170,8 @@ class Exchange:
             self._first_token()
             self._pool.dispatcher.progressed(self.request.id, 0)
         if forward:
+            if self._renamed is not None:
+                forward = self._renamed.in_answer(forward)
             if reply.relays:
                 self._responder.write(forward)
             else:
@@ -236,6 +243,8 @@ class Exchange:
             backend.broke(ProtocolViolation(backend.name, what, before_first_byte=False))
             self._break_off(Reason.BACKEND_FAILED, "the engine broke off its answer")
             return
+        if self._renamed is not None:
+            rest = self._renamed.in_answer(rest)
         if not self._reply.relays:
             self._reply.begin(self._status, self._headers, rest)
         elif rest:
@@ -279,6 +288,8 @@ class Exchange:
                 return
             self._passing = True
             held, self._answer = b"".join(self._answer), []
+            if self._renamed is not None:
+                held = self._renamed.in_answer(held)
             self._reply.begin(self._status, self._headers, held)
 
     def _complete_body(self) -> None:
@@ -299,7 +310,8 @@ class Exchange:
         elif answer is not None and self._reply.is_begun:
             self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
         elif answer is not None:
-            self._reply.whole(self._status, self._headers, body)
+            shown = body if self._renamed is None else self._renamed.in_answer(body)
+            self._reply.whole(self._status, self._headers, shown)
             self._settle_body(answer, body)
         else:
             self._fail_with_error(body)

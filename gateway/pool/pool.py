@@ -128,6 +128,8 @@ class Pool:
         self.debug_headers = gateway.debug_headers
         self.claims = shared.claims
         self.quotas = shared.quotas
+        self.fallback = config.fallback
+        """A model of another pool, for while no backend here is in service."""
         self._configured_models = list(config.models)
         self._settled = settled
         self._scrape_interval_s = config.capacity.scrape_interval_s
