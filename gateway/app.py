@@ -258,7 +258,7 @@ class Gateway:
         if record.pool:
             self.metrics.ended(record)
         elif record.outcome == Outcome.REFUSED:
-            self.metrics.refused(record.reason)
+            self.metrics.refused(record)
         self._access_log.write(record, policy)
 
 

@@ -27,7 +27,7 @@ from backends.sse import Dialect, StreamMeter
 from backends.upstream import Call
 from backends.usage import Answer, made_bytes, read_answer, usage_finder, usage_found
 from gateway.answer.account import believed
-from gateway.answer.engine_errors import ERROR_BODY_BYTES_MAX, OWN_ERROR_EVENTS, engine_error
+from gateway.answer.engine_errors import ERROR_BODY_BYTES_MAX, OWN_ERROR_EVENTS, engine_error, outcome_of
 from gateway.answer.refusals import refusal_error
 from gateway.answer.renamed import Renamed
 from gateway.answer.reply import Reply
@@ -333,9 +333,10 @@ class Exchange:
     def _fail_with_error(self, body: bytes) -> None:
         """The engine judged the request itself wrong, or is in trouble; it is taken to have spent nothing on it."""
         assert self._backend is not None
-        self._reply.error(engine_error(self._backend.name, self._status, body), is_engines=True)
+        error = engine_error(self._backend.name, self._status, body)
+        self._reply.error(error, is_engines=True)
         self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, NO_SERVICE)
-        self._end(Outcome.FAILED, f"status_{self._status}")
+        self._end(outcome_of(error), f"status_{self._status}")
 
     # --- ends ---
 
