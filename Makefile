@@ -24,10 +24,10 @@ servers:
 	@{ command -v redis-server && command -v openssl && command -v nginx && command -v haproxy \
 	    && command -v promtool; } >/dev/null \
 	    || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
-	        && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-server openssl nginx-light \
-	        haproxy prometheus; } \
-	    || echo "redis-server, openssl, nginx, haproxy or promtool is missing and could not be installed: the tests that need" \
-	        "the first two will fail, those that need the others are skipped" >&2
+	        && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	            redis-server openssl nginx-light haproxy prometheus; } \
+	    || echo "redis-server, openssl, nginx, haproxy or promtool is missing and could not be installed: the tests that" \
+	        "need the first two will fail, those that need the others are skipped" >&2
 
 check: $(INSTALLED)  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

@@ -17,6 +17,12 @@ from tests.certificates import Authority
 
 HASH = "sha256:" + "0" * 64
 GOOD = "open_access: true\npools: [{name: p, backends: [{url: 'sim:'}]}]\n"
+MODELS = """\
+open_access: true
+pools:
+  - {name: a, models: [a1], backends: [{url: 'http://a'}]}
+  - {name: b, models: [b1], backends: [{url: 'http://b'}]}
+"""
 
 
 def faults(tmp_path: Path, text: str | bytes) -> list[str]:
@@ -197,6 +203,14 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (GOOD.replace("'sim:'", "'http://h/a'}, {url: 'https://h/a'"), ":2:57: pools[0].backends[1].url: the same ba"),
         (GOOD + "listen: localhost:8190\n", ":1:1: admin: takes the port of listen (localhost:8190)"),
         (GOOD.replace("'sim:'", "'http://h', api_key: 'a b'"), ":2:57: pools[0].backends[0].api_key: is empty"),
+        (GOOD + "aliases: {a b: m}\n", ":3:16: aliases.(a name not shown): should be 1 to 128 characters"),
+        (GOOD + "aliases: {a: b, b: m}\n", ":3:14: aliases.a: stands for another alias; give the model itself"),
+        (MODELS + "aliases: {a: c}\n", ":5:14: aliases.a: stands for a model that no pool serves; these do: a1, b1"),
+        (MODELS + "aliases: {a1: b1}\n", ":5:15: aliases.a1: is the name of a model that a pool serves"),
+        (MODELS.replace("b1]", "b1], fallback: b1"), ":4:39: pools[1].fallback: should be a model that another"),
+        (MODELS.replace("b1]", "b1], fallback: c"), ":4:39: pools[1].fallback: should be a model that another"),
+        (GOOD + "limits: {waiting_comment_s: 0}\n", ":3:29: limits.waiting_comment_s: should be greater than 0"),
+        (GOOD + "log_level: warn\n", ":3:12: log_level: should be debug or info or warning or error"),
     ],
 )  # fmt: skip
 def test_each_fault_has_its_place(tmp_path: Path, text: str, expected: str) -> None:
