@@ -49,30 +49,31 @@ _WAIT_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 _TOTAL_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
-class _Times:
-    """How long did the requests of one (pool, tenant) wait, and how long for a first token?"""
+class _Ended:
+    """How many requests of one tally ended in one way, and how long they took. The distributions may be others' too."""
 
-    __slots__ = ("first_tokens", "waits")
+    __slots__ = ("requests", "totals", "waits")
 
-    def __init__(self) -> None:
-        self.waits: dict[str, _Distribution] = {}
-        """Before dispatch, by outcome."""
-        self.first_tokens: dict[str, _Distribution] = {}
-        """By model."""
+    def __init__(self, waits: _Distribution, totals: _Distribution) -> None:
+        self.requests = 0
+        self.waits = waits
+        self.totals = totals
 
 
 class _Tally:
     """What one (pool, tenant, model) was given."""
 
-    __slots__ = ("cached", "input", "output", "requests", "times")
+    __slots__ = ("cached", "first_tokens", "input", "model", "output", "tenant", "ways")
 
-    def __init__(self, times: _Times) -> None:
-        self.times = times
+    def __init__(self, tenant: str, model: str) -> None:
+        self.tenant = tenant
+        self.model = model
         self.input = 0
         self.output = 0
         self.cached = 0
-        self.requests: dict[str, int] = {}
+        self.ways: dict[str, _Ended] = {}
         """By outcome."""
+        self.first_tokens: _Distribution | None = None
 
 
 class _Prompts:
@@ -144,8 +145,12 @@ class Metrics:
         self._tallies: dict[tuple[str, str, str], _Tally] = {}
         """By (pool, tenant, model)."""
         self._models: set[str] = set()
-        self._times: dict[tuple[str, str], _Times] = {}
-        """By (pool, tenant)."""
+        self._in_histograms: set[tuple[str, str]] = set()
+        """Each (pool, tenant) with distributions of its own."""
+        self._waits: dict[tuple[str, str, str], _Distribution] = {}
+        """By (pool, tenant, outcome)."""
+        self._first_tokens: dict[tuple[str, str, str], _Distribution] = {}
+        """By (pool, tenant, model)."""
         self._prompts: dict[tuple[str, str], _Prompts] = {}
         """By (pool, backend)."""
         self._reasons: dict[tuple[str, str, str, str], int] = {}
@@ -163,31 +168,25 @@ class Metrics:
         registry.register(self)
 
     def ended(self, record: Record) -> None:
-        pool, outcome, reason, service = record.pool, record.outcome, record.reason, record.service
+        pool, service = record.pool, record.service
         tally = self._tallies.get((pool, record.tenant, record.model)) or self._new_tally(record)
-        tally.requests[outcome] = tally.requests.get(outcome, 0) + 1
+        way = tally.ways.get(record.outcome) or self._new_way(tally, record)
+        way.requests += 1
+        way.waits.observe(record.queue_s)
+        way.totals.observe(record.total_s)
         tally.input += service.prompt
         tally.output += service.output
         tally.cached += service.cached or 0
         if service.cached is not None:
             self._prompt_ended(record, service.cached)
-        if reason:
+        if record.reason:
             self._not_completed(record)
-        times = tally.times
-        waits = times.waits.get(outcome)
-        if waits is None:
-            waits = times.waits[outcome] = _Distribution(_WAIT_BUCKETS)
-        waits.observe(record.queue_s)
-        totals = self._totals.get((pool, outcome))
-        if totals is None:
-            totals = self._totals[(pool, outcome)] = _Distribution(_TOTAL_BUCKETS)
-        totals.observe(record.total_s)
         first_token_s = record.first_token_s
         if first_token_s is not None:
-            first_tokens = times.first_tokens.get(record.model)
-            if first_tokens is None:
-                first_tokens = times.first_tokens.setdefault(self._model(record), _Distribution(_WAIT_BUCKETS))
-            first_tokens.observe(first_token_s)
+            if tally.first_tokens is None:
+                of = (pool, self._in_histograms_as(pool, tally.tenant), tally.model)
+                tally.first_tokens = self._first_tokens.setdefault(of, _Distribution(_WAIT_BUCKETS))
+            tally.first_tokens.observe(first_token_s)
 
     def _prompt_ended(self, record: Record, cached: int) -> None:
         """Only of answers in which an engine says what it found cached."""
@@ -214,22 +213,33 @@ class Metrics:
 
     def _new_tally(self, record: Record) -> _Tally:
         pool, tenant = record.pool, record.tenant if len(self._tallies) < TENANTS_MAX else OTHERS
-        key = (pool, tenant, self._model(record))
-        tally = self._tallies.get(key)
-        if tally is None:
-            of = (pool, tenant)
-            if of not in self._times and len(self._times) >= TENANTS_IN_HISTOGRAMS_MAX:
-                of = (pool, OTHERS)
-            tally = self._tallies[key] = _Tally(self._times.setdefault(of, _Times()))
-        return tally
+        model = self._model(record.model)
+        return self._tallies.setdefault((pool, tenant, model), _Tally(tenant, model))
 
-    def _model(self, record: Record) -> str:
+    def _new_way(self, tally: _Tally, record: Record) -> _Ended:
+        pool, outcome = record.pool, record.outcome
+        of = (pool, self._in_histograms_as(pool, tally.tenant), outcome)
+        waits = self._waits.setdefault(of, _Distribution(_WAIT_BUCKETS))
+        totals = self._totals.setdefault((pool, outcome), _Distribution(_TOTAL_BUCKETS))
+        way = tally.ways[outcome] = _Ended(waits, totals)
+        return way
+
+    def _in_histograms_as(self, pool: str, tenant: str) -> str:
+        """The tenant, or what stands for it in histograms if there are too many."""
+        of = (pool, tenant)
+        if of not in self._in_histograms:
+            if len(self._in_histograms) >= TENANTS_IN_HISTOGRAMS_MAX:
+                return OTHERS
+            self._in_histograms.add(of)
+        return tenant
+
+    def _model(self, model: str) -> str:
         """The model, or what stands for it if there are too many."""
-        if record.model not in self._models:
+        if model not in self._models:
             if len(self._models) >= MODELS_MAX:
                 return OTHERS
-            self._models.add(record.model)
-        return record.model
+            self._models.add(model)
+        return model
 
     def collect(self) -> Iterator[Metric]:
         """What was counted, as the registry asks for it. Runs beside the loop, so tables are copied in one step."""
@@ -244,8 +254,8 @@ class Metrics:
         for (pool, tenant, model), tally in list(self._tallies.items()):
             for kind, count in (("input", tally.input), ("output", tally.output), ("cached", tally.cached)):
                 tokens.add_metric([pool, tenant, model, kind], count)
-            for outcome, count in list(tally.requests.items()):
-                requests.add_metric([pool, tenant, model, outcome], count)
+            for outcome, way in list(tally.ways.items()):
+                requests.add_metric([pool, tenant, model, outcome], way.requests)
         prompts = CounterMetricFamily(
             "fairgate_backend_prompt_tokens",
             "Prompt tokens settled, by kind (cached is part of input, expected to be cached, wrong by how much).",
@@ -268,14 +278,12 @@ class Metrics:
         first = HistogramMetricFamily(
             "fairgate_first_token_seconds", "Arrival to first token.", labels=["pool", "tenant", "model"]
         )
-        for (pool, tenant), times in list(self._times.items()):
-            for outcome, distribution in list(times.waits.items()):
-                distribution.add_to(waits, [pool, tenant, outcome])
-            for model, distribution in list(times.first_tokens.items()):
-                distribution.add_to(first, [pool, tenant, model])
+        for family, distributions in ((waits, self._waits), (first, self._first_tokens)):
+            for of, distribution in list(distributions.items()):
+                distribution.add_to(family, of)
         totals = HistogramMetricFamily("fairgate_request_seconds", "Arrival to end.", labels=["pool", "outcome"])
-        for of, distribution in list(self._totals.items()):
-            distribution.add_to(totals, of)
+        for ends, distribution in list(self._totals.items()):
+            distribution.add_to(totals, ends)
         yield from (tokens, requests, prompts, reasons, waits, totals, first)
         yield from self._as_read()
         if self.access_log is not None:
