@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from socket import SO_LINGER, SOL_SOCKET
 from typing import Any, Final
 
-__all__ = ["CannotListenError", "is_hung_up", "listening", "peer_of", "reset_on_close", "unsent_bytes"]
+__all__ = ["is_hung_up", "listening", "peer_of", "reset_on_close", "unsent_bytes"]
 
 # A socket is `Any` here: uvloop has its own kind.
 
@@ -21,13 +21,12 @@ _INT: Final = struct.Struct("i")
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
-class CannotListenError(OSError):
-    """An address is taken, or is not to be had. Its text says for what it was wanted, and how to give another one."""
-
-
 @contextmanager
 def listening(what: str, address: tuple[str, int], field: str, option: str) -> Iterator[None]:
-    """Around the code that begins to listen: what listens, where, and which field and option of `serve` say so."""
+    """Around the code that begins to listen: what listens, where, and which field and option of `serve` say so.
+
+    OSError: the address is taken, or is not to be had; its text says so, and how to give another one.
+    """
     try:
         yield
     except OSError as error:
@@ -35,7 +34,7 @@ def listening(what: str, address: tuple[str, int], field: str, option: str) -> I
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         why = "another process listens there" if error.errno == errno.EADDRINUSE else str(error.strerror or error)
         message = f"{what} wants {place}: {why}. Give another port with {option}, or `{field}` in the file"
-        raise CannotListenError(message) from error
+        raise OSError(message) from error
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:
