@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 
 from gateway.config.fields import split_address
 from gateway.config.model import Config, path_of
+from gateway.config.provenance import Loc, Provenances, Written
 
 __all__ = ["ConfigError", "Fault", "Finding", "Given", "check_config", "config_for_backends", "load_config"]
 
@@ -26,8 +27,6 @@ FILE_BYTES_MAX = 4 * 1024 * 1024
 DEPTH_MAX = 20
 NODES_MAX = 500_000
 FAULTS_MAX = 100
-
-Loc = tuple[int | str, ...]
 
 _NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?")
 _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?:(:-)([^}]*))?\}|\$\{")
@@ -134,8 +133,10 @@ def _loaded(source: _Source, given: Given = NOTHING_GIVEN) -> Config:
         data = source.read()
     except _RefusedError as error:
         raise ConfigError([error.fault]) from None
+    read = dict(data)
     given.over(data)
-    return _validated(data, source)
+    changed = {field for field, value in data.items() if value is not read.get(field)}
+    return _validated(data, source).that_came_from(source.provenances(changed))
 
 
 def config_for_backends(urls: list[str], given: Given = NOTHING_GIVEN) -> Config:
@@ -167,6 +168,17 @@ class _Source:
         self.faults: list[Fault] = []
         self.keys: dict[Loc, yaml.Node] = {}
         self.values: dict[Loc, yaml.Node] = {}
+        self.variables: dict[Loc, str] = {}
+        """The first environment variable in a value."""
+
+    def provenances(self, given: set[str]) -> Provenances:
+        """Where the values come from. `given`: the fields that the command line gave."""
+        written = {
+            loc: Written(_place(node)[0], self.variables.get(loc, ""))
+            for loc, node in self.values.items()
+            if isinstance(node, yaml.ScalarNode)
+        }
+        return Provenances(self.file, written, given)
 
     def read(self) -> dict[str, Any]:
         """The top-level mapping; `faults` says what is wrong in it. Raises _RefusedError when there is none."""
@@ -262,6 +274,7 @@ class _Source:
             if name is None:
                 self._fault(loc, "write a variable as ${NAME} or ${NAME:-default}, and a plain ${ as $${")
                 return ""
+            self.variables.setdefault(loc, name)
             value = os.environ.get(name)
             if has_default:
                 return value or default

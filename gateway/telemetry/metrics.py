@@ -161,6 +161,8 @@ class Metrics:
         """By tenant, as it is shown."""
         self._totals: dict[tuple[str, str], _Distribution] = {}
         """By (pool, outcome)."""
+        self._held_back: dict[tuple[str, str], _Distribution] = {}
+        """By (pool, obstacle): waits of the requests that waited for it."""
         self._queues: list[tuple[str, str, int]] = []
         """Pool, tenant, and how much waited when it was read."""
         self._exchanges: list[tuple[str, str, int]] = []
@@ -181,6 +183,11 @@ class Metrics:
             self._prompt_ended(record, service.cached)
         if record.reason:
             self._not_completed(record)
+        for obstacle, seconds in record.waited_s.items():
+            held_back = self._held_back.get((pool, obstacle))
+            if held_back is None:
+                held_back = self._held_back[(pool, obstacle)] = _Distribution(_WAIT_BUCKETS)
+            held_back.observe(seconds)
         first_token_s = record.first_token_s
         if first_token_s is not None:
             if tally.first_tokens is None:
@@ -284,7 +291,12 @@ class Metrics:
         totals = HistogramMetricFamily("fairgate_request_seconds", "Arrival to end.", labels=["pool", "outcome"])
         for ends, distribution in list(self._totals.items()):
             distribution.add_to(totals, ends)
-        yield from (tokens, requests, prompts, reasons, waits, totals, first)
+        obstacles = HistogramMetricFamily(
+            "fairgate_held_back_seconds", "Part of the wait, by what it was for.", labels=["pool", "obstacle"]
+        )
+        for (pool, obstacle), distribution in list(self._held_back.items()):
+            distribution.add_to(obstacles, [pool, str(obstacle)])
+        yield from (tokens, requests, prompts, reasons, waits, totals, first, obstacles)
         yield from self._as_read()
         if self.access_log is not None:
             lost = CounterMetricFamily("fairgate_access_log_lines_lost", "Lines that could not be written.")

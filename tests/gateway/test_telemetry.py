@@ -30,6 +30,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "outcome": str,
     "reason": str,
     "queue_ms": float,
+    "waited_ms": dict,
     "ttft_ms": (float, type(None)),
     "total_ms": float,
     "tokens_in": int,
@@ -112,12 +113,12 @@ async def test_labels_are_bounded_whoever_comes(start: Starter) -> None:
         tokens = [s.value for s in samples if s.name == "fairgate_tokens_total" and s.labels["kind"] == "output"]
         assert sum(tokens) == 2400
         of_histograms = {label for s in samples if s.name.endswith("_bucket") for label in s.labels}
-        assert of_histograms == {"pool", "tenant", "outcome", "le"}
+        assert of_histograms <= {"pool", "tenant", "outcome", "obstacle", "le"}
         in_histograms = {s.labels["tenant"] for s in samples if s.name == "fairgate_queue_seconds_count"}
         assert (len(in_histograms), "other" in in_histograms) == (101, True)
         assert sum(s.value for s in samples if s.name == "fairgate_queue_seconds_count") == 1200
         assert {label for s in samples for label in s.labels} <= {
-            "pool", "tenant", "model", "kind", "outcome", "reason", "backend", "le", "version", "build",
+            "pool", "tenant", "model", "kind", "outcome", "reason", "backend", "obstacle", "le", "version", "build",
         }  # fmt: skip
         assert len(samples) < 12_000
 
