@@ -24,6 +24,7 @@ from gateway.config.model import BackendConfig, Config, PoolConfig
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.retries import RetryBudget
 from gateway.pool.shared import Shared
+from gateway.pool.waiting import WaitingStreams
 from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.payload import Payload
 from gateway.request.prefixes import PromptPrefixes
@@ -127,6 +128,8 @@ class Pool:
         self.debug_headers = gateway.debug_headers
         self.claims = shared.claims
         self.quotas = shared.quotas
+        self.fallback = config.fallback
+        """A model of another pool, for while no backend here is in service."""
         self._configured_models = list(config.models)
         self._settled = settled
         self._scrape_interval_s = config.capacity.scrape_interval_s
@@ -134,6 +137,9 @@ class Pool:
         self.estimator = TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
         self.dispatcher = Dispatcher(admission_engine(gateway, config, shared))
         self.retries = RetryBudget()
+        comment_s = gateway.limits.waiting_comment_s
+        self.waiting = None if comment_s is None else WaitingStreams(comment_s, self.dispatcher.clock)
+        """Streams without a first byte. None: they are told nothing."""
         self.prefixes: PromptPrefixes | None = None
         """None: the policy does not ask how prompts begin."""
         if self.dispatcher.engine.policy.reads_prefixes:
@@ -231,8 +237,10 @@ class Pool:
         self.dispatcher.backend_changed(name, gauges)
 
     def _health_changed(self, backend: Backend) -> None:
-        state = "in service" if backend.health.healthy else f"out of service: {backend.health.reason}"
-        logger.warning("pool %s: backend %s is %s", self.name, backend.name, state)
+        if backend.health.healthy:
+            logger.info("pool %s: backend %s is in service", self.name, backend.name)
+        else:
+            logger.warning("pool %s: backend %s is out of service: %s", self.name, backend.name, backend.health.reason)
         self.dispatcher.backend_changed(backend.name, backend.health.healthy)
 
 
