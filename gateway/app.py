@@ -19,6 +19,7 @@ from gateway.http.addresses import TrustedProxies
 from gateway.http.certificates import Certificates
 from gateway.http.errors import ApiError, Reason
 from gateway.http.server import HttpServer, ServerLimits
+from gateway.http.sockets import listening
 from gateway.operator.listener import admin_app
 from gateway.operator.reloading import Reloading
 from gateway.pipeline import Pipeline
@@ -147,6 +148,7 @@ class Gateway:
             routes=_routes(config),
             cors=Cors(config.cors_origins),
             unqueued=self._unqueued,
+            aliases=config.aliases,
         )
         self._server = HttpServer(
             pipeline.handle,
@@ -156,12 +158,14 @@ class Gateway:
             proxies=TrustedProxies(config.trusted_proxies),
             certificates=self._certificates,
         )
-        self.port = await self._server.listen(*config.listen_address, sock=self._listener)
+        with listening("the listener for clients", config.listen_address, "listen", "--port"):
+            self.port = await self._server.listen(*config.listen_address, sock=self._listener)
         self._admin = web.AppRunner(admin_app(self), access_log=None)
         await self._admin.setup()
         host, port = config.admin_address
         site = web.TCPSite(self._admin, host, port)
-        await site.start()
+        with listening("the admin listener", (host, port), "admin", "--admin-port"):
+            await site.start()
         self.admin_port = int(self._admin.addresses[0][1])
 
     async def take_over(self, config: Config) -> None:
@@ -179,9 +183,11 @@ class Gateway:
         self.shared = self.shared.taken_over(before, config)
         self._keyring.take_over(config.tenants, open_access=config.open_access)
         self._pools.commit(config, self.shared, prepared)
+        logger.setLevel(config.log_level.upper())
         self._unqueued.set(config.limits.unqueued_max, config.limits.unqueued_per_s)
         if self._pipeline is not None:
-            self._pipeline.take_over(self.pools, routes=_routes(config), cors=Cors(config.cors_origins))
+            cors = Cors(config.cors_origins)
+            self._pipeline.take_over(self.pools, routes=_routes(config), cors=cors, aliases=config.aliases)
         if self._server is not None:
             self._server.set(_server_limits(config), TrustedProxies(config.trusted_proxies))
         if self._certificates is not None and config.tls is not None and config.tls != before.tls:
@@ -284,7 +290,7 @@ class Gateway:
             self.metrics.ended(record)
             self.lately.ended(record)
         elif record.outcome == Outcome.REFUSED:
-            self.metrics.refused(record.reason)
+            self.metrics.refused(record)
         self._access_log.write(record, policy)
 
 

@@ -20,6 +20,7 @@ from gateway.config.changes import changes, needs_restart
 from gateway.config.load import ConfigError, Fault
 from gateway.config.model import Config, KeyConfig, hash_key
 from gateway.config.policy import PolicyConfig, policy_settings
+from gateway.http.sockets import listening
 from gateway.request.identity import Keyring, MintedKey
 
 __all__ = ["Worker", "share_of", "supervise", "with_keys", "with_known_keys"]
@@ -170,7 +171,8 @@ def supervise(
     taken. `announce` gets the port.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    listeners = _listeners(*config.listen_address, config.workers)
+    with listening("the listener for clients", config.listen_address, "listen", "--port"):
+        listeners = _listeners(*config.listen_address, config.workers)
     announce(int(listeners[0].getsockname()[1]))
     lifeline, held = os.pipe()
     workers = [Worker(index, listener, lifeline) for index, listener in enumerate(listeners)]

@@ -24,9 +24,9 @@ __all__ = ["LIVE", "Change", "changes", "config_hash", "needs_restart"]
 SHOWN_MAX = 60
 LIVE = frozenset(
     {
-        "access_log", "admin_token", "apps", "cors_origins", "debug_headers", "drain_s", "interactions", "limits",
-        "open_access", "overload", "policy", "pools", "quota", "routes", "tenants", "throttle", "tls",
-        "trusted_proxies",
+        "access_log", "admin_token", "aliases", "apps", "cors_origins", "debug_headers", "drain_s", "interactions",
+        "limits", "log_level", "open_access", "overload", "policy", "pools", "quota", "routes", "tenants", "throttle",
+        "tls", "trusted_proxies",
     }
 )  # fmt: skip
 """What `Gateway.take_over` takes over. All else is bound, shared or opened once, when the gateway starts."""
@@ -145,6 +145,8 @@ def _take_apart(section: Section, path: str, found: dict[str, Any]) -> None:
                 item = f"{place}[{_name(one)}]"
                 found[item] = PRESENT
                 _take_apart(one, item, found)
+        elif isinstance(value, dict):
+            found.update({f"{place}[{name}]": one for name, one in value.items()})
         else:
             found[place] = value if value != () else None  # an empty list of sections is none of them
 

@@ -23,13 +23,13 @@ from gateway.background import Background
 from gateway.config.model import BackendConfig, Config, PoolConfig
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.retries import RetryBudget
-from gateway.pool.setup import policy_by, policy_terms, setup_of
+from gateway.pool.setup import admission_engine, policy_by, policy_terms, setup_of
 from gateway.pool.shared import Shared
+from gateway.pool.waiting import WaitingStreams
 from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.payload import Payload
 from gateway.request.prefixes import PromptPrefixes
 from gateway.telemetry.record import Record
-from policies.admission.engine import AdmissionEngine
 from policies.admission.policy import Policy
 from policies.admission.takeover import remove_backend, reweigh, take_over
 from policies.capacity.gauges import Gauges
@@ -163,25 +163,16 @@ class Pool:
         self.retries = RetryBudget()
         self._settled = settled
         self._terms = policy_terms(gateway, len(config.backends))
-        setup = setup_of(gateway, config, shared, policy_by(self._terms, len(config.backends)))
-        assert setup.policy is not None
-        self.dispatcher = Dispatcher(
-            AdmissionEngine(
-                setup.policy,
-                limits=setup.limits,
-                capacity=setup.capacity,
-                overload=setup.overload,
-                interactions=setup.interactions,
-                quotas=setup.quotas,
-            )
-        )
+        self.dispatcher = Dispatcher(admission_engine(gateway, config, shared))
+        self.waiting: WaitingStreams | None = None
+        """Streams without a first byte. None: they are told nothing."""
         self._session: aiohttp.ClientSession | None = None
         self._background = Background()
         self._watchers: dict[Backend, list[asyncio.Task[None]]] = {}
         self._left: set[Backend] = set()
         """Those that end what they run."""
         self._configure(config, gateway, shared, backends)
-        self.prefixes: PromptPrefixes | None = self._prompt_prefixes(setup.policy)
+        self.prefixes: PromptPrefixes | None = self._prompt_prefixes(self.dispatcher.engine.policy)
         """None: the policy does not ask how prompts begin."""
 
     def _configure(self, config: PoolConfig, gateway: Config, shared: Shared, backends: list[Backend]) -> None:
@@ -193,6 +184,12 @@ class Pool:
         self.debug_headers = gateway.debug_headers
         self.claims = shared.claims
         self.quotas = shared.quotas
+        self.fallback = config.fallback
+        """A model of another pool, for while no backend here is in service."""
+        comment_s = gateway.limits.waiting_comment_s
+        if comment_s != (None if self.waiting is None else self.waiting.interval_s):
+            # What waits already is told as often as it was.
+            self.waiting = None if comment_s is None else WaitingStreams(comment_s, self.dispatcher.clock)
         for backend, backend_config in zip(backends, config.backends, strict=True):
             backend.on_health = self._health_changed
             self.backends[backend.name] = backend
@@ -374,8 +371,10 @@ class Pool:
         self.dispatcher.backend_changed(name, gauges)
 
     def _say(self, backend: Backend) -> None:
-        state = "in service" if backend.health.healthy else f"out of service: {backend.health.reason}"
-        logger.warning("pool %s: backend %s is %s", self.name, backend.name, state)
+        if backend.health.healthy:
+            logger.info("pool %s: backend %s is in service", self.name, backend.name)
+        else:
+            logger.warning("pool %s: backend %s is out of service: %s", self.name, backend.name, backend.health.reason)
 
     def _health_changed(self, backend: Backend) -> None:
         if self.backends.get(backend.name) is not backend:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from gateway.config.model import Config, PoolConfig
 from gateway.pool.shared import Shared
+from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.admission.takeover import Setup
@@ -16,7 +17,7 @@ from policies.placements.prefix_index import PrefixIndex
 from policies.placements.registry import usual_placement
 from policies.queue.bounds import QueueLimits
 
-__all__ = ["Terms", "policy_by", "policy_terms", "setup_of"]
+__all__ = ["Terms", "admission_engine", "policy_by", "policy_terms", "setup_of"]
 
 
 def setup_of(gateway: Config, pool: PoolConfig, shared: Shared, policy: Policy | None) -> Setup:
@@ -42,6 +43,19 @@ def setup_of(gateway: Config, pool: PoolConfig, shared: Shared, policy: Policy |
         overload=gateway.overload.settings(),
         interactions=shared.interactions,
         quotas=shared.quotas,
+    )
+
+
+def admission_engine(gateway: Config, pool: PoolConfig, shared: Shared) -> AdmissionEngine:
+    """What decides for a pool, by its configuration; it has no backends yet."""
+    setup = setup_of(gateway, pool, shared, None)
+    return AdmissionEngine(
+        policy_by(policy_terms(gateway, len(pool.backends)), len(pool.backends)),
+        limits=setup.limits,
+        capacity=setup.capacity,
+        overload=setup.overload,
+        interactions=setup.interactions,
+        quotas=setup.quotas,
     )
 
 
