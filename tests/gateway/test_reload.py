@@ -301,6 +301,18 @@ async def test_pools_come_and_go(tmp_path: Path) -> None:
         assert (await gate.ask()).status == 200
 
 
+async def test_models_get_other_names_at_once(tmp_path: Path) -> None:
+    async with simulated() as one, reloadable(tmp_path, one) as gate:
+        assert (await gate.ask(model="gpt")).status == 404
+        assert await gate.changed(aliases={"gpt": "simulated"}) == ["aliases[gpt]: not set -> simulated"]
+        assert (await gate.ask(model="gpt")).status == 200
+        assert await gate.changed(aliases={}, limits={"waiting_comment_s": 1}) == [
+            "aliases[gpt]: simulated -> not set",
+            "limits.waiting_comment_s: 15 -> 1",
+        ]
+        assert (await gate.ask(model="gpt")).status == 404
+
+
 async def test_a_drained_backend_gets_nothing_new_until_it_is_resumed(tmp_path: Path) -> None:
     async with simulated() as one, simulated() as two, reloadable(tmp_path, one, two) as gate:
         asked = await gate.streams(24)
