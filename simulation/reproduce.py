@@ -74,18 +74,31 @@ def _run(task: tuple[str, Inputs]) -> Outcome | MissingTraceError:
 
 
 def write_docs(outcomes: Mapping[Experiment, Outcome], directory: Path) -> Path:
-    """Write `reproduction.md` and its figures into a directory. Raises OSError."""
+    """Write `reproduction.md` and its figures into a directory. Raises OSError.
+
+    Of experiments that were not run, a page that is there keeps what it says.
+    """
     figures = directory / "figures"
     figures.mkdir(parents=True, exist_ok=True)
-    lines = ["| experiment | requirements |", "| --- | --- |"]
-    lines += [f"| {one.reproduces} | {summary(outcome.rows)} |" for one, outcome in outcomes.items()]
-    sections = [as_markdown(one, outcome) for one, outcome in outcomes.items()]
-    for outcome in outcomes.values():
+    path = directory / "reproduction.md"
+    parts = _parts(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for one, outcome in outcomes.items():
+        parts[one.reproduces] = f"| {one.reproduces} | {summary(outcome.rows)} |", as_markdown(one, outcome)
         for figure in outcome.figures:
             draw(figure, figures)
-    path = directory / "reproduction.md"
+    shown = [parts[one.reproduces] for one in EXPERIMENTS.values() if one.reproduces in parts]
+    lines = ["| experiment | requirements |", "| --- | --- |", *(line for line, _ in shown)]
+    sections = [section for _, section in shown]
     path.write_text(INTRODUCTION + "\n".join(lines) + "\n\n" + "\n".join(sections), encoding="utf-8")
     return path
+
+
+def _parts(page: str) -> dict[str, tuple[str, str]]:
+    """What a page says of each experiment, by its title: the line of the first table, and the section."""
+    head, *sections = page.split("\n## ")
+    lines = {line.split(" | ")[0].removeprefix("| "): line for line in head.splitlines() if line.startswith("| ")}
+    titles = [(section.partition("\n")[0], section) for section in sections]
+    return {title: (lines[title], f"## {section.rstrip()}\n") for title, section in titles if title in lines}
 
 
 def measures_text(runs: Sequence[RunMeasures]) -> str:
