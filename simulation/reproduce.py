@@ -30,9 +30,11 @@ reach, the production `AdmissionEngine` stands before a model of vLLM (`docs/sim
 virtual time and gives the same numbers every time. Traces: `--traces`; where one is absent its experiments are skipped.
 
 Not run: figures 11 to 14 and 18 of VTC, which plot the runs of table 2; figure 15, since no step times are published
-for Llama-2-13b on an A100. Different from the paper's own code: there, on a step in which some request ends, every
-request of the batch is charged twice, and nobody is lifted when no other client waits; here counters follow the paper's
-algorithm 2.
+for Llama-2-13b on an A100. Of DLPM figures 8 and 12, which need the texts of Chatbot Arena's conversations (the traces
+have lengths only), and figure 9, which shows one run of the trees of figure 7 over time.
+
+Different from VTC's own code: there, on a step in which some request ends, every request of the batch is charged twice,
+and nobody is lifted when no other client waits; here counters follow the paper's algorithm 2.
 
 """
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 
-from simulation.experiments.fairserve import compare
+from simulation.experiments.base import Verdict
+from simulation.experiments.fairserve import Seed, compare, rows
 from simulation.experiments.fairserve_study import Study, ends_calls, study
 from simulation.experiments.fairserve_table4 import case_studies
 from simulation.interactions import Interaction
@@ -83,7 +85,7 @@ def test_the_case_study_sends_the_requests_of_table_4() -> None:
 
 @pytest.fixture(scope="module")
 def studies() -> dict[str, Study]:
-    return compare(SMALL, ("RPM(10)", "VTC", "FairServe"))
+    return compare(SMALL)
 
 
 def test_fairserve_cuts_nothing_and_refuses_abusers_only(studies: dict[str, Study]) -> None:
@@ -134,3 +136,15 @@ def test_service_provided_is_all_of_what_was_begun_and_less_under_a_flat_limit(s
 def test_who_is_inside_goes_first_where_everybody_gives_up() -> None:
     found = case_studies(1, ("VTC", "FS (W+I)"))
     assert found["VTC"].wasted_tokens() > 7 * found["FS (W+I)"].wasted_tokens()
+
+
+def test_the_rows_say_what_is_missed(studies: dict[str, Study]) -> None:
+    found = rows(studies, [Seed.of(studies)] * 5)
+    verdicts = {row.measure: row.verdict for row in found}
+    assert len(verdicts) == len(found), "no measure stands twice"
+    assert verdicts["interactions cut in the middle, FairServe, all seeds"] is Verdict.MET
+    assert verdicts["refusals that are the abusers'"] is Verdict.MET
+    wrong = replace(Seed.of(studies), cut=1, delayed_inside=1.0)
+    verdicts = {row.measure: row.verdict for row in rows(studies, [wrong] * 5)}
+    assert verdicts["interactions cut in the middle, FairServe, all seeds"] is Verdict.MISSED
+    assert verdicts["users delayed inside interactions, VTC's over FairServe's, 5 seeds"] is Verdict.MISSED
