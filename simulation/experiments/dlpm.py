@@ -317,6 +317,7 @@ def backend_quantum(inputs: Inputs) -> Outcome:
     for quantum, study in swept:
         rows.append(shown(f"Q^w {quantum:,.0f}: throughput", "rises, levels off", study.throughput))
         rows.append(shown(f"Q^w {quantum:,.0f}: Jain, client-visible", "0.855 to 0.83", study.jain_visible))
+        rows.append(shown(f"Q^w {quantum:,.0f}: mean latency of well-behaved clients, s", "", study.mean_s))
     first, last = swept[0][1], swept[-2][1]
     rises = last.throughput / first.throughput
     rows.append(holds("throughput, largest finite / smallest Q^w", "> 1", rises, "> 1", rises > 1))

@@ -121,7 +121,7 @@ def _figure(frontier: Mapping[tuple[float, float], Sequence[Point]]) -> Figure:
 
     series = [line("in any call", lambda one: one.delayed), line("inside", lambda one: one.delayed_inside)]
     title = f"Overload from {OVERLOAD[0][0]:g} (right) to {OVERLOAD[-1][0]:g} (left) of the KV cache"
-    least = min(one.throughput for found in frontier.values() for one in found)
+    least = min(rate for one in series for rate, _ in one.points)
     return Figure("fairserve-overload", title, "tokens/s", "users delayed (%)", series, x_from=least)
 
 
