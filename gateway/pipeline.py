@@ -46,6 +46,23 @@ CONTEXT_MARGIN: Final = 4
 """A prompt estimated at this many times the context is refused unseen; nearer ones are for the engine to judge."""
 
 
+class Asking:
+    """One request that is there whole: what it is, who sends it, which way it goes, and who writes the answer."""
+
+    __slots__ = ("principal", "record", "request", "responder", "way")
+
+    def __init__(self, request: HttpRequest, responder: Responder) -> None:
+        way, principal = request.route, request.holder
+        assert isinstance(way, Route)
+        assert isinstance(principal, Principal)
+        self.request = request
+        self.responder = responder
+        self.way = way
+        self.principal = principal
+        self.record = _record_of(request)
+        self.record.tenant = principal.tenant
+
+
 class Pipeline:
     """The handler behind the tenants' listener. `settled` hears of the end of every request, with its policy's name."""
 
@@ -112,16 +129,15 @@ class Pipeline:
 
     def handle(self, request: HttpRequest, responder: Responder) -> None:
         """Runs when a request is there whole."""
-        way = request.route
-        assert isinstance(way, Route)
-        record = _record_of(request)
+        asking = Asking(request, responder)
         try:
-            self._handle(request, responder, way, record)
+            self._handle(asking)
         except Exception as error:
-            self._failed(request, responder, way, record, error)
+            self._failed(asking, error)
 
-    def _failed(self, request: HttpRequest, responder: Responder, way: Route, record: Record, error: Exception) -> None:
+    def _failed(self, asking: Asking, error: Exception) -> None:
         """Say what is wrong with the request, or with the gateway."""
+        request, responder, way, record = asking.request, asking.responder, asking.way, asking.record
         if isinstance(error, ApiError):
             self._refused(record, error)
             responder.respond(error.status, _error_headers(error, request), error.body(way.dialect))
@@ -134,54 +150,41 @@ class Pipeline:
         fault = ApiError(Reason.INTERNAL_ERROR, f"fault in the gateway; its log has more under {request.id}")
         responder.respond(fault.status, _error_headers(fault, request), fault.body(way.dialect))
 
-    def _handle(self, request: HttpRequest, responder: Responder, way: Route, record: Record) -> None:
-        principal = request.holder
-        assert isinstance(principal, Principal)
-        record.tenant = principal.tenant
+    def _handle(self, asking: Asking) -> None:
+        request, way = asking.request, asking.way
         if way.treatment is Treatment.MODELS:
-            responder.respond(200, _json_headers(request), self._models(principal))
-            self._ended(record, Outcome.COMPLETED, "")
+            asking.responder.respond(200, _json_headers(request), self._models(asking.principal))
+            self._ended(asking.record, Outcome.COMPLETED, "")
         elif way.treatment is Treatment.PASS and not request.body:
-            self._pass_through(request, responder, way, record, principal, None)()
+            self._pass_through(asking, None)()
         elif len(request.body) <= LARGE_BODY_BYTES:
             payload = _read(request, way)
-            send = self._take(request, responder, way, record, principal, payload)
+            send = self._take(asking, payload)
             payload.seal()
             send()
         else:
-            self._read_in_slices(request, responder, way, record, principal)
+            self._read_in_slices(asking)
 
-    def _take(
-        self,
-        request: HttpRequest,
-        responder: Responder,
-        way: Route,
-        record: Record,
-        principal: Principal,
-        payload: Payload,
-    ) -> Callable[[], None]:
+    def _take(self, asking: Asking, payload: Payload) -> Callable[[], None]:
         """The request is there whole, and read. What comes back sends it on its way, once its body is sealed."""
-        if way.treatment is Treatment.PASS:
-            return self._pass_through(request, responder, way, record, principal, payload)
-        return self._admit(request, responder, way, record, principal, payload)
+        if asking.way.treatment is Treatment.PASS:
+            return self._pass_through(asking, payload)
+        return self._admit(asking, payload)
 
-    def _read_in_slices(
-        self, request: HttpRequest, responder: Responder, way: Route, record: Record, principal: Principal
-    ) -> None:
-        work = self._reading(request, responder, way, record, principal)
+    def _read_in_slices(self, asking: Asking) -> None:
+        work = self._reading(asking)
         next(work)  # from here on it is the one to say what goes wrong
-        reading = Reading(principal.tenant, work, len(request.body))
+        reading = Reading(asking.principal.tenant, work, len(asking.request.body))
         self._readings.start(reading)
-        responder.on_disconnect = lambda: self._gone_while_read(reading, record)
+        asking.responder.on_disconnect = lambda: self._gone_while_read(reading, asking.record)
 
-    def _reading(
-        self, request: HttpRequest, responder: Responder, way: Route, record: Record, principal: Principal
-    ) -> Slices:
+    def _reading(self, asking: Asking) -> Slices:
+        request, responder = asking.request, asking.responder
         try:
             yield
-            payload = yield from _slices(request, way)
+            payload = yield from _slices(request, asking.way)
             yield
-            send = self._take(request, responder, way, record, principal, payload)
+            send = self._take(asking, payload)
             request.body = b""
             if isinstance(payload, LargePayload):
                 yield from payload.seal_in_slices()
@@ -190,7 +193,7 @@ class Pipeline:
             send()
         except Exception as error:
             responder.on_disconnect = None
-            self._failed(request, responder, way, record, error)
+            self._failed(asking, error)
 
     def _gone_while_read(self, reading: Reading, record: Record) -> None:
         self._readings.cancel(reading)
@@ -205,15 +208,8 @@ class Pipeline:
 
     # --- requests that need admission ---
 
-    def _admit(
-        self,
-        request: HttpRequest,
-        responder: Responder,
-        way: Route,
-        record: Record,
-        principal: Principal,
-        payload: Payload,
-    ) -> Callable[[], None]:
+    def _admit(self, asking: Asking, payload: Payload) -> Callable[[], None]:
+        request, way, principal, record = asking.request, asking.way, asking.principal, asking.record
         record.model, record.stream = payload.model, payload.stream
         pool = self._pool(payload.model, principal)
         record.app = principal.app(_text(request.header(b"x-fairgate-app")))
@@ -243,20 +239,12 @@ class Pipeline:
         )  # fmt: skip
         if payload.stream and not payload.asks_usage and way.dialect is Dialect.OPENAI and not payload.is_form:
             payload.ask_usage()
-        return lambda: self._submit(admitted, pool, way, payload, request, responder, record)
+        return lambda: self._submit(admitted, pool, asking, payload)
 
     @staticmethod
-    def _submit(
-        admitted: Request,
-        pool: Pool,
-        way: Route,
-        payload: Payload,
-        request: HttpRequest,
-        responder: Responder,
-        record: Record,
-    ) -> None:
-        head = _upstream_head(request, len(payload.body))
-        Exchange(admitted, pool, way, payload, head, responder, record).submit()
+    def _submit(admitted: Request, pool: Pool, asking: Asking, payload: Payload) -> None:
+        head = _upstream_head(asking.request, len(payload.body))
+        Exchange(admitted, pool, asking.way, payload, head, asking.responder, asking.record).submit()
 
     def _pool(self, model: str, principal: Principal) -> Pool:
         if not principal.may_ask(model):
@@ -283,15 +271,8 @@ class Pipeline:
 
     # --- requests that do not ---
 
-    def _pass_through(
-        self,
-        request: HttpRequest,
-        responder: Responder,
-        way: Route,
-        record: Record,
-        principal: Principal,
-        payload: Payload | None,
-    ) -> Callable[[], None]:
+    def _pass_through(self, asking: Asking, payload: Payload | None) -> Callable[[], None]:
+        record, principal = asking.record, asking.principal
         pools = self._pools
         if payload is not None:
             record.model = payload.model
@@ -300,13 +281,13 @@ class Pipeline:
         backend = next((found for pool in pools if (found := pool.least_loaded()) is not None), None)
         if backend is None:
             raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=5.0)
-        exchange = PassThrough(responder, way.dialect, backend, record, self._passed)
+        exchange = PassThrough(asking.responder, asking.way.dialect, backend, record, self._passed)
 
         def send() -> None:
             body = b"" if payload is None else payload.body
             # Not before: nobody gives the place back if the client leaves while its body is sealed.
             self._unqueued.begin(record.tenant)
-            exchange.send(_upstream_head(request, len(body)), body)
+            exchange.send(_upstream_head(asking.request, len(body)), body)
 
         return send
 
