@@ -29,7 +29,7 @@ The policies are those of the gateway. For the papers' own setting they pick at 
 reach, the production `AdmissionEngine` stands before a model of vLLM (`docs/simulated-engine.md`). Everything runs in
 virtual time and gives the same numbers every time. Traces: `--traces`; where one is absent its experiments are skipped.
 With names only those are run, and the page keeps what it says of the others. Of CPU time, compiled, `fairserve` takes
-2.5 minutes, `fairserve-regimes` 4, `d2lpm-workers` 5, each other one less than 1; from source half as much again.
+2.5 minutes, `fairserve-regimes` 4 and `d2lpm-workers` 5; from source half as much again.
 
 Not run: figures 11 to 14 and 18 of VTC, which plot the runs of table 2; figure 15, since no step times are published
 for Llama-2-13b on an A100. Of DLPM figures 8 and 12, which need the texts of Chatbot Arena's conversations (the traces
