@@ -1,4 +1,6 @@
-"""What can an operator ask the gateway? /health, /ready, /metrics and /explain, on a listener of their own."""
+"""What can an operator ask the gateway? /health, /ready, /metrics, /explain and the views of the present, on a listener
+of their own.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.commands.explain import explain
+from gateway.operator.views import views
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -59,6 +62,7 @@ def admin_app(gateway: Gateway) -> web.Application:
             web.get("/ready", ready),
             web.get("/metrics", metrics),
             web.get("/explain/{id}", explanation),
+            *views(gateway),
         ]
     )
     return app
