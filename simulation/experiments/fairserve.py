@@ -233,8 +233,8 @@ NOTES = (
     "delayed, 0.5 of their calls were dispatched in the mean, under RPM(60) 189. That this is the cause shows "
     "`fairserve-regimes`: where overload begins at 0.7 of the cache, 4.7 % of users are delayed inside (mean of three "
     "seeds), and VTC's 39 % are 8.4 times as many; a longer lead delays more. Asked about any call, VTC delays no more "
-    "users than FairServe: before an engine that is kept full it gives a light user the next place as well, and starts "
-    "that it does not refuse wait behind their own user. The paper's 86 % of users delayed under RPM (93 times 0.93 %) "
+    "users than FairServe: before an engine that is kept full it gives a light user the next place as well. The "
+    "paper's 86 % of users delayed under RPM (93 times 0.93 %) "
     "are 91 % here at a limit of 60; 93 times as many as under FairServe they cannot be.",
     "Table 3: a refused start counts as a request that was not provided; interactions are those of several calls that "
     "were begun. Users are served who got any final answer. The shares of requests are lower than the paper's "
