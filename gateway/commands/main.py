@@ -11,6 +11,7 @@ import click
 
 from gateway.commands.keys import keys, loaded
 from gateway.commands.serving import BAD_INPUT, allow_files, run, serve_one, supervise
+from gateway.commands.usage import usage
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
@@ -263,6 +264,7 @@ def _measure(files: tuple[str, ...], json_path: Path | None) -> None:
 
 
 main.add_command(keys)
+main.add_command(usage)
 
 
 @main.command()

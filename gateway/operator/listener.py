@@ -1,4 +1,4 @@
-"""What can an operator ask the gateway? /health, /ready, /metrics and /explain, on a listener of their own."""
+"""What can an operator ask the gateway? /health, /ready, /metrics, /explain, /usage, /keys: on their own listener."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.commands.explain import explain
+from gateway.operator.keys import key_routes
+from gateway.operator.usage import usage_routes
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -59,6 +61,8 @@ def admin_app(gateway: Gateway) -> web.Application:
             web.get("/ready", ready),
             web.get("/metrics", metrics),
             web.get("/explain/{id}", explanation),
+            *key_routes(gateway),
+            *usage_routes(gateway),
         ]
     )
     return app
