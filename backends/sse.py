@@ -126,8 +126,8 @@ class StreamMeter:
 
     @property
     def awaits_more(self) -> bool | None:
-        """True once it asks for a tool, so that another call follows; False once it is final; None if it does not say,
-        or was cut at its greatest length."""
+        """True once it asks for a tool, so that another call follows; False once it is final; None if it does not
+        say."""
         return all_told(self._stops)
 
     @property

@@ -30,7 +30,9 @@ __all__ = [
 ]
 
 _ASKS_FOR_TOOL: Final = frozenset({"tool_calls", "function_call", "tool_use", "pause_turn"})
-_IS_FINAL: Final = frozenset({"stop", "content_filter", "end_turn", "stop_sequence", "refusal", "completed"})
+_CUT: Final = {"length", "max_tokens", "incomplete"}
+"""At its greatest length: no tool was called, so nothing is awaited."""
+_IS_FINAL: Final = frozenset({"stop", "content_filter", "end_turn", "stop_sequence", "refusal", "completed", *_CUT})
 TOOL_ITEMS: Final = frozenset(
     {
         "apply_patch_call",
@@ -70,7 +72,7 @@ def holds_any(raw: Raw) -> bool:
 
 
 def asks_for_more(reason: str | None) -> bool | None:
-    """Does an answer that stops for this reason ask the client to call again? None: it was cut short, or who knows.
+    """Does an answer that stops for this reason ask the client to call again? None: who knows.
 
     `reason`: of a chat's choice or an Anthropic message, or the status of a Responses answer.
     """
@@ -124,8 +126,7 @@ class Answer:
 
     Attributes:
         id: its name, by which a later Responses call may go on from it.
-        awaits_more: True if it asks for a tool, so that another call follows; False if it is final; None if unknown,
-            as when it was cut at its greatest length.
+        awaits_more: True if it asks for a tool, so that another call follows; False if it is final; None if unknown.
         made: how it begins, and which calls of tools it asks for.
         is_drained: a refusal in the form of an answer, as vLLM gives it while it shuts down: aborted, no token made.
     """
@@ -165,9 +166,12 @@ def _made(answer: Body) -> Made:
     if answer.choices:
         message = answer.choices[0].message
         if isinstance(message, Message):
-            begin = bytes(memoryview(message.content)[:MADE_BYTES_MAX])
-            made.add(begin[1:] if begin.startswith(b'"') else b"")
-            made.add_calls(bytes(message.tool_calls))
+            content = memoryview(message.content)
+            begin = bytes(content[: min(MADE_BYTES_MAX, len(content) - 1)])  # without the quote that closes it
+            if begin.startswith(b'"'):
+                made.add(begin[1:])
+            if len(message.tool_calls) > len("[]"):
+                made.add_calls(bytes(message.tool_calls))
         return made
     output = bytes(answer.output or answer.content)
     if output:

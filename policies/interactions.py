@@ -215,10 +215,9 @@ class Interactions:
 
     def _known_by(self, flow: Flow, key: str | int) -> Sequence[Interaction]:
         """The interactions of this flow that have this name or witness."""
-        whole = (flow.app, flow.user, key)
-        holders = self._witnesses.of(flow.tenant, whole)
+        holders = self._witnesses.of(flow.tenant, flow.app, flow.user, key)
         own = self._open.get(flow.tenant)
-        named = own.get(whole) if own is not None else None
+        named = own.get((flow.app, flow.user, key)) if own is not None else None
         if named is None:
             return holders
         return (named, *holders) if holders else (named,)
@@ -313,10 +312,10 @@ class Interactions:
         for hint in gives.hints:
             self._give(interaction, hint, is_proof=False)
         for line in gives.lines:
-            self._witnesses.give(interaction, (*interaction.key[:2], line))
+            self._witnesses.give(interaction, line)
 
     def _give(self, interaction: Interaction, witness: str, *, is_proof: bool, alone: bool = False) -> None:
-        is_new = self._witnesses.give(interaction, (*interaction.key[:2], witness), alone=alone)
+        is_new = self._witnesses.give(interaction, witness, alone=alone)
         if self.changed is not None:
             untold = interaction.untold
             if untold is None:
@@ -355,7 +354,7 @@ class Interactions:
             if not own:
                 del self._open[interaction.tenant]
             if rests and interaction.given:
-                self._witnesses.give(interaction, interaction.key)
+                self._witnesses.give(interaction, interaction.key[2])
                 self._resting[interaction] = None
                 if len(self._resting) > RESTING_MAX:
                     self._end(self._resting.popitem(last=False)[0])

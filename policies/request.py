@@ -119,8 +119,8 @@ class Interaction:
         """When it is looked at for idleness; less than 0: it is not on the list."""
         self.awaited = False
         """Its last answer asked for more, such as a tool's result: it may stay silent for longer."""
-        self.given: list[Key] | None = None
-        """Witnesses by which it is known, the oldest first (`policies.witness_table`); None: it never had any."""
+        self.given: list[int] | None = None
+        """Places in `policies.witness_table` of what it is known by, the oldest first; None: it has none."""
         self.told: Any = None
         """What other gateways know of it. Written by the code that tells them."""
         self.untold: dict[str, tuple[bool, bool]] | None = None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
-from policies.request import Interaction, Key
+from policies.request import Interaction
 
 __all__ = ["WitnessTable"]
 
@@ -20,9 +20,12 @@ HOLDERS_MAX: Final = 16
 """Interactions that one witness may be of. The one that has it longest is forgotten."""
 NOBODY: Final[Sequence[Interaction]] = ()
 
+Held = Interaction | list[Interaction]
+"""Nearly every witness is of one interaction, and millions are given: a list of its own would be four times as dear."""
+
 
 class WitnessTable:
-    """The witnesses of every tenant's interactions.
+    """The witnesses of every tenant's interactions. A witness holds within its flow: the same app and user.
 
     Bounded: beyond `witnesses_max`, the tenant that has most of them loses its oldest ones.
     """
@@ -30,73 +33,95 @@ class WitnessTable:
     def __init__(self, witnesses_max: int = 500_000) -> None:
         self._most = witnesses_max
         self._count = 0
-        self._tenants: dict[str, dict[Key, list[Interaction]]] = {}
+        self._tenants: dict[str, dict[int, Held]] = {}
+        """By tenant, then by the hash of app, user and witness."""
 
     def __len__(self) -> int:
         return self._count
 
-    def of(self, tenant: str, key: Key) -> Sequence[Interaction]:
+    def of(self, tenant: str, app: str, user: str, witness: str | int) -> Sequence[Interaction]:
         """The interactions that are known by it, in the order in which they were given it."""
         own = self._tenants.get(tenant)
-        return own.get(key, NOBODY) if own is not None else NOBODY
+        held = own.get(hash((app, user, witness))) if own is not None else None
+        if held is None:
+            return NOBODY
+        return held if isinstance(held, list) else (held,)
 
-    def give(self, interaction: Interaction, key: Key, *, alone: bool = False) -> bool:
+    def give(self, interaction: Interaction, witness: str | int, *, alone: bool = False) -> bool:
         """From now on the interaction is known by this witness. `alone`: and no other one is. False: it was already."""
         own = self._tenants.get(interaction.tenant)
         if own is None:
             own = self._tenants[interaction.tenant] = {}
-        holders = own.get(key)
-        if holders is None:
-            holders = own[key] = []
-        for holder in holders:
-            if holder is interaction:
-                given = _given(interaction)
-                given.remove(key)
-                given.append(key)
-                return False
-        while holders and (alone or len(holders) >= HOLDERS_MAX):
-            _given(holders.pop(0)).remove(key)
-            self._count -= 1
-        holders.append(interaction)
+        app, user, _ = interaction.key
+        place = hash((app, user, witness))
+        given = interaction.given
+        if given is None:
+            given = interaction.given = []
+        if not _is_new(own, place, interaction):
+            given.remove(place)
+            given.append(place)
+            return False
+        held = own.get(place)
+        if held is None:
+            own[place] = interaction
+        else:
+            holders = held if isinstance(held, list) else [held]
+            while holders and (alone or len(holders) >= HOLDERS_MAX):
+                _given(holders.pop(0)).remove(place)
+                self._count -= 1
+            holders.append(interaction)
+            own[place] = holders if len(holders) > 1 else interaction
         self._count += 1
-        given = _given(interaction)
-        given.append(key)
+        given.append(place)
         if len(given) > GIVEN_MAX:
-            self._take(interaction, given.pop(0))
+            self._take(own, interaction, given.pop(0))
         if self._count > self._most:
             self._forget_oldest()
         return True
 
     def forget(self, interaction: Interaction) -> None:
         """It is known by nothing any longer."""
-        for key in interaction.given or ():
-            self._take(interaction, key)
-        interaction.given = None
-
-    def _take(self, interaction: Interaction, key: Key) -> None:
-        own = self._tenants[interaction.tenant]
-        holders = own[key]
-        holders.remove(interaction)
-        self._count -= 1
-        if not holders:
-            del own[key]
+        given = interaction.given
+        if given:
+            own = self._tenants[interaction.tenant]
+            for place in given:
+                self._take(own, interaction, place)
             if not own:
                 del self._tenants[interaction.tenant]
+        interaction.given = None
+
+    def _take(self, own: dict[int, Held], interaction: Interaction, place: int) -> None:
+        held = own[place]
+        self._count -= 1
+        if isinstance(held, list):
+            held.remove(interaction)
+            if len(held) == 1:
+                own[place] = held[0]
+        else:
+            del own[place]
 
     def _forget_oldest(self) -> None:
         """The tenant with most witnesses loses a hundredth of the bound, so that this is rare."""
         tenant = max(self._tenants, key=lambda name: (len(self._tenants[name]), name))
         own = self._tenants[tenant]
-        for key, holders in list(islice(own.items(), max(1, min(len(own), self._most // 100)))):
+        for place, held in list(islice(own.items(), max(1, min(len(own), self._most // 100)))):
+            holders = held if isinstance(held, list) else [held]
             for holder in holders:
-                _given(holder).remove(key)
+                _given(holder).remove(place)
             self._count -= len(holders)
-            del own[key]
+            del own[place]
         if not own:
             del self._tenants[tenant]
 
 
-def _given(interaction: Interaction) -> list[Key]:
-    if interaction.given is None:
-        interaction.given = []
-    return interaction.given
+def _is_new(own: dict[int, Held], place: int, interaction: Interaction) -> bool:
+    held = own.get(place)
+    if isinstance(held, list):
+        return not any([one is interaction for one in held])
+    return held is not interaction
+
+
+def _given(interaction: Interaction) -> list[int]:
+    given = interaction.given
+    assert given is not None
+    return given

@@ -42,6 +42,8 @@ LINES_GIVEN: Final = 3
 LINES_OF_A_NEW_TALK: Final = 2
 """Lines of earlier answers that a talk in which the model has said nothing must have, to go on with their interaction:
 several agents may work on one answer, each with a talk of its own. What an answer handed to a tool counts twice."""
+_TASK: Final = 0x5A5A5A5A5A5A5A5
+"""Sets apart the lines that were handed to a tool: another agent may have them as its task."""
 PROMPTED_FLOWS_MAX: Final = 4096
 """Flows whose latest raw prompts are remembered by their lengths."""
 LENGTHS_MAX: Final = 32
@@ -155,15 +157,16 @@ def given(claim: Claim, tool_ids: Iterable[bytes], text: bytes, answer_id: str, 
     proofs = [_of_call(id_) for id_ in islice(tool_ids, IDS_MAX)]
     if answer_id:
         proofs.append(_of_answer(answer_id.encode()))
+    session, echoed = claim.session, claim.shows.lines
     said = decoded(text, 0)
     turn = turn_of(claim.last_turn, said)
-    hints = [hashed(claim.session.encode(), b"turn", turn.hex().encode())] if turn else []
-    echoed = claim.shows.lines
-    lines = [line for each in lines_of(said) if (line := hash((claim.session, each))) not in echoed][:LINES_GIVEN]
-    tasks = [each for each in lines_in(decoded(arguments, 0)) if hash((claim.session, each)) not in echoed]
-    for task in tasks[:LINES_GIVEN]:
-        lines += [hash((claim.session, task)), _of_task(claim.session, task)]
-    return Witnesses(tuple(proofs), tuple(hints), tuple(lines))
+    hints = (hashed(session.encode(), b"turn", turn),) if turn else ()
+    lines = [line for each in lines_of(said) if (line := hash((session, each))) not in echoed][:LINES_GIVEN]
+    if arguments:
+        tasks = [task for each in lines_in(decoded(arguments, 0)) if (task := hash((session, each))) not in echoed]
+        for task in tasks[:LINES_GIVEN]:
+            lines += [task, task ^ _TASK]
+    return Witnesses(tuple(proofs), hints, tuple(lines))
 
 
 def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
@@ -182,11 +185,11 @@ def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
     if turns.has_answers and not known and begins:
         hints.append(turns.named_before(b"asked", b""))
     if shown.turn:
-        hints.append(hashed(name.encode(), b"turn", shown.turn.hex().encode()))
+        hints.append(hashed(name.encode(), b"turn", shown.turn))
     is_new = not shown.turn and not turns.has_answers
     lines = [hash((name, line)) for line in shown.lines]
     if is_new:
-        lines += [_of_task(name, line) for line in shown.lines]
+        lines += [line ^ _TASK for line in lines]
     id_ = _named(turns, session, previous, proofs)
     if not id_ and not hints and not lines:
         return Claim(begins=begins)
@@ -208,11 +211,6 @@ def _named(turns: Turns, session: bytes, previous: bytes, proofs: list[str]) -> 
 
 def _of_call(id: bytes) -> str:
     return hashed(b"tool", id)
-
-
-def _of_task(session: str, line: str) -> int:
-    """What a line is known by that was handed to a tool: another agent may have it as its task."""
-    return hash((session, line, "task"))
 
 
 def _of_answer(id: bytes) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from hashlib import sha256
-from itertools import islice
 from typing import Final
 
 import msgspec
@@ -45,14 +44,13 @@ TEXTS_MAX: Final = 4
 LINES_MAX: Final = 16
 """Lines that are looked up for one request."""
 LINE_MIN: Final = 32
-"""A shorter line says too little of whose it is: the mark around a block of code, say. `_LONG_LINE` has it as well."""
+"""A shorter line says too little of whose it is: the mark around a block of code, say."""
 LINE_MAX: Final = 200
 """So much of a longer one counts."""
 
+_BACKSLASH: Final = ord("\\")
 _TEXT_OF_BLOCK: Final = re.compile(rb'"text"\s{0,4}:\s{0,4}"')
 _UNITS: Final = re.compile(rb'[^"\\]*+(?:(?:\\u[0-9a-fA-F]{4}|\\[^u])[^"\\]*+)*+')
-_FIRST_LINE: Final = re.compile(r"\S[^\r\n]*")
-_LONG_LINE: Final = re.compile(r"[^\r\n]{32,}")
 _STRING: Final = re.compile(r'"([^"\\]*+(?:\\.[^"\\]*+)*+)')
 _RESULT_OF: Final = re.compile(rb'"tool_use_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
 _ID_IN_TEXT: Final = re.compile(rb"(?:'id': '|\\\"id\\\": ?\\\")([A-Za-z0-9_.:-]{4,256})")
@@ -64,7 +62,7 @@ class Shown:
     Attributes:
         tool_ids: of the calls whose results come last, or which the last turn of the model names in its text.
         last_turn: name of the user's last turn, if it comes after the model's; b"" if it does not.
-        turn: the turn before the model's last one, and how that one begins; b"" if there is none.
+        turn: the turn before the model's last one by name, and how that one begins; b"" if there is none.
         lines: of the turns at its end and at its beginning.
     """
 
@@ -84,7 +82,8 @@ def shown_by(first: Sequence[Turn], last: Sequence[Turn]) -> Shown:
     """Look at the first turns of a conversation and at its last ones; the same turns may be among both."""
     if len(last) == 1 and last[0].role == "user" and (content := bytes(last[0].content)).startswith(b'"'):
         asked = text_of(content)  # one question and no more, as most requests are: what follows comes to this
-        return Shown([], name_of(asked), b"", _lines([asked]))
+        lines = lines_of(asked)
+        return Shown([], name_of(asked), b"", list(dict.fromkeys(lines)) if len(lines) > 1 else lines)
     begin = end = len(last)  # of the model's last turn: all items in a row
     while end and not is_models(last[end - 1]):
         end -= 1
@@ -132,17 +131,30 @@ def name_of(text: str) -> bytes:
 
 
 def turn_of(before: bytes, text: str) -> bytes:
-    """A name for an answer to the turn of this name; b"" if it has no text, or that no name."""
-    first = _FIRST_LINE.search(text) if before else None
-    if first is None:
+    """What sets an answer to the turn of this name apart: how it begins; b"" if it has no text, or that no name."""
+    begin = text.lstrip()
+    if not before or not begin:
         return b""
-    return sha256(before + first[0].rstrip()[:LINE_MAX].encode("utf-8", "surrogatepass")).digest()[:8]
+    return before + _rows(begin[:LINE_MAX])[0].rstrip().encode("utf-8", "surrogatepass")
 
 
 def lines_of(text: str) -> list[str]:
     """The lines of a text that say something."""
-    lines = [found[0].strip() for found in islice(_LONG_LINE.finditer(text), LINES_MAX)]
-    return [line[:LINE_MAX] for line in lines if len(line) >= LINE_MIN]
+    lines: list[str] = []
+    for row in _rows(text):
+        if len(row) >= LINE_MIN:
+            line = row.strip()
+            if len(line) >= LINE_MIN:
+                lines.append(line[:LINE_MAX])
+                if len(lines) == LINES_MAX:
+                    break
+    return lines
+
+
+def _rows(text: str) -> list[str]:
+    if "\r" in text:
+        text = text.replace("\r", "\n")
+    return text.split("\n") if "\n" in text else [text]
 
 
 def lines_in(json: str) -> list[str]:
@@ -162,6 +174,10 @@ def text_of(content: bytes) -> str:
 
 def decoded(content: bytes, begin: int) -> str:
     """The text that begins here, up to its closing quote or the most that is read."""
+    try:
+        return decode_name(b'"' + content[begin : _end_of_string(content, begin)] + b'"')
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass  # cut amid an escape, or a letter
     found = _UNITS.match(content, begin, max(begin, TEXT_BYTES_MAX))
     assert found is not None
     try:
@@ -172,6 +188,20 @@ def decoded(content: bytes, begin: int) -> str:
         return decode_name(b'"' + found[0].decode("utf-8", "ignore").encode() + b'"')
     except msgspec.DecodeError:
         return ""
+
+
+def _end_of_string(content: bytes, begin: int) -> int:
+    """Where its closing quote stands, or where reading ends. Behind an odd number of backslashes a quote is text."""
+    limit = min(len(content), max(begin, TEXT_BYTES_MAX))
+    at = content.find(b'"', begin, limit)
+    while at >= 0:
+        slashes = at
+        while slashes > begin and content[slashes - 1] == _BACKSLASH:
+            slashes -= 1
+        if not (at - slashes) % 2:
+            return at
+        at = content.find(b'"', at + 1, limit)
+    return limit
 
 
 def _brought_back(since: Sequence[Turn]) -> list[bytes]:
