@@ -20,6 +20,7 @@ __all__ = ["Database", "Transaction", "place_of"]
 LAYOUT = "1"
 CONNECT_S = 3
 ANSWER_S = 5
+"""How long a statement may take, and how long a server may give no sign of life."""
 BUSY_S = 2.0
 """How long SQLite waits for another process that writes."""
 
@@ -186,6 +187,9 @@ class _PostgreSql:
         bounds: dict[str, Any] = {
             "connect_timeout": CONNECT_S,
             "tcp_user_timeout": ANSWER_S * 1000,
+            "keepalives_idle": ANSWER_S,
+            "keepalives_interval": 1,
+            "keepalives_count": ANSWER_S,
             "options": f"-c statement_timeout={ANSWER_S * 1000} -c lock_timeout={ANSWER_S * 1000}",
             "application_name": "fairgate",
         }

@@ -29,7 +29,6 @@ logger = logging.getLogger("fairgate")
 
 FLUSH_S = 0.5
 FORGET_S = 3600.0
-OPEN_S = 5.0
 
 
 class UsageRecorder:
@@ -63,10 +62,9 @@ class UsageRecorder:
             self._quotas.day.epoch_s = time.time() - time.monotonic()
             self._quotas.day.begin_anew()
         try:
-            async with asyncio.timeout(OPEN_S):
-                await self._go_on()
-        except (StoreUnavailable, TimeoutError) as error:
-            self._failed(str(error) or f"{self.database.place}: did not answer within {OPEN_S:g} s")
+            await self._go_on()
+        except StoreUnavailable as error:
+            self._failed(str(error))
 
     async def keep(self) -> None:
         """Write every half second, until cancelled."""

@@ -15,6 +15,8 @@ from gateway.usage.database import Database, place_of
 
 __all__ = ["CLOSE_S", "DatabaseThread"]
 
+ANSWER_S = 6.0
+"""Longer than a connection and a statement may take."""
 CLOSE_S = 2.0
 WAITING_MAX = 64
 Found = TypeVar("Found")
@@ -31,7 +33,8 @@ class DatabaseThread:
         self._thread: threading.Thread | None = None
 
     async def do(self, work: Callable[[Database], Found]) -> Found:
-        """What the work returns. Raises StoreUnavailable or StoreRefused; who stops waiting does not stop the work."""
+        """What the work returns. Raises StoreUnavailable, also where it takes too long, or StoreRefused. Who stops
+        waiting does not stop work that has begun."""
         done: Future[Found] = Future()
         try:
             self._work.put_nowait((work, done))
@@ -41,7 +44,11 @@ class DatabaseThread:
             # A daemon: a disk that has stopped for good must not keep the process.
             self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
             self._thread.start()
-        return await asyncio.wrap_future(done)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await asyncio.wrap_future(done)
+        except TimeoutError:
+            raise StoreUnavailable(f"{self.place}: does not answer within {ANSWER_S:g} s") from None
 
     async def close(self, wait_s: float) -> None:
         """Let what waits be done, for at most so long, and disconnect."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import signal
 import sqlite3
@@ -245,6 +246,26 @@ async def _written(live: Live) -> None:
     async with asyncio.timeout(20):
         while usage.fault is not None or (await live.metrics())["fairgate_usage_waiting_sums",]:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+
+
+async def test_a_server_that_does_not_answer_is_waited_for_by_nobody(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gateway.usage.thread.ANSWER_S", 0.2)
+    async with PostgresServer() as server, Upstream(replies(OK)) as upstream:
+        async with start(upstream.url, tenants=TENANTS, usage=server.url) as live:
+            await _written(live)
+            [(pid,)] = await server.ask("SELECT pid FROM pg_stat_activity WHERE application_name = 'fairgate'")
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                for _ in range(5):
+                    assert (await live.ask(CHAT, chat())).status == 200
+                await until(lambda: "does not answer within 0.2 s" in caplog.text)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await _written(live)
+            lines = await live.lines(5)
+        assert await asyncio.to_thread(counted, server.url) == logged(lines)
 
 
 async def test_a_gateway_starts_before_its_server(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
