@@ -8,11 +8,11 @@ import shutil
 import subprocess
 import tempfile
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psycopg
 import pytest
 
 from tests.redis_server import free_port
@@ -50,6 +50,8 @@ class PostgresServer:
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     async def __aenter__(self) -> PostgresServer:
+        if find_spec("psycopg") is None:
+            pytest.skip("runs a real PostgreSQL and needs psycopg: pip install 'fairgate[postgresql]'")
         program("initdb")
         await asyncio.to_thread(self._make)
         await self.start()
@@ -77,6 +79,8 @@ class PostgresServer:
         await self._control("stop", "-m", "immediate")
 
     async def ask(self, statement: str) -> list[tuple[Any, ...]]:
+        import psycopg
+
         def asked() -> list[tuple[Any, ...]]:
             with psycopg.connect(self.url, autocommit=True) as connection:
                 cursor = connection.execute(statement)

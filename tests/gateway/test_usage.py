@@ -166,6 +166,25 @@ async def test_sums_equal_the_access_log_though_the_process_is_killed(tmp_path: 
     assert 0 < len(due) <= requests_in(url) <= total_sent
 
 
+async def test_workers_count_into_one_file(tmp_path: Path) -> None:
+    url = str(tmp_path / "usage.db")
+    async with Upstream(replies(OK)) as upstream:
+        config = config_file(tmp_path, upstream.url, tenants=TENANTS, usage=url, workers=2)
+        async with running("serve", "-c", config) as command:
+            address = (await command.says(r"serving on (http://\S+) with 2 workers"))[1] + CHAT
+            await command.says(r"worker 0: admin on")
+            await command.says(r"worker 1: admin on")
+            for number in range(20):
+                async with aiohttp.ClientSession() as http:  # a connection of its own, for either worker
+                    headers = {"authorization": "Bearer k"}
+                    async with http.post(address, json=chat(user=str(number % 3)), headers=headers) as response:
+                        assert response.status == 200
+            command.signal(signal.SIGTERM)
+            assert await command.ended() == 0
+    assert counted(url) == logged(lines_of(command.out))
+    assert requests_in(url) == 20
+
+
 def requests_in(url: str) -> int:
     return int(sum(sums[0] for sums in counted(url).values()))
 
@@ -362,6 +381,20 @@ async def test_a_limit_of_a_day_survives_a_restart(start: Starter, url: str) -> 
             assert (await live.ask(CHAT, chat(), key="b")).status == 200
         async with start(upstream.url, **{**fields, "usage": str(start.directory / "other.db")}) as live:
             assert (await live.ask(CHAT, chat())).status == 200
+
+
+async def test_a_worker_has_its_part_of_what_is_left(tmp_path: Path) -> None:
+    url = str(tmp_path / "usage.db")
+    tally = Tally()
+    tally.requests, tally.input, tally.output = 1, 60, 40
+    database = database_at(url)
+    add(database, Batch("before", 1, {(int(time.time()) // 3600, "t", "", "", ""): tally}), int(time.time()))
+    database.close()
+    quotas = Quotas(Quota(tokens_per_day=500))
+    recorder = UsageRecorder(UsageConfig(url=SecretStr(url)), quotas, 2)
+    await recorder.open()
+    await recorder.close()
+    assert quotas.standing("t", time.monotonic())[0].remaining == 450
 
 
 def test_a_day_goes_on_from_what_is_left_of_the_one_before() -> None:
