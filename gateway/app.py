@@ -32,6 +32,7 @@ from gateway.request.identity import Keyring, MintedKey
 from gateway.request.routes import GENERATE, ONE_ANSWER, PASS, Routes
 from gateway.request.unqueued import Unqueued
 from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.lately import Lately
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Outcome, Record
 from gateway.usage.counts import UsageCounts
@@ -59,6 +60,7 @@ class Gateway:
         self.config = config
         self._listener = listener
         self.metrics = Metrics()
+        self.lately = Lately()
         self.shared = Shared.of(config)
         self.pools: list[Pool] = []
         self.port = 0
@@ -281,6 +283,7 @@ class Gateway:
     def _settled(self, record: Record, policy: str) -> None:
         if record.pool:
             self.metrics.ended(record)
+            self.lately.ended(record)
         elif record.outcome == Outcome.REFUSED:
             self.metrics.refused(record.reason)
         if self._usage is not None:

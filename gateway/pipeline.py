@@ -235,7 +235,7 @@ class Pipeline:
         admitted = record.request = Request(
             request.id, flow, principal.weight, prompt_tokens, output_tokens_max, record.arrived_s, sequences,
             len(payload.body), payload.stream, system_tokens, claim, prefix,
-            payload.model if pool.is_adapter(payload.model) else "",
+            payload.model if pool.is_adapter(payload.model) else "", request.client_id,
         )  # fmt: skip
         if payload.stream and not payload.asks_usage and way.dialect is Dialect.OPENAI and not payload.is_form:
             payload.ask_usage()

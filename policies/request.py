@@ -27,6 +27,7 @@ __all__ = [
     "Request",
     "ServiceTokens",
     "State",
+    "Wait",
     "Witnesses",
 ]
 
@@ -165,6 +166,37 @@ class Placed(StrEnum):
     """It was assigned elsewhere, and an engine that ran nothing took it."""
 
 
+class Wait:
+    """What has a request that could not start at once waited for? `admission.waits` writes it.
+
+    Attributes:
+        since_s: when it began to wait.
+        ahead: requests of all tenants that waited then.
+        ahead_of_own: those of its own tenant.
+        by: seconds by obstacle (`capacity.obstacle.Obstacle`), but for those below.
+        obstacle: the one that it waits for or waited for last as the next in order; so long: `obstacle_s`.
+        closed_s: while it waits, the pool's own clock of `Obstacle.CLOSED` as it was when the request was queued; then
+            how long it waited for that.
+        rest: the obstacle that the time counts for which is in none of the others.
+        ended_s: when it ended; less than 0: it has not.
+    """
+
+    __slots__ = (
+        "ahead", "ahead_of_own", "by", "closed_s", "ended_s", "obstacle", "obstacle_s", "rest", "since_s",
+    )  # fmt: skip
+
+    def __init__(self, since_s: float, ahead: int, ahead_of_own: int, rest: str, closed_s: float) -> None:
+        self.since_s = since_s
+        self.ahead = ahead
+        self.ahead_of_own = ahead_of_own
+        self.by: dict[str, float] | None = None
+        self.obstacle: str | None = None
+        self.obstacle_s = 0.0
+        self.closed_s = closed_s
+        self.rest = rest
+        self.ended_s = -1.0
+
+
 class Progress:
     """What the gateway notes of one request on its way. The admission engine writes it; an order writes its charges.
 
@@ -185,11 +217,12 @@ class Progress:
         inside: it continues an open interaction that is within its caps. It may have to wait, but is not throttled.
         gives: by what its answer lets later calls of its interaction be known. The gateway reads it from the answer.
         wasted_tokens: what its interaction had taken for nothing, since this call of it was rejected.
+        wait: what held it back; None: nothing did.
     """
 
     __slots__ = (
         "attempts", "cached_blocks", "cached_tokens", "charged", "deadline_s", "gives", "inside", "interaction", "norm",
-        "normalised", "output_tokens_expected", "output_tokens_reserved", "placed", "stage", "state",
+        "normalised", "output_tokens_expected", "output_tokens_reserved", "placed", "stage", "state", "wait",
         "wasted_tokens",
     )  # fmt: skip
 
@@ -210,6 +243,7 @@ class Progress:
         self.inside = False
         self.gives = NO_WITNESSES
         self.wasted_tokens = 0
+        self.wait: Wait | None = None
 
 
 class Request:
@@ -225,12 +259,13 @@ class Request:
         claim: what it says of its interaction.
         prefix: chained hashes of the blocks of its prompt, the first one first; empty where nothing reads them.
         adapter: name of the adapter (LoRA) that it asks for; "" if it asks for a model itself.
+        client_id: what its client calls it; "" if it does not. Not unique.
         progress: what the gateway notes of it.
     """
 
     __slots__ = (
-        "adapter", "arrived_s", "body_bytes", "claim", "flow", "id", "output_tokens_max", "prefix", "progress",
-        "prompt_tokens", "sequences", "streamed", "system_tokens", "weight",
+        "adapter", "arrived_s", "body_bytes", "claim", "client_id", "flow", "id", "output_tokens_max", "prefix",
+        "progress", "prompt_tokens", "sequences", "streamed", "system_tokens", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -248,6 +283,7 @@ class Request:
         claim: Claim = NO_CLAIM,
         prefix: tuple[int, ...] = (),
         adapter: str = "",
+        client_id: str = "",
         progress: Progress | None = None,
     ) -> None:
         self.id: Final = id
@@ -263,6 +299,7 @@ class Request:
         self.claim: Final = claim
         self.prefix: Final = prefix
         self.adapter: Final = adapter
+        self.client_id: Final = client_id
         self.progress: Final = progress if progress is not None else Progress()
 
     def __repr__(self) -> str:

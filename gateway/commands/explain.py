@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from gateway.telemetry.access_log import hidden
 from policies.admission.decisions import Reject
@@ -14,9 +14,26 @@ if TYPE_CHECKING:
 
 __all__ = ["explain"]
 
+OTHERS_MAX: Final = 10
 
-def explain(pools: Iterable[Pool], request_id: str) -> dict[str, Any] | None:
-    """The explanation as plain data; None if no pool knows the request, or knows it no longer."""
+
+def explain(pools: Sequence[Pool], request_id: str) -> dict[str, Any] | None:
+    """The explanation as plain data; None if no pool knows the request, or knows it no longer.
+
+    `request_id`: ours, or the client's own. If the client gave it to several requests, the latest is explained.
+    """
+    found = _explain(pools, request_id)
+    if found is not None:
+        return found
+    for pool in pools:
+        ids = _ids_of_client(pool, request_id)
+        found = _explain((pool,), ids[0]) if ids else None
+        if found is not None:
+            return {**found, "client_request_id": request_id, "others_of_this_id": ids[1 : 1 + OTHERS_MAX]}
+    return None
+
+
+def _explain(pools: Sequence[Pool], request_id: str) -> dict[str, Any] | None:
     for pool in pools:
         dispatcher = pool.dispatcher
         now = dispatcher.clock()
@@ -26,11 +43,22 @@ def explain(pools: Iterable[Pool], request_id: str) -> dict[str, Any] | None:
     return None
 
 
+def _ids_of_client(pool: Pool, client_id: str) -> list[str]:
+    """Ours for the requests that a client calls so: those that wait or were decided, the latest first."""
+    if not client_id:
+        return []
+    waiting = [each.request for each in pool.dispatcher.exchanges() if each.request.client_id == client_id]
+    decided = pool.dispatcher.engine.recent.of_client(client_id)
+    return list(dict.fromkeys([*(request.id for request in reversed(waiting)), *decided]))
+
+
 def _plain(found: Explanation, now: float) -> dict[str, Any]:
     flow = found.flow
     return {
         "state": found.state,
         "reason": found.reason,
+        "waited": found.waited,
+        "waited_s": {str(obstacle): round(seconds, 6) for obstacle, seconds in found.waited_s.items()},
         "decision": _decision(found),
         "decided_s_ago": None if found.decided_s is None else round(now - found.decided_s, 3),
         "flow": {"tenant": flow.tenant, "app": flow.app, "user": hidden(flow.user)},

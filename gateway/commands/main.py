@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
 import click
 
-from gateway.commands.keys import keys, loaded
+from gateway.commands.admin import NotAnswered, admins, asks_admin
+from gateway.commands.keys import keys
 from gateway.commands.serving import BAD_INPUT, allow_files, run, serve_one, supervise
 from gateway.commands.usage import usage
 
-if TYPE_CHECKING:
-    from gateway.config.model import Config
-
 __all__ = ["main"]
+
+NOT_FOUND: Final = 404
 
 
 def _build() -> str:
@@ -287,12 +287,10 @@ def healthcheck(url: str) -> None:
 
 @main.command()
 @click.argument("request_id")
-@click.option(
-    "-c", "--config", "path", type=click.Path(path_type=Path), help="The gateway's file: its admin, its admin_token."
-)
-@click.option("--admin", help="Admin listener.  [default: that of the file, or http://127.0.0.1:9090]")
+@asks_admin
 def explain(request_id: str, path: Path | None, admin: str | None) -> None:
-    """Why was a request dispatched, refused or kept waiting? REQUEST_ID: the x-request-id of its answer.
+    """Why was a request dispatched, refused or kept waiting? REQUEST_ID: the x-request-id of its answer, or the one
+    that the client sent.
 
     \b
     fairgate explain req_0123456789abcdef -c config.yaml
@@ -301,35 +299,43 @@ def explain(request_id: str, path: Path | None, admin: str | None) -> None:
     Exits with 1 if the decision is no longer remembered.
     """
     import json
-    import urllib.error
     import urllib.parse
-    import urllib.request
 
-    config = loaded(path) if path is not None else None
-    admin = admin or _admin_url(config)
-    url = f"{admin.rstrip('/')}/explain/{urllib.parse.quote(request_id, safe='')}"
-    if not url.startswith(("http://", "https://")):
-        raise click.BadParameter("must be http://host:port of the admin listener", param_hint="--admin")
-    token = config.admin_token if config is not None else None
-    headers = {"authorization": f"Bearer {token.get_secret_value()}"} if token is not None else {}
+    found: NotAnswered | None = None
+    for one in admins(path, admin):  # of several workers, one had it
+        try:
+            click.echo(json.dumps(one.get(f"/explain/{urllib.parse.quote(request_id, safe='')}"), indent=2))
+            return
+        except NotAnswered as error:
+            found = error
+            if error.status != NOT_FOUND:
+                break
+    click.echo(f"fairgate: {found}", err=True)
+    sys.exit(1 if found is not None and found.status else BAD_INPUT)
+
+
+@main.command()
+@asks_admin
+@click.option("--once", is_flag=True, help="Print one view and end; also where the output is no terminal.")
+@click.option(
+    "--interval", "interval_s", default=1.0, show_default=True, type=click.FloatRange(0.1, 3600), help="Seconds."
+)
+def top(path: Path | None, admin: str | None, once: bool, interval_s: float) -> None:
+    """Who waits, who receives how much, and what limits the engines just now? A live view; Ctrl-C ends it.
+
+    \b
+    fairgate top -c config.yaml
+    fairgate top --once --admin http://127.0.0.1:9091
+
+    Of several workers it shows the first; the n-th has the n-th admin port.
+    """
+    from gateway.commands.top import watch
+
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=3) as answer:
-            click.echo(json.dumps(json.load(answer), indent=2))
-    except urllib.error.HTTPError as error:
-        click.echo(f"fairgate: {error.read().decode()[:500]}", err=True)
-        sys.exit(1)
-    except (OSError, ValueError) as error:
-        click.echo(f"fairgate: {url}: {error}", err=True)
-        sys.exit(BAD_INPUT)
-
-
-def _admin_url(config: Config | None) -> str:
-    """Where the command finds the admin listener, on the gateway's own machine."""
-    if config is None:
-        return "http://127.0.0.1:9090"
-    host, port = config.admin_address
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        watch(admins(path, admin)[0], interval_s=interval_s, once=once)
+    except NotAnswered as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(1 if error.status else BAD_INPUT)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.model import Config, path_of
+from gateway.config.provenance import Loc, Provenances, Written
 
 __all__ = ["ConfigError", "Fault", "Finding", "check_config", "config_for_backends", "load_config"]
 
@@ -25,8 +26,6 @@ FILE_BYTES_MAX = 4 * 1024 * 1024
 DEPTH_MAX = 20
 NODES_MAX = 500_000
 FAULTS_MAX = 100
-
-Loc = tuple[int | str, ...]
 
 _NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?")
 _VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?:(:-)([^}]*))?\}|\$\{")
@@ -102,9 +101,11 @@ def _loaded(source: _Source, workers: int | None = None) -> Config:
         data = source.read()
     except _RefusedError as error:
         raise ConfigError([error.fault]) from None
+    read = dict(data)
     if workers is not None:
         data["workers"] = workers
-    return _validated(data, source)
+    given = {field for field, value in data.items() if value is not read.get(field)}
+    return _validated(data, source).that_came_from(source.provenances(given))
 
 
 def config_for_backends(urls: list[str], host: str, port: int, admin_port: int = 9090, workers: int = 1) -> Config:
@@ -139,6 +140,17 @@ class _Source:
         self.faults: list[Fault] = []
         self.keys: dict[Loc, yaml.Node] = {}
         self.values: dict[Loc, yaml.Node] = {}
+        self.variables: dict[Loc, str] = {}
+        """The first environment variable in a value."""
+
+    def provenances(self, given: set[str]) -> Provenances:
+        """Where the values come from. `given`: the fields that the command line gave."""
+        written = {
+            loc: Written(_place(node)[0], self.variables.get(loc, ""))
+            for loc, node in self.values.items()
+            if isinstance(node, yaml.ScalarNode)
+        }
+        return Provenances(self.file, written, given)
 
     def read(self) -> dict[str, Any]:
         """The top-level mapping; `faults` says what is wrong in it. Raises _RefusedError when there is none."""
@@ -234,6 +246,7 @@ class _Source:
             if name is None:
                 self._fault(loc, "write a variable as ${NAME} or ${NAME:-default}, and a plain ${ as $${")
                 return ""
+            self.variables.setdefault(loc, name)
             value = os.environ.get(name)
             if has_default:
                 return value or default

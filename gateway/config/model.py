@@ -14,6 +14,7 @@ from pydantic import (
     BaseModel,
     Field,
     ModelWrapValidatorHandler,
+    PrivateAttr,
     SecretStr,
     ValidationError,
     ValidationInfo,
@@ -43,6 +44,7 @@ from gateway.config.keys import KeyConfig, hash_key, new_key
 from gateway.config.limits import Limits
 from gateway.config.listener import NetworkName, Origin, RouteConfig
 from gateway.config.policy import PolicyConfig, PolicyName
+from gateway.config.provenance import UNKNOWN, Loc, Provenances
 from gateway.config.section import Section
 from gateway.config.state import StateConfig
 from gateway.config.throttle import OverloadConfig, QuotaConfig, ThrottleConfig
@@ -64,9 +66,6 @@ __all__ = [
     "json_schema",
     "new_key",
 ]
-
-Loc = tuple[int | str, ...]
-
 
 Address = Annotated[str, AfterValidator(checked_address)]
 
@@ -171,7 +170,8 @@ class Config(Section):
     routes: tuple[RouteConfig, ...] = Field(default=(), strict=False)
     """What else clients may ask, beyond the inference routes that are known."""
     admin: Address = "127.0.0.1:9090"
-    """host:port for /health, /ready, /metrics, /explain, /usage and /keys. Not for clients."""
+    """host:port for /health, /ready, /metrics, /explain, /queue, /tenants, /backends, /config, /usage and /keys. Not
+    for clients."""
     admin_token: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
     """What `admin` asks for as a bearer token, except for /health and /ready. Write ${NAME} to take it from the
     environment. Default: nothing is asked, for loopback only."""
@@ -214,6 +214,18 @@ class Config(Section):
     """Where the one line per request goes: stdout, off, or the path of a file."""
     debug_headers: bool = False
     """Answer with x-fairgate-* headers that say how the request was scheduled."""
+    _provenance: Provenances = PrivateAttr(default=UNKNOWN)
+
+    @property
+    def provenance(self) -> Provenances:
+        """Where its values come from."""
+        return self._provenance
+
+    def that_came_from(self, provenance: Provenances) -> Self:
+        """The same, with where its values come from."""
+        copy = self.model_copy()
+        copy._provenance = provenance
+        return copy
 
     @property
     def listen_address(self) -> tuple[str, int]:

@@ -1,4 +1,6 @@
-"""What can an operator ask the gateway? /health, /ready, /metrics, /explain, /usage, /keys: on their own listener."""
+"""What can an operator ask the gateway? /health, /ready, /metrics, /explain, the views of the present, usage and keys,
+on a listener of their own.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from gateway.commands.explain import explain
 from gateway.operator.keys import key_routes
 from gateway.operator.usage import usage_routes
+from gateway.operator.views import views
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -63,6 +66,7 @@ def admin_app(gateway: Gateway) -> web.Application:
             web.get("/explain/{id}", explanation),
             *key_routes(gateway),
             *usage_routes(gateway),
+            *views(gateway),
         ]
     )
     return app

@@ -15,6 +15,7 @@ from policies.request import Request
 __all__ = ["AccessLog", "hidden"]
 
 FLUSH_S = 0.2
+NOTHING: Final[dict[str, float]] = {}
 BUFFER_LINES_MAX: Final = 512
 
 
@@ -63,6 +64,7 @@ class AccessLog:
             record.outcome,
             record.reason,
             _ms(record.queue_s),
+            _waited_ms(record),
             None if first_token_s is None else _ms(first_token_s),
             _ms(record.total_s),
             service.prompt,
@@ -99,6 +101,14 @@ class AccessLog:
         self.flush()
         if self._writer is not None:
             self._writer.close()
+
+
+def _waited_ms(record: Record) -> dict[str, float]:
+    """By obstacle, the longest first."""
+    waited_s = record.waited_s
+    if not waited_s:
+        return NOTHING
+    return {str(obstacle): _ms(waited_s[obstacle]) for obstacle in sorted(waited_s, key=lambda name: -waited_s[name])}
 
 
 def _interaction(request: Request) -> str:

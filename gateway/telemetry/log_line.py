@@ -23,6 +23,7 @@ class Line(msgspec.Struct):
     outcome: str
     reason: str
     queue_ms: float
+    waited_ms: dict[str, float]
     ttft_ms: float | None
     total_ms: float
     tokens_in: int

@@ -130,6 +130,8 @@ class Metrics:
         self._times: dict[tuple[str, str], tuple[_Distribution, _Distribution]] = {}
         """By (pool, outcome): waits before dispatch, and times in all."""
         self._first_tokens: dict[str, _Distribution] = {}
+        self._held_back: dict[tuple[str, str], _Distribution] = {}
+        """By (pool, obstacle): waits of the requests that waited for it."""
         registry.register(self)
 
     def ended(self, record: Record) -> None:
@@ -148,6 +150,11 @@ class Metrics:
             times = self._times[(pool, outcome)] = (_Distribution(_WAIT_BUCKETS), _Distribution(_TOTAL_BUCKETS))
         times[0].observe(record.queue_s)
         times[1].observe(record.total_s)
+        for obstacle, seconds in record.waited_s.items():
+            held_back = self._held_back.get((pool, obstacle))
+            if held_back is None:
+                held_back = self._held_back[(pool, obstacle)] = _Distribution(_WAIT_BUCKETS)
+            held_back.observe(seconds)
         first_token_s = record.first_token_s
         if first_token_s is not None:
             first_tokens = self._first_tokens.get(pool)
@@ -210,7 +217,12 @@ class Metrics:
         first = HistogramMetricFamily("fairgate_first_token_seconds", "Arrival to first token.", labels=["pool"])
         for pool, distribution in list(self._first_tokens.items()):
             distribution.add_to(first, [pool])
-        yield from (tokens, requests, prompts, reasons, waits, totals, first)
+        obstacles = HistogramMetricFamily(
+            "fairgate_held_back_seconds", "Part of the wait, by what it was for.", labels=["pool", "obstacle"]
+        )
+        for (pool, obstacle), distribution in list(self._held_back.items()):
+            distribution.add_to(obstacles, [pool, str(obstacle)])
+        yield from (tokens, requests, prompts, reasons, waits, totals, first, obstacles)
         if self.access_log is not None:
             lost = CounterMetricFamily("fairgate_access_log_lines_lost", "Lines that could not be written.")
             lost.add_metric([], self.access_log.lines_lost)

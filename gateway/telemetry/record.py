@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
+from policies.admission.waits import seconds_of
 from policies.request import Request, ServiceTokens
 
 __all__ = ["Outcome", "Record"]
@@ -28,9 +30,9 @@ class Record:
     """Times in seconds on the monotonic clock, tokens as settled. Never any content."""
 
     __slots__ = (
-        "_dispatched_s", "_ended_s", "_first_token_s", "app", "arrived_s", "backend", "client", "client_request_id",
-        "estimated_tokens", "model", "outcome", "path", "pool", "reason", "request", "request_id", "service", "stream",
-        "tenant", "tries",
+        "_dispatched_s", "_ended_s", "_first_token_s", "_waited_s", "app", "arrived_s", "backend", "client",
+        "client_request_id", "estimated_tokens", "model", "outcome", "path", "pool", "reason", "request", "request_id",
+        "service", "stream", "tenant", "tries",
     )  # fmt: skip
 
     def __init__(self, request_id: str, path: str, *, now: float) -> None:
@@ -57,6 +59,7 @@ class Record:
         self._dispatched_s: float | None = None
         self._first_token_s: float | None = None
         self._ended_s = now
+        self._waited_s: Mapping[str, float] | None = None
 
     def dispatched(self, backend: str, now: float) -> None:
         self.backend = backend
@@ -80,7 +83,24 @@ class Record:
     @property
     def queue_s(self) -> float:
         """From arrival to (the last) dispatch, or to the end if it never was dispatched."""
-        return (self._ended_s if self._dispatched_s is None else self._dispatched_s) - self.arrived_s
+        return self.dispatched_s - self.arrived_s
+
+    @property
+    def dispatched_s(self) -> float:
+        """When it went to its engine; if it never did, when it ended."""
+        return self._ended_s if self._dispatched_s is None else self._dispatched_s
+
+    @property
+    def ended_s(self) -> float:
+        return self._ended_s
+
+    @property
+    def waited_s(self) -> Mapping[str, float]:
+        """Once it has ended: what held it back, in seconds by obstacle; empty if nothing did. Their sum is `queue_s`
+        without the time in which the gateway read the request."""
+        if self._waited_s is None:
+            self._waited_s = seconds_of(None if self.request is None else self.request.progress.wait)
+        return self._waited_s
 
     @property
     def first_token_s(self) -> float | None:

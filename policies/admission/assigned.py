@@ -81,7 +81,11 @@ class AssignedPolicy(Policy):
             selection = order.pop(now, _RoomOfOne(engines, name, self.prefixes))
             if isinstance(selection, Selection):
                 return self._dispatched(selection, order)
-            blocked = blocked or selection
+            if isinstance(selection, Blocked):
+                if blocked is None:
+                    blocked = selection
+                else:
+                    blocked.others.append(selection)
             if longest is None or len(order) > len(longest):
                 longest = order
         if longest is None or not self._assignment.idle_takes:

@@ -28,6 +28,7 @@ from policies.admission.lifecycle import (
     UnknownRequest,
 )
 from policies.admission.policy import Policy
+from policies.admission.waits import Waits
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
@@ -54,6 +55,7 @@ class Books:
         quotas: Quotas | None,
     ) -> None:
         self.waiting = BoundedQueue(limits)
+        self.waits = Waits()
         self.leases: dict[str, Lease] = {}
         self.backends: dict[str, BackendLedger] = {}
         self.tenants = FairShares()
@@ -92,6 +94,7 @@ class Books:
                 self.waiting.dispatched(request, now)
             else:
                 self.waiting.remove(request)
+            self.waits.ended(request, now)
         if entries & WAIT:
             self._expect(request)
             self.waiting.add(request, front=entries & REJOIN != 0)

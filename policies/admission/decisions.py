@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request
+from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, Wait
 
 __all__ = ["Decided", "Decision", "Dispatch", "Failure", "Recent", "Reject"]
 
@@ -51,7 +51,8 @@ class Decided(NamedTuple):
 
     decision: Decision
     now: float
-    waited_s: float
+    wait: Wait | None
+    """What it had waited for; None: it was decided at once."""
     flow: Flow
     stage: int
     inside: bool
@@ -75,11 +76,11 @@ class Recent:
         """The latest decision on this request, if it is remembered."""
         for decision, now, request, pressure in reversed(self._decided):
             if decision.id == request_id:
-                progress, waited_s = request.progress, now - request.arrived_s
+                progress = request.progress
                 return Decided(
                     decision,
                     now,
-                    waited_s,
+                    progress.wait,
                     request.flow,
                     progress.stage,
                     progress.inside,
@@ -88,3 +89,8 @@ class Recent:
                     progress.cached_tokens,
                 )
         return None
+
+    def of_client(self, client_id: str) -> list[str]:
+        """Ids of the requests among them that their clients call so, the latest first."""
+        found = [request.id for _, _, request, _ in reversed(self._decided) if request.client_id == client_id]
+        return list(dict.fromkeys(found))

@@ -30,6 +30,7 @@ from policies.admission.lifecycle import (
 )
 from policies.admission.policy import Policy
 from policies.admission.room import Elsewhere, PoolRoom
+from policies.admission.waits import NEVER_WAITED
 from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked
@@ -86,10 +87,11 @@ class AdmissionEngine:
         self.set_back_s = 0.0
         """How far the clock of the events was set back in all."""
         self._waiting = self.books.waiting
+        self._waits = self.books.waits
         self._leases = self.books.leases
         self._quotas = quotas
         self._overload = Overload(overload or OverloadSettings())
-        self._recent = Recent()
+        self.recent = Recent()
         self._charged_s = float("-inf")
         self._now = 0.0
         self._dispatch_interval_s = 0.0
@@ -133,7 +135,7 @@ class AdmissionEngine:
         """Why is a request where it is? None: it is neither here nor among the last decisions. O(queue of its
         tenant).
         """
-        request, last = self._waiting.get(request_id), self._recent.last(request_id)
+        request, last = self._waiting.get(request_id), self.recent.last(request_id)
         known = request or last
         if known is None:
             return None
@@ -152,6 +154,7 @@ class AdmissionEngine:
                 self._quotas.standing(known.flow.tenant, now) if self._quotas is not None else [],
                 numbers,
                 {name: ledger.kv_fraction() for name, ledger in self.backends.items()},
+                self._waits.so_far(request, now) if request is not None else NEVER_WAITED,
             ),
         )
 
@@ -216,6 +219,7 @@ class AdmissionEngine:
         if refused is not None:
             self.books.change(REFUSED, request, now)
             return (self._reject(request, refused, now, pressure),)
+        self._waits.answered(request, now)
         self.books.change(ADMITTED, request, now)
         decisions: list[Decision] = []
         self._decide(now, decisions)
@@ -263,9 +267,11 @@ class AdmissionEngine:
             return self.cancelled(request_id, now, service)
         now = self._time(now)
         self.backends[lease.backend].refused(now, is_full=failure is Failure.REFUSED)
+        self._waits.returned(request, lease.dispatched_s, now)
         if failure is Failure.UNREACHED:
             request.progress.attempts += 1
         if request.progress.attempts >= self.limits.attempts_max:
+            self._waits.ended(request, now)
             self.books.change(BROKEN, request, now)
             rejected = self._reject(request, Refused(Refusal.BACKEND_FAILED, 1.0), now, CALM)
             return [rejected, *self._room_changed(now)]
@@ -352,6 +358,10 @@ class AdmissionEngine:
         request.progress.deadline_s = now + self.limits.wait_s(request)
         self.books.change(event, request, now)
         self._decide(now, decisions)
+        state = request.progress.state
+        if state is not State.DISPATCHED:
+            own = self._waiting.of_tenant(request.flow.tenant) - 1
+            self._waits.began(request, self.queued - 1, own, now, asked=state is not State.QUEUED)
         return decisions
 
     def _room_changed(self, now: float, engine: str | None = None) -> Sequence[Decision]:
@@ -360,7 +370,9 @@ class AdmissionEngine:
         """
         self.room.changed(now, engine)
         if not self.queued:
-            self.blocked = None
+            if self.blocked is not None:
+                self.blocked = None
+                self._waits.blocked(None, now)
             return NOTHING
         decisions: list[Decision] = []
         while (request := self._waiting.expired(now)) is not None:
@@ -379,6 +391,7 @@ class AdmissionEngine:
             popped = self.policy.pop(now, self.room) if self.queued else None
             if not isinstance(popped, Selection):
                 self.blocked = popped
+                self._waits.blocked(popped, now)
                 return
             decisions.append(self._dispatch(popped.request, popped.backend, now))
 
@@ -389,7 +402,7 @@ class AdmissionEngine:
             self._dispatch_interval_s += 0.05 * (now - self._dispatched_s - self._dispatch_interval_s)
         self._dispatched_s = now
         dispatch = Dispatch(request.id, backend)
-        self._recent.note(dispatch, request, now, CALM)
+        self.recent.note(dispatch, request, now, CALM)
         return dispatch
 
     def _withdraw(self, request: Request, now: float) -> None:
@@ -402,5 +415,5 @@ class AdmissionEngine:
         """It is not served, or no longer."""
         self.interactions.cut(request)
         rejected = Reject(request.id, refused.reason, refused.retry_after_s, refused.limit)
-        self._recent.note(rejected, request, now, pressure)
+        self.recent.note(rejected, request, now, pressure)
         return rejected

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from policies.admission.decisions import Decided, Decision, Reject
+from policies.admission.waits import seconds_of
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, State
+from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, State, Wait
 
-__all__ = ["OF_OBSTACLE", "OF_PLACED", "OF_REFUSAL", "Explanation", "Situation", "explain"]
+__all__ = ["OF_OBSTACLE", "OF_PLACED", "OF_REFUSAL", "OF_WAIT", "Explanation", "Situation", "explain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class Situation:
         limits: how much its caller has left of the limits that hold at any time.
         numbers: what decides its flow's place: counters, weights, counts and limits by name.
         kv: by engine, the largest occupancy that the dispatched requests are expected to reach (1.0 = full).
+        waited_s: if it waits, for what it has waited so far: seconds by obstacle.
     """
 
     blocked: Blocked | None
@@ -28,6 +31,7 @@ class Situation:
     limits: list[Limit]
     numbers: dict[str, float]
     kv: dict[str, float]
+    waited_s: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class Explanation:
         placed: if it was dispatched, why to this engine.
         cached_tokens: of its prompt, what that engine was expected to have cached.
         reason: one sentence.
+        waited: for what it waited, or has waited so far, in words; "" if it did not wait.
+        waited_s: the same, seconds by obstacle.
         obstacle: if the request waits, what the next request in order waits for: the obstacle that disappears soonest.
         obstacles: the same by engine.
         pressure: whether the pool was overloaded when it was decided; for a waiting request: whether it is now.
@@ -56,6 +62,8 @@ class Explanation:
     placed: Placed | None
     cached_tokens: int
     reason: str
+    waited: str
+    waited_s: Mapping[str, float]
     obstacle: Obstacle | None
     obstacles: dict[str, Obstacle]
     pressure: Pressure
@@ -74,7 +82,23 @@ OF_OBSTACLE: Final = {
         "starts are spread, so that those running do not all need their largest share of the KV cache at once"
     ),
     Obstacle.TURN: "a request that waits at another gateway has received less and goes first",
+    Obstacle.ASKED: "other gateways are asked whether a limit that all of them count has room for it",
+    Obstacle.RETURNED: "an engine had it, and gave it back or was not reached",
 }
+OF_WAIT: Final = {
+    Obstacle.CLOSED: "for an engine in service",
+    Obstacle.WAITING: "for the engine's own queue to shorten",
+    Obstacle.SLOTS: "for a sequence slot",
+    Obstacle.PREFILL: "for the prompts of others to be processed",
+    Obstacle.KV: "for KV",
+    Obstacle.SPREAD: "since starts are spread",
+    Obstacle.TURN: "for its turn",
+    Obstacle.ASKED: "for the answer of other gateways about a limit",
+    Obstacle.RETURNED: "at an engine that gave it back or was not reached",
+}
+"""What is said of a part of its wait, after the seconds."""
+SHOWN_S_MIN: Final = 0.001
+"""A shorter part of a wait goes without saying."""
 OF_PLACED: Final = {
     Placed.ONLY: "no other engine had room",
     Placed.CACHED: "no engine has more of its prompt cached, and it is done soonest there",
@@ -101,7 +125,7 @@ def explain(request_id: str, request: Request | None, last: Decided | None, situ
     if request is not None:
         return _of_waiting(request, last, situation)
     assert last is not None
-    decision, limits = last.decision, situation.limits
+    decision, limits, waited_s = last.decision, situation.limits, seconds_of(last.wait)
     if isinstance(decision, Reject) and decision.limit is not None:
         limits = [decision.limit, *limits]
     return Explanation(
@@ -115,6 +139,8 @@ def explain(request_id: str, request: Request | None, last: Decided | None, situ
         None if isinstance(decision, Reject) else last.placed,
         0 if isinstance(decision, Reject) else last.cached_tokens,
         _reason(last),
+        _waited(last.wait, waited_s),
+        waited_s,
         None,
         {},
         last.pressure,
@@ -128,7 +154,7 @@ def _of_waiting(request: Request, last: Decided | None, situation: Situation) ->
     blocked, progress = situation.blocked, request.progress
     obstacle = blocked.nearest() if blocked is not None else None
     if progress.state is not State.QUEUED:
-        why = "other gateways are asked whether a limit that all of them count has room for it"
+        why = OF_OBSTACLE[Obstacle.ASKED]
     else:
         why = "it waits for its turn" if obstacle is None else OF_OBSTACLE[obstacle]
     return Explanation(
@@ -142,6 +168,8 @@ def _of_waiting(request: Request, last: Decided | None, situation: Situation) ->
         None,
         0,
         f"queued: {why}",
+        _waited(progress.wait, situation.waited_s),
+        situation.waited_s,
         obstacle,
         blocked.obstacles if blocked is not None else {},
         situation.pressure,
@@ -154,10 +182,35 @@ def _of_waiting(request: Request, last: Decided | None, situation: Situation) ->
 def _reason(decided: Decided) -> str:
     decision = decided.decision
     if not isinstance(decision, Reject):
-        how = f"after {decided.waited_s:.3f} s in the queue" if decided.waited_s > 0 else "at once"
         why = f": {OF_PLACED[decided.placed]}" if decided.placed is not None else ""
-        return f"dispatched to {decision.backend} {how}{why}"
+        return f"dispatched to {decision.backend}{'' if decided.wait is not None else ' at once'}{why}"
     said = f"refused: {OF_REFUSAL[decision.reason]}"
     if decision.limit is not None:
         said += f" ({decision.limit.name} {decision.limit.limit}, {decision.limit.remaining} left)"
     return f"{said}; {decided.pressure.reason}" if decided.pressure.reason else said
+
+
+def _waited(wait: Wait | None, by: Mapping[str, float]) -> str:
+    """waited 2.05 s: 1.9 s for its turn behind its own tenant's 14 requests, 0.15 s for KV"""
+    if wait is None:
+        return ""
+    longest_first = sorted(by.items(), key=lambda item: -item[1])
+    said = [
+        f"{_seconds(seconds)} {OF_WAIT[Obstacle(obstacle)]}{_behind(wait) if obstacle == Obstacle.TURN else ''}"
+        for obstacle, seconds in longest_first
+        if seconds >= SHOWN_S_MIN
+    ]
+    return f"waited {_seconds(sum(by.values()))}{': ' if said else ''}{', '.join(said)}"
+
+
+def _behind(wait: Wait) -> str:
+    own, others = wait.ahead_of_own, wait.ahead - wait.ahead_of_own
+    if own:
+        and_others = f" and {others} of others" if others else ""
+        return f" behind its own tenant's {own} request{'s' if own > 1 else ''}{and_others}"
+    return " behind requests of other tenants" if others else ""
+
+
+def _seconds(seconds: float) -> str:
+    digits = f"{seconds:.2f}" if seconds >= 1 else f"{seconds:.3f}"
+    return f"{digits.rstrip('0').rstrip('.')} s"

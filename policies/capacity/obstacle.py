@@ -1,4 +1,4 @@
-"""Why can an engine not start a request now? The obstacle at each engine, as a value."""
+"""What holds a request back? The obstacle at each engine, as a value."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ __all__ = ["Blocked", "Obstacle", "nearest"]
 
 
 class Obstacle(StrEnum):
-    """What keeps one engine from starting one request now. Listed from the one that disappears soonest to the last."""
+    """What keeps one engine from starting one request now, listed from the one that disappears soonest to the last; and
+    what else a request may have waited for.
+    """
 
     TURN = "turn"
-    """A request that waits at another gateway goes first."""
+    """Another request goes first. At an engine: one that waits at another gateway."""
     SPREAD = "spread"
     """The engine has room, but starts are spread so that the KV cache stays evenly full."""
     PREFILL = "prefill"
@@ -27,6 +29,12 @@ class Obstacle(StrEnum):
     """Its own queue is above the target."""
     CLOSED = "closed"
     """It is not in service."""
+    ASKED = "asked"
+    """Of no engine: other gateways are asked whether a limit that all of them count has room for the request."""
+    RETURNED = "returned"
+    """Of no engine: one had the request, and gave it back or was not reached."""
+
+    __hash__ = str.__hash__  # an enumeration's own is no machine code, and takes ten times as long
 
 
 _BY_NEARNESS = {obstacle: place for place, obstacle in enumerate(Obstacle)}
@@ -42,16 +50,21 @@ def nearest(obstacles: Iterable[Obstacle]) -> Obstacle | None:
 class Blocked:
     """No engine could take the next request in order: what was the obstacle at each?"""
 
-    __slots__ = ("obstacles", "request")
+    __slots__ = ("_nearest", "obstacles", "others", "request")
 
     def __init__(self, request: Request, obstacles: dict[str, Obstacle]) -> None:
         self.request = request
+        self._nearest: Obstacle | None = None
         self.obstacles = obstacles
         """By the name of the engine; empty if there is none."""
+        self.others: list[Blocked] = []
+        """Where each engine has a queue of its own: the next ones of the others, which found no room either."""
 
     def __repr__(self) -> str:
         return f"<Blocked {self.request.id}: {', '.join(f'{name}: {why}' for name, why in self.obstacles.items())}>"
 
     def nearest(self) -> Obstacle:
         """The obstacle that disappears soonest. Without any engine, none is in service."""
-        return nearest(self.obstacles.values()) or Obstacle.CLOSED
+        if self._nearest is None:
+            self._nearest = nearest(self.obstacles.values()) or Obstacle.CLOSED
+        return self._nearest

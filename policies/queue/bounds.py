@@ -11,11 +11,11 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import exp
-from typing import Final
+from typing import Final, NamedTuple
 
 from policies.request import Request
 
-__all__ = ["BoundedQueue", "QueueLimits"]
+__all__ = ["BoundedQueue", "QueueLimits", "Waiting"]
 
 FADING_S: Final = 10.0
 """The rate at which a tenant is dispatched is that of about so many seconds."""
@@ -37,6 +37,15 @@ class QueueLimits:
     def wait_s(self, request: Request) -> float:
         """How long may this request wait?"""
         return self.wait_s_max_inside if request.progress.inside else self.wait_s_max
+
+
+class Waiting(NamedTuple):
+    """What waits of one tenant?"""
+
+    requests: int
+    weight: float
+    oldest_s: float
+    """When its oldest request arrived."""
 
 
 class _TenantQueue:
@@ -94,6 +103,22 @@ class BoundedQueue:
         own = self._tenants[request.flow.tenant]
         others = (*own.starts.values(), *own.inside.values())
         return sum(other.arrived_s <= request.arrived_s for other in others)
+
+    def by_tenant(self) -> dict[str, Waiting]:
+        """What waits of each tenant that has something waiting. O(tenants waiting)."""
+        return {
+            name: Waiting(
+                len(tenant),
+                tenant.weight,
+                min([next(iter(each.values())).arrived_s for each in (tenant.starts, tenant.inside) if each]),
+            )
+            for name, tenant in self._tenants.items()
+        }
+
+    def of_tenant(self, tenant: str) -> int:
+        """How many requests of this tenant wait?"""
+        own = self._tenants.get(tenant)
+        return 0 if own is None else len(own)
 
     def add(self, request: Request, *, front: bool = False) -> None:
         """Queue the request. `front`: it comes back, and counts as the oldest of its tenant."""

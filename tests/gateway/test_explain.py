@@ -73,6 +73,54 @@ async def test_one_that_was_served_is_explained_after_its_end(start: Starter) ->
         assert (found["pool"], found["policy"]) == ("pool", "fairserve")
 
 
+async def test_what_held_a_request_back_is_in_its_line_in_the_metrics_and_in_its_explanation(start: Starter) -> None:
+    async with full(start) as gate:
+        [waiting] = [each.request for each in gate.live.gateway.pools[0].dispatcher.exchanges() if
+                     each.request.flow.user == "4"]  # fmt: skip
+        behind = asyncio.ensure_future(gate.ask("holder", question("a"), user="5"))
+        await until(lambda: gate.live.engine.queued == 2)
+        found = await explained(gate.live, waiting.id)
+        assert found["waited"].startswith("waited ")
+        assert "for KV" in found["waited"]
+        assert "kv" in found["waited_s"]
+        gate.holders[0].cancel()
+        answer = await behind
+        assert answer.status == 200
+        found = await explained(gate.live, answer.headers["x-request-id"])
+        assert "for its turn behind its own tenant's 1 request" in found["waited"]
+        [line] = [line for line in await gate.live.lines(2) if line["request_id"] == answer.headers["x-request-id"]]
+        assert line["waited_ms"].keys() == found["waited_s"].keys()
+        assert line["waited_ms"]["turn"] > 0
+        assert sum(line["waited_ms"].values()) <= line["queue_ms"] + 0.01 * len(line["waited_ms"])
+        metrics = await gate.live.metrics()
+        assert metrics["fairgate_held_back_seconds_count", "turn", "pool"] >= 1
+        seconds = metrics["fairgate_held_back_seconds_sum", "turn", "pool"]
+        assert abs(1000 * seconds - line["waited_ms"]["turn"]) < 0.01
+
+
+async def test_one_that_did_not_wait_was_held_back_by_nothing(start: Starter) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url) as live:
+        assert (await live.ask(CHAT, chat(max_tokens=2))).status == 200
+        [line] = await live.lines(1)
+        assert line["waited_ms"] == {}
+
+
+async def test_a_request_is_found_by_what_its_client_calls_it(start: Starter) -> None:
+    async with full(start) as gate:
+        waiting = asyncio.ensure_future(gate.ask("holder", question("a"), user="5", headers={"x_request_id": "ours-1"}))
+        await until(lambda: gate.live.engine.queued == 2)
+        found = await explained(gate.live, "ours-1")
+        assert (found["state"], found["client_request_id"]) == ("queued", "ours-1")
+        assert found["request_id"].startswith("req_")
+        assert found["others_of_this_id"] == []
+        gate.release()
+        first = (await waiting).headers["x-request-id"]
+        again = await gate.ask("holder", question("b"), user="5", headers={"x_request_id": "ours-1"})
+        found = await explained(gate.live, "ours-1")
+        assert (found["request_id"], found["others_of_this_id"]) == (again.headers["x-request-id"], [first])
+        assert (await explained(gate.live, first))["request_id"] == first
+
+
 async def test_what_is_not_remembered_is_not_found(start: Starter) -> None:
     async with simulated(time_scale=0) as sim, start(sim.url) as live:
         for request_id in ("req_unknown", "%00", "x" * 5000, "a%2Fb"):

@@ -28,6 +28,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "outcome": str,
     "reason": str,
     "queue_ms": float,
+    "waited_ms": dict,
     "ttft_ms": (float, type(None)),
     "total_ms": float,
     "tokens_in": int,
@@ -111,9 +112,9 @@ async def test_labels_are_bounded_whoever_comes(start: Starter) -> None:
         tokens = [s.value for s in samples if s.name == "fairgate_tokens_total" and s.labels["kind"] == "output"]
         assert sum(tokens) == 2400
         of_histograms = {label for s in samples if s.name.endswith("_bucket") for label in s.labels}
-        assert of_histograms == {"pool", "outcome", "le"}
+        assert of_histograms <= {"pool", "outcome", "obstacle", "le"}
         assert {label for s in samples for label in s.labels} <= {
-            "pool", "tenant", "kind", "outcome", "reason", "backend", "le",
+            "pool", "tenant", "kind", "outcome", "reason", "backend", "obstacle", "le",
         }  # fmt: skip
         assert len(samples) < 12_000
 

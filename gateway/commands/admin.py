@@ -1,0 +1,85 @@
+"""How does a command ask a running gateway? By its admin listener, which the gateway's file names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from gateway.commands.keys import loaded
+
+if TYPE_CHECKING:
+    from gateway.config.model import Config
+
+__all__ = ["Admin", "NotAnswered", "admins", "asks_admin"]
+
+USUAL_URL: Final = "http://127.0.0.1:9090"
+TIMEOUT_S: Final = 3.0
+ANSWER_BYTES_MAX: Final = 64 << 20
+
+
+def asks_admin(command: Any) -> Any:
+    """The options that say where the admin listener is."""
+    given = click.option("--admin", help=f"Admin listener.  [default: that of the file, or {USUAL_URL}]")
+    file = click.option(
+        "-c",
+        "--config",
+        "path",
+        type=click.Path(path_type=Path),
+        help="The gateway's file: its admin, its admin_token.",
+    )
+    return file(given(command))
+
+
+class NotAnswered(Exception):
+    """The admin listener did not give what was asked. `status`: what it answered; 0: it was not reached."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Admin:
+    """The admin listener of one process."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self.url = url
+        self._token = token
+
+    def get(self, path: str) -> Any:
+        """What it answers, as plain data. Raises NotAnswered."""
+        import urllib.error
+        import urllib.request
+
+        url = self.url + path
+        headers = {"authorization": f"Bearer {self._token}"} if self._token is not None else {}
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S) as answer:
+                return json.loads(answer.read(ANSWER_BYTES_MAX))
+        except urllib.error.HTTPError as error:
+            raise NotAnswered(error.read().decode(errors="replace")[:500], error.code) from None
+        except (OSError, ValueError) as error:
+            raise NotAnswered(f"{url}: {error}", 0) from None
+
+
+def admins(path: Path | None, admin: str | None) -> list[Admin]:
+    """The admin listener of the gateway, or of each of its workers: what `--admin` says, or else the file."""
+    config = loaded(path) if path is not None else None
+    token = config.admin_token if config is not None else None
+    secret = token.get_secret_value() if token is not None else None
+    if admin is not None and not admin.startswith(("http://", "https://")):
+        raise click.BadParameter("must be http://host:port of the admin listener", param_hint="--admin")
+    urls = [admin.rstrip("/")] if admin is not None else _urls(config)
+    return [Admin(url, secret) for url in urls]
+
+
+def _urls(config: Config | None) -> list[str]:
+    """Where a command finds them, on the gateway's own machine."""
+    if config is None:
+        return [USUAL_URL]
+    host, port = config.admin_address
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    host = f"[{host}]" if ":" in host else host
+    return [f"http://{host}:{port + worker}" for worker in range(config.workers)]

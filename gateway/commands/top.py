@@ -1,0 +1,149 @@
+"""What is going on just now, on a terminal? Made from /queue, /tenants and /backends of the admin listener.
+
+rich lays the tables out: it knows how wide a terminal is, how wide characters are, and when there are no colours.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from gateway.commands.admin import Admin, NotAnswered
+
+__all__ = ["view", "watch"]
+
+TENANTS_SHOWN: Final = 30
+"""Rows of a live view, where the terminal is not smaller."""
+SHORT_OF_DUE: Final = 0.8
+"""A waiting tenant that received less than this part of its due is pointed out."""
+
+Data = dict[str, Any]
+
+
+def watch(admin: Admin, *, interval_s: float, once: bool) -> None:
+    """Show the view until interrupted, or one time. Raises NotAnswered if there is none to begin with."""
+    console = Console(highlight=False)
+    first = _asked(admin)
+    if once or not console.is_terminal:
+        console.print(view(admin.url, *first, rows=None))
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        shown = view(admin.url, *first, rows=_rows(console))
+        try:
+            while True:
+                live.update(shown, refresh=True)
+                time.sleep(interval_s)
+                try:
+                    shown = view(admin.url, *_asked(admin), rows=_rows(console))
+                except NotAnswered as error:
+                    shown = Group(shown, _line(f"not answered, asked again: {error}", "red"))
+        except KeyboardInterrupt:
+            return
+
+
+def _rows(console: Console) -> int:
+    """How many tenants have room, beside the rest?"""
+    return max(3, min(TENANTS_SHOWN, console.height - 14))
+
+
+def _asked(admin: Admin) -> tuple[Data, Data, Data]:
+    return admin.get("/queue"), admin.get("/tenants"), admin.get("/backends")
+
+
+def view(url: str, queue: Data, tenants: Data, backends: Data, *, rows: int | None) -> RenderableType:
+    """Every pool: what limits it, its tenants, its engines. `rows`: of the tenants, so many; None: all."""
+    parts: list[RenderableType] = [_line(f"fairgate {url}", "bold")]
+    for waiting, served, engines in zip(queue["pools"], tenants["pools"], backends["pools"], strict=False):
+        counts = f"{waiting['queued_requests']} waiting, {waiting['dispatched_requests']} running"
+        parts += [
+            Text(),
+            _line(f"pool {waiting['pool']}, policy {waiting['policy']}: {counts}", "bold"),
+            _line(engines["limited_by_is"], "yellow" if engines["limited_by"] else ""),
+            Text(),
+            *_tenants(served, tenants["window_s"], rows),
+            Text(),
+            _engines(engines["backends"]),
+        ]
+    return Group(*parts)
+
+
+def _tenants(served: Data, window_s: float, rows: int | None) -> Iterator[RenderableType]:
+    found = served["tenants"]
+    if not found:
+        yield _line(f"Nobody has asked for anything in the last {window_s:g} s.")
+        return
+    table = _table("tenant", ">weight", ">received", ">due", ">queued", ">running", ">p50", ">p95", ">refused")
+    shown = found if rows is None else found[:rows]
+    for one in shown:
+        is_short = one["queued_requests"] and one["share_received"] < SHORT_OF_DUE * one["share_due"]
+        table.add_row(
+            _cell(one["tenant"]),
+            f"{one['weight']:g}",
+            Text(f"{one['share_received']:.1%}", "red" if is_short else "green"),
+            f"{one['share_due']:.1%}",
+            str(one["queued_requests"]),
+            str(one["running_requests"]),
+            _duration(one["wait_p50_s"]),
+            _duration(one["wait_p95_s"]),
+            str(sum(one["refused_requests"].values())),
+        )
+    yield table
+    if left_out := len(found) - len(shown) + served["tenants_left_out"]:
+        yield _line(f"and {left_out} more tenants")
+    yield _line(f"received, wait (p50, p95), refused: last {window_s:g} s; due: by weight", "dim")
+
+
+def _engines(backends: list[Data]) -> Table:
+    table = _table("engine", ">sequences", ">KV", ">starting", "obstacle of the next request")
+    for one in backends:
+        waits_for = Text(one["obstacle"] or "none", "yellow" if one["obstacle"] else "")
+        if not one["in_service"]:
+            waits_for = Text.assemble(("out of service", "red"), f": {_plain(one['reason'])}")
+        table.add_row(
+            _cell(one["backend"]),
+            f"{one['running_sequences']} of {one['slots']}",
+            f"{one['kv_ratio']:.0%}",
+            str(one["starting_requests"]),
+            waits_for,
+        )
+    return table
+
+
+def _table(*columns: str) -> Table:
+    """`>`: numbers, to the right; they keep their width, and names give way."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", pad_edge=False)
+    for column in columns:
+        is_number = column.startswith(">")
+        table.add_column(
+            column.removeprefix(">"),
+            justify="right" if is_number else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=None if is_number else 8,
+        )
+    return table
+
+
+def _cell(name: str) -> Text:
+    return Text(_plain(name))
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(_plain(text), style)
+
+
+def _plain(text: str) -> str:
+    """Without what a terminal would take for a command."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"

@@ -1,0 +1,40 @@
+"""What stands where just now? /queue, /tenants, /backends and /config of the admin listener, as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from gateway.operator.effective import effective
+from gateway.operator.standing import backends, queue, tenants
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+
+__all__ = ["views"]
+
+
+def views(gateway: Gateway) -> list[web.RouteDef]:
+    """Never queued; each answer is bounded, and says how much it leaves out."""
+
+    async def of_queue(request: web.Request) -> web.Response:
+        return web.json_response(queue(gateway.pools))
+
+    async def of_tenants(request: web.Request) -> web.Response:
+        return web.json_response(await tenants(gateway.pools, gateway.lately))
+
+    async def of_backends(request: web.Request) -> web.Response:
+        return web.json_response(backends(gateway.pools))
+
+    async def of_config(request: web.Request) -> web.Response:
+        # Thousands of tenants take long: beside the loop, so that no stream waits for it.
+        return web.json_response(await asyncio.to_thread(effective, gateway.config))
+
+    return [
+        web.get("/queue", of_queue),
+        web.get("/tenants", of_tenants),
+        web.get("/backends", of_backends),
+        web.get("/config", of_config),
+    ]

@@ -1,0 +1,297 @@
+"""What an operator sees of the present: /queue, /tenants, /backends, /config, and `fairgate top` made from them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config.load import load_config
+from gateway.operator import standing
+from gateway.operator.effective import effective
+from gateway.operator.shares import due
+from tests.gateway.live import Live, Starter, chat, closed_port, simulated, until
+from tests.gateway.test_command_line import FAIRGATE, config_file, run
+from tests.gateway.test_throttling import CHAT, full, question
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+async def seen(live: Live, path: str) -> Any:
+    got = await live.get(path, admin=True)
+    assert got.status == 200, got.body
+    return got.json
+
+
+async def test_the_queue_says_who_waits_and_for_what(start: Starter) -> None:
+    async with full(start) as gate:
+        [pool] = (await seen(gate.live, "/queue"))["pools"]
+        assert (pool["queued_requests"], pool["dispatched_requests"], pool["limited_by"]) == (1, 3, "kv")
+        assert pool["limited_by_is"].startswith("1 request in the queue: the KV cache has no room")
+        [waiting] = pool["requests"]
+        assert waiting["request_id"] == pool["next_request_id"]
+        assert (waiting["tenant"], len(waiting["user"])) == ("holder", 16)
+        assert waiting["wait_s"] >= 0
+        assert 0 < waiting["expires_in_s"] <= 120
+        assert pool["tenants"] == [{"tenant": "holder", "queued_requests": 1, "oldest_wait_s": waiting["wait_s"]}]
+        assert (pool["requests_left_out"], pool["tenants_left_out"]) == (0, 0)
+
+
+async def test_the_answers_are_bounded_and_say_what_they_leave_out(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standing, "REQUESTS_MAX", 1)
+    monkeypatch.setattr(standing, "TENANTS_MAX", 1)
+    async with full(start, "other") as gate:
+        assert (await gate.ask("other", question())).status == 200
+        asked = [asyncio.ensure_future(gate.ask("holder", question(), user=user)) for user in "56"]
+        await until(lambda: gate.live.engine.queued == 3)
+        [pool] = (await seen(gate.live, "/queue"))["pools"]
+        assert (len(pool["requests"]), pool["requests_left_out"]) == (1, 2)
+        [pool] = (await seen(gate.live, "/tenants"))["pools"]
+        assert (len(pool["tenants"]), pool["tenants_left_out"]) == (1, 1)
+        gate.release()
+        await asyncio.gather(*asked)
+
+
+async def test_tenants_have_what_they_received_and_what_they_were_due(start: Starter) -> None:
+    async with full(start, "light") as gate:
+        waiting = asyncio.ensure_future(gate.ask("light", question(), user="9"))
+        await waiting
+        found = await seen(gate.live, "/tenants")
+        [pool] = found["pools"]
+        assert found["window_s"] == 60
+        holder, light = pool["tenants"]
+        assert (holder["tenant"], light["tenant"]) == ("holder", "light")
+        assert holder["share_received"] + light["share_received"] == pytest.approx(1, abs=1e-3)
+        assert holder["share_due"] + light["share_due"] == pytest.approx(1, abs=1e-3)
+        assert light["share_due"] == light["share_received"], "it wants no more, and had less than half"
+        assert (holder["queued_requests"], holder["running_requests"]) == (1, 3)
+        assert (light["queued_requests"], light["running_requests"]) == (0, 0)
+        assert light["ended_requests"] == {"completed": 1}
+        assert 0 <= light["wait_p50_s"] <= light["wait_p95_s"]
+        refused = await gate.ask("light", question(), user="9")
+        assert refused.status == 429
+        [pool] = (await seen(gate.live, "/tenants"))["pools"]
+        [light] = [each for each in pool["tenants"] if each["tenant"] == "light"]
+        assert light["refused_requests"] == {"over_user_limit": 1}
+
+
+async def test_engines_have_their_sequences_and_what_the_next_request_waits_for_there(start: Starter) -> None:
+    async with full(start) as gate:
+        [pool] = (await seen(gate.live, "/backends"))["pools"]
+        [engine] = pool["backends"]
+        assert engine["url"] == f"http://{engine['backend']}"
+        assert (engine["in_service"], engine["reason"], engine["obstacle"]) == (True, "", "kv")
+        assert engine["running_sequences"] == 3
+        assert 0 <= engine["kv_ratio"] <= 1
+        assert 0 < engine["kv_expected_ratio"] <= 1
+        assert engine["kv_capacity_tokens"] == 12288
+        gate.release()
+        await until(gate.live.holds_nothing)
+        [pool] = (await seen(gate.live, "/backends"))["pools"]
+        assert (pool["limited_by"], pool["backends"][0]["obstacle"]) == (None, None)
+        assert pool["limited_by_is"] == "Nothing limits the pool: no request waits or runs."
+
+
+async def test_an_engine_that_is_down_says_why(start: Starter) -> None:
+    async with start(f"http://127.0.0.1:{closed_port()}") as live:
+        [pool] = (await seen(live, "/backends"))["pools"]
+        [engine] = pool["backends"]
+        assert not engine["in_service"]
+        assert engine["reason"]
+        assert pool["limited_by_is"].startswith("No engine is in service (")
+        assert engine["reason"] in pool["limited_by_is"]
+
+
+async def test_the_views_ask_for_the_token(start: Starter) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url, admin_token="t" * 32) as live:
+        for path in ("/queue", "/tenants", "/backends", "/config"):
+            assert (await live.get(path, admin=True)).status == 401
+            assert (await live.get(path, key="t" * 32, admin=True)).status == 200
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=3),
+        st.tuples(st.floats(0, 1e9), st.floats(0.001, 1000), st.booleans()),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_shares_due_add_up_and_nobody_is_due_more_than_weight_or_wish(
+    received: dict[str, tuple[float, float, bool]],
+) -> None:
+    shares = due(received)
+    total = sum(service for service, _, _ in received.values())
+    if not total:
+        assert set(shares.values()) == {0.0}
+        return
+    assert sum(shares.values()) == pytest.approx(1)
+    greedy = [shares[name] / weight for name, (_, weight, wants_more) in received.items() if wants_more]
+    assert greedy == pytest.approx([greedy[0]] * len(greedy)) if greedy else True
+
+
+def test_who_wants_no_more_leaves_the_rest_to_the_others_by_weight() -> None:
+    assert due({"a": (60.0, 1.0, True), "b": (30.0, 2.0, True), "c": (10.0, 1.0, False)}) == pytest.approx(
+        {"a": 0.3, "b": 0.6, "c": 0.1}
+    )
+    assert due({"a": (75.0, 1.0, False), "b": (25.0, 1.0, True)}) == {"a": 0.5, "b": 0.5}
+    assert due({"a": (75.0, 1.0, False), "b": (25.0, 1.0, False)}) == {"a": 0.75, "b": 0.25}
+
+
+# --- where values come from ---
+
+
+def values_of(path: str | Path) -> dict[str, dict[str, Any]]:
+    return {each["path"]: each for each in effective(load_config(path))["values"]}
+
+
+FILE = """\
+policy: vtc
+admin_token: ${SECRET_OF_ADMIN}
+access_log: ${LOG_DIRECTORY:-/var/log}/access.log
+state: redis://user:a-password@redis:6379/0
+pools:
+  - name: one
+    backends:
+      - {url: "http://gpu:8000", api_key: "${KEY_OF_ENGINE}"}
+tenants:
+  - {name: a, weight: 2, keys: ["sha256:%s"]}
+limits: {queue_requests_max: 7}
+"""
+
+
+def test_every_value_says_where_it_comes_from_and_no_secret_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_OF_ADMIN", "not-to-be-seen-by-anybody-4711")
+    monkeypatch.setenv("KEY_OF_ENGINE", "not-to-be-seen-either-4712")
+    path = tmp_path / "config.yaml"
+    path.write_text(FILE % ("ab" * 32))
+    found = values_of(path)
+    assert found["policy.name"] == {"path": "policy.name", "value": "vtc", "from": "file", "line": 1}
+    assert found["policy.slack_tokens"]["from"] == "default"
+    assert found["admin_token"] == {
+        "path": "admin_token", "value": "(hidden)", "from": "environment", "line": 2, "variable": "SECRET_OF_ADMIN",
+    }  # fmt: skip
+    assert found["access_log"]["value"] == "/var/log/access.log"
+    assert found["access_log"]["variable"] == "LOG_DIRECTORY"
+    assert found["state.url"]["value"] == "redis://(hidden)@redis:6379/0"
+    assert found["pools[0].backends[0].api_key"]["value"] == "(hidden)"
+    assert found["pools[0].backends[0].name"] == {
+        "path": "pools[0].backends[0].name", "value": "gpu:8000", "from": "default",
+    }  # fmt: skip
+    assert (found["tenants[0].weight"]["value"], found["tenants[0].weight"]["line"]) == (2, 10)
+    assert found["tenants[0].keys[0].hash"]["value"] == "sha256:abababab..."
+    assert found["limits.queue_requests_max"]["from"] == "file"
+    assert found["limits.attempts_max"]["from"] == "default"
+    said = json.dumps(found)
+    for secret in ("4711", "4712", "a-password", "ab" * 5):
+        assert secret not in said
+
+
+def test_what_the_command_line_gives_is_not_the_file_s(tmp_path: Path) -> None:
+    path = config_file(tmp_path, "http://gpu:8000", workers=2)
+    [workers] = [each for each in effective(load_config(path, 3))["values"] if each["path"] == "workers"]
+    assert workers == {"path": "workers", "value": 3, "from": "command line"}
+    assert values_of(path)["workers"]["from"] == "file"
+
+
+def test_the_values_of_many_tenants_are_bounded(tmp_path: Path) -> None:
+    path = config_file(tmp_path, "http://gpu:8000", tenants=[{"name": f"t{number}"} for number in range(3000)])
+    found = effective(load_config(path))
+    assert len(found["values"]) == 5000
+    assert found["values_left_out"] > 1000
+
+
+# --- fairgate top ---
+
+
+def admin(live: Live) -> str:
+    return f"http://127.0.0.1:{live.gateway.admin_port}"
+
+
+async def test_top_shows_tenants_engines_and_what_limits_them_in_80_columns(start: Starter) -> None:
+    async with full(start) as gate:
+        code, out, said = await run("top", "--once", "--admin", admin(gate.live))
+        assert (code, said) == (0, "")
+        assert all(len(line) <= 80 for line in out.splitlines())
+        assert "\x1b" not in out
+        assert "pool pool, policy fairserve: 1 waiting, 3 running" in out
+        assert "1 request in the queue: the KV cache has no room" in " ".join(out.split())
+        assert re.search(r"^tenant +weight +received +due +queued +running +p50 +p95 +refused", out, re.M)
+        assert re.search(r"^holder +1 +100.0% +100.0% +1 +3 ", out, re.M)
+        assert re.search(r"^127.0.0.1:\d+ +3 of 4 +\d+% +0 kv", out, re.M)
+
+
+async def test_top_says_so_where_nobody_has_asked_for_anything(start: Starter) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url) as live:
+        code, out, _ = await run("top", "--once", "--admin", admin(live))
+        assert code == 0
+        assert "Nobody has asked for anything in the last 60 s." in out
+        assert "Nothing limits the pool" in out
+
+
+async def test_top_finds_the_admin_listener_and_its_token_in_the_file(start: Starter, tmp_path: Path) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url, admin_token="t" * 32) as live:
+        path = config_file(tmp_path, sim.url, admin=f"127.0.0.1:{live.gateway.admin_port}", admin_token="t" * 32)
+        code, out, _ = await run("top", "--once", "-c", path)
+        assert code == 0
+        assert "pool pool" in out
+        code, _, said = await run("top", "--once", "--admin", admin(live))
+        assert code == 1
+        assert "admin_token" in said
+
+
+async def test_top_says_what_is_wrong_with_its_input() -> None:
+    for address, message in (("ftp://x", "must be http://host:port"), (f"http://127.0.0.1:{closed_port()}", "refused")):
+        code, _, said = await run("top", "--once", "--admin", address)
+        assert code == 2
+        assert message in said
+
+
+async def test_top_shows_in_colour_on_a_terminal_what_it_shows_without(start: Starter) -> None:
+    async with full(start) as gate:
+        leader, follower = pty.openpty()
+        process = await asyncio.create_subprocess_exec(
+            FAIRGATE, "top", "--interval", "0.1", "--admin", admin(gate.live),
+            stdout=follower, stderr=follower, env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "30"},
+        )  # fmt: skip
+        os.close(follower)
+        os.set_blocking(leader, False)
+        shown = bytearray()
+        asyncio.get_running_loop().add_reader(leader, lambda: shown.extend(os.read(leader, 65536)))
+        try:
+            await until(lambda: shown.count(b"pool pool") >= 3)  # it goes on
+            assert b"\x1b[1m" in shown
+            plain = ESCAPES.sub("", shown.decode())
+            assert re.search(r"holder +1 +100.0% +100.0% +1 +3 ", plain)
+        finally:
+            asyncio.get_running_loop().remove_reader(leader)
+            process.send_signal(2)
+            assert await process.wait() == 0
+            os.close(leader)
+
+
+async def test_a_request_is_explained_by_the_worker_that_had_it(start: Starter, tmp_path: Path) -> None:
+    """Two gateways on neighbouring admin ports, as two workers have them."""
+    async with simulated(time_scale=0) as sim, start(sim.url) as one:
+        port = one.gateway.admin_port
+        async with start(sim.url, admin=f"127.0.0.1:{port + 1}") as other:
+            path = config_file(tmp_path, sim.url, admin=f"127.0.0.1:{port}", workers=2)
+            got = await other.ask(CHAT, chat(max_tokens=2))
+            code, out, _ = await run("explain", got.headers["x-request-id"], "-c", path)
+            assert code == 0
+            assert json.loads(out)["state"] == "dispatched"
+            code, _, said = await run("explain", "req_unknown", "-c", path)
+            assert code == 1
+            assert "no decision" in said

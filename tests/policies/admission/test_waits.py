@@ -1,0 +1,230 @@
+"""What held a request back: each moment of its wait counts once, for the obstacle that there was then."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.admission.decisions import Dispatch, Failure, Reject
+from policies.admission.engine import AdmissionEngine
+from policies.admission.waits import seconds_of
+from policies.capacity.gauges import CapacitySettings
+from policies.capacity.obstacle import Blocked, Obstacle
+from policies.orders.registry import POLICIES
+from policies.request import Refusal, Refused, Request, ServiceTokens, State
+from tests.policies.admission.test_questions import BACKENDS, STEPS, Play, Step, engine_of
+from tests.policies.making import make_request, policy_with
+
+
+class Watched:
+    """A play in which somebody notes of every waiting request, after each event, what it waits for from then on."""
+
+    def __init__(self, policy: str, backends: tuple[str, ...]) -> None:
+        self.play = Play(engine_of(policy, backends))
+        self.requests: dict[str, Request] = {}
+        self.seconds: dict[str, dict[str, float]] = {}
+        self.began_s: dict[str, float] = {}
+        self.dispatched_s: dict[str, float] = {}
+
+    def step(self, *step: object) -> None:
+        play, engine = self.play, self.play.engine
+        waits_for = {one: self.obstacle(request) for one, request in engine.books.waiting.requests.items()}
+        before_s, decided, running = play.now, len(play.log), {*play.dispatched}
+        play.step(*step)  # type: ignore[arg-type]
+        for one, obstacle in waits_for.items():
+            self.count(one, obstacle, play.now - before_s)
+        for one in running & self.seconds.keys():
+            if one in play.queued or one in {each.id for each in play.log[decided:]}:
+                self.count(one, Obstacle.RETURNED, play.now - self.dispatched_s[one])
+        for one, request in engine.books.waiting.requests.items():
+            self.began_s.setdefault(one, play.now)
+            self.seconds.setdefault(one, {})
+            self.requests[one] = request
+        for decision in play.log[decided:]:
+            if decision.id in self.seconds:
+                self.check(decision.id, self.seconds[decision.id])
+            if isinstance(decision, Dispatch):
+                lease = engine.books.lease(decision.id)
+                self.requests[decision.id] = lease.request
+                self.dispatched_s[decision.id] = play.now
+                self.seconds.setdefault(decision.id, {})
+                self.began_s.setdefault(decision.id, play.now)
+        for one in engine.books.waiting.requests:
+            found = engine.explain(one, play.now + 0.5)
+            assert found is not None
+            assert sum(found.waited_s.values()) == pytest.approx(play.now + 0.5 - self.began_s[one])
+
+    def obstacle(self, request: Request) -> Obstacle:
+        blocked = self.play.engine.blocked
+        assert blocked is not None
+        heads = (blocked, *blocked.others)
+        if all(each.nearest() is Obstacle.CLOSED for each in heads):
+            return Obstacle.CLOSED
+        return next((each.nearest() for each in heads if each.request is request), Obstacle.TURN)
+
+    def count(self, one: str, obstacle: str, seconds: float) -> None:
+        by = self.seconds[one]
+        by[obstacle] = by.get(obstacle, 0.0) + seconds
+
+    def check(self, one: str, expected: dict[str, float]) -> None:
+        wait = self.requests[one].progress.wait
+        if wait is None:
+            assert not expected
+            return
+        assert {name: seconds for name, seconds in seconds_of(wait).items() if seconds > 1e-9} == pytest.approx(
+            expected
+        )
+        assert sum(seconds_of(wait).values()) == pytest.approx(self.play.now - self.began_s[one])
+
+
+@settings(max_examples=200, deadline=None)
+@given(policy=st.sampled_from(sorted(POLICIES)), steps=STEPS, backends=st.integers(1, 3))
+def test_each_moment_of_a_wait_counts_once_for_the_obstacle_of_that_moment(
+    policy: str, steps: list[Step], backends: int
+) -> None:
+    watched = Watched(policy, BACKENDS[:backends])
+    for step in steps:
+        watched.step(*step)
+
+
+def idle(*backends: str, policy: str = "fcfs") -> AdmissionEngine:
+    """Engines with one slot each, and nothing beyond."""
+    engine = AdmissionEngine(policy_with(policy), capacity=CapacitySettings(waiting_target=0, headroom=0.0))
+    for name in backends:
+        engine.add_backend(name, max_num_seqs=1)
+    return engine
+
+
+def full() -> AdmissionEngine:
+    """One engine with one slot, which is taken."""
+    engine = idle("one")
+    assert engine.arrived(make_request("a", id="first"), 0.0)
+    engine.progressed("first", 1, 0.0)
+    return engine
+
+
+def waited(engine: AdmissionEngine, request_id: str, now: float) -> str:
+    found = engine.explain(request_id, now)
+    assert found is not None
+    return found.waited
+
+
+def test_a_wait_is_told_in_one_sentence() -> None:
+    engine = full()
+    for number, tenant in enumerate("baaa"):
+        assert not engine.arrived(make_request(tenant, id=f"q{number}", arrived_s=1.0), 1.0)
+    assert (
+        waited(engine, "q3", 1.5)
+        == "waited 0.5 s: 0.5 s for its turn behind its own tenant's 2 requests and 1 of others"
+    )
+    now = 2.0
+    for done, following in (("first", "q0"), ("q0", "q1"), ("q1", "q2"), ("q2", "q3")):
+        now += 0.25
+        assert engine.finished(done, ServiceTokens(10, 5), now) == [Dispatch(following, "one")]
+        engine.progressed(following, 1, now)
+    assert waited(engine, "q0", 9.0) == "waited 1.25 s: 1.25 s for a sequence slot"
+    assert (
+        waited(engine, "q1", 9.0)
+        == "waited 1.5 s: 1.25 s for its turn behind requests of other tenants, 0.25 s for a sequence slot"
+    )
+    assert waited(engine, "first", 9.0) == ""
+    found = engine.explain("first", 9.0)
+    assert found is not None
+    assert found.reason == "dispatched to one at once: no other engine had room"
+
+
+def test_everybody_waits_for_an_engine_while_none_is_in_service() -> None:
+    engine = full()
+    for number in range(3):
+        engine.arrived(make_request("a", id=f"q{number}", arrived_s=1.0), 1.0)
+    engine.backend_changed("one", False, 2.0)
+    engine.backend_changed("one", True, 7.0)
+    engine.finished("first", ServiceTokens(10, 5), 7.5)
+    found = engine.explain("q2", 8.0)
+    assert found is not None
+    assert found.waited_s == {"closed": 5.0, "turn": 2.0}
+    head = engine.explain("q0", 8.0)
+    assert head is not None
+    assert head.waited_s == {"closed": 5.0, "slots": 1.5}
+
+
+def test_the_time_at_an_engine_that_gave_it_back_is_part_of_the_wait() -> None:
+    engine = idle("one")
+    assert engine.arrived(make_request("a", id="x"), 0.0)
+    engine.failed("x", Failure.REFUSED, 0.5)
+    decisions = engine.woke(2.0)
+    assert [decision.id for decision in decisions] == ["x"]
+    found = engine.explain("x", 3.0)
+    assert found is not None
+    assert found.waited_s["returned"] == 0.5
+    assert sum(found.waited_s.values()) == 2.0
+
+
+def test_one_that_no_engine_takes_has_waited_at_engines() -> None:
+    engine = idle("one")
+    request = make_request("a", id="x")
+    assert engine.arrived(request, 0.0)
+    now = 0.0
+    while engine.dispatched:
+        engine.failed("x", Failure.UNREACHED, now + 0.5)
+        now += 2.0
+        engine.woke(now)
+    assert seconds_of(request.progress.wait) == {"returned": 1.5, "closed": 3.0}
+
+
+class Others:
+    """Other gateways, who must be asked about everything."""
+
+    def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
+        return True
+
+    def ask(self, request: Request) -> None: ...
+
+    def let_go(self, request: Request) -> None: ...
+
+
+@pytest.mark.parametrize("refused", [None, Refused(Refusal.RATE_LIMITED, 1.0)])
+def test_the_answer_of_other_gateways_is_waited_for(refused: Refused | None) -> None:
+    engine = full()
+    engine.elsewhere = Others()
+    request = make_request("a", id="x", arrived_s=1.0)
+    assert not engine.arrived(request, 1.0)
+    assert request.progress.state is State.UNDECIDED
+    engine.told("x", 1.25)
+    assert "0.5 s for the answer of other gateways" in waited(engine, "x", 1.5)
+    decisions = engine.decided("x", refused, 2.0)
+    if refused is not None:
+        assert isinstance(decisions[0], Reject)
+        expected = {"asked": 1.0}
+    else:
+        engine.finished("first", ServiceTokens(10, 5), 3.0)
+        expected = {"asked": 1.0, "slots": 1.0}
+    assert seconds_of(request.progress.wait) == expected
+
+
+def test_one_that_is_cancelled_or_expires_has_waited_too() -> None:
+    engine = full()
+    request = make_request("a", id="x", arrived_s=1.0)
+    engine.arrived(request, 1.0)
+    engine.cancelled("x", 4.0)
+    assert seconds_of(request.progress.wait) == {"slots": 3.0}
+    assert engine.blocked is None
+    late = make_request("a", id="y", arrived_s=10.0)
+    engine.arrived(late, 10.0)
+    engine.finished("first", ServiceTokens(1, 1), 10.5)
+    assert seconds_of(late.progress.wait) == {"slots": 0.5}, "nothing of the time in which nobody waited"
+
+
+def test_where_each_engine_has_a_queue_the_next_of_each_waits_for_its_own_engine() -> None:
+    engine = idle("one", "two", policy="d2lpm")
+    for number in range(4):
+        engine.arrived(make_request("a", id=f"q{number}"), 0.0)
+    assert engine.queued == 2
+    assert isinstance(engine.blocked, Blocked)
+    assert len(engine.blocked.others) == 1
+    for one in ("q2", "q3"):
+        found = engine.explain(one, 1.0)
+        assert found is not None
+        assert set(found.waited_s) <= {"slots", "prefill"}
+        assert sum(found.waited_s.values()) == 1.0
