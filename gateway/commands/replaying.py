@@ -156,9 +156,9 @@ class _Setting:
     @classmethod
     def of(cls, path: Path, pool_name: str | None) -> _Setting:
         """Raises ConfigError; UsageError if the pool is not clear."""
-        from gateway.config.load import load_config
+        from gateway.config.load import Given, load_config
 
-        config = load_config(path, workers=1)
+        config = load_config(path, Given(workers=1))
         pools = {pool.name: pool for pool in config.pools}
         if pool_name is None and len(pools) == 1:
             [pool_name] = pools
