@@ -15,6 +15,7 @@ from gateway.commands.changing import drain, reload, resume
 from gateway.commands.keys import keys
 from gateway.commands.replaying import replay
 from gateway.commands.serving import BAD_INPUT, allow_files, run, serve_one, supervise
+from gateway.commands.usage import usage
 
 __all__ = ["main"]
 
@@ -255,7 +256,7 @@ def _measure(files: tuple[str, ...], json_path: Path | None) -> None:
 
 
 main.add_command(keys)
-for command in (replay, reload, drain, resume):
+for command in (usage, replay, reload, drain, resume):
     main.add_command(command)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from math import inf
@@ -39,7 +39,8 @@ class Principal:
     @classmethod
     def of(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
         models = None if key.models is None else frozenset(key.models)
-        return cls(tenant.name, tenant.weight, key.apps, models, key.expires_s)
+        weight = tenant.weight if key.weight is None else key.weight
+        return cls(tenant.name, weight, key.apps, models, key.expires_s)
 
     def may_ask(self, model: str) -> bool:
         """Does the model exist for it?"""
@@ -87,7 +88,7 @@ class Keyring:
 
     def take_over(self, tenants: Sequence[TenantConfig], *, open_access: bool) -> None:
         """From now on these are the tenants and their keys. A key that was minted stays its tenant's, as long as the
-        tenant has no other; one that was issued stays, with what its tenant has now."""
+        tenant has no other. Whoever follows issued keys learns them anew, by the `revision`."""
         self._open_access = open_access
         self._tenants = {tenant.name: tenant for tenant in tenants}
         known, self.minted, self._principals = {one.tenant: one for one in self.minted}, [], {}
@@ -99,9 +100,7 @@ class Keyring:
                 self.minted.append(minted)
                 self._add(tenant, KeyConfig(hash=hash_key(minted.key)))
         self._issued = {
-            digest: replace(principal, weight=self._tenants[principal.tenant].weight)
-            for digest, principal in self._issued.items()
-            if principal.tenant in self._tenants
+            digest: principal for digest, principal in self._issued.items() if principal.tenant in self._tenants
         }
         self.revision += 1
 
@@ -109,8 +108,11 @@ class Keyring:
         self._principals[bytes.fromhex(key.hash.removeprefix("sha256:"))] = Principal.of(tenant, key)
 
     def holder(self, tenant: str, key: KeyConfig) -> Principal | None:
-        """The holder of a key that was issued to this tenant. None: there is no such tenant."""
+        """The holder of a key that was issued to this tenant. None: there is no such tenant; one that the config does
+        not have has to bring its weight with its key."""
         found = self._tenants.get(tenant)
+        if found is None and key.weight is not None:
+            found = TenantConfig(name=tenant, weight=key.weight)
         return None if found is None else Principal.of(found, key)
 
     def learn(self, issued: Mapping[bytes, Principal], revoked: Set[bytes]) -> None:

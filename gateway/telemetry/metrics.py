@@ -279,6 +279,22 @@ class Metrics:
         )
         for labels, count in list(self._reasons.items()):
             reasons.add_metric(labels, count)
+        yield from (tokens, requests, prompts, reasons)
+        yield from self._times()
+        yield from self._as_read()
+        if self.access_log is not None:
+            lost = CounterMetricFamily("fairgate_access_log_lines_lost", "Lines that could not be written.")
+            lost.add_metric([], self.access_log.lines_lost)
+            yield lost
+        if self.store is not None:
+            shared = GaugeMetricFamily("fairgate_state_shared", "1 while Redis can be asked, 0 while on its own.")
+            shared.add_metric([], self.store.fault is None)
+            commands = CounterMetricFamily("fairgate_redis_commands", "Sent to Redis.", labels=["outcome"])
+            commands.add_metric(["answered"], self.store.answered)
+            commands.add_metric(["failed"], self.store.failed)
+            yield from (shared, commands)
+
+    def _times(self) -> Iterator[Metric]:
         waits = HistogramMetricFamily(
             "fairgate_queue_seconds", "Wait before dispatch.", labels=["pool", "tenant", "outcome"]
         )
@@ -296,19 +312,7 @@ class Metrics:
         )
         for (pool, obstacle), distribution in list(self._held_back.items()):
             distribution.add_to(obstacles, [pool, str(obstacle)])
-        yield from (tokens, requests, prompts, reasons, waits, totals, first, obstacles)
-        yield from self._as_read()
-        if self.access_log is not None:
-            lost = CounterMetricFamily("fairgate_access_log_lines_lost", "Lines that could not be written.")
-            lost.add_metric([], self.access_log.lines_lost)
-            yield lost
-        if self.store is not None:
-            shared = GaugeMetricFamily("fairgate_state_shared", "1 while Redis can be asked, 0 while on its own.")
-            shared.add_metric([], self.store.fault is None)
-            commands = CounterMetricFamily("fairgate_redis_commands", "Sent to Redis.", labels=["outcome"])
-            commands.add_metric(["answered"], self.store.answered)
-            commands.add_metric(["failed"], self.store.failed)
-            yield from (shared, commands)
+        yield from (waits, totals, first, obstacles)
 
     def _as_read(self) -> Iterator[Metric]:
         """What was read on the loop, and this build."""
