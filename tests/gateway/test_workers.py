@@ -194,7 +194,7 @@ def test_a_worker_owns_its_part_of_whatever_is_counted() -> None:
         "limits": {"queue_requests_max": 1000, "queue_bytes_max": 40_000_000, "connections_max": 100},
     })  # fmt: skip
     share = share_of(config, 3)
-    assert (share.admin, share.state_file) == ("127.0.0.1:9093", "/tmp/learned.json.3")
+    assert (share.admin, share.state_file) == ("127.0.0.1:8193", "/tmp/learned.json.3")
     assert share.policy.settings() == {"requests_per_minute": 25}
     assert (share.pools[0].backends[0].max_num_seqs, share.pools[0].capacity.max_concurrency) == (8, 1)
     assert share.tenants[0].quota is not None
