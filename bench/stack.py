@@ -29,6 +29,7 @@ Result = TypeVar("Result")
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVE = ROOT / "deploy" / "real-vllm" / "serve.sh"
+VLLM_VENV = Path(os.environ.get("FAIRGATE_VLLM_VENV", Path.home() / ".cache" / "fairgate" / "vllm"))
 ENGINE_START_S = 180.0
 PROXY_START_S = 20.0
 IDLE_S = 120.0
