@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.load import load_config
-from gateway.operator import standing
+from gateway.operator import present
 from gateway.operator.effective import effective
 from gateway.operator.shares import due
 from tests.gateway.live import Live, Starter, chat, closed_port, simulated, until
@@ -48,8 +48,8 @@ async def test_the_queue_says_who_waits_and_for_what(start: Starter) -> None:
 async def test_the_answers_are_bounded_and_say_what_they_leave_out(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standing, "REQUESTS_MAX", 1)
-    monkeypatch.setattr(standing, "TENANTS_MAX", 1)
+    monkeypatch.setattr(present, "REQUESTS_MAX", 1)
+    monkeypatch.setattr(present, "TENANTS_MAX", 1)
     async with full(start, "other") as gate:
         assert (await gate.ask("other", question())).status == 200
         asked = [asyncio.ensure_future(gate.ask("holder", question(), user=user)) for user in "56"]
