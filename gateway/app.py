@@ -20,6 +20,7 @@ from gateway.http.addresses import TrustedProxies
 from gateway.http.certificates import Certificates
 from gateway.http.errors import ApiError, Reason
 from gateway.http.server import HttpServer, ServerLimits
+from gateway.http.sockets import listening
 from gateway.operator.listener import admin_app
 from gateway.pipeline import Pipeline
 from gateway.pool.learned_file import LearnedFile
@@ -134,6 +135,7 @@ class Gateway:
             routes=_routes(config),
             cors=Cors(config.cors_origins),
             unqueued=Unqueued(config.limits.unqueued_max, config.limits.unqueued_per_s),
+            aliases=config.aliases,
         )
         self._server = HttpServer(
             pipeline.handle,
@@ -143,12 +145,14 @@ class Gateway:
             proxies=TrustedProxies(config.trusted_proxies),
             certificates=self._certificates,
         )
-        self.port = await self._server.listen(*config.listen_address, sock=self._listener)
+        with listening("the listener for clients", config.listen_address, "listen", "--port"):
+            self.port = await self._server.listen(*config.listen_address, sock=self._listener)
         self._admin = web.AppRunner(admin_app(self), access_log=None)
         await self._admin.setup()
         host, port = config.admin_address
         site = web.TCPSite(self._admin, host, port)
-        await site.start()
+        with listening("the admin listener", (host, port), "admin", "--admin-port"):
+            await site.start()
         self.admin_port = int(self._admin.addresses[0][1])
 
     async def stop(self, drain_s: float) -> None:
@@ -257,7 +261,7 @@ class Gateway:
             self.metrics.ended(record)
             self.lately.ended(record)
         elif record.outcome == Outcome.REFUSED:
-            self.metrics.refused(record.reason)
+            self.metrics.refused(record)
         self._access_log.write(record, policy)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from gateway.config.model import Config, KeyConfig, hash_key
 from gateway.config.policy import PolicyConfig, policy_settings
+from gateway.http.sockets import listening
 from gateway.request.identity import Keyring, MintedKey
 
 __all__ = ["Worker", "share_of", "supervise", "with_keys"]
@@ -143,7 +144,8 @@ def supervise(config: Config, serve: Serve, announce: Callable[[int], None], say
     taken. `announce` gets the port.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    listeners = _listeners(*config.listen_address, config.workers)
+    with listening("the listener for clients", config.listen_address, "listen", "--port"):
+        listeners = _listeners(*config.listen_address, config.workers)
     announce(int(listeners[0].getsockname()[1]))
     lifeline, held = os.pipe()
     workers = [Worker(index, listener, lifeline) for index, listener in enumerate(listeners)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Admin", "NotAnswered", "admins", "asks_admin"]
 
-USUAL_URL: Final = "http://127.0.0.1:9090"
+USUAL_URL: Final = "http://127.0.0.1:8190"
 TIMEOUT_S: Final = 3.0
 ANSWER_BYTES_MAX: Final = 64 << 20
 

@@ -76,18 +76,33 @@ def create(tenant: str | None, path: Path | None, expires: str | None, models: t
 
 
 @keys.command(name="hash")
-def hash_() -> None:
+@click.option(
+    "-c", "--config", "path", type=click.Path(path_type=Path), help="A gateway's file: whose is the key there?"
+)
+def hash_(path: Path | None) -> None:
     """Hash a key read from standard input (so that it stays out of the shell's history).
 
-    One that could be guessed is refused: it needs 24 characters, and 10 different ones among them.
+    Standard error has the name under which it appears in logs and metrics. One that could be guessed is refused: it
+    needs 24 characters, and 10 different ones among them.
     """
-    from gateway.config.keys import hash_key, weakness
+    from gateway.config.keys import hash_key, open_name, weakness
 
+    config = loaded(path) if path is not None else None
     key = _given("key")
+    hashed = hash_key(key)
+    holder = next(
+        (each.name for each in (config.tenants if config else ()) for its in each.keys if its.hash == hashed), ""
+    )
+    if holder:
+        click.echo(f"it is {holder}'s", err=True)
+    elif config is None or config.open_access:
+        click.echo(f"where any key is taken, it appears as {open_name(bytes.fromhex(hashed[7:]))}", err=True)
+    else:
+        click.echo(f"{path} names no tenant that holds it", err=True)
     if (why := weakness(key)) is not None:
         click.echo(f"fairgate: {why}; `fairgate keys create` makes one", err=True)
         sys.exit(BAD_INPUT)
-    click.echo(hash_key(key))
+    click.echo(hashed)
 
 
 @keys.command()

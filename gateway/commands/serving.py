@@ -105,7 +105,7 @@ async def serve_one(config: Config, worker: Worker | None = None) -> None:
     from gateway.commands.stderr_log import StderrLog
 
     log = StderrLog()  # whoever does not read it must not keep requests waiting
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO, handlers=[log])
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=config.log_level.upper(), handlers=[log])
     gateway = Gateway(config, None if worker is None else worker.listener)
     stop, now = asyncio.Event(), asyncio.Event()
 
@@ -181,6 +181,8 @@ def _announcement(gateway: Gateway) -> str:
         lines.append(f"  pool {pool.name}: {len(pool.backends)} backends, policy {pool.policy_name}, models: {models}")
     if gateway.config.open_access:
         lines.append("  open access: any key is accepted, each distinct key is its own tenant of equal weight")
+    if gateway.config.access_log not in ("stdout", "off"):
+        lines.append(f"  one line for each request: {gateway.config.access_log}")
     lines += [f"  not ready: {fault}" for fault in gateway.not_ready()]
     if (state := gateway.state()) is not None:
         lines += [f"  state: {state}", *_without_key(gateway.config)]

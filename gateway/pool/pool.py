@@ -24,6 +24,7 @@ from gateway.config.model import BackendConfig, Config, PoolConfig
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.retries import RetryBudget
 from gateway.pool.shared import Shared
+from gateway.pool.waiting import WaitingStreams
 from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.payload import Payload
 from gateway.request.prefixes import PromptPrefixes
@@ -36,7 +37,7 @@ from policies.orders.registry import POLICIES
 from policies.placements.least_loaded import least_loaded
 from policies.queue.bounds import QueueLimits
 
-__all__ = ["Backend", "Pool"]
+__all__ = ["Backend", "Pool", "admission_engine"]
 
 logger = logging.getLogger("fairgate")
 
@@ -127,13 +128,18 @@ class Pool:
         self.debug_headers = gateway.debug_headers
         self.claims = shared.claims
         self.quotas = shared.quotas
+        self.fallback = config.fallback
+        """A model of another pool, for while no backend here is in service."""
         self._configured_models = list(config.models)
         self._settled = settled
         self._scrape_interval_s = config.capacity.scrape_interval_s
         counter = exact_counter(config.tokenizer) if config.tokenizer else None
         self.estimator = TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
-        self.dispatcher = Dispatcher(_engine(gateway, config, shared))
+        self.dispatcher = Dispatcher(admission_engine(gateway, config, shared))
         self.retries = RetryBudget()
+        comment_s = gateway.limits.waiting_comment_s
+        self.waiting = None if comment_s is None else WaitingStreams(comment_s, self.dispatcher.clock)
+        """Streams without a first byte. None: they are told nothing."""
         self.prefixes: PromptPrefixes | None = None
         """None: the policy does not ask how prompts begin."""
         if self.dispatcher.engine.policy.reads_prefixes:
@@ -231,12 +237,15 @@ class Pool:
         self.dispatcher.backend_changed(name, gauges)
 
     def _health_changed(self, backend: Backend) -> None:
-        state = "in service" if backend.health.healthy else f"out of service: {backend.health.reason}"
-        logger.warning("pool %s: backend %s is %s", self.name, backend.name, state)
+        if backend.health.healthy:
+            logger.info("pool %s: backend %s is in service", self.name, backend.name)
+        else:
+            logger.warning("pool %s: backend %s is out of service: %s", self.name, backend.name, backend.health.reason)
         self.dispatcher.backend_changed(backend.name, backend.health.healthy)
 
 
-def _engine(gateway: Config, pool: PoolConfig, shared: Shared) -> AdmissionEngine:
+def admission_engine(gateway: Config, pool: PoolConfig, shared: Shared) -> AdmissionEngine:
+    """What decides for a pool, by its configuration; it has no backends yet."""
     limits, capacity = gateway.limits, pool.capacity
     return AdmissionEngine(
         _policy(gateway, len(pool.backends)),

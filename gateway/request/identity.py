@@ -10,6 +10,7 @@ from hashlib import sha256
 from math import inf
 from typing import Final
 
+from gateway.config.keys import open_name
 from gateway.config.model import KeyConfig, TenantConfig, hash_key, new_key
 from gateway.http.errors import ApiError, Reason
 from policies.limits.leaky_counts import LeakyCounts
@@ -115,7 +116,7 @@ class Keyring:
                 raise ApiError(Reason.EXPIRED_API_KEY, message)
             return principal
         if self._open_access and not is_revoked:
-            name = f"key-{digest.hex()[:12]}" if key is not None else "anonymous"
+            name = open_name(digest) if key is not None else "anonymous"
             return Principal(name, 1.0, (DEFAULT_APP,))
         if key is None:
             raise ApiError(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.load import load_config
+from gateway.config.load import Given, load_config
 from gateway.operator import present
 from gateway.operator.effective import effective
 from gateway.operator.shares import due
@@ -201,7 +201,7 @@ def test_every_value_says_where_it_comes_from_and_no_secret_is_shown(
 
 def test_what_the_command_line_gives_is_not_the_file_s(tmp_path: Path) -> None:
     path = config_file(tmp_path, "http://gpu:8000", workers=2)
-    [workers] = [each for each in effective(load_config(path, 3))["values"] if each["path"] == "workers"]
+    [workers] = [each for each in effective(load_config(path, Given(workers=3)))["values"] if each["path"] == "workers"]
     assert workers == {"path": "workers", "value": 3, "from": "command line"}
     assert values_of(path)["workers"]["from"] == "file"
 
