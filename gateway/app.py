@@ -21,6 +21,7 @@ from gateway.http.certificates import Certificates
 from gateway.http.errors import ApiError, Reason
 from gateway.http.server import HttpServer, ServerLimits
 from gateway.http.sockets import listening
+from gateway.keys.issued import KeyTable, follow
 from gateway.operator.listener import admin_app
 from gateway.pipeline import Pipeline
 from gateway.pool.learned_file import LearnedFile
@@ -35,11 +36,14 @@ from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.lately import Lately
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Outcome, Record
+from gateway.usage.counts import UsageCounts
 
 if TYPE_CHECKING:
+    from gateway.config.usage import UsageConfig
     from gateway.redis.news import NewsChannel
     from gateway.redis.store import Store
     from gateway.redis.ticker import Exchanges
+    from gateway.usage.recorder import UsageRecorder
 
 __all__ = ["Gateway"]
 
@@ -63,8 +67,11 @@ class Gateway:
         self.port = 0
         self.admin_port = 0
         self._access_log = self.metrics.access_log = AccessLog(config.access_log)
-        mints = config.state.redis_url is None  # a key that one replica knows would be refused by the others
-        self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=mints)
+        self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=not config.keys_are_shared)
+        self.usage: UsageRecorder | None = None
+        self._usage: UsageCounts | None = None
+        self.keys: KeyTable | None = None
+        """Keys that are made while the gateway runs. None: there is no place for them."""
         self.store: Store | None = None
         self.exchanges: list[Exchanges] = []
         self.news: list[NewsChannel] = []
@@ -115,6 +122,8 @@ class Gateway:
             self.pools.append(Pool(pool_config, config, backends, self.shared, self._settled))
         if self.store is not None:
             self._replicate(self.store)
+        if config.usage is not None:
+            await self._count_usage(config.usage)
         if config.state_file is not None:
             engines = {pool.name: pool.dispatcher.engine for pool in self.pools}
             self._learned = LearnedFile(Path(config.state_file), engines)
@@ -180,13 +189,15 @@ class Gateway:
         if self.store is not None:
             await asyncio.gather(*(exchanges.leave() for exchanges in self.exchanges))
             await self.store.close()
+        if self.usage is not None:
+            await self.usage.close()
         for server in self._embedded:
             await server.stop()
         await asyncio.to_thread(self._access_log.close)
 
     async def _share(self, url: str) -> None:
         """Join the other replicas, now or as soon as Redis can be asked."""
-        from gateway.redis.issued_keys import KeyTable, follow  # redis-py is loaded only where there is a Redis
+        from gateway.redis.issued_keys import RedisKeys  # redis-py is loaded only where there is a Redis
         from gateway.redis.store import Deployment, Store
 
         self.store = Store(
@@ -202,7 +213,24 @@ class Gateway:
         except StoreUnavailable:
             pass  # the store says so, and goes on trying
         self._watchers.append(asyncio.create_task(self.store.keep()))
-        self._watchers.append(asyncio.create_task(follow(KeyTable(self.store), self._keyring)))
+        self.keys = RedisKeys(self.store)
+        self._watchers.append(asyncio.create_task(follow(self.keys, self._keyring)))
+
+    async def _count_usage(self, usage: UsageConfig) -> None:
+        """Write down what is used; where no Redis has the keys, the same database has them."""
+        from gateway.usage.issued_keys import DatabaseKeys
+        from gateway.usage.recorder import UsageRecorder
+
+        has_redis = self.config.state.redis_url is not None  # which keeps the limits of a day, too
+        quotas = None if has_redis else self.shared.quotas
+        self.usage = UsageRecorder(usage, quotas, self.config.workers)
+        self._usage = self.usage.counts
+        self.metrics.registry.register(self.usage)
+        await self.usage.open()
+        self._watchers.append(asyncio.create_task(self.usage.keep()))
+        if not has_redis:
+            self.keys = DatabaseKeys(self.usage.database)
+            self._watchers.append(asyncio.create_task(follow(self.keys, self._keyring)))
 
     def _replicate(self, store: Store) -> None:
         """Be one of several gateways in front of the same engines."""
@@ -262,6 +290,8 @@ class Gateway:
             self.lately.ended(record)
         elif record.outcome == Outcome.REFUSED:
             self.metrics.refused(record)
+        if self._usage is not None:
+            self._usage.ended(record)
         self._access_log.write(record, policy)
 
 

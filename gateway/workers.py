@@ -127,8 +127,7 @@ def _part_of(config: Config, count: int) -> Config:
 
 def with_keys(config: Config) -> tuple[Config, list[MintedKey]]:
     """The configuration with a key for every tenant: minted once, so that all workers know the same."""
-    mints = config.state.redis_url is None
-    minted = Keyring(config.tenants, open_access=config.open_access, mints=mints).minted
+    minted = Keyring(config.tenants, open_access=config.open_access, mints=not config.keys_are_shared).minted
     keys = {each.tenant: KeyConfig(hash=hash_key(each.key)) for each in minted}
     tenants = [
         tenant.model_copy(update={"keys": (keys[tenant.name],)}) if tenant.name in keys else tenant

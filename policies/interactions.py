@@ -174,6 +174,7 @@ class Interactions:
             waste = self.wasted.setdefault(tenant if len(self.wasted) < TENANTS_MAX else "", Waste())
         waste.interactions += 1
         waste.tokens += interaction.uncut_tokens
+        request.progress.wasted_tokens = interaction.uncut_tokens
         interaction.uncut_tokens = 0
 
     def caps(self, tenant: str, app: str) -> Caps:

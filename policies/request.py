@@ -216,12 +216,14 @@ class Progress:
         stage: its place among the calls of its interaction, from 1.
         inside: it continues an open interaction that is within its caps. It may have to wait, but is not throttled.
         gives: by what its answer lets later calls of its interaction be known. The gateway reads it from the answer.
+        wasted_tokens: what its interaction had taken for nothing, since this call of it was rejected.
         wait: what held it back; None: nothing did.
     """
 
     __slots__ = (
         "attempts", "cached_blocks", "cached_tokens", "charged", "deadline_s", "gives", "inside", "interaction", "norm",
         "normalised", "output_tokens_expected", "output_tokens_reserved", "placed", "stage", "state", "wait",
+        "wasted_tokens",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
@@ -240,6 +242,7 @@ class Progress:
         self.stage = 1
         self.inside = False
         self.gives = NO_WITNESSES
+        self.wasted_tokens = 0
         self.wait: Wait | None = None
 
 

@@ -13,6 +13,7 @@ from gateway.commands.admin import NotAnswered, admins, asks_admin
 from gateway.commands.keys import keys
 from gateway.commands.replaying import replay
 from gateway.commands.serving import BAD_INPUT, allow_files, run, serve_one, supervise
+from gateway.commands.usage import usage
 
 __all__ = ["main"]
 
@@ -248,6 +249,7 @@ def _measure(files: tuple[str, ...], json_path: Path | None) -> None:
 
 
 main.add_command(keys)
+main.add_command(usage)
 main.add_command(replay)
 
 

@@ -150,9 +150,9 @@ def _url(config: Config, port: int) -> str:
 
 
 def _without_key(config: Config) -> list[str]:
-    """With Redis no key is minted: it would be known to one replica only."""
+    """Where replicas share their keys none is minted: it would be known to one of them only."""
     names = [tenant.name for tenant in config.tenants if not tenant.keys]
-    if config.state.redis_url is None or not names:
+    if not config.keys_are_shared or not names:
         return []
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return [
@@ -185,7 +185,8 @@ def _announcement(gateway: Gateway) -> str:
         lines.append(f"  one line for each request: {gateway.config.access_log}")
     lines += [f"  not ready: {fault}" for fault in gateway.not_ready()]
     if (state := gateway.state()) is not None:
-        lines += [f"  state: {state}", *_without_key(gateway.config)]
+        lines.append(f"  state: {state}")
+    lines += _without_key(gateway.config)
     if gateway.minted_keys:
         lines.append("  keys for this run only, for tenants that have none in the config:")
         lines += [f"    {minted.tenant:<12} {minted.key}" for minted in gateway.minted_keys]

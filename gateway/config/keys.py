@@ -82,6 +82,8 @@ class KeyConfig(Section):
         default=None, strict=False, max_length=1000
     )
     """Models the key may ask for; the others do not exist for it. Default: all."""
+    weight: float | None = Field(default=None, gt=0, le=1000)
+    """Weight of the tenant while it asks with this key. Default: that of the tenant."""
 
     @property
     def expires_s(self) -> float:

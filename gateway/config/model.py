@@ -49,6 +49,7 @@ from gateway.config.section import Section
 from gateway.config.state import StateConfig
 from gateway.config.throttle import OverloadConfig, QuotaConfig, ThrottleConfig
 from gateway.config.tls import BackendTlsConfig, ListenerTlsConfig
+from gateway.config.usage import UsageConfig
 
 __all__ = [
     "AppConfig",
@@ -172,7 +173,8 @@ class Config(Section):
     routes: tuple[RouteConfig, ...] = Field(default=(), strict=False)
     """What else clients may ask, beyond the inference routes that are known."""
     admin: Address = "127.0.0.1:8190"
-    """host:port for /health, /ready, /metrics, /explain, /queue, /tenants, /backends and /config. Not for clients."""
+    """host:port for /health, /ready, /metrics, /explain, /queue, /tenants, /backends, /config, /usage and /keys. Not
+    for clients."""
     admin_token: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
     """What `admin` asks for as a bearer token, except for /health and /ready. Write ${NAME} to take it from the
     environment. Default: nothing is asked, for loopback only."""
@@ -207,6 +209,8 @@ class Config(Section):
     """Where replicas share their state: memory (nowhere), or the url of a Redis."""
     state_file: str | None = Field(default=None, min_length=1)
     """A file that keeps what was learned of the apps over restarts. Default: it is learned anew each time."""
+    usage: Annotated[UsageConfig, bare_text_is("url", str | UsageConfig)] | None = None
+    """Where usage is counted and keys are kept: the path of a file for SQLite, or postgresql://... Default: nowhere."""
     limits: Limits = Limits()
     """Bounds on what is queued, buffered and waited for."""
     drain_s: float = Field(default=30, ge=0, le=86_400)
@@ -239,6 +243,11 @@ class Config(Section):
     def admin_address(self) -> tuple[str, int]:
         """Host, without brackets, and port."""
         return split_address(self.admin)
+
+    @property
+    def keys_are_shared(self) -> bool:
+        """Do several gateways follow one table of keys, so that a key that only one of them knows would be refused?"""
+        return self.state.redis_url is not None or (self.usage is not None and self.usage.is_server)
 
     @property
     def warnings(self) -> tuple[tuple[str, str], ...]:
@@ -323,7 +332,8 @@ def _contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
     apps = _Once("name")
     for a, app in _items(config, "apps"):
         yield from apps.again(_get(app, "name"), ("apps", a, "name"))
-    if _get(config, "tenants") in (None, (), []) and _get(config, "open_access") is not True:
+    nobody = _get(config, "tenants") in (None, (), []) and _get(config, "open_access") is not True
+    if nobody and _get(config, "usage") is None and _state_url(config) == "memory":
         yield ("tenants",), "is empty: nobody could call; add a tenant, or set open_access: true"
     yield from _limit_contradictions(config)
 

@@ -1,5 +1,5 @@
-"""What can an operator ask the gateway? /health, /ready, /metrics, /explain and the views of the present, on a listener
-of their own.
+"""What can an operator ask the gateway? /health, /ready, /metrics, /explain, the views of the present, usage and keys,
+on a listener of their own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.commands.explain import explain
+from gateway.operator.keys import key_routes
+from gateway.operator.usage import usage_routes
 from gateway.operator.views import views
 
 if TYPE_CHECKING:
@@ -62,6 +64,8 @@ def admin_app(gateway: Gateway) -> web.Application:
             web.get("/ready", ready),
             web.get("/metrics", metrics),
             web.get("/explain/{id}", explanation),
+            *key_routes(gateway),
+            *usage_routes(gateway),
             *views(gateway),
         ]
     )

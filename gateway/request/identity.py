@@ -39,7 +39,8 @@ class Principal:
     @classmethod
     def of(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
         models = None if key.models is None else frozenset(key.models)
-        return cls(tenant.name, tenant.weight, key.apps, models, key.expires_s)
+        weight = tenant.weight if key.weight is None else key.weight
+        return cls(tenant.name, weight, key.apps, models, key.expires_s)
 
     def may_ask(self, model: str) -> bool:
         """Does the model exist for it?"""
@@ -92,8 +93,11 @@ class Keyring:
         self._principals[bytes.fromhex(key.hash.removeprefix("sha256:"))] = Principal.of(tenant, key)
 
     def holder(self, tenant: str, key: KeyConfig) -> Principal | None:
-        """The holder of a key that was issued to this tenant. None: there is no such tenant."""
+        """The holder of a key that was issued to this tenant. None: there is no such tenant; one that the config does
+        not have has to bring its weight with its key."""
         found = self._tenants.get(tenant)
+        if found is None and key.weight is not None:
+            found = TenantConfig(name=tenant, weight=key.weight)
         return None if found is None else Principal.of(found, key)
 
     def learn(self, issued: Mapping[bytes, Principal], revoked: Set[bytes]) -> None:

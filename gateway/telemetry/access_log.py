@@ -71,6 +71,7 @@ class AccessLog:
             service.output,
             service.cached or 0,
             0 if request is None else request.progress.cached_tokens,
+            0 if request is None else request.progress.wasted_tokens,
             record.estimated_tokens,
             0 if request is None else request.output_tokens_max,
             record.backend,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from policies.limits.sliding_counts import SlidingCounts
+from policies.limits.sliding_counts import Count, SlidingCounts
 from policies.request import Limit, Refusal, Refused, Request
 
 __all__ = ["UNLIMITED", "Quota", "Quotas"]
@@ -107,6 +107,15 @@ class Quotas:
         """The request was counted, but is not served: undo the count."""
         self.ended(request, 0, now)
         self._count(request.flow.tenant, -1, 0, now)
+
+    def go_on(self, tenant: str, tokens_before: int, tokens: int, now: float) -> None:
+        """What a tenant used on the day before and on this one, as it was written down by a gateway that has ended."""
+        self.day.at(now)
+        count = self.day.of(tenant, 1.0)
+        if count.before is None:
+            count.before = Count(None, 1.0)
+        count.before.tokens += tokens_before
+        count.tokens += tokens
 
     def quota(self, tenant: str) -> Quota:
         """What this tenant may have."""

@@ -37,6 +37,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "tokens_out": int,
     "tokens_cached": int,
     "tokens_cached_expected": int,
+    "tokens_wasted": int,
     "tokens_in_estimated": int,
     "tokens_out_max": int,
     "backend": str,
