@@ -88,7 +88,7 @@ class AssignedPolicy(Policy):
                 if blocked is None:
                     blocked = selection
                 else:
-                    blocked.others.append(selection)
+                    blocked.others += (selection,)
             if longest is None or len(order) > len(longest):
                 longest = order
         if longest is None or not self._assignment.idle_takes:
