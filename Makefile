@@ -1,5 +1,5 @@
 # Everything below needs Python 3.11 or later, make and the package registries; `make run` needs nothing else, `make test`
-# a redis-server, openssl, nginx and haproxy, which it installs where it may (root on Debian).
+# a redis-server, openssl, nginx, haproxy, promtool and PostgreSQL, which it installs where it may (root on Debian).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,19 +12,22 @@ WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(COMPILED):$(CURDIR)
 
 .PHONY: run test servers check format test-vllm bench compiled test-compiled lock clean
 
-run: $(INSTALLED)  ## the gateway with config.example.yaml: simulated engines, all state in memory
-	@$(BIN)/fairgate serve -c config.example.yaml
+run: $(INSTALLED)  ## the gateway with config.example.yaml: simulated engines, all state in memory; also PORT=, ADMIN_PORT=
+	@$(BIN)/fairgate serve -c config.example.yaml --access-log access.log \
+	    $(if $(PORT),--port $(PORT)) $(if $(ADMIN_PORT),--admin-port $(ADMIN_PORT))
 
 test: $(INSTALLED) servers  ## the tests that need no vLLM
 	$(BIN)/pytest -q
 
 # RUNLEVEL=1: the package starts no server of its own. Where it cannot be installed, the tests that need it say so.
 servers:
-	@{ command -v redis-server && command -v openssl && command -v nginx && command -v haproxy; } >/dev/null \
+	@{ command -v redis-server && command -v openssl && command -v nginx && command -v haproxy \
+	    && command -v promtool && ls /usr/lib/postgresql/*/bin/initdb; } >/dev/null 2>&1 \
 	    || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
-	        && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq redis-server openssl nginx-light haproxy; } \
-	    || echo "redis-server, openssl, nginx or haproxy is missing and could not be installed: the tests that need" \
-	        "the first two will fail, those that need the others are skipped" >&2
+	        && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	            redis-server openssl nginx-light haproxy prometheus postgresql; } \
+	    || echo "redis-server, openssl, nginx, haproxy, promtool or PostgreSQL is missing and could not be installed: the" \
+	        "tests that need the first two will fail, those that need the others are skipped" >&2
 
 check: $(INSTALLED)  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

@@ -68,6 +68,11 @@ class UpstreamPool:
         self.reused = 0
         self.retried = 0
 
+    @property
+    def is_busy(self) -> bool:
+        """Does a call wait for its answer, or for its connection?"""
+        return bool(self._busy or self._connecting)
+
     def __repr__(self) -> str:
         return (
             f"<UpstreamPool {self.name} {self._origin}: {len(self._busy)} busy, {len(self._idle)} idle, "

@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp import web
 
-from backends.simulated.profiles import profile
-from backends.simulated.server import SimulatedServer
 from gateway.answer.exchange import Exchange
-from gateway.config.model import BackendConfig, Config
+from gateway.background import Background, report_fault
+from gateway.config.model import Config
 from gateway.http.addresses import TrustedProxies
 from gateway.http.certificates import Certificates
 from gateway.http.errors import ApiError, Reason
 from gateway.http.server import HttpServer, ServerLimits
+from gateway.http.sockets import listening
+from gateway.keys.issued import KeyTable, follow
 from gateway.operator.listener import admin_app
+from gateway.operator.reloading import Reloading
 from gateway.pipeline import Pipeline
 from gateway.pool.learned_file import LearnedFile
-from gateway.pool.pool import Backend, Pool
+from gateway.pool.pool import Pool
+from gateway.pool.pools import CannotTakeOver, Pools
 from gateway.pool.shared import Shared
 from gateway.redis.errors import StoreUnavailable
 from gateway.request.cors import Cors
@@ -34,47 +37,70 @@ from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.lately import Lately
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Outcome, Record
+from gateway.usage.counts import UsageCounts
 
 if TYPE_CHECKING:
+    from gateway.config.usage import UsageConfig
     from gateway.redis.news import NewsChannel
-    from gateway.redis.store import Store
+    from gateway.redis.store import Deployment, Store
     from gateway.redis.ticker import Exchanges
+    from gateway.usage.recorder import UsageRecorder
 
 __all__ = ["Gateway"]
 
 logger = logging.getLogger("fairgate")
 
-EMBEDDED_MODELS = ("simulated",)
-EMBEDDED_PROFILE = "demo"
-
 
 class Gateway:
     """Listeners, pools and telemetry of one process. `start`, then `stop`."""
 
-    def __init__(self, config: Config, listener: socket.socket | None = None) -> None:
-        """`listener`: a socket that listens already, instead of the configured address."""
+    def __init__(
+        self,
+        config: Config,
+        listener: socket.socket | None = None,
+        *,
+        load: Callable[[], Config] | None = None,
+        ask_others: Callable[[], None] | None = None,
+    ) -> None:
+        """`listener`: a socket that listens already, instead of the configured address. `load`, `ask_others`: how it is
+        reloaded (`Reloading`)."""
         self.config = config
         self._listener = listener
         self.metrics = Metrics()
         self.lately = Lately()
         self.shared = Shared.of(config)
-        self.pools: list[Pool] = []
+        self._pools = Pools(self._settled, self.metrics.forget_backend)
         self.port = 0
         self.admin_port = 0
         self._access_log = self.metrics.access_log = AccessLog(config.access_log)
-        mints = config.state.redis_url is None  # a key that one replica knows would be refused by the others
-        self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=mints)
+        self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=not config.keys_are_shared)
+        self.usage: UsageRecorder | None = None
+        self._usage: UsageCounts | None = None
+        self.keys: KeyTable | None = None
+        """Keys that are made while the gateway runs. None: there is no place for them."""
         self.store: Store | None = None
         self.exchanges: list[Exchanges] = []
         self.news: list[NewsChannel] = []
         self._learned: LearnedFile | None = None
-        self._embedded: list[SimulatedServer] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._certificates = Certificates(config.tls.context, config.tls.files) if config.tls is not None else None
+        self._unqueued = Unqueued(config.limits.unqueued_max, config.limits.unqueued_per_s)
         self._pipeline: Pipeline | None = None
         self._server: HttpServer | None = None
         self._session: aiohttp.ClientSession | None = None
         self._admin: web.AppRunner | None = None
+        self._closing_logs = Background()
+        self.reloading = Reloading(self, load, ask_others)
+
+    @property
+    def pools(self) -> list[Pool]:
+        """Those of the config."""
+        return self._pools.all
+
+    @property
+    def is_running(self) -> bool:
+        """Does it serve, and is it not about to end?"""
+        return self._admin is not None and self._pipeline is not None and not self._pipeline.draining
 
     @property
     def minted_keys(self) -> list[MintedKey]:
@@ -88,7 +114,7 @@ class Gateway:
             faults.append("shutting down" if self._pipeline is not None else "starting")
         for pool in self.pools:
             if not pool.is_healthy():
-                reasons = "; ".join(f"{backend.name}: {backend.health.reason}" for backend in pool.backends.values())
+                reasons = "; ".join(f"{backend.name}: {backend.why_not}" for backend in pool.backends.values())
                 faults.append(f"pool {pool.name} has no backend in service ({reasons})")
         return faults
 
@@ -108,32 +134,30 @@ class Gateway:
         config = self.config
         if config.state.redis_url is not None:
             await self._share(config.state.redis_url)
-        for pool_config in config.pools:
-            models = tuple(pool_config.models) or EMBEDDED_MODELS
-            backends = [Backend(backend, await self._url(backend, models), config) for backend in pool_config.backends]
-            self.pools.append(Pool(pool_config, config, backends, self.shared, self._settled))
+        self._pools.commit(config, self.shared, await self._pools.prepare(config))
         if self.store is not None:
             self._replicate(self.store)
+        if config.usage is not None:
+            await self._count_usage(config.usage)
         if config.state_file is not None:
-            engines = {pool.name: pool.dispatcher.engine for pool in self.pools}
-            self._learned = LearnedFile(Path(config.state_file), engines)
+            self._learned = LearnedFile(Path(config.state_file), self._pools.engines)
             self._learned.restore()
             self._watchers.append(asyncio.create_task(self._learned.keep()))
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
         self._session = aiohttp.ClientSession(connector=connector)
-        await asyncio.gather(*(pool.check(self._session) for pool in self.pools))
-        self._watchers += [asyncio.create_task(pool.watch(self._session)) for pool in self.pools]
+        await self._pools.watch(self._session)
         if self._certificates is not None:
             self._watchers.append(asyncio.create_task(self._certificates.watch()))
         for watcher in self._watchers:
-            watcher.add_done_callback(_report_fault)
+            watcher.add_done_callback(report_fault)
         pipeline = self._pipeline = Pipeline(
             self._keyring,
             self.pools,
             self._settled,
             routes=_routes(config),
             cors=Cors(config.cors_origins),
-            unqueued=Unqueued(config.limits.unqueued_max, config.limits.unqueued_per_s),
+            unqueued=self._unqueued,
+            aliases=config.aliases,
         )
         self._server = HttpServer(
             pipeline.handle,
@@ -143,13 +167,48 @@ class Gateway:
             proxies=TrustedProxies(config.trusted_proxies),
             certificates=self._certificates,
         )
-        self.port = await self._server.listen(*config.listen_address, sock=self._listener)
+        with listening("the listener for clients", config.listen_address, "listen", "--port"):
+            self.port = await self._server.listen(*config.listen_address, sock=self._listener)
         self._admin = web.AppRunner(admin_app(self), access_log=None)
         await self._admin.setup()
         host, port = config.admin_address
         site = web.TCPSite(self._admin, host, port)
-        await site.start()
+        with listening("the admin listener", (host, port), "admin", "--admin-port"):
+            await site.start()
         self.admin_port = int(self._admin.addresses[0][1])
+
+    async def take_over(self, config: Config) -> None:
+        """Go on under another configuration: what waits, runs, was counted and learned stays. CannotTakeOver, and
+        nothing has changed, if it names what cannot be had. Whatever needs a restart must be as it was."""
+        prepared = await self._pools.prepare(config)
+        if config.access_log != self.config.access_log:
+            try:
+                self.reopen_log(config.access_log)
+            except OSError as error:
+                await self._pools.let_go(prepared)
+                raise CannotTakeOver(f"access_log: {error}") from error
+        # From here on in one step: no request sees half of it.
+        before, self.config = self.config, config
+        self.shared = self.shared.taken_over(before, config)
+        self._keyring.take_over(config.tenants, open_access=config.open_access)
+        self._pools.commit(config, self.shared, prepared)
+        logger.setLevel(config.log_level.upper())
+        self._unqueued.set(config.limits.unqueued_max, config.limits.unqueued_per_s)
+        if self._pipeline is not None:
+            cors = Cors(config.cors_origins)
+            self._pipeline.take_over(self.pools, routes=_routes(config), cors=cors, aliases=config.aliases)
+        if self._server is not None:
+            self._server.set(_server_limits(config), TrustedProxies(config.trusted_proxies))
+        if self._certificates is not None and config.tls is not None and config.tls != before.tls:
+            self._certificates.set(config.tls.context, config.tls.files)
+        if self.store is not None:
+            self.store.pools = _deployments(config)
+
+    def reopen_log(self, target: str) -> None:
+        """Write requests to this from now on, or to the file that now has the same name. OSError if it cannot be."""
+        close = self._access_log.reopen(target)
+        if close is not None:
+            self._closing_logs.start(asyncio.to_thread(close))
 
     async def stop(self, drain_s: float) -> None:
         """Take no more requests, let those under way end for at most `drain_s`, tell the rest, and close."""
@@ -165,10 +224,7 @@ class Gateway:
         await asyncio.gather(*self._watchers, return_exceptions=True)
         if self._learned is not None:
             await self._learned.save()
-        for pool in self.pools:
-            pool.dispatcher.close()
-            for backend in pool.backends.values():
-                await backend.upstream.close()
+        await self._pools.close()
         if self._session is not None:
             await self._session.close()
         if self._admin is not None:
@@ -176,29 +232,42 @@ class Gateway:
         if self.store is not None:
             await asyncio.gather(*(exchanges.leave() for exchanges in self.exchanges))
             await self.store.close()
-        for server in self._embedded:
-            await server.stop()
+        if self.usage is not None:
+            await self.usage.close()
+        await self._pools.stop_embedded()
+        await self._closing_logs.stop()
         await asyncio.to_thread(self._access_log.close)
 
     async def _share(self, url: str) -> None:
         """Join the other replicas, now or as soon as Redis can be asked."""
-        from gateway.redis.issued_keys import KeyTable, follow  # redis-py is loaded only where there is a Redis
-        from gateway.redis.store import Deployment, Store
+        from gateway.redis.issued_keys import RedisKeys  # redis-py is loaded only where there is a Redis
+        from gateway.redis.store import Store
 
-        self.store = Store(
-            url,
-            [
-                Deployment(pool.name, self.config.policy.name, tuple(backend.url for backend in pool.backends))
-                for pool in self.config.pools
-            ],
-        )
+        self.store = Store(url, _deployments(self.config))
         self.metrics.store = self.store
         try:
             await self.store.open()
         except StoreUnavailable:
             pass  # the store says so, and goes on trying
         self._watchers.append(asyncio.create_task(self.store.keep()))
-        self._watchers.append(asyncio.create_task(follow(KeyTable(self.store), self._keyring)))
+        self.keys = RedisKeys(self.store)
+        self._watchers.append(asyncio.create_task(follow(self.keys, self._keyring)))
+
+    async def _count_usage(self, usage: UsageConfig) -> None:
+        """Write down what is used; where no Redis has the keys, the same database has them."""
+        from gateway.usage.issued_keys import DatabaseKeys
+        from gateway.usage.recorder import UsageRecorder
+
+        has_redis = self.config.state.redis_url is not None  # which keeps the limits of a day, too
+        quotas = None if has_redis else self.shared.quotas
+        self.usage = UsageRecorder(usage, quotas, self.config.workers)
+        self._usage = self.usage.counts
+        self.metrics.registry.register(self.usage)
+        await self.usage.open()
+        self._watchers.append(asyncio.create_task(self.usage.keep()))
+        if not has_redis:
+            self.keys = DatabaseKeys(self.usage.database)
+            self._watchers.append(asyncio.create_task(follow(self.keys, self._keyring)))
 
     def _replicate(self, store: Store) -> None:
         """Be one of several gateways in front of the same engines."""
@@ -233,32 +302,36 @@ class Gateway:
 
     def _is_busy(self) -> bool:
         reads = self._pipeline is not None and self._pipeline.reading > 0
-        return reads or any(len(pool.dispatcher) for pool in self.pools)
+        return reads or any(len(pool.dispatcher) for pool in self._pools.with_leaving())
 
     def _give_up_rest(self) -> None:
         message = "this gateway is shutting down and could not wait any longer for the answer"
         if self._pipeline is not None:
             self._pipeline.give_up(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
-        for pool in self.pools:
+        for pool in self._pools.with_leaving():
             for exchange in pool.dispatcher.exchanges():
                 if isinstance(exchange, Exchange):
                     exchange.give_up(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
-
-    async def _url(self, backend: BackendConfig, models: Sequence[str]) -> str:
-        """Where the backend is; one that is simulated in this process is started here."""
-        if not backend.simulated:
-            return backend.url.rstrip("/")
-        server = SimulatedServer(profile(EMBEDDED_PROFILE), model_names=tuple(models))
-        self._embedded.append(server)
-        return f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
 
     def _settled(self, record: Record, policy: str) -> None:
         if record.pool:
             self.metrics.ended(record)
             self.lately.ended(record)
         elif record.outcome == Outcome.REFUSED:
-            self.metrics.refused(record.reason)
+            self.metrics.refused(record)
+        if self._usage is not None:
+            self._usage.ended(record)
         self._access_log.write(record, policy)
+
+
+def _deployments(config: Config) -> list[Deployment]:
+    """What the replicas must agree on."""
+    from gateway.redis.store import Deployment
+
+    return [
+        Deployment(pool.name, config.policy.name, tuple(backend.url for backend in pool.backends))
+        for pool in config.pools
+    ]
 
 
 _TREATMENTS = {"generate": GENERATE, "compute": ONE_ANSWER, "pass": PASS}
@@ -283,8 +356,3 @@ def _server_limits(config: Config) -> ServerLimits:
         idle_s=limits.client_idle_s,
         write_stall_s=limits.client_stall_s,
     )
-
-
-def _report_fault(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (fault := task.exception()) is not None:
-        logger.error("a task of the background failed", exc_info=fault)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -75,16 +75,23 @@ class Pipeline:
         routes: Routes,
         cors: Cors,
         unqueued: Unqueued,
+        aliases: Mapping[str, str],
     ) -> None:
         self._keyring = keyring
-        self._pools = list(pools)
-        self._pool_of_model: dict[str, Pool] = {}
         self._settled = settled
         self._readings = Readings()
-        self._routes = routes
-        self._cors = cors
         self._unqueued = unqueued
         self.draining = False
+        self.take_over(pools, routes=routes, cors=cors, aliases=aliases)
+
+    def take_over(self, pools: Iterable[Pool], *, routes: Routes, cors: Cors, aliases: Mapping[str, str]) -> None:
+        """From now on requests go to these pools, by these routes."""
+        self._aliases = dict(aliases)
+        """Models by other names."""
+        self._pools = list(pools)
+        self._pool_of_model: dict[str, Pool] = {}
+        self._routes = routes
+        self._cors = cors
 
     @property
     def reading(self) -> int:
@@ -211,7 +218,8 @@ class Pipeline:
     def _admit(self, asking: Asking, payload: Payload) -> Callable[[], None]:
         request, way, principal, record = asking.request, asking.way, asking.principal, asking.record
         record.model, record.stream = payload.model, payload.stream
-        pool = self._pool(payload.model, principal)
+        pool = self._pool_for(payload, principal)
+        record.model = payload.model
         record.app = principal.app(_text(request.header(b"x-fairgate-app")))
         user = _text(request.header(b"x-fairgate-user")) or payload.user
         flow = Flow(principal.tenant, record.app, user[:128])
@@ -246,20 +254,39 @@ class Pipeline:
         head = _upstream_head(asking.request, len(payload.body))
         Exchange(admitted, pool, asking.way, payload, head, asking.responder, asking.record).submit()
 
-    def _pool(self, model: str, principal: Principal) -> Pool:
-        if not principal.may_ask(model):
-            raise _not_for(model, principal)
+    def _pool_for(self, payload: Payload, principal: Principal) -> Pool:
+        """The pool that answers. The payload then asks for the model by that pool's name."""
+        asked = payload.model
+        model = self._aliases.get(asked, asked)
+        if not principal.may_ask(asked) and (model == asked or not principal.may_ask(model)):
+            raise _not_for(asked, principal)
+        pool = self._pool(model)
+        fallback = pool.fallback
+        if fallback is not None and not pool.is_healthy():
+            other = self._pool_of(fallback)
+            if other is not None and other.is_healthy():
+                model, pool = fallback, other
+        if model != asked:
+            payload.rename(model)
+        return pool
+
+    def _pool_of(self, model: str) -> Pool | None:
         pool = self._pool_of_model.get(model)
+        if pool is None:
+            for candidate in self._pools:
+                if model in candidate.models():
+                    self._pool_of_model[model] = candidate
+                    return candidate
+        return pool
+
+    def _pool(self, model: str) -> Pool:
+        pool = self._pool_of(model)
         if pool is not None:
             return pool
         if not model:
             if len(self._pools) == 1:
                 return self._pools[0]
             raise ApiError(Reason.INVALID_REQUEST, "'model' is missing: say which model is asked", param="model")
-        for candidate in self._pools:
-            if model in candidate.models():
-                self._pool_of_model[model] = candidate
-                return candidate
         unknown = [candidate for candidate in self._pools if not candidate.models()]
         if unknown:
             # Nobody has said yet what these engines serve; they are down, or have just been started.
@@ -277,7 +304,8 @@ class Pipeline:
         if payload is not None:
             record.model = payload.model
             if payload.model or principal.models is not None:
-                pools = [self._pool(payload.model, principal)]
+                pools = [self._pool_for(payload, principal)]
+                record.model = payload.model
         backend = next((found for pool in pools if (found := pool.least_loaded()) is not None), None)
         if backend is None:
             raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=5.0)
@@ -296,15 +324,18 @@ class Pipeline:
         self._settled(record, "")
 
     def _models(self, principal: Principal) -> bytes:
+        cards = {name: card for pool in self._pools for name, card in pool.models().items()}
+        named = [(name, name) for name in cards]
+        named += [(alias, name) for alias, name in self._aliases.items() if name in cards]
         data = []
-        for pool in self._pools:
-            for name, card in pool.models().items():
-                if not principal.may_ask(name):
-                    continue
-                model = {"id": name, "object": "model", "created": 0, "owned_by": "fairgate"}
-                if card is not None and card.max_model_len is not None:
-                    model["max_model_len"] = card.max_model_len
-                data.append(model)
+        for shown, name in named:
+            if not principal.may_ask(shown) and not principal.may_ask(name):
+                continue
+            model = {"id": shown, "object": "model", "created": 0, "owned_by": "fairgate"}
+            card = cards[name]
+            if card is not None and card.max_model_len is not None:
+                model["max_model_len"] = card.max_model_len
+            data.append(model)
         return msgspec.json.encode({"object": "list", "data": data})
 
 

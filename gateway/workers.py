@@ -16,11 +16,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from gateway.config.changes import changes, needs_restart
+from gateway.config.load import ConfigError, Fault
 from gateway.config.model import Config, KeyConfig, hash_key
 from gateway.config.policy import PolicyConfig, policy_settings
+from gateway.http.sockets import listening
 from gateway.request.identity import Keyring, MintedKey
 
-__all__ = ["Worker", "share_of", "supervise", "with_keys"]
+__all__ = ["Worker", "share_of", "supervise", "with_keys", "with_known_keys"]
 
 BACKLOG = 1024
 RESTART_S = 0.1
@@ -31,7 +34,7 @@ KILL_AFTER_S = 10.0
 CANNOT_SERVE = (1, 2)
 """Exit statuses of a worker that could not listen, or whose Redis may not be used: no other could, so all end."""
 CRASHED = 70
-_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
+_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 
 Serve = Callable[[Config, "Worker"], None]
 
@@ -126,8 +129,7 @@ def _part_of(config: Config, count: int) -> Config:
 
 def with_keys(config: Config) -> tuple[Config, list[MintedKey]]:
     """The configuration with a key for every tenant: minted once, so that all workers know the same."""
-    mints = config.state.redis_url is None
-    minted = Keyring(config.tenants, open_access=config.open_access, mints=mints).minted
+    minted = Keyring(config.tenants, open_access=config.open_access, mints=not config.keys_are_shared).minted
     keys = {each.tenant: KeyConfig(hash=hash_key(each.key)) for each in minted}
     tenants = [
         tenant.model_copy(update={"keys": (keys[tenant.name],)}) if tenant.name in keys else tenant
@@ -136,14 +138,40 @@ def with_keys(config: Config) -> tuple[Config, list[MintedKey]]:
     return config.model_copy(update={"tenants": tuple(tenants)}), minted
 
 
-def supervise(config: Config, serve: Serve, announce: Callable[[int], None], say: Callable[[str], None]) -> int:
+def with_known_keys(config: Config, before: Config) -> Config:
+    """The configuration as it is now, with the keys that were minted at the start, by what it was then. ConfigError if
+    a key would have to be minted: the workers would not know the same."""
+    if config.keys_are_shared:
+        return config
+    known = {tenant.name: tenant.keys for tenant in before.tenants}
+    tenants = [
+        tenant if tenant.keys else tenant.model_copy(update={"keys": known.get(tenant.name, ())})
+        for tenant in config.tenants
+    ]
+    missing = [tenant.name for tenant in tenants if not tenant.keys]
+    if missing:
+        what = f"{missing[0]} has no key, and one that is made now would be known to one worker only"
+        raise ConfigError([Fault("config", 0, 0, "tenants", f"{what}: make one, with `fairgate keys create`")])
+    return config.model_copy(update={"tenants": tuple(tenants)})
+
+
+def supervise(
+    config: Config,
+    serve: Serve,
+    announce: Callable[[int], None],
+    say: Callable[[str], None],
+    load: Callable[[], Config] | None = None,
+) -> int:
     """Run `config.workers` processes of `serve` until SIGTERM or SIGINT; returns the exit status.
+
+    SIGHUP is passed on. A worker that is started later gets what `load` said then, unless that needs a restart of all.
 
     Must be called before anything has started threads or an event loop, since it forks. OSError if the address is
     taken. `announce` gets the port.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    listeners = _listeners(*config.listen_address, config.workers)
+    with listening("the listener for clients", config.listen_address, "listen", "--port"):
+        listeners = _listeners(*config.listen_address, config.workers)
     announce(int(listeners[0].getsockname()[1]))
     lifeline, held = os.pipe()
     workers = [Worker(index, listener, lifeline) for index, listener in enumerate(listeners)]
@@ -160,7 +188,10 @@ def supervise(config: Config, serve: Serve, announce: Callable[[int], None], say
             kill_s = float("inf")
         due_s = [worker.due_s for worker in workers if not worker.pid and not ending]
         received = signal.sigtimedwait(_SIGNALS, max(0.0, min([*due_s, kill_s, now + 3600.0]) - now))
-        stopped = received is not None and received.si_signo != signal.SIGCHLD
+        if received is not None and received.si_signo == signal.SIGHUP and not ending:
+            config = _reloaded(config, load)
+            _signal(workers, signal.SIGHUP)
+        stopped = received is not None and received.si_signo in (signal.SIGTERM, signal.SIGINT)
         cannot_serve = _reap(workers, say, expected=ending)
         failed = 0 if ending else cannot_serve
         if stopped and not ending:
@@ -173,6 +204,17 @@ def supervise(config: Config, serve: Serve, announce: Callable[[int], None], say
                 worker.listener.close()  # the last copy refuses connections; until then they would wait for nobody
             _signal(workers, signal.SIGTERM)
             kill_s = time.monotonic() + config.drain_s + KILL_AFTER_S
+
+
+def _reloaded(config: Config, load: Callable[[], Config] | None) -> Config:
+    """What a worker is started with from now on. The workers say what is wrong with it."""
+    if load is None:
+        return config
+    try:
+        fresh = load()
+    except ConfigError:
+        return config
+    return config if needs_restart(config, changes(config, fresh), fresh) else fresh
 
 
 def _listeners(host: str, port: int, count: int) -> list[socket.socket]:
@@ -209,9 +251,10 @@ def _start(worker: Worker, workers: list[Worker], config: Config, serve: Serve, 
         for other in workers:
             if other is not worker:
                 other.listener.close()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it serves
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor passes on one
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        serve(share_of(config, worker.index), worker)
+        serve(config, worker)
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else CRASHED

@@ -61,14 +61,22 @@ class _Needs:
 class AppNeeds:
     """The needs of every app of every tenant. Bounded: the apps whose interactions ended longest ago are forgotten."""
 
-    def __init__(self, calls_max: Cap, tokens_max: Cap, lifetime_s_max: Cap, idle_s: Cap) -> None:
+    def __init__(
+        self, calls_max: Cap = "auto", tokens_max: Cap = "auto", lifetime_s_max: Cap = "auto", idle_s: Cap = "auto"
+    ) -> None:
         """A number holds for all apps; "auto" is learned."""
+        self._apps: OrderedDict[tuple[str, str], _Needs] = OrderedDict()
+        self._unknown = _Needs()
+        self.set(calls_max, tokens_max, lifetime_s_max, idle_s)
+
+    def set(self, calls_max: Cap, tokens_max: Cap, lifetime_s_max: Cap, idle_s: Cap) -> None:
+        """From now on this is configured. What was learned stays."""
         self._calls_max = calls_max
         self._tokens_max = tokens_max
         self._lifetime_s_max = lifetime_s_max
         self._idle_s = idle_s
-        self._apps: OrderedDict[tuple[str, str], _Needs] = OrderedDict()
-        self._unknown = _Needs()
+        for needs in (self._unknown, *self._apps.values()):
+            needs.caps = None
 
     def caps(self, tenant: str, app: str) -> Caps:
         """Calls, tokens and seconds up to which an interaction of this app has its immunity."""

@@ -75,12 +75,10 @@ class Interactions:
     """
 
     def __init__(self, settings: InteractionSettings | None = None) -> None:
-        self.settings = settings = settings or InteractionSettings()
         self.wasted: dict[str, Waste] = {}
         """By tenant. Empty as long as no interaction was cut."""
-        self.needs = AppNeeds(settings.calls_max, settings.tokens_max, settings.lifetime_s_max, settings.idle_s)
-        self._look_s = IDLE_S_MIN if settings.idle_s == "auto" else settings.idle_s
-        """The shortest silence that may end one, and how often one is looked at."""
+        self.needs = AppNeeds()
+        self.set(settings or InteractionSettings())
         self._open: dict[str, dict[Key, Interaction]] = {}
         self._count = 0
         self._witnesses = WitnessTable()
@@ -95,6 +93,13 @@ class Interactions:
 
     def __repr__(self) -> str:
         return f"<Interactions: {self._count} open, of {len(self._open)} tenants>"
+
+    def set(self, settings: InteractionSettings) -> None:
+        """From now on these are the rules. What is open stays open, with the caps that it began with."""
+        self.settings = settings
+        self.needs.set(settings.calls_max, settings.tokens_max, settings.lifetime_s_max, settings.idle_s)
+        self._look_s = IDLE_S_MIN if settings.idle_s == "auto" else settings.idle_s
+        """The shortest silence that may end one, and how often one is looked at."""
 
     # --- events ---
 
@@ -174,6 +179,7 @@ class Interactions:
             waste = self.wasted.setdefault(tenant if len(self.wasted) < TENANTS_MAX else "", Waste())
         waste.interactions += 1
         waste.tokens += interaction.uncut_tokens
+        request.progress.wasted_tokens = interaction.uncut_tokens
         interaction.uncut_tokens = 0
 
     def caps(self, tenant: str, app: str) -> Caps:

@@ -208,7 +208,7 @@ class Progress:
         output_tokens_reserved: cautious output, a high quantile of similar requests; what the ledger reserves.
         charged: service charged to its tenant so far, in the policy's own unit.
         normalised: the same as its flow was charged, in calls that are normal for the app.
-        norm: service of a normal call of its app at its stage.
+        norm: service of a normal call of its app at its stage; 0: no order has asked yet.
         cached_tokens: tokens of its prompt that its engine was expected to have cached at dispatch.
         cached_blocks: leading blocks of its prompt that its engine was expected to hold at dispatch.
         placed: why it went to its engine; says nothing as long as it waits.
@@ -216,12 +216,14 @@ class Progress:
         stage: its place among the calls of its interaction, from 1.
         inside: it continues an open interaction that is within its caps. It may have to wait, but is not throttled.
         gives: by what its answer lets later calls of its interaction be known. The gateway reads it from the answer.
+        wasted_tokens: what its interaction had taken for nothing, since this call of it was rejected.
         wait: what held it back; None: nothing did.
     """
 
     __slots__ = (
         "attempts", "cached_blocks", "cached_tokens", "charged", "deadline_s", "gives", "inside", "interaction", "norm",
         "normalised", "output_tokens_expected", "output_tokens_reserved", "placed", "stage", "state", "wait",
+        "wasted_tokens",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
@@ -232,7 +234,7 @@ class Progress:
         self.output_tokens_reserved = output_tokens_reserved
         self.charged = 0.0
         self.normalised = 0.0
-        self.norm = 1.0
+        self.norm = 0.0
         self.cached_blocks = 0
         self.cached_tokens = 0
         self.placed: Placed | None = None
@@ -240,13 +242,16 @@ class Progress:
         self.stage = 1
         self.inside = False
         self.gives = NO_WITNESSES
+        self.wasted_tokens = 0
         self.wait: Wait | None = None
 
 
 class Request:
-    """What a client said: who asks, and what the answer is expected to take. Never changed.
+    """What a client said: who asks, and what the answer is expected to take. Never changed, but for the weight.
 
     Attributes:
+        weight: of its tenant. It may be changed while the request waits. What runs is charged by the weight that it was
+            dispatched with.
         prompt_tokens: an estimate before the answer; the true number comes with the service.
         output_tokens_max: upper limit that the request itself sets, over all of its sequences.
         sequences: parallel sequences (`n`), each of which takes a slot of the engine.
@@ -285,7 +290,7 @@ class Request:
     ) -> None:
         self.id: Final = id
         self.flow: Final = flow
-        self.weight: Final = weight
+        self.weight = weight
         self.prompt_tokens: Final = prompt_tokens
         self.output_tokens_max: Final = output_tokens_max
         self.arrived_s: Final = arrived_s

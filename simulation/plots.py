@@ -14,6 +14,8 @@ COLOURS = ("#2f6f9f", "#d08c4a", "#5a9367", "#a8476b", "#7a68a6", "#8a7a4d", "#3
 
 WIDTH, HEIGHT = 640, 320
 LEFT, RIGHT, TOP, BOTTOM = 64, 150, 32, 44
+TICKS_MAX = 8
+TICKS_MAX = 8
 NAMES_MAX = 14
 """Lines named in the legend; more would not fit beside the plot."""
 
@@ -27,17 +29,18 @@ class Series(NamedTuple):
 
 
 def chart(
-    series: Sequence[Series], title: str, x_label: str, y_label: str, *, x_from: float = 0.0, y_to: float = 0.0,
-    width: int = WIDTH,
+    series: Sequence[Series], title: str, x_label: str, y_label: str, *, x_from: float = 0.0, x_to: float = 0.0,
+    y_to: float = 0.0, width: int = WIDTH,
 ) -> str:  # fmt: skip
     """An SVG document with one line for each series. The y axis begins at 0; points that are not finite are left out.
 
-    The x axis begins at `x_from` or below; the y axis reaches `y_to` or further, so that charts can be compared.
+    Axes end where the data do. The x axis begins at `x_from` or below; the axes reach `x_to` and `y_to` or further, so
+    that charts can be compared.
     """
     lines = [(one, [point for point in one.points if isfinite(point[0]) and isfinite(point[1])]) for one in series]
     xs = [x for _, points in lines for x, _ in points] or [0.0]
     ys = [y for _, points in lines for _, y in points] or [0.0]
-    x_axis = _Axis(min(x_from, *xs), max(x_from, *xs), LEFT, width - RIGHT)
+    x_axis = _Axis(min(x_from, *xs), max(x_from, x_to, *xs), LEFT, width - RIGHT)
     y_axis = _Axis(min(0.0, *ys), max(y_to, *ys), HEIGHT - BOTTOM, TOP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" width="{width}" height="{HEIGHT}" '
@@ -59,14 +62,12 @@ class _Axis:
     """Values to pixels, and where the ticks are."""
 
     def __init__(self, low: float, high: float, begin_px: float, end_px: float) -> None:
-        step = _step((high - low) / 5 or 1.0)
-        self.low, self.ticks = floor(low / step) * step, [floor(low / step) * step]
-        while self.ticks[-1] < high - step * 1e-9:
-            self.ticks.append(self.low + len(self.ticks) * step)
-        if len(self.ticks) == 1:
-            self.ticks.append(self.low + step)
+        step = _step((high - low) / TICKS_MAX or 1.0)
+        self.low = floor(low / step) * step
+        high = max(high, self.low + step)
+        self.ticks = [self.low + number * step for number in range(1 + floor((high - self.low) / step + 1e-9))]
         self._begin_px = begin_px
-        self._scale = (end_px - begin_px) / (self.ticks[-1] - self.low)
+        self._scale = (end_px - begin_px) / (high - self.low)
 
     def at(self, value: float) -> float:
         return self._begin_px + (value - self.low) * self._scale

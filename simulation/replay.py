@@ -85,6 +85,7 @@ class Seen:
     """What the traffic saw under one policy.
 
     Attributes:
+        backends: before how many engines?
         refused: how many requests, by reason.
         ttft_s: from arrival to first token, over all requests that had one.
         tokens_per_s: prompt and output tokens of the requests that were served, until the last one ended.
@@ -98,6 +99,7 @@ class Seen:
     """
 
     policy: str
+    backends: int
     requests: int
     completed: int
     refused: Mapping[str, int]
@@ -117,27 +119,29 @@ class Seen:
 def replay_under(
     policy: str,
     trace: Trace,
-    profile: EngineProfile,
-    *,
-    backends: int = 1,
+    *profiles: EngineProfile,
+    engine: AdmissionEngine | None = None,
     ended: Callable[[], None] = lambda: None,
 ) -> Seen:
-    """Run the trace under a policy of the registry, in front of so many engines of this profile. Raises TraceError.
+    """Run the trace under a policy of the registry, in front of an engine of each profile. Raises TraceError.
 
-    `ended` hears of the end of every request, be it served or refused.
+    `engine`: an admission engine of that policy that has no backend yet; None: one with the defaults. `ended` hears of
+    the end of every request, be it served or refused.
     """
-    engine = AdmissionEngine(named_policy(policy))
-    models = {f"engine-{number}": EngineModel(profile) for number in range(1, backends + 1)}
-    for name in models:
-        engine.add_backend(name, max_num_seqs=profile.max_num_seqs)
+    if engine is None:
+        engine = AdmissionEngine(named_policy(policy, engines=len(profiles)))
+    models = {f"engine-{number}": EngineModel(profile) for number, profile in enumerate(profiles, 1)}
+    for name, model in models.items():
+        engine.add_backend(name, max_num_seqs=model.profile.max_num_seqs)
     tally = _Tally(trace)
 
     def finished(record: Record) -> None:
         tally.add(record)
         ended()
 
-    simulate(_possible(trace, profile, finished), engine=engine, backends=models, ended=finished)
-    return tally.seen(policy, trace, sum(waste.tokens for waste in engine.interactions.wasted.values()))
+    simulate(_possible(trace, profiles[0], finished), engine=engine, backends=models, ended=finished)
+    wasted_tokens = sum(waste.tokens for waste in engine.interactions.wasted.values())
+    return tally.seen(policy, trace, len(profiles), wasted_tokens)
 
 
 def _possible(trace: Trace, profile: EngineProfile, finished: Callable[[Record], None]) -> Iterator[Arrival]:
@@ -199,7 +203,7 @@ class _Tally:
         self._preemptions += record.preemptions
         self._ended_s = max(self._ended_s, record.finished_s or 0.0)
 
-    def seen(self, policy: str, trace: Trace, wasted_tokens: int) -> Seen:
+    def seen(self, policy: str, trace: Trace, backends: int, wasted_tokens: int) -> Seen:
         weights = {**trace.weights, OTHERS: 1.0}
         window_s = min(WINDOW_S_MAX, trace.span_s / WINDOWS)
         gap = self._timeline.gaps({tenant: weights[tenant] for tenant in self._compared})
@@ -210,6 +214,7 @@ class _Tally:
             service[OTHERS] = [(course[0][0], sum(rate for _, rate in course)) for course in zip(*rest, strict=True)]
         return Seen(
             policy,
+            backends,
             requests=self._all.requests,
             completed=self._all.completed,
             refused=dict(sorted(self._refused.items())),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -13,35 +14,50 @@ from backends.simulated.profiles import EngineProfile
 from simulation.plots import COLOURS, Series, chart
 from simulation.replay import IMPOSSIBLE, Percentiles, Seen, TenantSeen
 from simulation.traces.reader import Trace
+from simulation.verdict import compared, in_seconds, short, verdict
 
 __all__ = ["Replayed", "as_html", "as_json", "as_text"]
 
 NOTHING = "-"
-NAME_CHARS_MAX = 32
+POINTS_MIN = 3
+"""Fewer are no course to be drawn."""
 Course = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A trace, the engines it met, and what it saw under each policy (at least one)."""
+    """A trace, the engines it met, what it saw in each run (at least one), and what else is to be said of them."""
 
     trace: Trace
     profile: EngineProfile
-    backends: int
     seen: Sequence[Seen]
+    said: Sequence[str] = ()
+
+    @property
+    def backends(self) -> list[int]:
+        """Before how many engines was it run?"""
+        return list(dict.fromkeys(each.backends for each in self.seen))
 
     def heading(self) -> str:
         """Which traffic, before which engines?"""
-        trace, engines = self.trace, "engine" if self.backends == 1 else "engines"
+        trace, engines = self.trace, "engine" if self.backends[-1] == 1 else "engines"
         return (
-            f"{trace.path.name}: {trace.requests:,} requests of {_count(len(trace.demand), 'tenant')} in "
-            f"{_span(trace.span_s)} ({trace.format} format), before {self.backends} simulated {engines} like "
-            f"{self.profile.name}"
+            f"{trace.name}: {_count(trace.requests, 'request')} of {_count(len(trace.demand), 'tenant')} in "
+            f"{_span(trace.span_s)} ({trace.format} format), before {' and '.join(map(str, self.backends))} simulated "
+            f"{engines} like {self.profile.name}"
         )
+
+    def label(self, seen: Seen) -> str:
+        """What is this run called among the others?"""
+        return seen.policy if len(self.backends) == 1 else f"{seen.policy}, {_count(seen.backends, 'engine')}"
 
     def notes(self) -> list[str]:
         """What to know before one reads the numbers."""
-        trace, notes = self.trace, []
+        trace, notes = self.trace, list(self.said)
+        if trace.foreign:
+            notes.append(f"{_count(trace.foreign, 'line')} left out: no whole lines of an access log.")
+        if trace.elsewhere:
+            notes.append(f"{_count(trace.elsewhere, 'line')} left out: requests for models that another pool serves.")
         if trace.skipped:
             notes.append(f"{_count(trace.skipped, 'line')} skipped: requests that never asked an engine for anything.")
         if trace.assumed:
@@ -59,8 +75,8 @@ class Replayed:
             notes.append("The trace has one tenant: there is nobody to share with, and policies differ within it only.")
         elif not any(each.gap_max for each in self.seen):
             notes.append(
-                "No two tenants waited at the same time: the engines had room. A higher --speed, fewer "
-                "--backends or a smaller --profile shows what happens when they have not."
+                "No two tenants waited at the same time: the engines had room. With --speed 2 and more, fewer "
+                "--backends or a smaller --profile one sees what happens when they have not."
             )
         return notes
 
@@ -83,12 +99,12 @@ def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> s
 
 
 def as_text(replayed: Replayed) -> str:
-    """The policies side by side, then each tenant under each of them."""
-    parts = [replayed.heading(), "", columns(_policy_rows(replayed.seen)), ""]
-    refused = _refused_rows(replayed.seen)
+    """What came of it, the policies side by side, then each tenant under each of them."""
+    parts = [verdict(replayed.seen), "", replayed.heading(), "", columns(_policy_rows(replayed)), ""]
+    refused = _refused_rows(replayed)
     if len(refused) > 1:
         parts += ["Refused, by reason", columns(refused, left=(0, 1)), ""]
-    parts += ["Tenants: time to first token in seconds, and service", columns(_tenant_rows(replayed.seen)), ""]
+    parts += ["Tenants: time to first token in seconds, and service", columns(_tenant_rows(replayed)), ""]
     parts += [f"Note: {note}" for note in replayed.notes()]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -99,33 +115,33 @@ POLICY_HEADS = (
 )  # fmt: skip
 
 
-def _policy_rows(seen: Sequence[Seen]) -> list[list[str]]:
-    return [list(POLICY_HEADS), *map(_policy_row, seen)]
+def _policy_rows(replayed: Replayed) -> list[list[str]]:
+    return [list(POLICY_HEADS), *([replayed.label(each), *_policy_cells(each)] for each in replayed.seen)]
 
 
-def _policy_row(each: Seen) -> list[str]:
+def _policy_cells(each: Seen) -> list[str]:
     jain = NOTHING if each.jain is None else f"{each.jain:.3f}"
     return [
-        each.policy, f"{each.requests:,}", f"{each.completed:,}", f"{sum(each.refused.values()):,}",
-        *_quantiles(each.ttft_s), f"{each.tokens_per_s:,.0f}", jain, f"{each.gap_max:,.0f}", f"{each.preemptions:,}",
-        f"{each.wasted_tokens:,}",
+        f"{each.requests:,}", f"{each.completed:,}", f"{sum(each.refused.values()):,}", *_quantiles(each.ttft_s),
+        f"{each.tokens_per_s:,.0f}", jain, f"{each.gap_max:,.0f}", f"{each.preemptions:,}", f"{each.wasted_tokens:,}",
     ]  # fmt: skip
 
 
-def _refused_rows(seen: Sequence[Seen]) -> list[list[str]]:
+def _refused_rows(replayed: Replayed) -> list[list[str]]:
     rows = [["policy", "reason", "requests"]]
-    rows += [[each.policy, reason, f"{count:,}"] for each in seen for reason, count in each.refused.items()]
+    for each in replayed.seen:
+        rows += [[replayed.label(each), reason, f"{count:,}"] for reason, count in each.refused.items()]
     return rows
 
 
-def _tenant_rows(seen: Sequence[Seen]) -> list[list[str]]:
+def _tenant_rows(replayed: Replayed) -> list[list[str]]:
     rows = [["tenant", "weight", "policy", "requests", "completed", "p50", "p95", "p99", "service"]]
-    for number, tenant in enumerate(seen[0].tenants):
-        for each in seen:
+    for number, tenant in enumerate(replayed.seen[0].tenants):
+        for each in replayed.seen:
             of = each.tenants[number]
             rows.append([
-                _short(tenant.name), f"{tenant.weight:g}", each.policy, f"{of.requests:,}", f"{of.completed:,}",
-                *_quantiles(of.ttft_s), f"{of.service:,.0f}",
+                short(tenant.name), f"{tenant.weight:g}", replayed.label(each), f"{of.requests:,}",
+                f"{of.completed:,}", *_quantiles(of.ttft_s), f"{of.service:,.0f}",
             ])  # fmt: skip
     return rows
 
@@ -136,10 +152,17 @@ def _tenant_rows(seen: Sequence[Seen]) -> list[list[str]]:
 def as_json(replayed: Replayed) -> str:
     """Everything that was measured; times in seconds."""
     trace = replayed.trace
+    one, other = compared(replayed.seen)
     document = {
+        "verdict": {
+            "text": verdict(replayed.seen),
+            "compared": [{"policy": each.policy, "backends": each.backends} for each in (one, other)],
+        },
         "trace": {
-            "path": str(trace.path), "format": trace.format, "requests": trace.requests, "span_s": trace.span_s,
-            "tenants": len(trace.demand), "skipped": trace.skipped, "assumed": trace.assumed,
+            "paths": [str(path) for path in trace.paths], "format": trace.format, "requests": trace.requests,
+            "span_s": trace.span_s, "tenants": len(trace.demand), "skipped": trace.skipped, "foreign": trace.foreign,
+            "elsewhere": trace.elsewhere,
+            "assumed": trace.assumed,
         },
         "engines": {"backends": replayed.backends, "profile": replayed.profile.name},
         "notes": replayed.notes(),
@@ -152,26 +175,48 @@ def as_json(replayed: Replayed) -> str:
 
 
 def as_html(replayed: Replayed) -> str:
-    """One file with styles, plots and their script inside it."""
+    """One file with styles, plots and their script inside it. What there is nothing to show of has no section."""
     seen = replayed.seen
     most = max((rate for each in seen for course in each.service.values() for _, rate in course), default=0.0)
+    last_s = max((course[-1][0] for each in seen for course in each.service.values() if course), default=0.0)
+    services = [
+        _figure(replayed.label(each), "service per second", each.service, x_to=last_s, y_to=most) for each in seen
+    ]
+    gap = _figure("Gap", "service per weight", {replayed.label(each): each.gap for each in seen})
+    refused = _refused_rows(replayed)
     template = Template((files("simulation") / "replay.html").read_text(encoding="utf-8"))
     return template.substitute(
-        title=escape(replayed.trace.path.name),
+        title=escape(replayed.trace.name),
+        verdict=re.sub("`(.+?)`", r"<code>\1</code>", escape(verdict(seen))),
         heading=escape(replayed.heading()),
         notes="".join(f"<li>{escape(note)}</li>" for note in replayed.notes()),
-        policies=_table(_policy_rows(seen)),
-        refused=_table(_refused_rows(seen), left=(0, 1)),
-        tenants=_bars(seen),
-        services="".join(_figure(each.policy, "service per second", each.service, y_to=most) for each in seen),
-        gap=_figure("Gap", "service per weight", {each.policy: each.gap for each in seen}),
+        policies=_table(_policy_rows(replayed)),
+        tenants=_bars(replayed),
+        services=_section(
+            "Service over time",
+            "What each tenant received, per second, averaged around each moment. All charts have the same scale.",
+            _charts(services),
+        ),
+        gap=_section(
+            "Gap over time",
+            "How far apart two tenants came while both had requests waiting; a fair policy keeps it bounded.",
+            _charts([gap] if any(each.gap_max for each in seen) else []),
+        ),
+        refused=_section("Refused, by reason", "", _table(refused, left=(0, 1)) if len(refused) > 1 else ""),
     )
 
 
-def _table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
-    if len(rows) == 1:
-        return "<p>None.</p>"
+def _section(title: str, text: str, body: str) -> str:
+    """Nothing if there is nothing in it."""
+    return f'\n<h2>{title}</h2>\n<p class="soft">{text}</p>\n{body}' if body else ""
 
+
+def _charts(figures: Sequence[str]) -> str:
+    drawn = "".join(figures)
+    return f'<div class="charts">\n{drawn}</div>\n' if drawn else ""
+
+
+def _table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
     def cells(row: Sequence[str], tag: str) -> str:
         kinds = (' class="left"' if column in left else "" for column in range(len(row)))
         return "".join(f"<{tag}{kind}>{escape(cell)}</{tag}>" for cell, kind in zip(row, kinds, strict=True))
@@ -180,33 +225,37 @@ def _table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> st
     return f'<div class="wide"><table><thead><tr>{cells(rows[0], "th")}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _figure(title: str, y_label: str, courses: Mapping[str, Course], *, y_to: float = 0.0) -> str:
-    """A chart, and its points for the script that says what is under the pointer."""
+def _figure(title: str, y_label: str, courses: Mapping[str, Course], *, x_to: float = 0.0, y_to: float = 0.0) -> str:
+    """A chart, and its points for the script that says what is under the pointer. Nothing if there is no course."""
     drawn = [
-        Series(_short(name), [(round(time_s, 2), round(value, 1)) for time_s, value in course])
+        Series(short(name), [(round(time_s, 2), round(value, 1)) for time_s, value in course])
         for name, course in courses.items()
-        if course
+        if len(course) >= POINTS_MIN
     ]
-    svg = chart(drawn, title, "seconds", y_label, y_to=y_to)
+    if not any(value for one in drawn for _, value in one.points):
+        return ""
+    svg = chart(drawn, title, "seconds", y_label, x_to=x_to, y_to=y_to)
     points = json.dumps([(one.name, one.points) for one in drawn], ensure_ascii=False).replace("<", "\\u003c")
     return f'<figure>{svg}<script type="application/json">{points}</script></figure>\n'
 
 
-def _bars(seen: Sequence[Seen]) -> str:
+def _bars(replayed: Replayed) -> str:
     """For each tenant, its time to first token under each policy as a bar: dark to the median, light to the p95."""
+    seen = replayed.seen
     longest_s = max((each.ttft_s.p95 for one in seen for each in one.tenants if each.ttft_s is not None), default=0.0)
     heads = ["tenant", "policy", "", "p50", "p95", "p99", "completed", "service"]
     head = "".join(f"<th{_LEFT if column < 3 else ''}>{name}</th>" for column, name in enumerate(heads))
     bodies = []
     for number, tenant in enumerate(seen[0].tenants):
-        name = f'<th rowspan="{len(seen)}"{_LEFT}>{escape(_short(tenant.name))}{_weight(tenant)}</th>'
+        name = f'<th rowspan="{len(seen)}"{_LEFT}>{escape(short(tenant.name))}{_weight(tenant)}</th>'
         rows = []
         for index, each in enumerate(seen):
             of = each.tenants[number]
             cells = [*_quantiles(of.ttft_s), f"{of.completed:,} of {of.requests:,}", f"{of.service:,.0f}"]
             numbers = "".join(f"<td>{cell}</td>" for cell in cells)
             bar = _bar(of.ttft_s, longest_s, COLOURS[index % len(COLOURS)])
-            rows.append(f"<tr>{name}<td{_LEFT}>{escape(each.policy)}</td><td{_LEFT}>{bar}</td>{numbers}</tr>")
+            label = escape(replayed.label(each))
+            rows.append(f"<tr>{name}<td{_LEFT}>{label}</td><td{_LEFT}>{bar}</td>{numbers}</tr>")
             name = ""
         bodies.append(f"<tbody>{''.join(rows)}</tbody>")
     return f'<div class="wide"><table class="bars"><thead><tr>{head}</tr></thead>{"".join(bodies)}</table></div>'
@@ -231,11 +280,7 @@ def _weight(tenant: TenantSeen) -> str:
 
 
 def _quantiles(values: Percentiles | None) -> list[str]:
-    return [NOTHING] * 3 if values is None else [_seconds(each) for each in (values.p50, values.p95, values.p99)]
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+    return [NOTHING] * 3 if values is None else [in_seconds(each) for each in (values.p50, values.p95, values.p99)]
 
 
 def _span(value: float) -> str:
@@ -244,7 +289,3 @@ def _span(value: float) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= NAME_CHARS_MAX else name[: NAME_CHARS_MAX - 1] + "…"

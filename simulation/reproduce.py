@@ -28,11 +28,15 @@ The policies are those of the gateway. For the papers' own setting they pick at 
 (`simulation/in_engine.py`: S-LoRA's, with the step times published for an A10G and Llama-2-7b); for what a gateway can
 reach, the production `AdmissionEngine` stands before a model of vLLM (`docs/simulated-engine.md`). Everything runs in
 virtual time and gives the same numbers every time. Traces: `--traces`; where one is absent its experiments are skipped.
+With names only those are run, and the page keeps what it says of the others. Of CPU time, compiled, `fairserve` takes
+2.5 minutes, `fairserve-regimes` 4 and `d2lpm-workers` 5; from source half as much again.
 
 Not run: figures 11 to 14 and 18 of VTC, which plot the runs of table 2; figure 15, since no step times are published
-for Llama-2-13b on an A100. Different from the paper's own code: there, on a step in which some request ends, every
-request of the batch is charged twice, and nobody is lifted when no other client waits; here counters follow the paper's
-algorithm 2.
+for Llama-2-13b on an A100. Of DLPM figures 8 and 12, which need the texts of Chatbot Arena's conversations (the traces
+have lengths only), and figure 9, which shows one run of the trees of figure 7 over time.
+
+Different from VTC's own code: there, on a step in which some request ends, every request of the batch is charged twice,
+and nobody is lifted when no other client waits; here counters follow the paper's algorithm 2.
 
 """
 
@@ -74,18 +78,31 @@ def _run(task: tuple[str, Inputs]) -> Outcome | MissingTraceError:
 
 
 def write_docs(outcomes: Mapping[Experiment, Outcome], directory: Path) -> Path:
-    """Write `reproduction.md` and its figures into a directory. Raises OSError."""
+    """Write `reproduction.md` and its figures into a directory. Raises OSError.
+
+    Of experiments that were not run, a page that is there keeps what it says.
+    """
     figures = directory / "figures"
     figures.mkdir(parents=True, exist_ok=True)
-    lines = ["| experiment | requirements |", "| --- | --- |"]
-    lines += [f"| {one.reproduces} | {summary(outcome.rows)} |" for one, outcome in outcomes.items()]
-    sections = [as_markdown(one, outcome) for one, outcome in outcomes.items()]
-    for outcome in outcomes.values():
+    path = directory / "reproduction.md"
+    parts = _parts(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for one, outcome in outcomes.items():
+        parts[one.reproduces] = f"| {one.reproduces} | {summary(outcome.rows)} |", as_markdown(one, outcome)
         for figure in outcome.figures:
             draw(figure, figures)
-    path = directory / "reproduction.md"
+    shown = [parts[one.reproduces] for one in EXPERIMENTS.values() if one.reproduces in parts]
+    lines = ["| experiment | requirements |", "| --- | --- |", *(line for line, _ in shown)]
+    sections = [section for _, section in shown]
     path.write_text(INTRODUCTION + "\n".join(lines) + "\n\n" + "\n".join(sections), encoding="utf-8")
     return path
+
+
+def _parts(page: str) -> dict[str, tuple[str, str]]:
+    """What a page says of each experiment, by its title: the line of the first table, and the section."""
+    head, *sections = page.split("\n## ")
+    lines = {line.split(" | ")[0].removeprefix("| "): line for line in head.splitlines() if line.startswith("| ")}
+    titles = [(section.partition("\n")[0], section) for section in sections]
+    return {title: (lines[title], f"## {section.rstrip()}\n") for title, section in titles if title in lines}
 
 
 def measures_text(runs: Sequence[RunMeasures]) -> str:

@@ -15,8 +15,9 @@ import msgspec
 
 from backends.sse import Dialect
 from gateway.http.errors import ApiError, EngineError, Reason
+from gateway.telemetry.record import Outcome
 
-__all__ = ["ERROR_BODY_BYTES_MAX", "OWN_ERROR_EVENTS", "engine_error"]
+__all__ = ["ERROR_BODY_BYTES_MAX", "OWN_ERROR_EVENTS", "engine_error", "outcome_of"]
 
 logger = logging.getLogger("fairgate")
 
@@ -71,6 +72,11 @@ def engine_error(backend: str, status: int, body: bytes) -> ApiError:
         param=param if isinstance(param, str) else None,
         code=code if isinstance(code, str) or type(code) is int else None,
     )
+
+
+def outcome_of(error: ApiError) -> str:
+    """What the engine finds wrong with a request is no failure of anybody."""
+    return Outcome.REFUSED if isinstance(error, EngineError) else Outcome.FAILED
 
 
 def _said(body: bytes) -> dict[str, Any]:

@@ -9,9 +9,9 @@ An `Exchange` is written in callbacks, since it runs for every token. It ends ex
     refused     admission gave it up: an error that says when to come back
 
 A backend that refuses (503, 429, a 200 with an error inside, an empty abort while it drains) has done no work: as long
-as nothing has gone to the client, the request returns to the head of its flow, unbilled. So does one whose engine could
-not be reached. One that an engine had whole when it went away may be what killed it: it is tried once more at most, on
-another engine, and only while such retries are few.
+as nothing of an answer has gone to the client (`Reply.relays`), the request returns to the head of its flow, unbilled.
+So does one whose engine could not be reached. One that an engine had whole when it went away may be what killed it: it
+is tried once more at most, on another engine, and only while such retries are few.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from backends.sse import Dialect, StreamMeter
 from backends.upstream import Call
 from backends.usage import Answer, made_bytes, read_answer, usage_finder, usage_found
 from gateway.answer.account import believed
-from gateway.answer.engine_errors import ERROR_BODY_BYTES_MAX, OWN_ERROR_EVENTS, engine_error
-from gateway.answer.refusals import rate_limit_headers, refusal_error
+from gateway.answer.engine_errors import ERROR_BODY_BYTES_MAX, OWN_ERROR_EVENTS, engine_error, outcome_of
+from gateway.answer.refusals import refusal_error
+from gateway.answer.renamed import Renamed
+from gateway.answer.reply import Reply
 from gateway.http.errors import ApiError, Reason
-from gateway.http.headers import forward_response_headers
 from gateway.http.responder import Responder
 from gateway.request.interaction_claim import given
 from gateway.request.payload import Payload
@@ -46,6 +47,7 @@ __all__ = ["Exchange"]
 
 SEARCHED_BYTES_MIN: Final = 1 << 20
 """The usage of a longer answer is looked for while it comes, so that its end is no long work."""
+NOT_STREAMED: Final = "the engine answered in one piece where a stream was asked for, and had been begun"
 NOTHING_MADE: Final = Made()
 RETRYABLE_IN_STREAM: Final = frozenset({429, 503})
 
@@ -55,8 +57,8 @@ class Exchange:
 
     __slots__ = (
         "_answer", "_answer_bytes", "_backend", "_call", "_done", "_finder", "_headers", "_killed", "_meter",
-        "_passing", "_payload", "_pool", "_responder", "_sends", "_started", "_status", "_upstream_head", "record",
-        "request", "route",
+        "_passing", "_payload", "_pool", "_renamed", "_reply", "_responder", "_sends", "_started", "_status",
+        "_upstream_head", "record", "request", "route",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +78,11 @@ class Exchange:
         self._payload = payload
         self._upstream_head = upstream_head
         self._responder = responder
+        self._reply = Reply(responder, request, record, route, pool)
+        self._renamed: Renamed | None = None
+        """None: the client's name of the model is the engines'."""
+        if payload.asked != payload.model and payload.asked:
+            self._renamed = Renamed(payload.model, payload.asked)
         self._backend: Backend | None = None
         self._call: Call | None = None
         self._done = False
@@ -102,6 +109,7 @@ class Exchange:
         responder.on_disconnect = lambda: self._client_gone()
         responder.on_pause = lambda: self._pause()
         responder.on_resume = lambda: self._resume()
+        self._reply.wait()
         self._pool.dispatcher.submit(self)
 
     # --- what admission decides ---
@@ -119,7 +127,7 @@ class Exchange:
 
     def refused(self, decision: Reject) -> None:
         self._end(Outcome.REFUSED, decision.reason.value)
-        self._respond_error(refusal_error(decision))
+        self._reply.error(refusal_error(decision))
 
     def give_up(self, error: ApiError) -> None:
         """The gateway stops: end this one now, wherever it is."""
@@ -150,8 +158,8 @@ class Exchange:
             return
         before = meter.token_events
         forward = meter.feed(data)
-        responder = self._responder
-        if not responder.started and self._is_refused_in_stream(meter):
+        reply = self._reply
+        if not reply.relays and self._is_refused_in_stream(meter):
             return
         tokens = meter.token_events - before
         if tokens:
@@ -162,10 +170,12 @@ class Exchange:
             self._first_token()
             self._pool.dispatcher.progressed(self.request.id, 0)
         if forward:
-            if responder.started:
-                responder.write(forward)
+            if self._renamed is not None:
+                forward = self._renamed.in_answer(forward)
+            if reply.relays:
+                self._responder.write(forward)
             else:
-                responder.start(self._status, self._client_headers(), first=forward)
+                reply.begin(self._status, self._headers, forward)
 
     def completed(self) -> None:
         if self._meter is not None:
@@ -224,8 +234,7 @@ class Exchange:
 
     def _complete_stream(self, meter: StreamMeter) -> None:
         rest = meter.flush()
-        responder = self._responder
-        if not responder.started and self._is_refused_in_stream(meter):
+        if not self._reply.relays and self._is_refused_in_stream(meter):
             return
         if meter.error is None and not meter.is_over:
             backend = self._backend
@@ -234,11 +243,13 @@ class Exchange:
             backend.broke(ProtocolViolation(backend.name, what, before_first_byte=False))
             self._break_off(Reason.BACKEND_FAILED, "the engine broke off its answer")
             return
-        if not responder.started:
-            responder.start(self._status, self._client_headers(), first=rest)
+        if self._renamed is not None:
+            rest = self._renamed.in_answer(rest)
+        if not self._reply.relays:
+            self._reply.begin(self._status, self._headers, rest)
         elif rest:
-            responder.write(rest)
-        responder.end()
+            self._responder.write(rest)
+        self._responder.end()
         if meter.error is not None:
             service = self._received()
             self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
@@ -270,9 +281,16 @@ class Exchange:
             self._answer = [b"".join(self._answer)]
             self._finder.feed(self._answer[0])
         if self._answer_bytes > self._pool.response_buffer_bytes_max:
+            if self._reply.is_begun:
+                assert self._call is not None
+                self._call.cancel()
+                self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
+                return
             self._passing = True
             held, self._answer = b"".join(self._answer), []
-            self._responder.start(self._status, self._client_headers(), first=held)
+            if self._renamed is not None:
+                held = self._renamed.in_answer(held)
+            self._reply.begin(self._status, self._headers, held)
 
     def _complete_body(self) -> None:
         if self._passing:
@@ -289,8 +307,11 @@ class Exchange:
         refused = answer.is_drained if answer is not None else backend.adapter.is_refusal(self._status, body)
         if refused:
             self._again(Failure.REFUSED)
+        elif answer is not None and self._reply.is_begun:
+            self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
         elif answer is not None:
-            self._responder.respond(self._status, self._client_headers(), body)
+            shown = body if self._renamed is None else self._renamed.in_answer(body)
+            self._reply.whole(self._status, self._headers, shown)
             self._settle_body(answer, body)
         else:
             self._fail_with_error(body)
@@ -313,9 +334,9 @@ class Exchange:
         """The engine judged the request itself wrong, or is in trouble; it is taken to have spent nothing on it."""
         assert self._backend is not None
         error = engine_error(self._backend.name, self._status, body)
-        self._responder.respond(error.status, [*error.headers(), *self._own_headers()], error.body(self.route.dialect))
+        self._reply.error(error, is_engines=True)
         self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, NO_SERVICE)
-        self._end(Outcome.FAILED, f"status_{self._status}")
+        self._end(outcome_of(error), f"status_{self._status}")
 
     # --- ends ---
 
@@ -368,44 +389,17 @@ class Exchange:
     def _end(self, outcome: str, reason: str, service: ServiceTokens | None = None) -> None:
         self._done = True
         self._call = None
+        self._reply.leave_place()
         responder = self._responder
         responder.on_disconnect = responder.on_pause = responder.on_resume = None
         self.record.ended(outcome, reason, service or NO_SERVICE, self.request.prompt_tokens, time.monotonic())
         self._pool.ended(self.record)
 
     def _visible_error(self, error: ApiError) -> None:
-        """Tell the client, in whatever way is still open: an error answer, an event in its stream, a broken body."""
-        responder = self._responder
-        if responder.closed:
-            return
-        if not responder.started:
-            self._respond_error(error)
-        elif self._meter is not None and not self._meter.is_amid_event:
-            responder.write(error.sse_event(self.route.dialect))
-            responder.end()
-        else:
-            responder.abort()
-
-    def _respond_error(self, error: ApiError) -> None:
-        if self._responder.closed:
-            return
-        headers = [*error.headers(), (b"x-request-id", self.request.id.encode())]
-        self._responder.respond(error.status, headers, error.body(self.route.dialect))
+        meter = self._meter
+        self._reply.error(error, is_within=self._reply.relays and (meter is None or meter.is_amid_event))
 
     # --- small things ---
-
-    def _client_headers(self) -> list[tuple[bytes, bytes]]:
-        headers = forward_response_headers(self._headers)
-        headers += self._own_headers()
-        return headers
-
-    def _own_headers(self) -> list[tuple[bytes, bytes]]:
-        headers = [(b"x-request-id", self.request.id.encode())]
-        if self._pool.quotas is not None:
-            headers += rate_limit_headers(self._pool.quotas.standing(self.request.flow.tenant, time.monotonic()))
-        if self._pool.debug_headers:
-            headers += self.record.debug_headers(self._pool.policy_name)
-        return headers
 
     def _pause(self) -> None:
         if self._call is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from backends.errors import ReadTimedOut, UpstreamError
 from backends.sse import Dialect
 from backends.upstream import Call
-from gateway.answer.engine_errors import ERROR_BODY_BYTES_MAX, engine_error
+from gateway.answer.engine_errors import ERROR_BODY_BYTES_MAX, engine_error, outcome_of
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import forward_response_headers
 from gateway.http.responder import Responder
@@ -77,8 +77,9 @@ class PassThrough:
         self._end(Outcome.COMPLETED, "")
 
     def _fail_with_error(self, body: bytes) -> None:
-        self._respond_error(engine_error(self._backend.name, self._status, body))
-        self._end(Outcome.FAILED, f"status_{self._status}")
+        error = engine_error(self._backend.name, self._status, body)
+        self._respond_error(error)
+        self._end(outcome_of(error), f"status_{self._status}")
 
     def _respond_error(self, error: ApiError) -> None:
         headers = [*error.headers(), self._request_id()]

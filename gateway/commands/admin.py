@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Admin", "NotAnswered", "admins", "asks_admin"]
 
-USUAL_URL: Final = "http://127.0.0.1:9090"
+USUAL_URL: Final = "http://127.0.0.1:8190"
 TIMEOUT_S: Final = 3.0
+CHANGE_TIMEOUT_S: Final = 60.0
+"""A reload asks new backends how they are before it uses them."""
 ANSWER_BYTES_MAX: Final = 64 << 20
 
 
@@ -34,11 +36,13 @@ def asks_admin(command: Any) -> Any:
 
 
 class NotAnswered(Exception):
-    """The admin listener did not give what was asked. `status`: what it answered; 0: it was not reached."""
+    """The admin listener did not give what was asked. `status`: what it answered; 0: it was not reached. `content`: all
+    that it said."""
 
-    def __init__(self, message: str, status: int) -> None:
+    def __init__(self, message: str, status: int, content: bytes = b"") -> None:
         super().__init__(message)
         self.status = status
+        self.content = content
 
 
 class Admin:
@@ -50,16 +54,25 @@ class Admin:
 
     def get(self, path: str) -> Any:
         """What it answers, as plain data. Raises NotAnswered."""
+        return self._ask("GET", path, TIMEOUT_S)
+
+    def post(self, path: str) -> Any:
+        """Have it change something; as `get`, and what it answers may take longer."""
+        return self._ask("POST", path, CHANGE_TIMEOUT_S)
+
+    def _ask(self, method: str, path: str, timeout_s: float) -> Any:
         import urllib.error
         import urllib.request
 
         url = self.url + path
         headers = {"authorization": f"Bearer {self._token}"} if self._token is not None else {}
+        request = urllib.request.Request(url, headers=headers, method=method)
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S) as answer:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
                 return json.loads(answer.read(ANSWER_BYTES_MAX))
         except urllib.error.HTTPError as error:
-            raise NotAnswered(error.read().decode(errors="replace")[:500], error.code) from None
+            content = error.read(ANSWER_BYTES_MAX)
+            raise NotAnswered(content.decode(errors="replace")[:500], error.code, content) from None
         except (OSError, ValueError) as error:
             raise NotAnswered(f"{url}: {error}", 0) from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from gateway.config.load import Finding
@@ -26,6 +27,12 @@ def findings(config: Config) -> Iterator[Finding]:
         yield Finding(("access_log",), f"cannot be written: {why}")
     if config.state_file is not None and (why := _not_replaceable(Path(config.state_file))):
         yield Finding(("state_file",), f"cannot be written: {why}")
+    usage = config.usage
+    if usage is not None and usage.is_server:
+        if find_spec("psycopg") is None:
+            yield Finding(("usage",), "needs psycopg: pip install 'fairgate[postgresql]'")
+    elif usage is not None and (why := _not_replaceable(Path(usage.url.get_secret_value()))):
+        yield Finding(("usage",), f"cannot be written: {why}")
     for field, text in config.warnings:
         yield Finding((field,), text, is_warning=True)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,7 +14,7 @@ import click
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
-    from gateway.redis.issued_keys import KeyTable
+    from gateway.keys.issued import KeyTable
 
 __all__ = ["keys", "loaded"]
 
@@ -22,7 +23,7 @@ _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
 Found = TypeVar("Found")
 
 _config = click.option(
-    "-c", "--config", "path", type=click.Path(path_type=Path), help="The gateway's file, which says where its Redis is."
+    "-c", "--config", "path", type=click.Path(path_type=Path), help="The gateway's file, which says where its keys are."
 )
 
 
@@ -30,8 +31,8 @@ _config = click.option(
 def keys() -> None:
     """Make API keys, and the hashes that go into the config.
 
-    With `state: redis://...` in the config, keys can also be made and revoked while the gateway runs. Every replica
-    knows within a second:
+    With `usage: FILE` or `usage: postgresql://...` in the config, or with `state: redis://...`, which then goes first,
+    keys can also be made and revoked while the gateway runs. Every replica knows within a second:
 
     \b
     fairgate keys create --tenant alice -c config.yaml
@@ -46,48 +47,76 @@ def keys() -> None:
 @click.option(
     "--expires", help="Last day by UTC, such as 2027-01-31, or a time such as 2027-01-31T12:00:00Z. Needs -c."
 )
+@click.option(
+    "--app", "apps", multiple=True, help="An app it may claim; repeat for several, the usual first. Needs -c."
+)
 @click.option("--model", "models", multiple=True, help="A model it may ask for; repeat for several. Needs -c.")
-def create(tenant: str | None, path: Path | None, expires: str | None, models: tuple[str, ...]) -> None:
+@click.option("--weight", type=float, help="Of the tenant while it asks with this key. Needs -c.")
+def create(
+    tenant: str | None, path: Path | None, expires: str | None, apps: tuple[str, ...], models: tuple[str, ...],
+    weight: float | None,
+) -> None:  # fmt: skip
     """Make a new key. The key is for the tenant, the hash is for the config file.
 
-    With --tenant and -c, the hash is noted in Redis instead, and the key works at once.
+    With --tenant and -c, the hash is noted in the database or in Redis instead, and the key works at once. With
+    --weight, the config need not have the tenant.
     """
     from pydantic import ValidationError
 
     from gateway.config.keys import KeyConfig, hash_key, new_key
+    from gateway.keys.issued import nobody_of
 
     if (tenant is None) != (path is None):
         raise click.UsageError("--tenant NAME and -c FILE belong together")
-    if path is None and (expires is not None or models):
-        raise click.UsageError("--expires and --model need -c FILE; in the file they stand beside the hash")
+    terms = {"expires": expires, "apps": apps or None, "models": models or None, "weight": weight}
+    given = {name: value for name, value in terms.items() if value is not None}
+    if path is None and given:
+        raise click.UsageError(
+            "--expires, --app, --model and --weight need -c FILE; in the file they stand beside the hash"
+        )
     key = new_key()
     try:
-        issued = KeyConfig(hash=hash_key(key), expires=expires, models=models or None)
+        issued = KeyConfig.model_validate({"hash": hash_key(key), **given})
     except ValidationError as error:
         [found, *_] = error.errors(include_url=False)
-        option = "--expires" if found["loc"][0] == "expires" else "--model"
+        option = {"apps": "--app", "models": "--model"}.get(str(found["loc"][0]), f"--{found['loc'][0]}")
         raise click.BadParameter(found["msg"], param_hint=option) from None
     if path is not None and tenant is not None:
         config = loaded(path)
-        if tenant not in [each.name for each in config.tenants]:
-            raise click.BadParameter(f"{path} has no tenant named {tenant!r}", param_hint="--tenant")
-        _in_redis(config, path, lambda table: table.issue(issued, tenant))
+        if (why := nobody_of(config, tenant, issued)) is not None:
+            raise click.BadParameter(f"{path} {why}", param_hint="--tenant")
+        _in_table(config, path, lambda table: table.issue(issued, tenant))
     click.echo(f"key:  {key}\nhash: {hash_key(key)}")
 
 
 @keys.command(name="hash")
-def hash_() -> None:
+@click.option(
+    "-c", "--config", "path", type=click.Path(path_type=Path), help="A gateway's file: whose is the key there?"
+)
+def hash_(path: Path | None) -> None:
     """Hash a key read from standard input (so that it stays out of the shell's history).
 
-    One that could be guessed is refused: it needs 24 characters, and 10 different ones among them.
+    Standard error has the name under which it appears in logs and metrics. One that could be guessed is refused: it
+    needs 24 characters, and 10 different ones among them.
     """
-    from gateway.config.keys import hash_key, weakness
+    from gateway.config.keys import hash_key, open_name, weakness
 
+    config = loaded(path) if path is not None else None
     key = _given("key")
+    hashed = hash_key(key)
+    holder = next(
+        (each.name for each in (config.tenants if config else ()) for its in each.keys if its.hash == hashed), ""
+    )
+    if holder:
+        click.echo(f"it is {holder}'s", err=True)
+    elif config is None or config.open_access:
+        click.echo(f"where any key is taken, it appears as {open_name(bytes.fromhex(hashed[7:]))}", err=True)
+    else:
+        click.echo(f"{path} names no tenant that holds it", err=True)
     if (why := weakness(key)) is not None:
         click.echo(f"fairgate: {why}; `fairgate keys create` makes one", err=True)
         sys.exit(BAD_INPUT)
-    click.echo(hash_key(key))
+    click.echo(hashed)
 
 
 @keys.command()
@@ -95,7 +124,7 @@ def hash_() -> None:
 @_config
 def revoke(key_hash: str | None, path: Path | None) -> None:
     """Take a key back, by its HASH, or by the key or its hash on standard input. Also one that the config names."""
-    from gateway.config.model import hash_key
+    from gateway.config.keys import hash_key
 
     config = loaded(_needed(path))
     text = key_hash or _given("key or hash")
@@ -111,15 +140,15 @@ def revoke(key_hash: str | None, path: Path | None) -> None:
         noted = await table.entry(text)
         if text in named:
             await table.revoke(text)
-            return "revoked; the config still names it, so it would return with another Redis"
+            return f"revoked; the config still names it, so it would return with another {table.place}"
         if noted is None:
             return ""
         await table.forget(text)
         return "revoked"
 
-    said = _in_redis(config, _needed(path), revoked)
+    said = _in_table(config, _needed(path), revoked)
     if not said:
-        click.echo(f"fairgate: {text} is neither in Redis nor in {path}: nothing is revoked", err=True)
+        click.echo(f"fairgate: {text} is neither in the table of keys nor in {path}: nothing is revoked", err=True)
         sys.exit(BAD_INPUT)
     click.echo(said)
 
@@ -127,27 +156,41 @@ def revoke(key_hash: str | None, path: Path | None) -> None:
 @keys.command(name="list")
 @_config
 def list_(path: Path | None) -> None:
-    """All keys by their hashes: who says so, whose they are, until when (-: for ever), and for which models."""
-    from gateway.redis.issued_keys import entry
+    """All keys by their hashes: who says so, whose they are, and if that is not all, until when and for what."""
+    from gateway.keys.issued import in_words
 
     config = loaded(_needed(path))
 
-    async def read(table: KeyTable) -> dict[str, str]:
-        return {
-            name.decode("utf-8", "replace"): noted.decode("utf-8", "replace") async for name, noted in table.entries()
-        }
+    async def read(table: KeyTable) -> tuple[str, dict[str, bytes]]:
+        return table.place, {name.decode("utf-8", "replace"): noted async for name, noted in table.entries()}
 
-    issued = _in_redis(config, _needed(path), read)
-    known = {tenant.name for tenant in config.tenants}
+    place, issued = _in_table(config, _needed(path), read)
+    named = {key.hash for tenant in config.tenants for key in tenant.keys}
     for tenant in config.tenants:
         for key in tenant.keys:
-            state = "revoked" if issued.get(key.hash) == "" else "config"
-            click.echo(f"{key.hash}  {state:<8} {entry(tenant.name, key)}")
-    named = {key.hash for tenant in config.tenants for key in tenant.keys}
-    for name, noted in sorted(issued.items(), key=lambda one: (one[1], one[0])):
-        if name not in named and _HASH.fullmatch(name):
-            state = "revoked" if not noted else "redis" if noted.partition(" ")[0] in known else "unknown"
-            click.echo(f"{name}  {state:<8} {noted}")
+            state = "revoked" if issued.get(key.hash) == b"" else "config"
+            click.echo(f"{key.hash}  {state:<8} {in_words(tenant.name, key)}")
+    lines = [
+        (words, f"{name}  {state:<8} {words}".rstrip())
+        for name, noted in issued.items()
+        if name not in named and _HASH.fullmatch(name)
+        for state, words in [_shown(config, place, name, noted)]
+    ]
+    for _, line in sorted(lines):
+        click.echo(line)
+
+
+def _shown(config: Config, place: str, name: str, noted: bytes) -> tuple[str, str]:
+    """What is it with an entry of the table, and what does it say?"""
+    from gateway.keys.issued import in_words, nobody_of, read_entry
+
+    try:
+        tenant, key = read_entry(name.encode(), noted)
+    except ValueError:
+        return "unknown", noted.decode("utf-8", "replace")
+    if not tenant:
+        return "revoked", ""
+    return place if nobody_of(config, tenant, key) is None else "unknown", in_words(tenant, key)
 
 
 def _given(what: str) -> str:
@@ -159,7 +202,7 @@ def _given(what: str) -> str:
 
 def _needed(path: Path | None) -> Path:
     if path is None:
-        raise click.UsageError("give -c FILE: the config says where the gateway's Redis is")
+        raise click.UsageError("give -c FILE: the config says where the gateway's keys are")
     return path
 
 
@@ -174,27 +217,46 @@ def loaded(path: Path) -> Config:
         sys.exit(BAD_INPUT)
 
 
-def _in_redis(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Found]]) -> Found:
-    url = config.state.redis_url
-    if url is None:
+def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Found]]) -> Found:
+    if config.state.redis_url is None and config.usage is None:
         click.echo(
-            f"fairgate: {path} has no `state: redis://...`: its keys stand in the file, under `tenants`", err=True
+            f"fairgate: {path} has neither `usage:` nor `state: redis://...`: its keys stand in the file, under "
+            "`tenants`",
+            err=True,
         )
         sys.exit(BAD_INPUT)
     from gateway.redis.errors import StoreError, StoreUnavailable
-    from gateway.redis.issued_keys import KeyTable
-    from gateway.redis.store import Store
 
     async def done() -> Found:
-        store = Store(url)
-        try:
-            await store.open()
-            return await do(KeyTable(store))
-        finally:
-            await store.close()
+        async with _table_of(config) as table:
+            return await do(table)
 
     try:
         return asyncio.run(done())
     except StoreError as error:
         click.echo(f"fairgate: {error}", err=True)
         sys.exit(1 if isinstance(error, StoreUnavailable) else BAD_INPUT)
+
+
+@asynccontextmanager
+async def _table_of(config: Config) -> AsyncIterator[KeyTable]:
+    """Where this config's gateways look for keys."""
+    if (url := config.state.redis_url) is not None:
+        from gateway.redis.issued_keys import RedisKeys
+        from gateway.redis.store import Store
+
+        store = Store(url)
+        try:
+            await store.open()
+            yield RedisKeys(store)
+        finally:
+            await store.close()
+    elif config.usage is not None:
+        from gateway.usage.issued_keys import DatabaseKeys
+        from gateway.usage.thread import CLOSE_S, DatabaseThread
+
+        database = DatabaseThread(config.usage)
+        try:
+            yield DatabaseKeys(database)
+        finally:
+            await database.close(CLOSE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -10,8 +11,11 @@ from typing import Any, Final
 import click
 
 from gateway.commands.admin import NotAnswered, admins, asks_admin
+from gateway.commands.changing import drain, reload, resume
 from gateway.commands.keys import keys
+from gateway.commands.replaying import replay
 from gateway.commands.serving import BAD_INPUT, allow_files, run, serve_one, supervise
+from gateway.commands.usage import usage
 
 __all__ = ["main"]
 
@@ -35,35 +39,76 @@ def main() -> None:
     """
 
 
+def _host(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
+    from gateway.config.fields import split_address
+
+    if text is not None and not split_address(f"[{text}]:0" if ":" in text else f"{text}:0")[0]:
+        raise click.BadParameter("should be an address or a name without a port, such as 0.0.0.0 or ::1")
+    return text
+
+
+def _named_keys(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """HASH=NAME as (hash, name)."""
+    found = [(hashed, name) for hashed, _, name in (text.partition("=") for text in texts)]
+    if not all(name for _, name in found):
+        raise click.BadParameter("should be HASH=NAME; `fairgate keys hash` prints the hash of a key")
+    return tuple(found)
+
+
 @main.command()
 @click.option(
     "-c", "--config", "config_path", type=click.Path(path_type=Path), help="YAML file; see config.example.yaml."
 )
 @click.option("--backend", "backends", multiple=True, help="URL of an engine; repeat for several. Needs no file.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on (with --backend).")
-@click.option("--port", default=8080, show_default=True, help="Port to listen on (with --backend).")
-@click.option("--admin-port", default=9090, show_default=True, help="Port of the admin listener (with --backend).")
+@click.option("--host", callback=_host, help="Address to listen on.  [default: the file's, or 127.0.0.1]")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on.  [default: the file's, or 8080]")
 @click.option(
-    "--workers", type=click.IntRange(1, 256), help="Processes that share the port. Default: the file's, or 1."
+    "--admin-port", type=click.IntRange(0, 65535), help="Port of the admin listener.  [default: the file's, or 8190]"
+)
+@click.option(
+    "--workers", type=click.IntRange(1, 256), help="Processes that share the port.  [default: the file's, or 1]"
+)
+@click.option("--access-log", help="Where request lines go: stdout, off, or a file.  [default: the file's, or stdout]")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Which messages go to standard error.  [default: the file's, or info]",
+)
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    callback=_named_keys,
+    metavar="HASH=NAME",
+    help="With --backend: the tenant that holds a key, by the key's hash; repeat for several.",
 )
 def serve(
-    config_path: Path | None, backends: tuple[str, ...], host: str, port: int, admin_port: int, workers: int | None
+    config_path: Path | None,
+    backends: tuple[str, ...],
+    names: tuple[tuple[str, str], ...],
+    **options: Any,
 ) -> None:
-    """Run the gateway.
+    """Run the gateway. What an option says goes before what the file says.
 
     \b
     fairgate serve --backend http://localhost:8000 --port 8080
+    fairgate serve --backend http://localhost:8000 --name sha256:...=alice
     fairgate serve -c config.yaml
     """
-    from gateway.config.load import ConfigError, config_for_backends, load_config
+    from gateway.config.load import ConfigError, Given, config_for_backends, load_config
 
     if (config_path is None) == (not backends):
         raise click.UsageError("give either -c FILE or at least one --backend URL (try: fairgate serve --help)")
+    if config_path is not None and names:
+        raise click.UsageError("--name goes with --backend; in a file, names and keys stand under `tenants`")
+    given = Given(**options, names=names)
     try:
+        load = None
         if config_path is not None:
-            config = load_config(config_path, workers)
+            load = partial(load_config, config_path.absolute(), given)
+            config = load_config(config_path, given)
         else:
-            config = config_for_backends(list(backends), host, port, admin_port, workers or 1)
+            config = config_for_backends([*backends], given)
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(BAD_INPUT)
@@ -71,9 +116,9 @@ def serve(
         click.echo(f"fairgate: warning: {field} {warning}", err=True)
     allow_files()
     if config.workers > 1:
-        supervise(config)
+        supervise(config, load)
     else:
-        run(lambda: serve_one(config))
+        run(lambda: serve_one(config, load))
 
 
 @main.command()
@@ -130,58 +175,6 @@ def schema() -> None:
     from gateway.config.model import json_schema
 
     click.echo(json_schema(), nl=False)
-
-
-@main.command()
-@click.argument("path", metavar="TRACE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--policy", "policies", default="fcfs,vtc,dlpm,fairserve", show_default=True, help="With commas.")
-@click.option("--backends", default=1, show_default=True, type=click.IntRange(1, 1024), help="Number of engines.")
-@click.option("--profile", "profile_name", default="h100-llama3.1-8b", show_default=True, help="Engine to imitate.")
-@click.option("--speed", default=1.0, show_default=True, help="2: requests arrive in half the time.")
-@click.option("--limit", type=click.IntRange(1), help="Only so many of the first requests.")
-@click.option("--format", "format_name", help="Format of the trace; told by its columns when absent.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
-@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
-def replay(
-    path: Path, policies: str, backends: int, profile_name: str, speed: float, limit: int | None,
-    format_name: str | None, json_path: Path | None, html_path: Path | None,
-) -> None:  # fmt: skip
-    """What would this traffic have seen under each policy? TRACE: an access log of fairgate, or a public trace.
-
-    \b
-    fairgate replay access.log --policy fcfs,vtc --backends 2 --html replay.html
-    fairgate replay conversation_trace.jsonl.gz --speed 2 --limit 1000
-
-    The production engine and policies run in virtual time before simulated engines; docs/replay.md has the formats.
-    """
-    from backends.simulated.profiles import UnknownProfileError, profile
-    from simulation.replay import UnknownPolicyError, policy_names, replay_under
-    from simulation.report import Replayed, as_html, as_json, as_text
-    from simulation.traces.lines import TraceError
-    from simulation.traces.reader import FORMATS, Trace
-
-    if not 0 < speed < float("inf"):
-        raise click.BadParameter("must be a number above 0", param_hint="--speed")
-    if format_name is not None and format_name not in FORMATS:
-        raise click.BadParameter(f"{format_name!r} is none of: {', '.join(FORMATS)}", param_hint="--format")
-    outputs = [(file, write) for file, write in ((json_path, as_json), (html_path, as_html)) if file is not None]
-    try:
-        names, engine = policy_names(policies), profile(profile_name)
-        trace = Trace(path, format=format_name, speed=speed, limit=limit)
-        for file, _ in outputs:
-            file.touch()  # what cannot be written should be known before a long run
-        seen = []
-        for name in names:
-            hidden = not sys.stderr.isatty()
-            with click.progressbar(length=trace.requests, label=name, file=sys.stderr, hidden=hidden) as bar:
-                seen.append(replay_under(name, trace, engine, backends=backends, ended=lambda: bar.update(1)))
-        replayed = Replayed(trace, engine, backends, seen)
-        for file, write in outputs:
-            file.write_text(write(replayed), encoding="utf-8")
-    except (TraceError, UnknownPolicyError, UnknownProfileError, OSError) as error:
-        click.echo(f"fairgate: {error}", err=True)
-        sys.exit(BAD_INPUT)
-    click.echo(as_text(replayed), nl=False)
 
 
 @main.command()
@@ -263,24 +256,22 @@ def _measure(files: tuple[str, ...], json_path: Path | None) -> None:
 
 
 main.add_command(keys)
+for command in (usage, replay, reload, drain, resume):
+    main.add_command(command)
 
 
 @main.command()
-@click.option("--url", default="http://127.0.0.1:9090/ready", show_default=True, help="Admin listener.")
-def healthcheck(url: str) -> None:
-    """Exit with 0 if the gateway is ready, 1 if not (for containers)."""
-    import urllib.error
-    import urllib.request
+@asks_admin
+def healthcheck(path: Path | None, admin: str | None) -> None:
+    """Exit with 0 if the gateway, and each of its workers, is ready, 1 if not (for containers)."""
+    import json
 
-    try:
-        with urllib.request.urlopen(url, timeout=3) as answer:
-            click.echo(answer.read().decode())
-    except urllib.error.HTTPError as error:
-        click.echo(error.read().decode(), err=True)
-        sys.exit(1)
-    except OSError as error:
-        click.echo(f"{url}: {error}", err=True)
-        sys.exit(1)
+    for one in admins(path, admin):
+        try:
+            click.echo(json.dumps(one.get("/ready")))
+        except NotAnswered as error:
+            click.echo(str(error), err=True)
+            sys.exit(1)
 
 
 @main.command()
@@ -292,7 +283,7 @@ def explain(request_id: str, path: Path | None, admin: str | None) -> None:
 
     \b
     fairgate explain req_0123456789abcdef -c config.yaml
-    fairgate explain req_0123456789abcdef --admin http://127.0.0.1:9091
+    fairgate explain req_0123456789abcdef --admin http://127.0.0.1:8191
 
     Exits with 1 if the decision is no longer remembered.
     """
@@ -323,7 +314,7 @@ def top(path: Path | None, admin: str | None, once: bool, interval_s: float) -> 
 
     \b
     fairgate top -c config.yaml
-    fairgate top --once --admin http://127.0.0.1:9091
+    fairgate top --once --admin http://127.0.0.1:8191
 
     Of several workers it shows the first; the n-th has the n-th admin port.
     """

@@ -11,8 +11,12 @@ import click
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
+    from gateway.commands.stderr_log import StderrLog
     from gateway.config.model import Config
     from gateway.workers import Worker
+
+    Load = Callable[[], Config]
+    """Reads the config again; raises ConfigError."""
 
 __all__ = ["BAD_INPUT", "allow_files", "run", "serve_one", "supervise"]
 
@@ -21,8 +25,8 @@ BAD_INPUT = 2
 
 def run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run on uvloop where there is one."""
+    from gateway.pool.pools import CannotTakeOver
     from gateway.redis.errors import StoreRefused
-    from gateway.request.estimate import UnusableTokenizer
 
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if sys.platform != "win32":
@@ -34,7 +38,7 @@ def run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
             runner.run(coroutine())
     except KeyboardInterrupt:
         sys.exit(130)
-    except (StoreRefused, UnusableTokenizer) as error:
+    except (StoreRefused, CannotTakeOver) as error:
         click.echo(f"fairgate: {error}", err=True)
         sys.exit(BAD_INPUT)
     except OSError as error:
@@ -51,11 +55,20 @@ def allow_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def supervise(config: Config) -> None:
-    """Serve with several processes; exits with their status."""
-    from gateway.workers import supervise, with_keys
+def supervise(config: Config, load: Load | None) -> None:
+    """Serve with several processes; exits with their status. `load` reads the config again; None: it is in no file."""
+    from gateway.workers import share_of, supervise, with_keys, with_known_keys
 
     config, minted = with_keys(config)
+    started = config
+
+    def reload() -> Config:
+        assert load is not None
+        return with_known_keys(load(), started)
+
+    def serve(config: Config, worker: Worker) -> None:
+        own = None if load is None else lambda: share_of(reload(), worker.index)
+        run(lambda: serve_one(share_of(config, worker.index), own, worker))
 
     def announce(port: int) -> None:
         url = _url(config, port)
@@ -74,9 +87,10 @@ def supervise(config: Config) -> None:
     try:
         status = supervise(
             config,
-            lambda share, worker: run(lambda: serve_one(share, worker)),
+            serve,
             announce,
             lambda text: click.echo(f"fairgate: {text}", err=True),
+            None if load is None else reload,
         )
     except OSError as error:
         click.echo(f"fairgate: {error}", err=True)
@@ -96,17 +110,29 @@ def _spare_collection() -> None:
     gc.set_threshold(10 * young, middle, 100 * old)
 
 
-async def serve_one(config: Config, worker: Worker | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once. A worker ends with its supervisor."""
+async def serve_one(config: Config, load: Load | None = None, worker: Worker | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once. A worker ends with its supervisor.
+
+    SIGHUP reloads the config by `load`. A worker that is asked by its admin listener has its supervisor ask the others.
+    """
     import logging
+    import os
     import signal
 
     from gateway.app import Gateway
+    from gateway.background import Background
     from gateway.commands.stderr_log import StderrLog
 
     log = StderrLog()  # whoever does not read it must not keep requests waiting
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO, handlers=[log])
-    gateway = Gateway(config, None if worker is None else worker.listener)
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=config.log_level.upper(), handlers=[log])
+    supervisor = os.getppid()
+    gateway = Gateway(
+        config,
+        None if worker is None else worker.listener,
+        load=load,
+        ask_others=None if worker is None else lambda: os.kill(supervisor, signal.SIGHUP),
+    )
+    reloads = Background()
     stop, now = asyncio.Event(), asyncio.Event()
 
     def signalled() -> None:
@@ -115,6 +141,7 @@ async def serve_one(config: Config, worker: Worker | None = None) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM,) if worker is not None else (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled)
+    loop.add_signal_handler(signal.SIGHUP, lambda: reloads.start(_reload(gateway, log)))
 
     def orphaned() -> None:
         if worker is not None:
@@ -131,15 +158,25 @@ async def serve_one(config: Config, worker: Worker | None = None) -> None:
             log.say(_worker_announcement(gateway, worker))
         await stop.wait()
         if worker is None:
-            log.say(f"fairgate: draining for at most {config.drain_s:g} s; a second signal ends at once")
+            log.say(f"fairgate: draining for at most {gateway.config.drain_s:g} s; a second signal ends at once")
     finally:
-        draining = asyncio.ensure_future(gateway.stop(config.drain_s))
+        await reloads.stop()
+        draining = asyncio.ensure_future(gateway.stop(gateway.config.drain_s))
         hurried = asyncio.ensure_future(now.wait())
         await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
         hurried.cancel()
         if not draining.done():
             draining.cancel()
             await gateway.stop(0.0)
+
+
+async def _reload(gateway: Gateway, log: StderrLog) -> None:
+    """Go on under the config as it is now; a key that is new is said, as at the start."""
+    known = set(gateway.minted_keys)
+    await gateway.reloading.run()
+    for minted in gateway.minted_keys:
+        if minted not in known:
+            log.say(f"fairgate: a key for this run only, for a tenant that has none: {minted.tenant} {minted.key}")
 
 
 def _url(config: Config, port: int) -> str:
@@ -150,9 +187,9 @@ def _url(config: Config, port: int) -> str:
 
 
 def _without_key(config: Config) -> list[str]:
-    """With Redis no key is minted: it would be known to one replica only."""
+    """Where replicas share their keys none is minted: it would be known to one of them only."""
     names = [tenant.name for tenant in config.tenants if not tenant.keys]
-    if config.state.redis_url is None or not names:
+    if not config.keys_are_shared or not names:
         return []
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return [
@@ -181,9 +218,12 @@ def _announcement(gateway: Gateway) -> str:
         lines.append(f"  pool {pool.name}: {len(pool.backends)} backends, policy {pool.policy_name}, models: {models}")
     if gateway.config.open_access:
         lines.append("  open access: any key is accepted, each distinct key is its own tenant of equal weight")
+    if gateway.config.access_log not in ("stdout", "off"):
+        lines.append(f"  one line for each request: {gateway.config.access_log}")
     lines += [f"  not ready: {fault}" for fault in gateway.not_ready()]
     if (state := gateway.state()) is not None:
-        lines += [f"  state: {state}", *_without_key(gateway.config)]
+        lines.append(f"  state: {state}")
+    lines += _without_key(gateway.config)
     if gateway.minted_keys:
         lines.append("  keys for this run only, for tenants that have none in the config:")
         lines += [f"    {minted.tenant:<12} {minted.key}" for minted in gateway.minted_keys]

@@ -116,14 +116,14 @@ def _engines(backends: list[Data]) -> Table:
 
 
 def _table(*columns: str) -> Table:
-    """`>`: numbers, to the right; they keep their width, and names give way."""
+    """`>`: numbers, to the right. They keep their width: what may wrap gives way first."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", pad_edge=False)
     for column in columns:
         is_number = column.startswith(">")
         table.add_column(
             column.removeprefix(">"),
             justify="right" if is_number else "left",
-            no_wrap=True,
+            no_wrap=is_number,
             overflow="ellipsis",
             min_width=None if is_number else 8,
         )

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 from gateway.config.fields import Name, checked_hash, fault, not_empty, unique
 from gateway.config.section import Section
 
-__all__ = ["KeyConfig", "hash_key", "new_key", "weakness"]
+__all__ = ["KeyConfig", "hash_key", "new_key", "open_name", "weakness"]
 
 KEY_CHARACTERS_MIN = 24
 KEY_CHARACTERS_DIFFERENT_MIN = 10
@@ -25,6 +25,11 @@ def hash_key(key: str) -> str:
     Bytes that were not UTF-8 in a header (surrogate escapes) are hashed as they came.
     """
     return "sha256:" + hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def open_name(digest: bytes) -> str:
+    """Under which name does a key appear that has none, where any key is taken?"""
+    return f"key-{digest.hex()[:12]}"
 
 
 def new_key() -> str:
@@ -77,6 +82,8 @@ class KeyConfig(Section):
         default=None, strict=False, max_length=1000
     )
     """Models the key may ask for; the others do not exist for it. Default: all."""
+    weight: float | None = Field(default=None, gt=0, le=1000)
+    """Weight of the tenant while it asks with this key. Default: that of the tenant."""
 
     @property
     def expires_s(self) -> float:

@@ -24,6 +24,9 @@ class Limits(Section):
     """Longest time a request waits before it is refused."""
     queue_wait_s_max_inside: Seconds = 600
     """The same for a call inside an open interaction. fairserve only."""
+    waiting_comment_s: Seconds | None = 15
+    """A stream that has had no answer for this time is begun with the comment `: waiting`, and told so again every such
+    time, since load balancers close what is silent. A refusal is then an error event in a 200. null: never."""
     body_bytes_max: int = Field(default=33_554_432, ge=1024)
     """Largest request body; larger ones get 413. At most queue_bytes_max."""
     bodies_bytes_max: int = Field(default=1_073_741_824, ge=1024)

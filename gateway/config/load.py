@@ -17,10 +17,11 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from gateway.config.fields import split_address
 from gateway.config.model import Config, path_of
 from gateway.config.provenance import Loc, Provenances, Written
 
-__all__ = ["ConfigError", "Fault", "Finding", "check_config", "config_for_backends", "load_config"]
+__all__ = ["ConfigError", "Fault", "Finding", "Given", "check_config", "config_for_backends", "load_config"]
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
 DEPTH_MAX = 20
@@ -76,12 +77,43 @@ class ConfigError(Exception):
         self.faults = faults
 
 
-def load_config(path: str | os.PathLike[str], workers: int | None = None) -> Config:
-    """Read a configuration file. Raises ConfigError with every fault; its text never holds a substituted value.
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the command line gives in the place of the file's; None: the file's, or the default."""
 
-    `workers` is taken instead of the file's.
-    """
-    return _loaded(_Source(os.fspath(path)), workers)
+    host: str | None = None
+    port: int | None = None
+    admin_port: int | None = None
+    workers: int | None = None
+    access_log: str | None = None
+    log_level: str | None = None
+    names: tuple[tuple[str, str], ...] = ()
+    """Hashes of keys, and the tenants that hold them. Only where there is no file: it has `tenants`."""
+
+    def over(self, data: dict[str, Any]) -> None:
+        """Put it over what the file says. What is no address there stays, to be reported."""
+        for field, host, port in (("listen", self.host, self.port), ("admin", None, self.admin_port)):
+            text = data.get(field) or Config.model_fields[field].default
+            own_host, own_port = split_address(text) if isinstance(text, str) else ("", -1)
+            if (host, port) != (None, None) and own_port >= 0:
+                host, port = own_host if host is None else host, own_port if port is None else port
+                data[field] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        for field in ("workers", "access_log", "log_level"):
+            if (value := getattr(self, field)) is not None:
+                data[field] = value
+        if self.names:
+            keys: dict[str, list[str]] = {}
+            for hashed, tenant in self.names:
+                keys.setdefault(tenant, []).append(hashed)
+            data["tenants"] = [{"name": tenant, "keys": hashes} for tenant, hashes in keys.items()]
+
+
+NOTHING_GIVEN = Given()
+
+
+def load_config(path: str | os.PathLike[str], given: Given = NOTHING_GIVEN) -> Config:
+    """Read a configuration file. Raises ConfigError with every fault; its text never holds a substituted value."""
+    return _loaded(_Source(os.fspath(path)), given)
 
 
 def check_config(
@@ -96,32 +128,28 @@ def check_config(
     ]
 
 
-def _loaded(source: _Source, workers: int | None = None) -> Config:
+def _loaded(source: _Source, given: Given = NOTHING_GIVEN) -> Config:
     try:
         data = source.read()
     except _RefusedError as error:
         raise ConfigError([error.fault]) from None
     read = dict(data)
-    if workers is not None:
-        data["workers"] = workers
-    given = {field for field, value in data.items() if value is not read.get(field)}
-    return _validated(data, source).that_came_from(source.provenances(given))
+    given.over(data)
+    changed = {field for field, value in data.items() if value is not read.get(field)}
+    return _validated(data, source).that_came_from(source.provenances(changed))
 
 
-def config_for_backends(urls: list[str], host: str, port: int, admin_port: int = 9090, workers: int = 1) -> Config:
-    """The configuration of a gateway without a file: one pool, and every key its own tenant.
+def config_for_backends(urls: list[str], given: Given = NOTHING_GIVEN) -> Config:
+    """The configuration of a gateway without a file: one pool, and every key without a name its own tenant.
 
     Raises ConfigError, for instance when a url is none or the port is the one of the admin listener.
     """
     source = _Source("command line")
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    data = {
-        "listen": address,
-        "admin": f"127.0.0.1:{admin_port}",
-        "workers": workers,
+    data: dict[str, Any] = {
         "open_access": True,
         "pools": [{"name": "default", "backends": [{"url": url} for url in urls]}],
     }
+    given.over(data)
     return _validated(data, source)
 
 

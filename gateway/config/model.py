@@ -49,6 +49,7 @@ from gateway.config.section import Section
 from gateway.config.state import StateConfig
 from gateway.config.throttle import OverloadConfig, QuotaConfig, ThrottleConfig
 from gateway.config.tls import BackendTlsConfig, ListenerTlsConfig
+from gateway.config.usage import UsageConfig
 
 __all__ = [
     "AppConfig",
@@ -130,6 +131,9 @@ class PoolConfig(Section):
         strict=False, json_schema_extra={"minItems": 1}
     )
     """The engines, at least one; no url twice."""
+    fallback: Name | None = None
+    """A model of another pool that answers in the place of any of these while no backend here is in service. Clients
+    go on to read the name that they asked for. Default: they are refused."""
     bytes_per_token: float | None = Field(default=None, gt=0, le=64)
     """Bytes of a prompt per token to begin with; the true ratio is learned from the engines' usage reports."""
     tokenizer: Annotated[str, AfterValidator(checked_tokenizer)] | None = None
@@ -168,8 +172,9 @@ class Config(Section):
     """Pages in browsers that may call, such as https://chat.example.com; * for any. None by default."""
     routes: tuple[RouteConfig, ...] = Field(default=(), strict=False)
     """What else clients may ask, beyond the inference routes that are known."""
-    admin: Address = "127.0.0.1:9090"
-    """host:port for /health, /ready, /metrics, /explain, /queue, /tenants, /backends and /config. Not for clients."""
+    admin: Address = "127.0.0.1:8190"
+    """host:port for /health, /ready, /metrics, /explain, /queue, /tenants, /backends, /config, /usage and /keys. Not
+    for clients."""
     admin_token: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
     """What `admin` asks for as a bearer token, except for /health and /ready. Write ${NAME} to take it from the
     environment. Default: nothing is asked, for loopback only."""
@@ -181,6 +186,8 @@ class Config(Section):
         strict=False, json_schema_extra={"minItems": 1}
     )
     """Engines by the models they serve; a model belongs to one pool."""
+    aliases: dict[Name, Name] = Field(default={})
+    """Other names of models: what clients ask for, and what the engines are asked for. Answers have the former."""
     tenants: tuple[TenantConfig, ...] = Field(default=(), strict=False)
     """Who shares the engines; may be empty with open_access only."""
     interactions: InteractionsConfig = InteractionsConfig()
@@ -202,12 +209,16 @@ class Config(Section):
     """Where replicas share their state: memory (nowhere), or the url of a Redis."""
     state_file: str | None = Field(default=None, min_length=1)
     """A file that keeps what was learned of the apps over restarts. Default: it is learned anew each time."""
+    usage: Annotated[UsageConfig, bare_text_is("url", str | UsageConfig)] | None = None
+    """Where usage is counted and keys are kept: the path of a file for SQLite, or postgresql://... Default: nowhere."""
     limits: Limits = Limits()
     """Bounds on what is queued, buffered and waited for."""
     drain_s: float = Field(default=30, ge=0, le=86_400)
     """Time that running requests have to end after SIGTERM."""
     access_log: str = Field(default="stdout", min_length=1)
     """Where the one line per request goes: stdout, off, or the path of a file."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """From which level on messages about the gateway itself are written to standard error."""
     debug_headers: bool = False
     """Answer with x-fairgate-* headers that say how the request was scheduled."""
     _provenance: Provenances = PrivateAttr(default=UNKNOWN)
@@ -234,6 +245,11 @@ class Config(Section):
         return split_address(self.admin)
 
     @property
+    def keys_are_shared(self) -> bool:
+        """Do several gateways follow one table of keys, so that a key that only one of them knows would be refused?"""
+        return self.state.redis_url is not None or (self.usage is not None and self.usage.is_server)
+
+    @property
     def warnings(self) -> tuple[tuple[str, str], ...]:
         """What is no fault and most likely not meant, each with its field and what to do."""
         if self.admin_token is None and not is_loopback(self.admin_address[0]):
@@ -241,7 +257,7 @@ class Config(Section):
                 (
                     "admin",
                     f"is open to other machines: whoever reaches {self.admin} reads /metrics and /explain. "
-                    "Set admin_token, or listen on loopback (127.0.0.1:9090)",
+                    "Set admin_token, or listen on loopback (127.0.0.1:8190)",
                 ),
             )
         return ()
@@ -305,6 +321,7 @@ def _contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
         yield from paths.again(_get(route, "path"), ("routes", r, "path"))
     yield from _address_contradictions(config)
     yield from _pool_contradictions(config)
+    yield from _name_contradictions(config)
     tenants, hashes = _Once("name"), _Once("key")
     for t, tenant in _items(config, "tenants"):
         yield from tenants.again(_get(tenant, "name"), ("tenants", t, "name"))
@@ -315,7 +332,8 @@ def _contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
     apps = _Once("name")
     for a, app in _items(config, "apps"):
         yield from apps.again(_get(app, "name"), ("apps", a, "name"))
-    if _get(config, "tenants") in (None, (), []) and _get(config, "open_access") is not True:
+    nobody = _get(config, "tenants") in (None, (), []) and _get(config, "open_access") is not True
+    if nobody and _get(config, "usage") is None and _state_url(config) == "memory":
         yield ("tenants",), "is empty: nobody could call; add a tenant, or set open_access: true"
     yield from _limit_contradictions(config)
 
@@ -385,6 +403,29 @@ def _pool_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
                 yield from names.again(
                     name or backend_name(url), (*loc, "name" if name else "url"), ": give one of them another name"
                 )
+
+
+def _name_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
+    """Of names that stand for models of the pools."""
+    pools = [
+        (p, _get(pool, "fallback"), [model for _, model in _items(pool, "models")])
+        for p, pool in _items(config, "pools")
+    ]
+    served = {model for _, _, models in pools for model in models if isinstance(model, str)}
+    are_all_known = all(models for _, _, models in pools)
+    found = _get(config, "aliases")
+    aliases = found if isinstance(found, Mapping) else {}
+    for alias, model in aliases.items():
+        loc: Loc = ("aliases", alias)
+        if alias in served:
+            yield loc, "is the name of a model that a pool serves; leave it out, or give the alias another name"
+        if isinstance(model, str) and model in aliases:
+            yield loc, "stands for another alias; give the model itself"
+        elif isinstance(model, str) and are_all_known and model not in served:
+            yield loc, f"stands for a model that no pool serves; these do: {', '.join(sorted(served)[:20])}"
+    for p, fallback, models in pools:
+        if isinstance(fallback, str) and (fallback in models or (are_all_known and fallback not in served)):
+            yield ("pools", p, "fallback"), "should be a model that another pool serves"
 
 
 def json_schema() -> str:

@@ -37,6 +37,11 @@ class Accounts:
         self._connections_max = connections_max
         self._bodies_bytes_max = bodies_bytes_max
 
+    def set(self, connections_max: int, bodies_bytes_max: int) -> None:
+        """From now on each may hold this much. What is held stays."""
+        self._connections_max = connections_max
+        self._bodies_bytes_max = bodies_bytes_max
+
     def __len__(self) -> int:
         return len(self._accounts)
 

@@ -25,6 +25,12 @@ class Certificates:
         self._taken = self._look()
         self.context = make()
 
+    def set(self, make: Callable[[], ssl.SSLContext], files: Sequence[str]) -> bool:
+        """From now on these are the files. As `reload`."""
+        self._make = make
+        self._files = files
+        return self.reload()
+
     def reload(self) -> bool:
         """Read the files. False: they cannot be used, which is logged, and what was there before stays."""
         self._taken = self._look()  # first: what changes while it is read is read again

@@ -172,7 +172,16 @@ class ApiError(Exception):
         """The error as a stream event, for when the first byte of the answer is already out."""
         if dialect is Dialect.MESSAGES:
             return b"event: error\ndata: %b\n\n" % self.anthropic_body()
+        if dialect is Dialect.RESPONSES:
+            return b"event: error\ndata: %b\n\n" % self._responses_event()
         return b"data: %b\n\n" % self.body()
+
+    def _responses_event(self) -> bytes:
+        """As clients of /v1/responses read it: the event itself is the error. What stands under `error` besides makes
+        OpenAI's own library raise it."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code.value}
+        event = {"type": "error", "code": self.code.value, "message": self.message, "param": self.param}
+        return msgspec.json.encode({**event, "sequence_number": 0, "error": error})
 
 
 class EngineError(ApiError):

@@ -81,6 +81,13 @@ class HttpServer:
         """How many connections are open."""
         return len(self._connections)
 
+    def set(self, limits: ServerLimits, proxies: TrustedProxies) -> None:
+        """From now on these hold: for connections that are open, only what is counted on all of them."""
+        self.limits = limits
+        self.proxies = proxies
+        for accounts in (self.tenants, self.addresses):
+            accounts.set(limits.client_connections_max, limits.client_bodies_bytes_max)
+
     async def listen(self, host: str, port: int, *, sock: socket | None = None) -> int:
         """Listen on an address and return its port (chosen by the system if `port` is 0). OSError if it is taken.
 

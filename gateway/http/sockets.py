@@ -1,21 +1,40 @@
-"""What does only the kernel know of a connection?"""
+"""What does only the kernel know of a connection, and why does it give no address to listen on?"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import select
 import struct
 import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
 from socket import SO_LINGER, SOL_SOCKET
 from typing import Any, Final
 
-__all__ = ["is_hung_up", "peer_of", "reset_on_close", "unsent_bytes"]
+__all__ = ["is_hung_up", "listening", "peer_of", "reset_on_close", "unsent_bytes"]
 
 # A socket is `Any` here: uvloop has its own kind.
 
 _INT: Final = struct.Struct("i")
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+
+
+@contextmanager
+def listening(what: str, address: tuple[str, int], field: str, option: str) -> Iterator[None]:
+    """Around the code that begins to listen: what listens, where, and which field and option of `serve` say so.
+
+    OSError: the address is taken, or is not to be had; its text says so, and how to give another one.
+    """
+    try:
+        yield
+    except OSError as error:
+        host, port = address
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        why = "another process listens there" if error.errno == errno.EADDRINUSE else str(error.strerror or error)
+        message = f"{what} wants {place}: {why}. Give another port with {option}, or `{field}` in the file"
+        raise OSError(message) from error
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:

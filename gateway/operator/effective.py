@@ -53,6 +53,9 @@ def _values(config: Config, section: BaseModel, loc: Loc, *, is_set: bool) -> It
             for number, each in enumerate(value):
                 if isinstance(each, BaseModel):
                     yield from _values(config, each, (*place, number), is_set=own)
+        elif isinstance(value, dict) and any(isinstance(each, BaseModel) for each in value.values()):
+            for name, each in value.items():
+                yield from _values(config, each, (*place, name), is_set=own)
         else:
             yield place, _plain(value, field), _provenance(config, place, value, is_set=own)
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 from msgspec.json import encode
 
+from gateway.operator.present import backends, queue, tenants
 from gateway.operator.spans import SPAN_S, Taken, point, running
-from gateway.operator.standing import backends, queue, tenants
 from gateway.telemetry.lately import WINDOW_S, End
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL, OF_WAIT
 
@@ -38,6 +38,7 @@ STALL_S: Final = 10.0
 ENDS_SHOWN: Final = 40
 QUEUED_SHOWN: Final = 20
 TENANTS_DRAWN: Final = 24
+TASK: Final = "looks for the page"
 POINTS_MAX: Final = 120
 
 logger = logging.getLogger("fairgate")
@@ -108,7 +109,7 @@ class Feed:
 
     async def _listen(self) -> AsyncIterator[bytes]:
         if self._task is None:
-            self._task = asyncio.create_task(self._look())
+            self._task = asyncio.create_task(self._look(), name=TASK)
         task, seen = self._task, 0
         while not task.done():
             changed = self._changed

@@ -1,5 +1,5 @@
 """What can an operator ask the gateway? /health, /ready, /metrics, /explain, the views of the present and the page made
-of them, on a listener of their own.
+of them, usage and keys, on a listener of their own.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.commands.explain import explain
+from gateway.operator.changing import changing_routes
 from gateway.operator.feed import Feed
+from gateway.operator.keys import key_routes
 from gateway.operator.page.files import PAGE_PATHS, page
+from gateway.operator.usage import usage_routes
 from gateway.operator.views import views
 
 if TYPE_CHECKING:
@@ -57,8 +60,7 @@ def admin_app(gateway: Gateway) -> web.Application:
         return web.json_response(found)
 
     feed = Feed(gateway)
-    token = gateway.config.admin_token
-    app = web.Application(middlewares=[] if token is None else [_asks_for(token.get_secret_value())])
+    app = web.Application(middlewares=[_asks_for_token(gateway)])
     app.add_routes(
         [
             web.get("/health", health),
@@ -66,6 +68,9 @@ def admin_app(gateway: Gateway) -> web.Application:
             web.get("/metrics", metrics),
             web.get("/explain/{id}", explanation),
             web.get("/events", feed.events),
+            *changing_routes(gateway),
+            *key_routes(gateway),
+            *usage_routes(gateway),
             *views(gateway),
             *page(),
         ]
@@ -74,15 +79,17 @@ def admin_app(gateway: Gateway) -> web.Application:
     return app
 
 
-def _asks_for(token: str) -> Middleware:
-    """Lets pass who sends the token, and anybody to what is open."""
+def _asks_for_token(gateway: Gateway) -> Middleware:
+    """Lets pass who sends the token that is configured now, and anybody to what is open."""
 
     @web.middleware
     async def asks(request: web.Request, handler: Handler) -> web.StreamResponse:
+        token = gateway.config.admin_token
+        if token is None or request.path in OPEN:
+            return await handler(request)
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         sent = given.strip().encode("utf-8", "surrogateescape")
-        is_known = scheme.lower() == "bearer" and compare_digest(sent, token.encode())
-        if is_known or request.path in OPEN:
+        if scheme.lower() == "bearer" and compare_digest(sent, token.get_secret_value().encode()):
             return await handler(request)
         error = "send the config's admin_token as 'Authorization: Bearer TOKEN'; `fairgate explain` does with -c FILE"
         return web.json_response({"error": error}, status=401, headers={"www-authenticate": "Bearer"})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from gateway.operator.effective import effective
-from gateway.operator.standing import REQUESTS_MAX, backends, queue, tenants
+from gateway.operator.present import REQUESTS_MAX, backends, queue, tenants
 
 if TYPE_CHECKING:
     from gateway.app import Gateway

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -20,38 +19,46 @@ from backends.metrics import Scraper
 from backends.openai import OpenAiAdapter
 from backends.upstream import UpstreamPool
 from backends.vllm import VllmAdapter
+from gateway.background import Background
 from gateway.config.model import BackendConfig, Config, PoolConfig
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.retries import RetryBudget
+from gateway.pool.setup import admission_engine, policy_by, policy_terms, setup_of
 from gateway.pool.shared import Shared
+from gateway.pool.waiting import WaitingStreams
 from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.payload import Payload
 from gateway.request.prefixes import PromptPrefixes
 from gateway.telemetry.record import Record
-from policies.admission.engine import AdmissionEngine
-from policies.admission.named import named_policy
 from policies.admission.policy import Policy
-from policies.capacity.gauges import CapacitySettings, Gauges
-from policies.orders.registry import POLICIES
+from policies.admission.takeover import remove_backend, reweigh, take_over
+from policies.capacity.gauges import Gauges
 from policies.placements.least_loaded import least_loaded
-from policies.queue.bounds import QueueLimits
 
-__all__ = ["Backend", "Pool"]
+__all__ = ["Backend", "Pool", "estimator_of", "terms_of"]
 
 logger = logging.getLogger("fairgate")
 
 PROBE_INTERVAL_S = 2.0
 MODELS_INTERVAL_S = 30.0
 MODELS_MAX = 1000
+RETIRE_LOOK_S = 0.1
+"""Between two looks whether what runs at a backend that leaves has ended."""
 ADAPTERS: dict[str, Callable[[], Adapter]] = {"vllm": VllmAdapter, "openai": OpenAiAdapter}
 
 
 class Backend:
-    """One engine: where it is, how to speak to it, how it is."""
+    """One engine: where it is, how to speak to it, how it is. One that is configured otherwise is another one."""
 
     def __init__(self, config: BackendConfig, url: str, limits: Config) -> None:
+        """`url`: where it is; that of a simulated one is known only once it was started."""
         self.name = config.name or url
         self.url = url
+        self.terms = terms_of(config, limits)
+        self.drained = False
+        """An operator wants nothing new to go there."""
+        self.leaving = False
+        """It is no longer configured, and ends what it runs."""
         self.adapter: Adapter = ADAPTERS[config.engine]()
         self.api_key = config.api_key.get_secret_value() if config.api_key is not None else None
         self.health = HealthState()
@@ -69,6 +76,18 @@ class Backend:
         self._path = urlsplit(url).path.encode()
         self.on_health: Callable[[Backend], None] | None = None
         self._asked_models_s = float("-inf")
+
+    @property
+    def in_service(self) -> bool:
+        """May requests go there?"""
+        return self.health.healthy and not self.drained and not self.leaving
+
+    @property
+    def why_not(self) -> str:
+        """Why may none go there?"""
+        if self.leaving:
+            return "no longer in the config; it ends what it runs"
+        return "drained" if self.drained else self.health.reason
 
     def head(self, begun: bytes) -> bytes:
         """The head of a request to this engine, of which the lines that are the same for every engine are there."""
@@ -109,6 +128,19 @@ class Backend:
             self.on_health(self)
 
 
+def terms_of(config: BackendConfig, gateway: Config) -> tuple[object, ...]:
+    """On what terms is it spoken to? A backend with other terms is reached by other connections."""
+    limits = gateway.limits
+    where = (config.url, config.engine, config.api_key, config.tls)
+    return (*where, limits.upstream_connect_s, limits.upstream_silence_s)
+
+
+def estimator_of(config: PoolConfig) -> TokenEstimator:
+    """Raises UnusableTokenizer."""
+    counter = exact_counter(config.tokenizer) if config.tokenizer else None
+    return TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
+
+
 class Pool:
     """One queue, one policy, several engines that serve the same models."""
 
@@ -119,31 +151,115 @@ class Pool:
         backends: list[Backend],
         shared: Shared,
         settled: Callable[[Record, str], None],
+        estimator: TokenEstimator | None = None,
     ):
+        """UnusableTokenizer, unless an `estimator` is given."""
         self.name = config.name
+        self.backends: dict[str, Backend] = {}
+        """Those that leave are among them until nothing of theirs runs."""
+        self.on_gone: Callable[[Backend], None] = _unheard
+        """Hears of a backend that nothing is sent to any more, and of which nothing runs."""
+        self.estimator = estimator or estimator_of(config)
+        self.retries = RetryBudget()
+        self._settled = settled
+        self._terms = policy_terms(gateway, len(config.backends))
+        self.dispatcher = Dispatcher(admission_engine(gateway, config, shared))
+        self.waiting: WaitingStreams | None = None
+        """Streams without a first byte. None: they are told nothing."""
+        self._session: aiohttp.ClientSession | None = None
+        self._background = Background()
+        self._watchers: dict[Backend, list[asyncio.Task[None]]] = {}
+        self._left: set[Backend] = set()
+        """Those that end what they run."""
+        self._configure(config, gateway, shared, backends)
+        self.prefixes: PromptPrefixes | None = self._prompt_prefixes(self.dispatcher.engine.policy)
+        """None: the policy does not ask how prompts begin."""
+
+    def _configure(self, config: PoolConfig, gateway: Config, shared: Shared, backends: list[Backend]) -> None:
+        """All that may be another thing at any time."""
+        engine = self.dispatcher.engine
+        self.config = config
         self.policy_name = gateway.policy.name
-        self.backends = {backend.name: backend for backend in backends}
         self.response_buffer_bytes_max = gateway.limits.response_buffer_bytes_max
         self.debug_headers = gateway.debug_headers
         self.claims = shared.claims
         self.quotas = shared.quotas
-        self._configured_models = list(config.models)
-        self._settled = settled
-        self._scrape_interval_s = config.capacity.scrape_interval_s
-        counter = exact_counter(config.tokenizer) if config.tokenizer else None
-        self.estimator = TokenEstimator(bytes_per_token=config.bytes_per_token, counter=counter)
-        self.dispatcher = Dispatcher(_engine(gateway, config, shared))
-        self.retries = RetryBudget()
-        self.prefixes: PromptPrefixes | None = None
-        """None: the policy does not ask how prompts begin."""
-        if self.dispatcher.engine.policy.reads_prefixes:
-            knows_salts = all(isinstance(backend.adapter, VllmAdapter) for backend in backends)
-            self.prefixes = PromptPrefixes(per_tenant=knows_salts and not config.shared_cache)
+        self.fallback = config.fallback
+        """A model of another pool, for while no backend here is in service."""
+        comment_s = gateway.limits.waiting_comment_s
+        if comment_s != (None if self.waiting is None else self.waiting.interval_s):
+            # What waits already is told as often as it was.
+            self.waiting = None if comment_s is None else WaitingStreams(comment_s, self.dispatcher.clock)
         for backend, backend_config in zip(backends, config.backends, strict=True):
             backend.on_health = self._health_changed
-            self.dispatcher.engine.add_backend(
-                backend.name, max_num_seqs=backend_config.max_num_seqs, healthy=backend.health.healthy
-            )
+            self.backends[backend.name] = backend
+            if backend.name not in engine.backends:
+                engine.add_backend(backend.name, max_num_seqs=backend_config.max_num_seqs, healthy=backend.in_service)
+
+    def take_over(
+        self,
+        config: PoolConfig,
+        gateway: Config,
+        shared: Shared,
+        backends: list[Backend],
+        estimator: TokenEstimator | None,
+    ) -> None:
+        """Go on under another configuration. `backends`: in its order, those that stay and those that are new, of which
+        none was ever left; what runs at the others ends there. `estimator`: None if the present one is as configured.
+        """
+        engine, before = self.dispatcher.engine, self.backends.copy()
+        is_scraped_otherwise = self.config.capacity.scrape_interval_s != config.capacity.scrape_interval_s
+        self.estimator = estimator or self.estimator
+        for backend in backends:
+            known = before.get(backend.name)
+            if known is backend:
+                continue
+            self._say(backend)
+            if known is not None:
+                backend.drained = known.drained
+                if known.url != backend.url and engine.policy.prefixes is not None:
+                    engine.policy.prefixes.forget_engine(backend.name)
+        self._configure(config, gateway, shared, backends)
+        for backend in before.values():
+            if backend in backends or backend.leaving:
+                continue
+            backend.leaving = True
+            self._unwatch(backend)
+            self._background.start(self._retire(backend))
+        for name, backend in self.backends.items():
+            engine.backends[name].healthy = backend.in_service
+        terms = policy_terms(gateway, len(config.backends))
+        policy = None if terms == self._terms else policy_by(terms, len(backends), engine.policy.prefixes)
+        self._terms = terms
+        self.prefixes = self._prompt_prefixes(engine.policy if policy is None else policy)
+        self.dispatcher.carry_out(take_over(engine, setup_of(gateway, config, shared, policy), self.dispatcher.clock()))
+        for backend in backends:
+            if is_scraped_otherwise:
+                self._unwatch(backend)
+            self._watch(backend)
+
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """These tenants have these weights from now on."""
+        reweigh(self.dispatcher.engine, weights)
+
+    def drain(self, backend: Backend, drained: bool) -> None:
+        """Nothing new goes there, or something may again. What runs ends, what waits goes elsewhere."""
+        if backend.drained != drained:
+            backend.drained = drained
+            logger.info("pool %s: backend %s is %s", self.name, backend.name, "drained" if drained else "resumed")
+            self.dispatcher.backend_changed(backend.name, backend.in_service)
+
+    def runs_at(self, backend: Backend) -> bool:
+        """Does anything of ours run there?"""
+        is_known = self.backends.get(backend.name) is backend
+        return backend.upstream.is_busy or (is_known and bool(self.dispatcher.engine.backends[backend.name].leases))
+
+    async def close(self) -> None:
+        """What is under way has ended."""
+        await self._background.stop()
+        self.dispatcher.close()
+        for backend in [*self.backends.values(), *self._left]:
+            await backend.upstream.close()
 
     def __repr__(self) -> str:
         return f"<Pool {self.name}: {self.dispatcher!r}>"
@@ -152,9 +268,10 @@ class Pool:
         """The models served, with what the engines say of them (None: nothing yet)."""
         known: dict[str, ModelCard | None] = {}
         for backend in self.backends.values():
-            known.update(backend.models)
-        if self._configured_models:
-            return {name: known.get(name) for name in self._configured_models}
+            if not backend.leaving:
+                known.update(backend.models)
+        if self.config.models:
+            return {name: known.get(name) for name in self.config.models}
         return known
 
     def context_tokens_max(self, model: str) -> int | None:
@@ -173,7 +290,7 @@ class Pool:
         return any(card is not None and card.is_adapter for card in cards)
 
     def is_healthy(self) -> bool:
-        return any(backend.health.healthy for backend in self.backends.values())
+        return any(backend.in_service for backend in self.backends.values())
 
     def least_loaded(self) -> Backend | None:
         """Where a request goes that needs no admission; of equal engines the first by name."""
@@ -195,22 +312,45 @@ class Pool:
         """Ask every backend once how it is."""
         await asyncio.gather(*(backend.check(session) for backend in self.backends.values()))
 
-    async def watch(self, session: aiohttp.ClientSession) -> None:
-        """Check and scrape every backend until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for backend in self.backends.values():
-                group.create_task(self._watch_health(backend, session))
-                if backend.adapter.metrics_paths:
-                    scraper = Scraper(
-                        backend.adapter,
-                        backend.url,
-                        session,
-                        self._scrape_interval_s,
-                        on_snapshot=partial(self._scraped, backend.name),
-                        on_failure=lambda error: None,  # an old gauge ages out by itself; health has its own probe
-                        tls=backend.tls,
-                    )
-                    group.create_task(scraper.run())
+    def watch(self, session: aiohttp.ClientSession) -> None:
+        """Check and scrape every backend, those included that come later, until `close`."""
+        self._session = session
+        for backend in self.backends.values():
+            self._watch(backend)
+
+    def _watch(self, backend: Backend) -> None:
+        session = self._session
+        if session is None or backend in self._watchers:
+            return
+        watchers = self._watchers[backend] = [self._background.start(self._watch_health(backend, session))]
+        if backend.adapter.metrics_paths:
+            scraper = Scraper(
+                backend.adapter,
+                backend.url,
+                session,
+                self.config.capacity.scrape_interval_s,
+                on_snapshot=partial(self._scraped, backend.name),
+                on_failure=lambda error: None,  # an old gauge ages out by itself; health has its own probe
+                tls=backend.tls,
+            )
+            watchers.append(self._background.start(scraper.run()))
+
+    def _unwatch(self, backend: Backend) -> None:
+        for task in self._watchers.pop(backend, ()):
+            task.cancel()
+
+    async def _retire(self, backend: Backend) -> None:
+        """Let what runs there end. If one of its name is configured again meanwhile, that is another one."""
+        self._left.add(backend)
+        while self.runs_at(backend):  # noqa: ASYNC110 (an answer has no event for its end)
+            await asyncio.sleep(RETIRE_LOOK_S)
+        self._left.discard(backend)
+        if self.backends.get(backend.name) is backend:
+            del self.backends[backend.name]
+            self.dispatcher.carry_out(remove_backend(self.dispatcher.engine, backend.name, self.dispatcher.clock()))
+            logger.info("pool %s: backend %s has ended what it ran, and is gone", self.name, backend.name)
+        await backend.upstream.close()
+        self.on_gone(backend)
 
     async def _watch_health(self, backend: Backend, session: aiohttp.ClientSession) -> None:
         while True:
@@ -230,42 +370,24 @@ class Pool:
         )
         self.dispatcher.backend_changed(name, gauges)
 
+    def _say(self, backend: Backend) -> None:
+        if backend.health.healthy:
+            logger.info("pool %s: backend %s is in service", self.name, backend.name)
+        else:
+            logger.warning("pool %s: backend %s is out of service: %s", self.name, backend.name, backend.health.reason)
+
     def _health_changed(self, backend: Backend) -> None:
-        state = "in service" if backend.health.healthy else f"out of service: {backend.health.reason}"
-        logger.warning("pool %s: backend %s is %s", self.name, backend.name, state)
-        self.dispatcher.backend_changed(backend.name, backend.health.healthy)
+        if self.backends.get(backend.name) is not backend:
+            return  # another one has its name
+        self._say(backend)
+        self.dispatcher.backend_changed(backend.name, backend.in_service)
+
+    def _prompt_prefixes(self, policy: Policy) -> PromptPrefixes | None:
+        if not policy.reads_prefixes:
+            return None
+        knows_salts = all(isinstance(backend.adapter, VllmAdapter) for backend in self.backends.values())
+        return PromptPrefixes(per_tenant=knows_salts and not self.config.shared_cache)
 
 
-def _engine(gateway: Config, pool: PoolConfig, shared: Shared) -> AdmissionEngine:
-    limits, capacity = gateway.limits, pool.capacity
-    return AdmissionEngine(
-        _policy(gateway, len(pool.backends)),
-        limits=QueueLimits(
-            limits.queue_requests_max,
-            limits.queue_bytes_max,
-            limits.queue_wait_s_max,
-            limits.attempts_max,
-            limits.queue_wait_s_max_inside,
-        ),
-        capacity=CapacitySettings(
-            waiting_target=capacity.waiting_target,
-            kv_ceiling=capacity.kv_ceiling,
-            headroom=capacity.headroom,
-            concurrency_max=capacity.max_concurrency,
-            part=1.0 if gateway.state.redis_url is not None else 1 / gateway.workers,
-        ),
-        overload=gateway.overload.settings(),
-        interactions=shared.interactions,
-        quotas=shared.quotas,
-    )
-
-
-def _policy(gateway: Config, engines: int) -> Policy:
-    """The configured policy, with what other sections of the config say for it."""
-    settings = gateway.policy.settings()
-    known = {one.name for one in fields(POLICIES[gateway.policy.name].params)}
-    if "weights" in known:
-        settings["weights"] = {app.name: app.normal_service for app in gateway.apps if app.normal_service is not None}
-    if "throttle" in known:
-        settings["throttle"] = gateway.throttle.settings()
-    return named_policy(gateway.policy.name, engines=engines, placement=gateway.policy.placement, **settings)
+def _unheard(backend: Backend) -> None:
+    """Nobody wants to know."""

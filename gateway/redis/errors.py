@@ -1,4 +1,4 @@
-"""What can go wrong with the shared state? Either it passes, or somebody has to do something."""
+"""What can go wrong with what is kept outside of the process? Either it passes, or somebody has to do something."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ class StoreError(Exception):
 
 
 class StoreUnavailable(StoreError):
-    """Redis cannot be asked now: not reached, too slow, or in a state that passes. The gateway goes on without it.
+    """Redis, or the database, cannot be asked now: not reached, too slow, or in a state that passes. The gateway goes
+    on without it.
 
     Whether a command that was under way took effect is not known.
     """
 
 
 class StoreRefused(StoreError):
-    """Redis answers, and this gateway may not use it: another password, another version, another deployment."""
+    """It answers, and this gateway may not use it: another password, another version, another deployment."""

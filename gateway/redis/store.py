@@ -79,7 +79,8 @@ class Store:
         """By how much the clock of Redis is ahead of the monotonic one of this process, as of when it was opened."""
         self._url = url
         self._where = without_password(url)
-        self._pools = pools
+        self.pools = pools
+        """May be others at any time: the next renewal says so."""
         self._deadline_s = deadline_s
         self._lanes: dict[str, Lane] = {}  # one for each tag, of which there are as many as pools and kinds of keys
         self._commands: set[asyncio.Task[Any]] = set()
@@ -145,7 +146,7 @@ class Store:
     async def close(self) -> None:
         """Leave, so that others need not wait until this replica is forgotten, and disconnect."""
         if self._not_open is None:
-            leaving = [self._run(_JOIN, _join_keys(pool), (LAYOUT, self.replica, 0)) for pool in self._pools]
+            leaving = [self._run(_JOIN, _join_keys(pool), (LAYOUT, self.replica, 0)) for pool in self.pools]
             await asyncio.gather(*leaving, return_exceptions=True)  # else it is forgotten in time
         await asyncio.gather(*self._commands, return_exceptions=True)
         for lane in self._lanes.values():
@@ -154,7 +155,7 @@ class Store:
     # --- joining ---
 
     async def _check_server(self) -> None:
-        lane = self._lane(_join_keys(self._pools[0])[0] if self._pools else "")
+        lane = self._lane(_join_keys(self.pools[0])[0] if self.pools else "")
         lane.check_files()
         try:
             info = (await self._own(lane.ask("INFO", "server"))).decode("utf-8", "replace")
@@ -176,7 +177,7 @@ class Store:
         self.epoch_s = int(seconds) + int(microseconds) / 1e6 - time.monotonic()
 
     async def _join_all(self) -> None:
-        await asyncio.gather(*map(self._join, self._pools))
+        await asyncio.gather(*map(self._join, self.pools))
 
     async def _join(self, pool: Deployment) -> None:
         args: list[Word] = [LAYOUT, self.replica, int(MEMBER_S * 1000), pool.policy, *pool.backends]

@@ -51,6 +51,26 @@ _PLAIN: Final = frozenset({b"7bit", b"8bit", b"binary"})
 _READ: Final = frozenset({"model", "stream", "user"})
 
 
+class FormPayload(Payload):
+    """A form, of which one value may be written anew: the model's name."""
+
+    __slots__ = ("_model_at",)
+
+    def __init__(
+        self, body: bytes, api: Api, model: str, stream: bool, user: str, model_at: tuple[int, int] | None
+    ) -> None:
+        """`model_at`: where its name stands in the body; None: nowhere."""
+        super().__init__(body, NO_FIELDS, api, AUDIO_PROMPT, 1, model, stream, user)
+        self._model_at = model_at
+
+    def rename(self, model: str) -> None:
+        self.model = model
+        if self._model_at is not None:
+            begin, end = self._model_at
+            view = memoryview(self.body)
+            self.body = b"".join((view[:begin], model.encode(), view[end:]))
+
+
 def is_form(content_type: bytes | None) -> bool:
     """Does it say that the body is a form?"""
     return content_type is not None and content_type[: len(_TYPE)].lower() == _TYPE
@@ -67,6 +87,8 @@ def read_form(body: bytes, content_type: bytes, api: Api) -> Generator[None, Non
     if not body.startswith(mark[2:]):
         raise _bad("the body does not begin with the boundary of its content-type")
     found: dict[str, str] = {}
+    model_at: tuple[int, int] | None = None
+    left_out_bytes = 0
     kept: list[tuple[int, int]] = []
     parts = 0
     at = len(mark) - 2
@@ -84,8 +106,12 @@ def read_form(body: bytes, content_type: bytes, api: Api) -> Generator[None, Non
             raise _bad(f"part {parts} does not end with a line end and the boundary")
         if name in _READ:
             _note(found, name, body[value : min(end, value + VALUE_BYTES_MAX + 1)])
+        if name == "model":
+            model_at = value - left_out_bytes, end - left_out_bytes
         if name not in STEERING:
             kept.append((at, end + len(mark)))
+        else:
+            left_out_bytes += end + len(mark) - at
         at = end + len(mark)
     if len(kept) < parts:
         view = memoryview(body)
@@ -94,9 +120,8 @@ def read_form(body: bytes, content_type: bytes, api: Api) -> Generator[None, Non
         pieces.append(body[at:])
         body = b"".join(pieces)
     stream = found.get("stream", "").lower() in ("true", "1", "on", "yes", "t", "y")
-    return Payload(
-        body, NO_FIELDS, api, AUDIO_PROMPT, 1, found.get("model", ""), stream, found.get("user", "")[:USER_LENGTH_MAX]
-    )
+    user = found.get("user", "")[:USER_LENGTH_MAX]
+    return FormPayload(body, api, found.get("model", ""), stream, user, model_at)
 
 
 def _is_end(body: bytes, at: int) -> bool:

@@ -10,6 +10,7 @@ from hashlib import sha256
 from math import inf
 from typing import Final
 
+from gateway.config.keys import open_name
 from gateway.config.model import KeyConfig, TenantConfig, hash_key, new_key
 from gateway.http.errors import ApiError, Reason
 from policies.limits.leaky_counts import LeakyCounts
@@ -38,7 +39,8 @@ class Principal:
     @classmethod
     def of(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
         models = None if key.models is None else frozenset(key.models)
-        return cls(tenant.name, tenant.weight, key.apps, models, key.expires_s)
+        weight = tenant.weight if key.weight is None else key.weight
+        return cls(tenant.name, weight, key.apps, models, key.expires_s)
 
     def may_ask(self, model: str) -> bool:
         """Does the model exist for it?"""
@@ -69,6 +71,7 @@ class Keyring:
 
     def __init__(self, tenants: Sequence[TenantConfig], *, open_access: bool, mints: bool = True) -> None:
         """`mints`: a tenant without a key gets one, known to this process only."""
+        self._mints = mints
         self._open_access = open_access
         self._principals: dict[bytes, Principal] = {}
         self._issued: Mapping[bytes, Principal] = {}
@@ -77,22 +80,39 @@ class Keyring:
         """Wrong keys, by the address that they came from."""
         self._used_from: dict[bytes, str] = {}
         """The address from which a key was used last."""
-        self._tenants = {tenant.name: tenant for tenant in tenants}
+        self._tenants: dict[str, TenantConfig] = {}
         self.minted: list[MintedKey] = []
+        self.revision = 0
+        """Another one whenever there are other tenants."""
+        self.take_over(tenants, open_access=open_access)
+
+    def take_over(self, tenants: Sequence[TenantConfig], *, open_access: bool) -> None:
+        """From now on these are the tenants and their keys. A key that was minted stays its tenant's, as long as the
+        tenant has no other. Whoever follows issued keys learns them anew, by the `revision`."""
+        self._open_access = open_access
+        self._tenants = {tenant.name: tenant for tenant in tenants}
+        known, self.minted, self._principals = {one.tenant: one for one in self.minted}, [], {}
         for tenant in tenants:
             for key in tenant.keys:
                 self._add(tenant, key)
-            if not tenant.keys and mints:
-                minted = MintedKey(tenant.name, new_key())
+            if not tenant.keys and self._mints:
+                minted = known.get(tenant.name) or MintedKey(tenant.name, new_key())
                 self.minted.append(minted)
                 self._add(tenant, KeyConfig(hash=hash_key(minted.key)))
+        self._issued = {
+            digest: principal for digest, principal in self._issued.items() if principal.tenant in self._tenants
+        }
+        self.revision += 1
 
     def _add(self, tenant: TenantConfig, key: KeyConfig) -> None:
         self._principals[bytes.fromhex(key.hash.removeprefix("sha256:"))] = Principal.of(tenant, key)
 
     def holder(self, tenant: str, key: KeyConfig) -> Principal | None:
-        """The holder of a key that was issued to this tenant. None: there is no such tenant."""
+        """The holder of a key that was issued to this tenant. None: there is no such tenant; one that the config does
+        not have has to bring its weight with its key."""
         found = self._tenants.get(tenant)
+        if found is None and key.weight is not None:
+            found = TenantConfig(name=tenant, weight=key.weight)
         return None if found is None else Principal.of(found, key)
 
     def learn(self, issued: Mapping[bytes, Principal], revoked: Set[bytes]) -> None:
@@ -115,7 +135,7 @@ class Keyring:
                 raise ApiError(Reason.EXPIRED_API_KEY, message)
             return principal
         if self._open_access and not is_revoked:
-            name = f"key-{digest.hex()[:12]}" if key is not None else "anonymous"
+            name = open_name(digest) if key is not None else "anonymous"
             return Principal(name, 1.0, (DEFAULT_APP,))
         if key is None:
             raise ApiError(

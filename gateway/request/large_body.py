@@ -29,7 +29,7 @@ from gateway.request.conversation_turns import (
     is_of_result,
     same_text,
 )
-from gateway.request.fields import Fields, Turn, decode_turn
+from gateway.request.fields import Fields, Turn, decode_turn, encode
 from gateway.request.json_ranges import ITEM_COST, Member, broken, items, members, past_space
 from gateway.request.payload import SEQUENCES_MAX, STEERING, Payload, fields_of, user_of, with_usage
 from gateway.request.prompt import ATTACHMENT, HEAD_BYTES_MAX, Prompt
@@ -89,7 +89,7 @@ def _and_rest(asked: _Hash, rest: tuple[bytes, ...]) -> str:
 class LargePayload(Payload):
     """A large body. It is copied once, when it is sealed, and only if something in it changes."""
 
-    __slots__ = ("_instruction_bytes", "_members", "_options", "_prompt_param", "_raw_prompt", "_turns")
+    __slots__ = ("_instruction_bytes", "_members", "_prompt_param", "_raw_prompt", "_rewritten", "_turns")
 
     def __init__(
         self,
@@ -105,7 +105,8 @@ class LargePayload(Payload):
         super().__init__(body, fields, api, prompt, prompts, fields.model, bool(fields.stream), user_of(fields))
         self._turns = turns
         self._members = found
-        self._options = b""
+        self._rewritten: dict[str, bytes] = {}
+        """Members that are written anew, by name."""
         self._prompt_param = next((name for name in reversed(api.prompt) if name in places), None)
         beside = [places[name] for name in ("system", "instructions") if name in places]
         self._instruction_bytes = sum([each.end - each.value for each in beside])
@@ -132,22 +133,26 @@ class LargePayload(Payload):
             super().ask_usage()
             return
         place = next(each for each in reversed(self._members) if each.name == "stream_options")
-        self._options = b'"stream_options":' + with_usage(self.body[place.value : place.end])
+        self._rewritten["stream_options"] = b'"stream_options":' + with_usage(self.body[place.value : place.end])
+
+    def rename(self, model: str) -> None:
+        self.model = model
+        self._rewritten["model"] = b'"model":' + encode(model)
 
     def pieces(self) -> list[bytes | memoryview]:
         found = self._members
-        kept = [each for each in found if each.name not in STEERING]
-        if self._options:
-            kept = [each for each in kept if each.name != "stream_options"]
-        if len(kept) == len(found):
+        rewritten = self._rewritten
+        kept = [each for each in found if each.name not in STEERING and each.name not in rewritten]
+        if len(kept) == len(found) and not rewritten:
             return super().pieces()
         view = memoryview(self.body)
         pieces: list[bytes | memoryview] = [b"{", self._first]
         for each in kept:
             pieces += (view[each.at : each.end], b",")
-        pieces.append(self._options)
-        if not self._options and kept:
-            pieces.pop(-2)  # the last comma
+        for member in rewritten.values():
+            pieces += (member, b",")
+        if kept or rewritten:
+            pieces.pop()  # the last comma
         pieces.append(b"}")
         return pieces
 

@@ -56,12 +56,13 @@ class Payload:
         body: what goes to the engine, once it is `seal`ed.
         output_param: the field that said how long the answer may be.
         prompt_param: the field that says what the prompt is, if any.
+        asked: the model by the name that the client gave it; `model` is the engines' name.
         fields: what was decoded of a JSON body.
         is_form: it was a form instead.
     """
 
     __slots__ = (
-        "_first", "api", "asks_usage", "body", "fields", "has_stream_options", "model", "output_param",
+        "_first", "api", "asked", "asks_usage", "body", "fields", "has_stream_options", "model", "output_param",
         "output_tokens_max", "prompt", "sequences", "stream", "user",
     )  # fmt: skip
 
@@ -73,7 +74,7 @@ class Payload:
         self.fields = fields
         self.api = api
         self.prompt = prompt
-        self.model = model
+        self.model = self.asked = model
         self.stream = stream
         self.user = user
         self.asks_usage = isinstance(options, StreamOptions) and bool(options.include_usage)
@@ -131,6 +132,13 @@ class Payload:
             return
         fields = _members(self.body)
         fields["stream_options"] = Raw(with_usage(bytes(fields["stream_options"])))
+        self.body = encode(fields)
+
+    def rename(self, model: str) -> None:
+        """Ask the engine for the model by this name."""
+        self.model = model
+        fields = _members(self.body)
+        fields["model"] = Raw(encode(model))
         self.body = encode(fields)
 
     def salt_cache(self, salt: str) -> None:

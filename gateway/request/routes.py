@@ -43,6 +43,11 @@ class Route:
     methods: str = ""
     """What may be asked at this path, for OPTIONS."""
 
+    @property
+    def streams_events(self) -> bool:
+        """Is a streamed answer made of server-sent events? Of a path that only the config knows, it may be sound."""
+        return self.generates and self.api is not OTHER
+
 
 Methods = dict[str, Route]
 

@@ -12,11 +12,15 @@ class Unqueued:
     """How many of them run at once, and how fast do they come? Who is beyond a limit gets an `ApiError`."""
 
     def __init__(self, at_once_max: int, per_s: float) -> None:
+        self._running: dict[str, int] = {}
+        """By tenant, as long as there are any."""
+        self.set(at_once_max, per_s)
+
+    def set(self, at_once_max: int, per_s: float) -> None:
+        """From now on these are the limits. What runs counts on."""
         self._at_once_max = at_once_max
         self._per_s = per_s
         self._rates = LeakyCounts(per_s, max(1.0, per_s))
-        self._running: dict[str, int] = {}
-        """By tenant, as long as there are any."""
 
     def come(self, tenant: str, now: float) -> None:
         """One more has come, and is not read yet."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
+from collections.abc import Callable
 from typing import Final
 
 from gateway.telemetry.log_line import Line, encode_line
@@ -36,12 +37,28 @@ class AccessLog:
         self._lines = bytearray()
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._writer = None if target == "off" else LogWriter("access log", STDOUT if target == "stdout" else target)
+        self._target = target
+        self._writer = _writer(target)
+        self._lost_before = 0
+        """By writers that are closed."""
 
     @property
     def lines_lost(self) -> int:
         """Lines that could not be written."""
-        return 0 if self._writer is None else self._writer.lines_lost
+        return self._lost_before + (0 if self._writer is None else self._writer.lines_lost)
+
+    def reopen(self, target: str) -> Callable[[], None] | None:
+        """Write to this from now on, or to the file that now has the same name. OSError, and nothing has changed, if it
+        cannot be opened. What comes back writes what is left in the old one and closes it, which may take seconds."""
+        if target == self._target and target in ("stdout", "off"):
+            return None
+        writer = _writer(target)
+        self.flush()
+        before, self._writer, self._target = self._writer, writer, target
+        if before is None:
+            return None
+        self._lost_before += before.lines_lost
+        return before.close
 
     def write(self, record: Record, policy: str) -> None:
         if self._writer is None:
@@ -71,6 +88,7 @@ class AccessLog:
             service.output,
             service.cached or 0,
             0 if request is None else request.progress.cached_tokens,
+            0 if request is None else request.progress.wasted_tokens,
             record.estimated_tokens,
             0 if request is None else request.output_tokens_max,
             record.backend,
@@ -100,6 +118,10 @@ class AccessLog:
         self.flush()
         if self._writer is not None:
             self._writer.close()
+
+
+def _writer(target: str) -> LogWriter | None:
+    return None if target == "off" else LogWriter("access log", STDOUT if target == "stdout" else target)
 
 
 def _waited_ms(record: Record) -> dict[str, float]:

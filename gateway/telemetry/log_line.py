@@ -30,6 +30,7 @@ class Line(msgspec.Struct):
     tokens_out: int
     tokens_cached: int
     tokens_cached_expected: int
+    tokens_wasted: int
     tokens_in_estimated: int
     tokens_out_max: int
     backend: str

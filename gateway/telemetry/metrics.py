@@ -1,21 +1,23 @@
 """What do operators see over time? Prometheus metrics whose labels are bounded.
 
-Tenants are labels of counters only, and only so many of them; histograms are by pool and outcome. Truth about a single
-request is in the access log. What is counted for every request is kept in plain numbers, which become metrics when the
-page is read: a counter of the client library costs a lock each time.
+Only so many tenants and models have labels of their own, fewer of them in histograms; the rest are together under
+"other". Truth about a single request is in the access log. What is counted for every request is kept in plain numbers,
+which become metrics when the page is read: a counter of the client library costs a lock each time.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+import policies.request
 from gateway.telemetry.record import Record
 from policies.interactions import Interactions
 
@@ -29,22 +31,49 @@ if TYPE_CHECKING:
 __all__ = ["Metrics"]
 
 TENANTS_MAX: Final = 1000
+TENANTS_IN_HISTOGRAMS_MAX: Final = 100
+MODELS_MAX: Final = 100
 OTHERS: Final = "other"
+
+
+def _version() -> str:
+    try:
+        return version("fairgate")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+_VERSION: Final = _version()
+_BUILD: Final = "interpreted" if policies.request.__file__.endswith(".py") else "compiled"
 _WAIT_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOTAL_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
+class _Ended:
+    """How many requests of one tally ended in one way, and how long they took. The distributions may be others' too."""
+
+    __slots__ = ("requests", "totals", "waits")
+
+    def __init__(self, waits: _Distribution, totals: _Distribution) -> None:
+        self.requests = 0
+        self.waits = waits
+        self.totals = totals
+
+
 class _Tally:
-    """What one (pool, tenant) was given."""
+    """What one (pool, tenant, model) was given."""
 
-    __slots__ = ("cached", "input", "output", "requests")
+    __slots__ = ("cached", "first_tokens", "input", "model", "output", "tenant", "ways")
 
-    def __init__(self) -> None:
+    def __init__(self, tenant: str, model: str) -> None:
+        self.tenant = tenant
+        self.model = model
         self.input = 0
         self.output = 0
         self.cached = 0
-        self.requests: dict[str, int] = {}
+        self.ways: dict[str, _Ended] = {}
         """By outcome."""
+        self.first_tokens: _Distribution | None = None
 
 
 class _Prompts:
@@ -85,7 +114,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.queued = Gauge("fairgate_queued_requests", "Requests waiting.", ["pool"], registry=registry)
+        ProcessCollector(registry=registry)
         self.queued_bytes = Gauge("fairgate_queued_bytes", "Bytes of bodies waiting.", ["pool"], registry=registry)
         self.dispatched = Gauge(
             "fairgate_dispatched_sequences", "Sequences dispatched.", ["pool", "backend"], registry=registry
@@ -103,9 +132,6 @@ class Metrics:
             "fairgate_overloaded", "1 while new interactions may be refused.", ["pool"], registry=registry
         )
         self.interactions = Gauge("fairgate_open_interactions", "Interactions under way.", registry=registry)
-        self.wasted = Counter(
-            "fairgate_wasted_tokens", "Tokens spent in interactions that were then cut.", ["tenant"], registry=registry
-        )
         self.up = Gauge("fairgate_backend_up", "1 if in service.", ["pool", "backend"], registry=registry)
         self.granted = Gauge(
             "fairgate_granted_sequences", "Of the backend, this replica's own.", ["pool", "backend"], registry=registry
@@ -113,43 +139,50 @@ class Metrics:
         self.alone = Gauge(
             "fairgate_replica_alone", "1 while other replicas cannot be heard.", ["about"], registry=registry
         )
-        self.exchanges = Gauge(
-            "fairgate_replica_exchanges", "With other replicas, so far.", ["about", "outcome"], registry=registry
-        )
-        self.news = Gauge(
-            "fairgate_replica_news", "Messages about prompts that were sent.", ["pool", "outcome"], registry=registry
-        )
         self.store: Store | None = None
         """What replicas share, if they do."""
         self.access_log: AccessLog | None = None
-        self._tallies: dict[tuple[str, str], _Tally] = {}
+        self._tallies: dict[tuple[str, str, str], _Tally] = {}
+        """By (pool, tenant, model)."""
+        self._models: set[str] = set()
+        self._in_histograms: set[tuple[str, str]] = set()
+        """Each (pool, tenant) with distributions of its own."""
+        self._waits: dict[tuple[str, str, str], _Distribution] = {}
+        """By (pool, tenant, outcome)."""
+        self._first_tokens: dict[tuple[str, str, str], _Distribution] = {}
+        """By (pool, tenant, model)."""
         self._prompts: dict[tuple[str, str], _Prompts] = {}
         """By (pool, backend)."""
-        self._reasons: dict[tuple[str, str], int] = {}
+        self._reasons: dict[tuple[str, str, str, str], int] = {}
+        """By (pool, tenant, outcome, reason)."""
         self._waste: dict[str, int] = {}
-        self._times: dict[tuple[str, str], tuple[_Distribution, _Distribution]] = {}
-        """By (pool, outcome): waits before dispatch, and times in all."""
-        self._first_tokens: dict[str, _Distribution] = {}
+        """As it was read last."""
+        self._wasted: dict[str, int] = {}
+        """By tenant, as it is shown."""
+        self._totals: dict[tuple[str, str], _Distribution] = {}
+        """By (pool, outcome)."""
         self._held_back: dict[tuple[str, str], _Distribution] = {}
         """By (pool, obstacle): waits of the requests that waited for it."""
+        self._queues: list[tuple[str, str, int]] = []
+        """Pool, tenant, and how much waited when it was read."""
+        self._exchanges: list[tuple[str, str, int]] = []
+        self._news: list[tuple[str, str, int]] = []
         registry.register(self)
 
     def ended(self, record: Record) -> None:
-        pool, outcome, reason, service = record.pool, record.outcome, record.reason, record.service
-        tally = self._tallies.get((pool, record.tenant)) or self._new_tally(pool, record.tenant)
-        tally.requests[outcome] = tally.requests.get(outcome, 0) + 1
+        pool, service = record.pool, record.service
+        tally = self._tallies.get((pool, record.tenant, record.model)) or self._new_tally(record)
+        way = tally.ways.get(record.outcome) or self._new_way(tally, record)
+        way.requests += 1
+        way.waits.observe(record.queue_s)
+        way.totals.observe(record.total_s)
         tally.input += service.prompt
         tally.output += service.output
         tally.cached += service.cached or 0
         if service.cached is not None:
             self._prompt_ended(record, service.cached)
-        if reason:
-            self._reasons[(pool, reason)] = self._reasons.get((pool, reason), 0) + 1
-        times = self._times.get((pool, outcome))
-        if times is None:
-            times = self._times[(pool, outcome)] = (_Distribution(_WAIT_BUCKETS), _Distribution(_TOTAL_BUCKETS))
-        times[0].observe(record.queue_s)
-        times[1].observe(record.total_s)
+        if record.reason:
+            self._not_completed(record)
         for obstacle, seconds in record.waited_s.items():
             held_back = self._held_back.get((pool, obstacle))
             if held_back is None:
@@ -157,10 +190,10 @@ class Metrics:
             held_back.observe(seconds)
         first_token_s = record.first_token_s
         if first_token_s is not None:
-            first_tokens = self._first_tokens.get(pool)
-            if first_tokens is None:
-                first_tokens = self._first_tokens[pool] = _Distribution(_WAIT_BUCKETS)
-            first_tokens.observe(first_token_s)
+            if tally.first_tokens is None:
+                of = (pool, self._in_histograms_as(pool, tally.tenant), tally.model)
+                tally.first_tokens = self._first_tokens.setdefault(of, _Distribution(_WAIT_BUCKETS))
+            tally.first_tokens.observe(first_token_s)
 
     def _prompt_ended(self, record: Record, cached: int) -> None:
         """Only of answers in which an engine says what it found cached."""
@@ -173,28 +206,63 @@ class Metrics:
         prompts.expected += expected
         prompts.wrong += abs(expected - cached)
 
-    def refused(self, reason: str) -> None:
+    def refused(self, record: Record) -> None:
         """Before it was known which pool was asked."""
-        self._reasons[("", reason)] = self._reasons.get(("", reason), 0) + 1
+        self._not_completed(record)
 
-    def _new_tally(self, pool: str, tenant: str) -> _Tally:
-        if len(self._tallies) >= TENANTS_MAX:
-            tenant = OTHERS
-        return self._tallies.setdefault((pool, tenant), _Tally())
+    def _not_completed(self, record: Record) -> None:
+        key = (record.pool, record.tenant, record.outcome, record.reason)
+        count = self._reasons.get(key)
+        if count is None and len(self._reasons) >= TENANTS_MAX:
+            key = (record.pool, OTHERS, record.outcome, record.reason)
+            count = self._reasons.get(key)
+        self._reasons[key] = (count or 0) + 1
+
+    def _new_tally(self, record: Record) -> _Tally:
+        pool, tenant = record.pool, record.tenant if len(self._tallies) < TENANTS_MAX else OTHERS
+        model = self._model(record.model)
+        return self._tallies.setdefault((pool, tenant, model), _Tally(tenant, model))
+
+    def _new_way(self, tally: _Tally, record: Record) -> _Ended:
+        pool, outcome = record.pool, record.outcome
+        of = (pool, self._in_histograms_as(pool, tally.tenant), outcome)
+        waits = self._waits.setdefault(of, _Distribution(_WAIT_BUCKETS))
+        totals = self._totals.setdefault((pool, outcome), _Distribution(_TOTAL_BUCKETS))
+        way = tally.ways[outcome] = _Ended(waits, totals)
+        return way
+
+    def _in_histograms_as(self, pool: str, tenant: str) -> str:
+        """The tenant, or what stands for it in histograms if there are too many."""
+        of = (pool, tenant)
+        if of not in self._in_histograms:
+            if len(self._in_histograms) >= TENANTS_IN_HISTOGRAMS_MAX:
+                return OTHERS
+            self._in_histograms.add(of)
+        return tenant
+
+    def _model(self, model: str) -> str:
+        """The model, or what stands for it if there are too many."""
+        if model not in self._models:
+            if len(self._models) >= MODELS_MAX:
+                return OTHERS
+            self._models.add(model)
+        return model
 
     def collect(self) -> Iterator[Metric]:
         """What was counted, as the registry asks for it. Runs beside the loop, so tables are copied in one step."""
         tokens = CounterMetricFamily(
             "fairgate_tokens",
             "Tokens settled, by kind (cached is part of input).",
-            labels=["pool", "tenant", "kind"],
+            labels=["pool", "tenant", "model", "kind"],
         )
-        requests = CounterMetricFamily("fairgate_requests", "Requests ended.", labels=["pool", "tenant", "outcome"])
-        for (pool, tenant), tally in list(self._tallies.items()):
+        requests = CounterMetricFamily(
+            "fairgate_requests", "Requests ended.", labels=["pool", "tenant", "model", "outcome"]
+        )
+        for (pool, tenant, model), tally in list(self._tallies.items()):
             for kind, count in (("input", tally.input), ("output", tally.output), ("cached", tally.cached)):
-                tokens.add_metric([pool, tenant, kind], count)
-            for outcome, count in list(tally.requests.items()):
-                requests.add_metric([pool, tenant, outcome], count)
+                tokens.add_metric([pool, tenant, model, kind], count)
+            for outcome, way in list(tally.ways.items()):
+                requests.add_metric([pool, tenant, model, outcome], way.requests)
         prompts = CounterMetricFamily(
             "fairgate_backend_prompt_tokens",
             "Prompt tokens settled, by kind (cached is part of input, expected to be cached, wrong by how much).",
@@ -205,24 +273,15 @@ class Metrics:
             for kind, count in kinds:
                 prompts.add_metric([pool, backend, kind], count)
         reasons = CounterMetricFamily(
-            "fairgate_not_completed", "Requests that did not complete, by reason.", labels=["pool", "reason"]
+            "fairgate_not_completed",
+            "Requests that did not complete, by outcome and reason; what is refused did not fail.",
+            labels=["pool", "tenant", "outcome", "reason"],
         )
-        for (pool, reason), count in list(self._reasons.items()):
-            reasons.add_metric([pool, reason], count)
-        waits = HistogramMetricFamily("fairgate_queue_seconds", "Wait before dispatch.", labels=["pool", "outcome"])
-        totals = HistogramMetricFamily("fairgate_request_seconds", "Arrival to end.", labels=["pool", "outcome"])
-        for labels, (wait, total) in list(self._times.items()):
-            wait.add_to(waits, labels)
-            total.add_to(totals, labels)
-        first = HistogramMetricFamily("fairgate_first_token_seconds", "Arrival to first token.", labels=["pool"])
-        for pool, distribution in list(self._first_tokens.items()):
-            distribution.add_to(first, [pool])
-        obstacles = HistogramMetricFamily(
-            "fairgate_held_back_seconds", "Part of the wait, by what it was for.", labels=["pool", "obstacle"]
-        )
-        for (pool, obstacle), distribution in list(self._held_back.items()):
-            distribution.add_to(obstacles, [pool, str(obstacle)])
-        yield from (tokens, requests, prompts, reasons, waits, totals, first, obstacles)
+        for labels, count in list(self._reasons.items()):
+            reasons.add_metric(labels, count)
+        yield from (tokens, requests, prompts, reasons)
+        yield from self._times()
+        yield from self._as_read()
         if self.access_log is not None:
             lost = CounterMetricFamily("fairgate_access_log_lines_lost", "Lines that could not be written.")
             lost.add_metric([], self.access_log.lines_lost)
@@ -235,15 +294,67 @@ class Metrics:
             commands.add_metric(["failed"], self.store.failed)
             yield from (shared, commands)
 
+    def _times(self) -> Iterator[Metric]:
+        waits = HistogramMetricFamily(
+            "fairgate_queue_seconds", "Wait before dispatch.", labels=["pool", "tenant", "outcome"]
+        )
+        first = HistogramMetricFamily(
+            "fairgate_first_token_seconds", "Arrival to first token.", labels=["pool", "tenant", "model"]
+        )
+        for family, distributions in ((waits, self._waits), (first, self._first_tokens)):
+            for of, distribution in list(distributions.items()):
+                distribution.add_to(family, of)
+        totals = HistogramMetricFamily("fairgate_request_seconds", "Arrival to end.", labels=["pool", "outcome"])
+        for ends, distribution in list(self._totals.items()):
+            distribution.add_to(totals, ends)
+        obstacles = HistogramMetricFamily(
+            "fairgate_held_back_seconds", "Part of the wait, by what it was for.", labels=["pool", "obstacle"]
+        )
+        for (pool, obstacle), distribution in list(self._held_back.items()):
+            distribution.add_to(obstacles, [pool, str(obstacle)])
+        yield from (waits, totals, first, obstacles)
+
+    def _as_read(self) -> Iterator[Metric]:
+        """What was read on the loop, and this build."""
+        queued = GaugeMetricFamily("fairgate_queued_requests", "Requests waiting.", labels=["pool", "tenant"])
+        for pool, tenant, waiting in self._queues:
+            queued.add_metric([pool, tenant], waiting)
+        wasted = CounterMetricFamily(
+            "fairgate_wasted_tokens", "Tokens spent in interactions that were then cut.", labels=["tenant"]
+        )
+        for tenant, tokens in self._wasted.items():
+            wasted.add_metric([tenant], tokens)
+        exchanges = CounterMetricFamily(
+            "fairgate_replica_exchanges", "Exchanges with other replicas.", labels=["about", "outcome"]
+        )
+        for about, outcome, count in self._exchanges:
+            exchanges.add_metric([about, outcome], count)
+        news = CounterMetricFamily(
+            "fairgate_replica_news", "Messages about prompts that were sent.", labels=["pool", "outcome"]
+        )
+        for pool, outcome, count in self._news:
+            news.add_metric([pool, outcome], count)
+        build = GaugeMetricFamily("fairgate_build_info", "1; the labels say what runs.", labels=["version", "build"])
+        build.add_metric([_VERSION, _BUILD], 1)
+        yield from (queued, wasted, exchanges, news, build)
+
     def read_gauges(self, pools: Iterable[Pool], interactions: Interactions | None) -> None:
         """Take the engines' state; on the loop, since rendering happens beside it."""
         if interactions is not None:
             self.interactions.set(len(interactions))
             self._read_waste(interactions)
+        queues: dict[tuple[str, str], int] = dict.fromkeys(self._shown(), 0)
         for pool in pools:
             engine = pool.dispatcher.engine
+            queues.setdefault((pool.name, OTHERS), 0)
             self.overloaded.labels(pool.name).set(engine.pressure(pool.dispatcher.clock()).overloaded)
-            self.queued.labels(pool.name).set(engine.queued)
+            for tenant, waiting in engine.books.waiting.by_tenant().items():
+                of = (
+                    (pool.name, tenant)
+                    if (pool.name, tenant) in queues or len(queues) < TENANTS_MAX
+                    else (pool.name, OTHERS)
+                )
+                queues[of] = queues.get(of, 0) + waiting.requests
             self.queued_bytes.labels(pool.name).set(engine.queued_bytes)
             for name, ledger in engine.backends.items():
                 self.dispatched.labels(pool.name, name).set(ledger.sequences)
@@ -253,29 +364,42 @@ class Metrics:
                 self.up.labels(pool.name, name).set(ledger.healthy)
                 if ledger.allowance is not None:
                     self.granted.labels(pool.name, name).set(ledger.allowance.sequences)
+        self._queues = [(pool_name, tenant, count) for (pool_name, tenant), count in queues.items()]
+
+    def _shown(self) -> set[tuple[str, str]]:
+        """Who has been seen: a zero that is shown is what one looks for."""
+        return {(pool, tenant) for pool, tenant, _ in self._tallies}
+
+    def forget_backend(self, pool: str, backend: str) -> None:
+        """It is no longer there."""
+        for gauge in (self.dispatched, self.starting, self.slots, self.kv, self.up, self.granted):
+            gauge.remove_by_labels({"pool": pool, "backend": backend})
+        self._prompts.pop((pool, backend), None)
 
     def read_exchanges(self, exchanges: Iterable[Exchanges]) -> None:
         """How is it with other replicas?"""
+        found = []
         for each in exchanges:
             self.alone.labels(each.about).set(each.is_alone)
-            self.exchanges.labels(each.about, "answered").set(each.answered)
-            self.exchanges.labels(each.about, "lost").set(each.lost)
+            found += [(each.about, "answered", each.answered), (each.about, "lost", each.lost)]
+        self._exchanges = found
 
     def read_news(self, channels: Iterable[NewsChannel]) -> None:
         """What do gateways tell each other of the prompts that they sent?"""
-        for each in channels:
-            self.news.labels(each.pool, "told").set(each.told)
-            self.news.labels(each.pool, "heard").set(each.heard)
-            self.news.labels(each.pool, "ignored").set(each.ignored)
+        self._news = [
+            (each.pool, outcome, count)
+            for each in channels
+            for outcome, count in (("told", each.told), ("heard", each.heard), ("ignored", each.ignored))
+        ]
 
     def _read_waste(self, interactions: Interactions) -> None:
         """Also of tenants that wasted nothing: a zero that is shown is what one looks for."""
-        known = {tenant for _, tenant in self._tallies}
-        for tenant in known:
-            self.wasted.labels(tenant)
+        wasted = {tenant: 0 for _, tenant in self._shown()} | self._wasted
         for tenant, waste in interactions.wasted.items():
-            self.wasted.labels(tenant if tenant in known else OTHERS).inc(waste.tokens - self._waste.get(tenant, 0))
+            shown = tenant if tenant in wasted else OTHERS
+            wasted[shown] = wasted.get(shown, 0) + waste.tokens - self._waste.get(tenant, 0)
             self._waste[tenant] = waste.tokens
+        self._wasted = wasted
 
     def render(self) -> bytes:
         """The page. Takes tens of milliseconds with many tenants: not on the loop."""

@@ -21,9 +21,9 @@ class Outcome:
     ABANDONED: Final = "abandoned"
     """The client went away."""
     FAILED: Final = "failed"
-    """The engine, or the way to it, failed; or the engine found the request itself wrong."""
+    """The engine, or the way to it, failed."""
     REFUSED: Final = "refused"
-    """It was queued, or asked to be, and was not served."""
+    """It was queued, or asked to be, and was not served; or somebody, be it the engine, found it wrong by itself."""
 
 
 class Record:

@@ -8,10 +8,10 @@ service, the requests that wait for it are assigned again.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from policies.admission.policy import CachedRoom, Engines, Policy
+from policies.admission.policy import CachedRoom, Engines, Policy, run_at
 from policies.capacity.obstacle import Blocked
 from policies.orders.contract import Order, Selection
 from policies.placements.contract import Assignment
@@ -57,8 +57,11 @@ class AssignedPolicy(Policy):
         self._running: dict[str, tuple[str, Order]] = {}
         """The engine where each request runs, and the order whose queue it came from."""
 
-    def orders(self) -> Sequence[Order]:
-        return tuple(self._orders.values())
+    def queues(self) -> Mapping[str, Order]:
+        return self._orders
+
+    def queue(self, name: str) -> Order | None:
+        return self._order_at(name) if name else None
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         self._arrived[request.id] = (request, front)
@@ -85,7 +88,7 @@ class AssignedPolicy(Policy):
                 if blocked is None:
                     blocked = selection
                 else:
-                    blocked.others.append(selection)
+                    blocked.others += (selection,)
             if longest is None or len(order) > len(longest):
                 longest = order
         if longest is None or not self._assignment.idle_takes:
@@ -118,6 +121,25 @@ class AssignedPolicy(Policy):
                     numbers[name] = number if name == "weight" else numbers.get(name, 0.0) + number
         return numbers | self._assignment.explain(flow.tenant)
 
+    def give_up(self, request: Request, now: float) -> None:
+        super().give_up(request, now)
+        del self._running[request.id]
+
+    def go_on_with(self, request: Request, engine: str, now: float) -> None:
+        order = self._order_at(engine)
+        run_at(order, request, engine, now)
+        self._running[request.id] = (engine, order)
+        self._assignment.moved(request, None, engine)
+        if self.prefixes is not None and request.prefix:
+            self._placed[request.id] = engine
+
+    def forget_engine(self, engine: str, now: float) -> None:
+        super().forget_engine(engine, now)
+        for queued in [queued for queued in self._queued.values() if queued.engine == engine]:
+            self._assign_again(queued, now)
+        self._orders.pop(engine, None)
+        self._siblings.pop(engine, None)
+
     def __len__(self) -> int:
         return len(self._arrived) + len(self._queued)
 
@@ -134,13 +156,21 @@ class AssignedPolicy(Policy):
     def _follow(self, running: dict[str, int], now: float) -> None:
         """The set of engines in service has changed."""
         for name in running:
-            if name not in self._orders:
-                self._orders[name] = self.order.beside(name)
-                self._siblings[name] = Siblings()
+            self._order_at(name)
         if any(len(order) for name, order in self._orders.items() if name not in running):
             for queued in [queued for queued in self._queued.values() if queued.engine not in running]:
-                self._withdraw(queued, now)
-                self._arrived[queued.request.id] = (queued.request, queued.front)
+                self._assign_again(queued, now)
+
+    def _order_at(self, engine: str) -> Order:
+        order = self._orders.get(engine)
+        if order is None:
+            order = self._orders[engine] = self.order.beside(engine)
+            self._siblings[engine] = Siblings()
+        return order
+
+    def _assign_again(self, queued: _Queued, now: float) -> None:
+        self._withdraw(queued, now)
+        self._arrived[queued.request.id] = (queued.request, queued.front)
 
     def _assign_arrived(self, running: dict[str, int], now: float) -> None:
         loads = {name: count + len(self._orders[name]) for name, count in running.items()}

@@ -89,6 +89,8 @@ class Books:
         entries = transition.entries
         if entries & UNLEASE:
             self._unlease(request, service, now)
+            if entries & REJOIN:
+                request.weight = self.tenants.weight(request)  # it may have been changed while the request ran
         if entries & UNWAIT:
             if entries & LEASE:
                 self.waiting.dispatched(request, now)

@@ -31,7 +31,7 @@ from policies.admission.lifecycle import (
 from policies.admission.policy import Policy
 from policies.admission.room import Elsewhere, PoolRoom
 from policies.admission.waits import NEVER_WAITED
-from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.capacity.gauges import Allowance, CapacitySettings, Gauges
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked
 from policies.capacity.output_lengths import OutputLengths, OutputPredictor
@@ -89,8 +89,8 @@ class AdmissionEngine:
         self._waiting = self.books.waiting
         self._waits = self.books.waits
         self._leases = self.books.leases
-        self._quotas = quotas
-        self._overload = Overload(overload or OverloadSettings())
+        self.quotas = quotas
+        self.overload = Overload(overload or OverloadSettings())
         self.recent = Recent()
         self._charged_s = float("-inf")
         self._now = 0.0
@@ -129,7 +129,7 @@ class AdmissionEngine:
         """Would a request that arrives now find the pool overloaded, why, and how long do the waiting requests take?"""
         now = max(self._now, now + self.set_back_s)
         blocked = self.blocked if self.queued else None
-        return self._pressure(self._overload.seen(self.backends.values(), blocked, now))
+        return self._pressure(self.overload.seen(self.backends.values(), blocked, now))
 
     def explain(self, request_id: str, now: float) -> Explanation | None:
         """Why is a request where it is? None: it is neither here nor among the last decisions. O(queue of its
@@ -151,7 +151,7 @@ class AdmissionEngine:
             Situation(
                 self.blocked,
                 pressure,
-                self._quotas.standing(known.flow.tenant, now) if self._quotas is not None else [],
+                self.quotas.standing(known.flow.tenant, now) if self.quotas is not None else [],
                 numbers,
                 {name: ledger.kv_fraction() for name, ledger in self.backends.items()},
                 self._waits.so_far(request, now) if request is not None else NEVER_WAITED,
@@ -175,6 +175,8 @@ class AdmissionEngine:
         """Add an engine."""
         ledger = BackendLedger(name, self.capacity, max_num_seqs=max_num_seqs)
         ledger.healthy = healthy
+        if self.room.rivals is not None:
+            ledger.allowance = Allowance(0, 0)  # other gateways are asked first
         self.backends[name] = ledger
         self.room.changed(self._now)
 
@@ -182,7 +184,7 @@ class AdmissionEngine:
         """A request wants service. It is queued, refused at once, or waits for what other gateways say."""
         now = self._arrived_s = self._time(now)
         self.interactions.arrived(request, now)
-        pressure = self._observe(now, request) if self.queued or self._overload.active else CALM
+        pressure = self._observe(now, request) if self.queued or self.overload.active else CALM
         for ledger in self.backends.values():
             if ledger.healthy:
                 break
@@ -193,7 +195,7 @@ class AdmissionEngine:
             if request.progress.state is State.UNDECIDED:
                 self.elsewhere.ask(request)
             return decisions
-        refused = self._quotas.refusal(request, now) if self._quotas is not None else None
+        refused = self.quotas.refusal(request, now) if self.quotas is not None else None
         return self._let_in(ADMITTED, request, refused or self.policy.refusal(request, now, pressure), now, pressure)
 
     def told(self, request_id: str, now: float) -> None:
@@ -332,7 +334,7 @@ class AdmissionEngine:
     def _observe(self, now: float, request: Request | None = None) -> Pressure:
         """How is the pool at this event, and how does the request feel it? Updates the state of overload."""
         blocked = self.blocked if self.queued else None
-        pressure = self._pressure(self._overload.observe(self.backends.values(), blocked, now))
+        pressure = self._pressure(self.overload.observe(self.backends.values(), blocked, now))
         if request is None or not pressure.overloaded:
             return pressure
         wait_s = self._waiting.wait_s(request.flow.tenant, self._dispatch_interval_s, now)

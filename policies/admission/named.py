@@ -17,12 +17,18 @@ __all__ = ["named_policy"]
 
 
 def named_policy(
-    name: str, *, engines: int = 1, placement: str | None = None, flows_max: int = 100_000, **settings: Any
+    name: str,
+    *,
+    engines: int = 1,
+    placement: str | None = None,
+    flows_max: int = 100_000,
+    prefixes: PrefixIndex | None = None,
+    **settings: Any,
 ) -> Policy:
     """The policy of this name, for a pool of so many engines.
 
-    `placement`: by its name; None: the one of the policy, or the usual one. TypeError for a setting that neither order
-    nor placement has; KeyError for an unknown name.
+    `placement`: by its name; None: the one of the policy, or the usual one. `prefixes`: an index to go on with.
+    TypeError for a setting that neither order nor placement has; KeyError for an unknown name.
     """
     entry = POLICIES[name]
     place = PLACEMENTS[placement or entry.placement or usual_placement(engines)]
@@ -31,7 +37,7 @@ def named_policy(
     known = {one.name for struct in (entry.params, place.params) if struct is not None for one in fields(struct)}
     if unknown := sorted(settings.keys() - known):
         raise TypeError(f"policy {name} has no setting {', '.join(unknown)}; it has: {', '.join(sorted(known))}")
-    prefixes = PrefixIndex(blocks_max=blocks_for(engines))
+    prefixes = prefixes if prefixes is not None else PrefixIndex(blocks_max=blocks_for(engines))
     where = place.placement(placement_params, prefixes=prefixes, flows_max=flows_max)
     order: Order
     if entry.order.reads_prefixes:

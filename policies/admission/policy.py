@@ -7,7 +7,7 @@ where the order or the placement reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from policies.capacity.gauges import Gauges
@@ -19,7 +19,7 @@ from policies.placements.least_loaded import LeastLoaded
 from policies.placements.prefix_index import Prefix, PrefixIndex, blocks_of_tokens, tokens_of_blocks
 from policies.request import Flow, Placed, Pressure, Refused, Request, ServiceTokens
 
-__all__ = ["CachedRoom", "Engines", "Policy"]
+__all__ = ["CachedRoom", "Engines", "Policy", "run_at"]
 
 
 PLACES_TRIED: Final = 3
@@ -88,6 +88,25 @@ class _RoomOfAll(CachedRoom):
         return engine
 
 
+class _OnlyAt:
+    """The room of an engine that has a request already."""
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+
+    def place(self, request: Request) -> str | Blocked:
+        return self._engine
+
+    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request], bool]) -> Request:
+        return head
+
+
+def run_at(order: Order, request: Request, engine: str, now: float) -> None:
+    """The order is empty, and takes this request for one that it let go to this engine."""
+    order.push(request, now)
+    order.pop(now, _OnlyAt(engine))
+
+
 class Policy:
     """Which request is served next, and at which engine?"""
 
@@ -119,7 +138,15 @@ class Policy:
 
     def orders(self) -> Sequence[Order]:
         """The orders of all queues, one for each queue."""
-        return (self.order,)
+        return tuple(self.queues().values())
+
+    def queues(self) -> Mapping[str, Order]:
+        """The order of each queue, by its engine; "" is the one queue in front of all."""
+        return {"": self.order}
+
+    def queue(self, name: str) -> Order | None:
+        """The order of the queue with this name (`queues`), from now on if there was none. None: it cannot have one."""
+        return None if name else self.order
 
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
         """May this request not be queued? None: it may."""
@@ -187,6 +214,21 @@ class Policy:
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
         """The numbers that decide this flow's place, by name."""
         return self.order.explain(flow, now)
+
+    def give_up(self, request: Request, now: float) -> None:
+        """Another policy goes on with this dispatched request: take back what it was charged."""
+        self._order_of(request).charge(request, ServiceTokens(0, 0), now, final=True)
+
+    def go_on_with(self, request: Request, engine: str, now: float) -> None:
+        """A request that another policy dispatched runs at this engine. Nothing may be queued yet."""
+        run_at(self.order, request, engine, now)
+        if self.prefixes is not None and request.prefix:
+            self._placed[request.id] = engine
+
+    def forget_engine(self, engine: str, now: float) -> None:
+        """An engine is no longer there. Nothing of it runs."""
+        if self.prefixes is not None:
+            self.prefixes.forget_engine(engine)
 
     def __len__(self) -> int:
         """Requests queued."""

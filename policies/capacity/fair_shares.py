@@ -7,7 +7,7 @@ one's slot. A tenant stays active for a while after its last request: its next o
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from policies.request import Request
@@ -68,6 +68,18 @@ class FairShares:
         own.queued += 1
         self._present += own.queued == 1
         self._drop_inactive(now)
+
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """These tenants have these weights from now on."""
+        for name, weight in weights.items():
+            own = self._tenants.get(name)
+            if own is not None:
+                self._weights += weight - own.weight
+                own.weight = weight
+
+    def weight(self, request: Request) -> float:
+        """What its tenant weighs now. The request must be queued or running."""
+        return self._tenants[request.flow.tenant].weight
 
     def dispatched(self, request: Request, held_tokens: int) -> None:
         """A queued request of this tenant was dispatched, and holds this many KV tokens."""

@@ -51,7 +51,7 @@ class KvCache:
         self.capacity_tokens: int | None = None
         self.held_tokens = 0
         """By all dispatched requests, each at its largest."""
-        self._settings = settings
+        self.settings = settings
         self._leases = leases
         self._pace = pace
         self._block_size = 16
@@ -100,7 +100,7 @@ class KvCache:
         capacity = self.capacity_tokens
         if capacity is None:
             return None
-        limit = whole = capacity * self._settings.kv_ceiling - self._foreign_tokens
+        limit = whole = capacity * self.settings.kv_ceiling - self._foreign_tokens
         if allowance is not None:
             if not self._leases and allowance.kv_tokens >= int(limit):
                 return None
@@ -138,7 +138,7 @@ class KvCache:
         """How much may be held in all? 0: the capacity is not known."""
         if self.capacity_tokens is None:
             return 0
-        return max(0, round(self.capacity_tokens * self._settings.kv_ceiling - self._foreign_tokens))
+        return max(0, round(self.capacity_tokens * self.settings.kv_ceiling - self._foreign_tokens))
 
     def needed_tokens(self, request: Request, use: KvUse, now: float) -> int:
         """How many tokens must be free, beyond what is in use, so that this request can start?"""
@@ -221,7 +221,7 @@ class KvCache:
         return prompts, outputs
 
     def _kept_tokens(self, capacity_tokens: float) -> float:
-        return min(self._spare_tokens, capacity_tokens * self._settings.headroom)
+        return min(self._spare_tokens, capacity_tokens * self.settings.headroom)
 
     def _first_token_steps(self) -> float:
         """Steps of the engine until a request dispatched now has its first token."""

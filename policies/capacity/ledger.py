@@ -202,6 +202,16 @@ class BackendLedger:
 
     # --- events ---
 
+    def set(self, settings: CapacitySettings, *, max_num_seqs: int | None) -> None:
+        """From now on its capacity is judged like this. What runs there stays, and so does what was learned."""
+        self._settings = self.kv.settings = settings
+        self.slots.set(
+            max_num_seqs,
+            waiting_target=settings.waiting_target,
+            headroom=settings.headroom,
+            most=settings.concurrency_max,
+        )
+
     def held_back(self, request: Request, obstacle: Obstacle) -> None:
         """The next request in order could not start here for this reason. The ledger learns from it."""
         if obstacle is Obstacle.SLOTS:

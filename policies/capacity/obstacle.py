@@ -44,7 +44,11 @@ def nearest(obstacles: Iterable[Obstacle]) -> Obstacle | None:
     """Which of the obstacles at several engines stands for all? The one that disappears soonest; None if there is
     none.
     """
-    return min(obstacles, key=_BY_NEARNESS.__getitem__, default=None)
+    found: Obstacle | None = None
+    for obstacle in obstacles:  # most often the same, and asked at each event
+        if found is None or (obstacle is not found and _BY_NEARNESS[obstacle] < _BY_NEARNESS[found]):
+            found = obstacle
+    return found
 
 
 class Blocked:
@@ -57,7 +61,7 @@ class Blocked:
         self._nearest: Obstacle | None = None
         self.obstacles = obstacles
         """By the name of the engine; empty if there is none."""
-        self.others: list[Blocked] = []
+        self.others: tuple[Blocked, ...] = ()
         """Where each engine has a queue of its own: the next ones of the others, which found no room either."""
 
     def __repr__(self) -> str:

@@ -45,7 +45,7 @@ class Overload:
     """Is a pool overloaded, and why? `observe` is an event and changes the state; `seen` only asks."""
 
     def __init__(self, settings: OverloadSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._state = Overloaded(False, "", float("-inf"))
 
     @property
@@ -62,7 +62,7 @@ class Overload:
 
         A pool is as full as its emptiest open backend. Overload begins only while a request waits.
         """
-        state, settings = self._state, self._settings
+        state, settings = self._state, self.settings
         if blocked is None and not state.active:
             return state
         # Below this, one engine says enough.

@@ -28,12 +28,9 @@ class Slots:
     """
 
     def __init__(self, max_num_seqs: int | None, *, waiting_target: int, headroom: float, most: int | None) -> None:
-        self.count = max_num_seqs or FIRST_SLOTS
-        self._is_known = max_num_seqs is not None
+        self.count = FIRST_SLOTS
         self._is_learned = False
-        self._waiting_target = waiting_target
-        self._headroom = headroom
-        self._most = most
+        self.set(max_num_seqs, waiting_target=waiting_target, headroom=headroom, most=most)
         self._on_the_way = 0
         """Sequences dispatched beyond the slots, because they are still on their way to the engine when others end."""
         self._was_short = False
@@ -41,6 +38,14 @@ class Slots:
         self._period_ends_s = 0.0
         self._answer_s = 0.0
         self._answer_s_best = float("inf")
+
+    def set(self, max_num_seqs: int | None, *, waiting_target: int, headroom: float, most: int | None) -> None:
+        """From now on this is configured. What was learned stays, where it is not configured."""
+        self.count = max_num_seqs or self.count
+        self._is_known = max_num_seqs is not None
+        self._waiting_target = waiting_target
+        self._headroom = headroom
+        self._most = most
 
     def most(self, *, unkept: bool) -> int:
         """How many sequences may be dispatched in all? `unkept`: the headroom included."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from policies.limits.sliding_counts import SlidingCounts
+from policies.limits.sliding_counts import Count, SlidingCounts
 from policies.request import Limit, Refusal, Refused, Request
 
 __all__ = ["UNLIMITED", "Quota", "Quotas"]
@@ -62,6 +62,11 @@ class Quotas:
         """Has no tenant a limit?"""
         return self._default == UNLIMITED and not any(quota != UNLIMITED for quota in self._tenants.values())
 
+    def set(self, default: Quota, tenants: Mapping[str, Quota]) -> None:
+        """From now on these are the limits. What was counted counts on."""
+        self._default = default
+        self._tenants = dict(tenants)
+
     def refusal(self, request: Request, now: float) -> Refused | None:
         """Is its tenant beyond a limit? None: it is not."""
         return self._refusal(request, request.prompt_tokens, 1, now)
@@ -107,6 +112,15 @@ class Quotas:
         """The request was counted, but is not served: undo the count."""
         self.ended(request, 0, now)
         self._count(request.flow.tenant, -1, 0, now)
+
+    def go_on(self, tenant: str, tokens_before: int, tokens: int, now: float) -> None:
+        """What a tenant used on the day before and on this one, as it was written down by a gateway that has ended."""
+        self.day.at(now)
+        count = self.day.of(tenant, 1.0)
+        if count.before is None:
+            count.before = Count(None, 1.0)
+        count.before.tokens += tokens_before
+        count.tokens += tokens
 
     def quota(self, tenant: str) -> Quota:
         """What this tenant may have."""

@@ -349,6 +349,14 @@ class Throttle:
             **self._app.explain(flow[:2], weight, now),
         }
 
+    def resume(self, before: Throttle) -> None:
+        """Go on with what another throttle has counted, if that was within the same window."""
+        for level, other in zip(self._levels.values(), before._levels.values(), strict=True):
+            if other.counts.window_s == level.counts.window_s:
+                level.counts = other.counts
+        self.counts = {name: level.counts for name, level in self._levels.items()}
+        self._members.clear()
+
     def snapshot(self) -> dict[str, object]:
         """What is usual, as plain data: for each population and measure a percentile and how many values it was learned
         from.

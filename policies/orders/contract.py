@@ -71,6 +71,8 @@ class Order(ABC):
         """A request that an engine has cached may go before the next one (`Room.nearest`)."""
         self.backlog: Backlog | None = None
         """The counters of tenants and flows, if the order has them. Gateways compare them."""
+        self.units: tuple[object, object] = (None, None)
+        """What its counters of tenants and of flows count. Another order that counts the same may go on with them."""
         self.learned: Mapping[str, Learned] = {}
         """What the order learns and a restart should not lose, by name."""
         self.counts: Mapping[str, SlidingCounts] = {}
@@ -81,6 +83,16 @@ class Order(ABC):
         them.
         """
         raise NotImplementedError(f"{type(self).__name__} has no order for the queue of one engine")
+
+    def resume(self, before: Order) -> None:
+        """Go on with what another order has learned, and has counted over time windows, where that means the same."""
+        for name, part in self.learned.items():
+            known = before.learned.get(name)
+            if known is not None:
+                try:
+                    part.restore(known.snapshot())
+                except ValueError:
+                    continue  # it was learned in other units, so it is learned anew
 
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
         """May this request not be queued? None: it may. Changes nothing: `push` counts what is queued."""

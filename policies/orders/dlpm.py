@@ -117,6 +117,11 @@ class _MatchedBacklog(Backlog):
         self._leave(request)
         super().withdraw(request)
 
+    def resume(self, before: Backlog, *, with_flows: bool) -> None:
+        super().resume(before, with_flows=with_flows)
+        for flow in list(self._heaps):
+            self._moved(flow)
+
     def head(self) -> Request | None:
         """The best-matched request in the earliest round."""
         looks = REMATCHED_MAX
@@ -233,6 +238,7 @@ class Dlpm(Order):
         self._cost: Cost = LinearCost(params.input_weight, params.output_weight, params.cached_weight)
         self._matched = _MatchedBacklog(self._prefixes, engine, flows_max=flows_max, quantum=params.quantum)
         self.backlog = self._matched
+        self.units = (self._cost, self._cost)
         self._dispatched: Prefix = ()
         """Prefix of the request dispatched last. Its engine is expected to have it cached by now."""
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from policies.limits.ceilings import ThrottleSettings
 from policies.limits.throttle import Throttle
+from policies.orders.contract import Order
 from policies.orders.profiles import Profiles
 from policies.orders.wsc import Wsc, WscParams
 from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
@@ -78,6 +79,12 @@ class FairServe(Wsc):
 
     def beside(self, engine: str) -> FairServe:
         return FairServe(self._fairserve, flows_max=self._flows_max, profiles=self.profiles, throttle=self.throttle)
+
+    def resume(self, before: Order) -> None:
+        super().resume(before)
+        if isinstance(before, FairServe):
+            self.throttle.resume(before.throttle)
+            self.counts = self.throttle.counts
 
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
         if not pressure.overloaded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
+from policies.orders.contract import Order
 from policies.orders.fcfs import Fcfs
 from policies.request import Limit, Pressure, Refusal, Refused, Request
 from policies.settings import setting
@@ -45,6 +46,13 @@ class Rpm(Fcfs):
         order = Rpm(self._params, flows_max=self._flows_max)
         order._admitted_s = self._admitted_s
         return order
+
+    def resume(self, before: Order) -> None:
+        super().resume(before)
+        if isinstance(before, Rpm):
+            self._admitted_s = OrderedDict(
+                [(tenant, deque(times, maxlen=self._limit)) for tenant, times in before._admitted_s.items()]
+            )
 
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
         admitted_s = self._admitted_s.get(request.flow.tenant)

@@ -111,6 +111,7 @@ class CounterOrder(Order):
         self._backlog = backlog
         self.backlog = backlog
         self._cost = cost
+        self.units = (cost, cost)
         self._predict_output = predict_output
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:

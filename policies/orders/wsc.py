@@ -116,6 +116,8 @@ class Wsc(CounterOrder):
         cost = cost_of(params.cost, params.input_weight, params.output_weight, params.cached_weight)
         slack = (params.slack_calls if params.across_tenants else params.slack_tokens, params.slack_calls)
         super().__init__(Backlog(flows_max=flows_max, leads=leads), cost, predict_output=True, slack=slack)
+        calls = ("calls", params.alpha, params.beta, params.gamma)
+        self.units = (calls if params.across_tenants else cost, calls)
         settings = WscSettings(params.alpha, params.beta, params.gamma, params.weights, params.across_tenants)
         self.profiles = profiles if profiles is not None else Profiles(settings, populations_max=flows_max)
         self.learned = {"profiles": self.profiles}
@@ -128,7 +130,7 @@ class Wsc(CounterOrder):
 
     def push_with_lead(self, request: Request, *, front: bool, leads: bool) -> None:
         """Queue the request. `leads`: it may go before others if it is inside an interaction."""
-        if not front:
+        if not request.progress.norm:
             request.progress.norm = self.profiles.norm(self._scope(request), request.flow.app, request.progress.stage)
         self._backlog.push(request, front=front, leads=leads)
 

@@ -8,6 +8,7 @@ interaction go before others, as long as their tenant and flow are not ahead by 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Final
 
 from policies.queue.counters import Counters, Member
@@ -176,6 +177,33 @@ class Backlog:
         self.usual += USUAL_RATE * (charged / request.weight - self.usual)
         self.usual_of_flow += USUAL_RATE * ((request.progress.normalised or charged) - self.usual_of_flow)
         self._forget_beyond(self._flows_max, flow.tenant.flows)
+
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """These tenants have these weights from now on. What they have received counts as it did."""
+        for name, weight in weights.items():
+            tenant = self._by_tenant.get(name)
+            if tenant is not None:
+                tenant.weight = weight
+
+    def resume(self, before: Backlog, *, with_flows: bool) -> None:
+        """Let tenants, and flows if asked, go on with the counters of another backlog, which count the same."""
+        for name, known in before._by_tenant.items():
+            tenant = self._by_tenant.get(name) or self._new_tenant(name)
+            tenant.weight = known.weight
+            self.tenants.resume(tenant, known)
+        last = before.tenants.last_left
+        self.tenants.last_left = None if last is None else self._by_tenant.get(last.name[0])
+        self.usual = before.usual
+        if not with_flows:
+            return
+        self.usual_of_flow = before.usual_of_flow
+        for flow, theirs in before._by_flow.items():
+            own = self._by_flow.get(flow) or self._new_flow(flow, self._by_tenant[flow.tenant])
+            own.passed = theirs.passed
+            own.tenant.flows.resume(own, theirs)
+            last_flow = theirs.tenant.flows.last_left
+            if last_flow is theirs:
+                own.tenant.flows.last_left = own
 
     def waiting_of(self, tenant: str) -> int:
         """How many requests of this tenant wait?"""

@@ -8,6 +8,7 @@ lost.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import exp
@@ -87,7 +88,7 @@ class BoundedQueue:
     def __init__(self, limits: QueueLimits) -> None:
         self.requests: dict[str, Request] = {}
         """By id."""
-        self._limits = limits
+        self.limits = limits
         self._tenants: dict[str, _TenantQueue] = {}
         self._deadlines: list[tuple[float, str]] = []
         self.bytes = 0
@@ -144,6 +145,15 @@ class BoundedQueue:
             del self._tenants[request.flow.tenant]
         self.bytes -= request.body_bytes
 
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """These tenants have these weights from now on, and so have their waiting requests."""
+        for name, weight in weights.items():
+            tenant = self._tenants.get(name)
+            if tenant is not None:
+                tenant.weight = weight
+                for request in (*tenant.starts.values(), *tenant.inside.values()):
+                    request.weight = weight
+
     def dispatched(self, request: Request, now: float) -> None:
         """This request leaves the queue for an engine."""
         self._tenants[request.flow.tenant].count(now)
@@ -186,7 +196,7 @@ class BoundedQueue:
 
         O(tenants waiting), and only when the queue is full.
         """
-        limits = self._limits
+        limits = self.limits
         missing = self.bytes + request.body_bytes - limits.bytes_max
         if missing > 0:
             return self._bytes_given(request, missing)
@@ -208,7 +218,7 @@ class BoundedQueue:
     def _bytes_given(self, request: Request, missing: int) -> list[Request] | None:
         if not self._tenants:
             return None
-        bytes_max = self._limits.bytes_max
+        bytes_max = self.limits.bytes_max
         most = max(self._tenants.items(), key=lambda item: (item[1].bytes / item[1].weight, item[0]))[1]
         own = self._tenants.get(request.flow.tenant)
         own_after = (own.bytes if own else 0) + request.body_bytes

@@ -173,6 +173,14 @@ class Counters(Generic[M]):
         if member.entry is not None and member.turn < member.entry[1]:
             self._enter(member)
 
+    def resume(self, member: M, before: Member) -> None:
+        """Let it go on with the counter and the place of a member of other counters, which count the same."""
+        self.charged(member, before.counter - member.counter)
+        member.lifted, member.is_sole, member.turn = before.lifted, before.is_sole, before.turn
+        self._turn = max(self._turn, before.turn)
+        self.moved(member)
+        self._note_idle(member)
+
     def first(self, most: int, *, within: float = 1.0) -> list[M]:
         """The members that go next, in order: at most `most`, and ranked at most `within` behind the first.
 

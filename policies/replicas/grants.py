@@ -53,17 +53,29 @@ class GrantedEngines:
 
     def __init__(self, ledgers: Mapping[str, BackendLedger]) -> None:
         self._ledgers = ledgers
-        self._granted = {name: _Granted() for name in ledgers}
+        self._granted: dict[str, _Granted] = {}
+        self._told = list(ledgers)
+        """Names of the engines that grants were asked for."""
         self._replicas = 1
         """Gateways in front of the engines, this one included."""
-        for ledger in ledgers.values():
-            ledger.allowance = Allowance(0, 0)  # nothing before the first exchange
+        self.follow()
+
+    def follow(self) -> None:
+        """Engines may have come or gone. Of a new one nothing may be used before the first exchange about it."""
+        for name, ledger in self._ledgers.items():
+            if name not in self._granted:
+                self._granted[name] = _Granted()
+                ledger.allowance = Allowance(0, 0)
+        for name in [name for name in self._granted if name not in self._ledgers]:
+            del self._granted[name]
 
     def holdings(self, head: Request | None, waiting: int, tenants: FairShares, now: float) -> list[Holding]:
         """What does this gateway use of each engine, and what does its next request want there?
 
         `waiting` is the number of requests that wait here.
         """
+        self.follow()
+        self._told = list(self._ledgers)
         spare, absent = head is not None and tenants.is_below(head), tenants.someone_is_absent()
         return [_holding(one, head, waiting, now, spare=spare, absent=absent) for one in self._ledgers.values()]
 
@@ -72,10 +84,13 @@ class GrantedEngines:
         holdings.
         """
         self._replicas = max(1, replicas)
-        for ledger, grant in zip(self._ledgers.values(), grants, strict=True):
+        for name, grant in zip(self._told, grants, strict=True):
+            ledger, granted = self._ledgers.get(name), self._granted.get(name)
+            if ledger is None or granted is None:
+                continue  # it was removed meanwhile
             ledger.allowance = Allowance(*grant)
             ledger.allowed_until_s = now + TRUST_S
-            self._granted[ledger.name].note(grant, now)
+            granted.note(grant, now)
 
     def cut_off(self) -> None:
         """The other gateways cannot be heard: go on with the average of the recent grants, as they do.
@@ -83,6 +98,7 @@ class GrantedEngines:
         Without any earlier grant the whole engine is used. What others run there then shows only in its gauges. A
         gateway that had nothing to send was granted nothing. It goes on with an equal part, or it could never send.
         """
+        self.follow()
         for ledger in self._ledgers.values():
             granted = self._granted[ledger.name]
             ledger.allowed_until_s = float("inf")

@@ -44,27 +44,15 @@ A100 = EngineProfile(
 )
 """80 GB: 16 GB of weights read per step, 16 GFLOP per prefill token at half of peak, 128 KiB of KV per token, of which
 400,000 fit: about nineteen documents of the long-context workload."""
-A10G = EngineProfile(
-    name="a10g-llama3.2-3b",
-    block_size=BLOCK_TOKENS,
-    num_gpu_blocks=1901,
-    max_model_len=100_000,
-    max_num_seqs=256,
-    max_num_batched_tokens=8192,
-    base_s=1.5e-2,
-    per_prefill_token_s=1.07e-4,
-    per_seq_s=5.0e-5,
+A10G = replace(
+    A100, name="a10g-llama3.2-3b", num_gpu_blocks=1901, base_s=1.5e-2, per_prefill_token_s=1.07e-4, per_seq_s=5.0e-5,
     per_context_token_s=1.9e-7,
-)
+)  # fmt: skip
 """24 GB: 6.4 GB of weights per step, 112 KiB of KV per token, of which 120,000 fit."""
-WORKER = replace(A10G, max_num_seqs=32)
-"""Where several are compared: so many calls at a time, so that the others wait and their order matters."""
-
 SEEDS = (42, 1, 2)
 """Of the workloads. What is shown is the mean: with one, a few reloads of documents decide a ratio."""
 QUANTA = (2000.0, 5000.0, 20_000.0, 80_000.0)
 BACKEND_QUANTA = (2000.0, 40_000.0, 200_000.0, 1_000_000.0, inf)
-WORKERS = (1, 2, 4, 8)
 MISBEHAVES = "0"
 
 NOTES = (
@@ -76,12 +64,12 @@ NOTES = (
 
 
 FRONTIER_NOTE = (
-    "Eight documents a client, not the paper's three: three fit this cache whole, and then order decides nothing "
-    "(five clients, one seed, S1 and S2: DLPM / VTC 1.01 and 1.03, DLPM / LPM 1.00 and 1.01, 0.96 and 0.95 of the "
-    "input cached under all three). Client-visible Jain moves by 0.1 from seed to seed and quantum to quantum, and "
-    "LPM's own is not far from DLPM's here, since the first client shares no more than the others. What DLPM "
-    "equalises is the computed index: 0.99 for DLPM in S1, 0.94 to 0.97 for LPM. Of one seed, as it was shown "
-    "before, the client-visible index was between the others in S1 by chance."
+    "Eight documents a client, and 32 of the one that sends four times as many requests in S1; not the paper's three: "
+    "three fit this cache whole, and then order decides nothing (five clients, one seed, S1 and S2: DLPM / VTC 1.01 "
+    "and 1.03, DLPM / LPM 1.00 and 1.01, 0.96 and 0.95 of the input cached under all three). VTC charges cached input "
+    "in full, as in the paper, and so equalises what clients see. Charging a tenth, as the gateway does, it comes "
+    "to an index of 0.970 and 0.960, below DLPM's. With as many documents for every client in S1, as it was here "
+    "before, the one that misbehaves shared more than the others, and the index of DLPM was not between the two."
 )
 CLIENTS_NOTE = (
     "The quantum is 80,000 here, about two documents with what is asked of them: at 20,000, less than many a single "
@@ -91,24 +79,26 @@ CLIENTS_NOTE = (
     "that of a round, and was served again when its documents had gone (64 loads of 40 documents, where LPM needed "
     "50)."
 )
-CHANGED_NOTE = (
-    "The set-up of the workers was changed after its results were seen. First: 256 slots a worker, 5 and 12 programs "
-    "per client and worker, a local quantum of 20,000. There little waits at the gateway: with one worker D2LPM, "
-    "RR+LPM and Preble gave the very same run of the tree of thoughts, and 11 of 16 requirements were met. Of one "
-    "seed, throughput / VTC+RR was 1.00 and 1.13 (tree of thoughts, 1 and 2 workers), 1.07 and 1.95 (judge); latency "
-    "/ best other 1.00, 0.94, 1.02, 0.94. Now: 32 slots, so that order matters, fewer programs, so that it runs in "
-    "minutes, and a local quantum of 5,000, since with fewer programs a client would not use up 20,000 more than a "
-    "few times."
-)
 WORKERS_NOTES = (
-    CHANGED_NOTE,
-    "With one worker all schedulers find the same share of the input cached: the cache holds everything that is "
-    "open, no order loses any of it, and throughput is that of VTC within 2 % either way, seed by seed. Then VTC, "
-    "which charges cached input too, holds back the client that misbehaves more than D2LPM does, which by its "
-    "definition charges what is computed: well-behaved clients wait 7 and 10 % longer under D2LPM. A policy that "
-    "counts as the paper's does cannot have both. With more workers than one, placement decides what is cached.",
-    "On the tree of thoughts the Preble-like router gives well-behaved clients the same latency within 2 %, at a "
-    "lower throughput: it places a tree by its own question, and all trees are alike but those of one client.",
+    "Latency is over whole programs of the clients that behave, in paths of four (trees) and three calls. Where there "
+    "is more than one worker, D2LPM loses to the Preble-like router in it by 1 to 14 %. One cause is its fairness at "
+    "each worker: with an infinite quantum, which is longest prefix first without fairness, it comes to 0.86 of the "
+    "router's latency on two workers (judge). Serving one program to its end before the next makes the mean shorter "
+    "than serving all clients side by side, and nobody needs protection here: under the router a call of theirs "
+    "waits 2 to 5 s, not the paper's hundreds. On the trees an infinite quantum takes off a third of the "
+    "difference (1.14 to 1.10); what remains is the placement.",
+    "With one worker the trees tie: all orders find 0.87 to 0.89 of the input cached, and throughput is 0.999 of "
+    "VTC's. On the judges D2LPM is ahead of VTC on one worker, too (latency 0.93, throughput 1.03). It was said here "
+    "that a policy that counts as the paper's cannot have both; that is withdrawn. It came from answers of 32 tokens "
+    "and from programs that fit the cache all together.",
+    "RR+LPM finds half as much of the input cached on eight workers, and D2LPM serves up to 1.30 times as much; the "
+    "paper has up to 2.22. In latency it is the better one with few workers (D2LPM takes 1.09 to 1.43 times as long on "
+    "trees and up to two workers), for the same reason as the router, and the worse one on judges from four workers "
+    "on. The paper's 4.06 times cannot come about where no client is starved.",
+    "The paper's order by Jain's index does not come out. On the judges it is the client that misbehaves that waits "
+    "under D2LPM (one seed, two workers: 25 s a call, the others 0.4 to 4 s). The others get what they ask for, which "
+    "costs half of what VTC+RR computes for it, and the first client takes what is left: the index compares what "
+    "clients ask for.",
 )
 
 
@@ -123,10 +113,13 @@ class Study:
     mean_s: float
     p50_s: float
     p99_s: float
+    wait_s: float
+    """Mean wait of a call at the gateway."""
 
 
 def vtc() -> Policy:
-    return named_policy("vtc")
+    """As in the paper, cached input counts as much as any other; the gateway's own default is a tenth."""
+    return named_policy("vtc", cached_weight=1.0)
 
 
 def run(policy: Policy, programs: Programs, profile: EngineProfile, backends: int = 1) -> Study:
@@ -144,6 +137,11 @@ def run(policy: Policy, programs: Programs, profile: EngineProfile, backends: in
     latencies = [
         latency for client, ended in programs.latencies_s().items() for latency in ended if client != MISBEHAVES
     ]
+    waits_s = [
+        (record.dispatched_s or 0.0) - record.arrival.arrived_s
+        for record in records
+        if record.arrival.flow.tenant != MISBEHAVES
+    ]
     return Study(
         throughput=visible / (result.ended_s - begins_s),
         hits=sum(record.cached_tokens for record in records) / prompt_tokens,
@@ -152,6 +150,7 @@ def run(policy: Policy, programs: Programs, profile: EngineProfile, backends: in
         mean_s=sum(latencies) / len(latencies),
         p50_s=percentile(latencies, 0.5),
         p99_s=percentile(latencies, 0.99),
+        wait_s=mean(waits_s),
     )
 
 
@@ -159,9 +158,15 @@ Workload = Callable[[int], Programs]
 """Traffic by seed."""
 
 
-def average(make: Callable[[], Policy], workload: Workload, profile: EngineProfile, backends: int = 1) -> Study:
+def average(
+    make: Callable[[], Policy],
+    workload: Workload,
+    profile: EngineProfile,
+    backends: int = 1,
+    seeds: Sequence[int] = SEEDS,
+) -> Study:
     """The mean of every measure over the seeds."""
-    studies = [run(make(), workload(seed), profile, backends) for seed in SEEDS]
+    studies = [run(make(), workload(seed), profile, backends) for seed in seeds]
     return Study(**{each.name: mean(getattr(study, each.name) for study in studies) for each in fields(Study)})
 
 
@@ -232,23 +237,37 @@ def clients(inputs: Inputs) -> Outcome:
     )
 
 
-WORKLOADS: Mapping[str, Callable[[int, int], Programs]] = {
-    "tree of thoughts, S2": lambda workers, seed: tree_of_thoughts(
-        4, 3 * workers, 10.0 * workers, misbehaviour="longer", output_tokens=32, seed=seed
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Programs for so many workers, by seed, and the numbers of workers for which they are run."""
+
+    programs: Callable[[int, int], Programs]
+    workers: Sequence[int]
+
+
+WORKLOADS: Mapping[str, Loaded] = {
+    "tree of thoughts, S2": Loaded(
+        lambda workers, seed: tree_of_thoughts(4, 12 * workers, 0.1 * workers, misbehaviour="longer", seed=seed),
+        (1, 2, 4),
     ),
-    "judge, S1": lambda workers, seed: judge(
-        4, 8 * workers, 20.0 * workers, misbehaviour="more", output_tokens=32, seed=seed
+    "judge, S1": Loaded(
+        lambda workers, seed: judge(4, 24 * workers, 0.2 * workers, misbehaviour="more", seed=seed), (1, 2, 4, 8)
     ),
 }
-"""Load grows with the workers, as in the paper, and comes faster than it is served. Answers are an eighth of the
-paper's, so that fewer steps need to be simulated."""
-LOCAL_QUANTUM = 5000.0
-"""About what the longest prompts of these workloads cost; a run serves each client only a few times as much."""
+"""Two minutes of arrivals, which come faster than they are served, with the paper's answers of 256 tokens. Load grows
+with the workers; what is open is several times a worker's cache. As in the paper, trees stop at four workers."""
+WORKER_SEEDS: Mapping[int, Sequence[int]] = {1: (42, 1), 2: (42, 1), 4: (42,), 8: (42,)}
+"""By number of workers: the more there are, the more programs one seed has."""
+LOCAL_QUANTUM = 20_000.0
+PREBLE = "Preble-like"
+UNFAIR = "D2LPM, infinite quantum"
+"""Longest prefix first at each worker, with D2LPM's placement: what the local fairness costs."""
 SCHEDULERS: Mapping[str, Callable[[], Policy]] = {
     "D2LPM": lambda: named_policy("d2lpm", quantum=LOCAL_QUANTUM),
     "RR+LPM": round_robin_lpm,
     "VTC+RR": vtc_round_robin,
-    "Preble-like": preble,
+    PREBLE: preble,
+    UNFAIR: lambda: named_policy("d2lpm", quantum=inf),
 }
 
 
@@ -256,17 +275,21 @@ def workers(inputs: Inputs) -> Outcome:
     """Figure 7: D2LPM against three ways to place requests, on 1 to 8 GPUs."""
     rows: list[Row] = []
     figures: list[Figure] = []
-    for workload, programs in WORKLOADS.items():
-        studies = {
-            name: {count: average(make, partial(programs, count), WORKER, count) for count in WORKERS}
-            for name, make in SCHEDULERS.items()
-        }
-        for count in WORKERS:
-            rows += _against(f"{workload}, {count} workers", {name: by[count] for name, by in studies.items()})
+    for workload, loaded in WORKLOADS.items():
+        studies: dict[str, dict[int, Study]] = {name: {} for name in SCHEDULERS}
+        for count in loaded.workers:
+            programs = partial(loaded.programs, count)
+            for name, make in SCHEDULERS.items():
+                if (name != PREBLE or count > 1) and (name != UNFAIR or count == 2):
+                    studies[name][count] = average(make, programs, A10G, count, WORKER_SEEDS[count])
+            rows += _against(
+                f"{workload}, {count} workers", {name: by[count] for name, by in studies.items() if count in by}
+            )
+        drawn = {name: by for name, by in studies.items() if name != UNFAIR}
         slug = workload.replace(", ", "-").replace(" ", "-").lower()
         figures += [
-            _by_workers(f"d2lpm-rate-{slug}", f"Throughput, {workload}", "service rate (1/s)", studies, "throughput"),
-            _by_workers(f"d2lpm-latency-{slug}", f"Well-behaved clients, {workload}", "mean (s)", studies, "mean_s"),
+            _by_workers(f"d2lpm-rate-{slug}", f"Throughput, {workload}", "service rate (1/s)", drawn, "throughput"),
+            _by_workers(f"d2lpm-latency-{slug}", f"Well-behaved clients, {workload}", "mean (s)", drawn, "mean_s"),
         ]
     return Outcome(rows, figures, (*NOTES, PREBLE_NOTE, *WORKERS_NOTES))
 
@@ -279,19 +302,32 @@ PREBLE_NOTE = (
 
 
 def _against(where: str, studies: Mapping[str, Study]) -> list[Row]:
-    ours, fair = studies["D2LPM"], studies["VTC+RR"]
+    ours, fair, cached = studies["D2LPM"], studies["VTC+RR"], studies["RR+LPM"]
     others = {name: study for name, study in studies.items() if name != "D2LPM"}
-    best = min(others, key=lambda name: others[name].mean_s)
-    share = ours.throughput / fair.throughput
-    latency = ours.mean_s / others[best].mean_s
-    return [
+    share, latency = ours.throughput / fair.throughput, ours.mean_s / fair.mean_s
+    rows = [
         holds(f"{where}: throughput / VTC+RR", "1 to 2.87", share, ">= 1", share >= 1),
-        holds(f"{where}: latency / best other ({best})", "below 1", latency, "< 1", latency < 1),
+        holds(f"{where}: latency / VTC+RR", "0.13 to 1, mean 0.34", latency, "< 1", latency < 1),
+    ]
+    if PREBLE in studies:
+        router = studies[PREBLE]
+        latency = ours.mean_s / router.mean_s
+        rows += [
+            holds(f"{where}: latency / {PREBLE}", "0.14 to 1, mean 0.34", latency, "< 1", latency < 1),
+            shown(f"{where}: throughput / {PREBLE}", "at least 1", ours.throughput / router.throughput),
+        ]
+    if UNFAIR in studies:
+        latency = studies[UNFAIR].mean_s / studies[PREBLE].mean_s
+        rows.append(shown(f"{where}: latency / {PREBLE}, {UNFAIR}", "", latency))
+    return [
+        *rows,
+        shown(f"{where}: throughput / RR+LPM", "up to 2.22", ours.throughput / cached.throughput),
+        shown(f"{where}: latency / RR+LPM", "0.10 to 1, mean 0.25", ours.mean_s / cached.mean_s),
+        shown(f"{where}: mean wait of a call, s", "", _cells({name: study.wait_s for name, study in studies.items()})),
         shown(f"{where}: cached share of input", "", _cells({name: study.hits for name, study in studies.items()})),
-        shown(f"{where}: throughput / RR+LPM", "up to 2.22", ours.throughput / studies["RR+LPM"].throughput),
-        shown(f"{where}: throughput / Preble-like", "", ours.throughput / studies["Preble-like"].throughput),
         shown(f"{where}: Jain, client-visible", "VTC > D2LPM > Preble > RR+LPM", ours.jain_visible),
         shown(f"{where}: Jain of the others", "", _cells({name: study.jain_visible for name, study in others.items()})),
+        shown(f"{where}: Jain, computed", "", _cells({name: study.jain_actual for name, study in studies.items()})),
     ]
 
 
@@ -301,15 +337,17 @@ def _cells(values: Mapping[str, float]) -> str:
 
 def backend_quantum(inputs: Inputs) -> Outcome:
     """Figure 10: how long a client may stick to one worker (four workers)."""
-    traffic = partial(WORKLOADS["judge, S1"], 4)
+    traffic = partial(WORKLOADS["judge, S1"].programs, 4)
     make = partial(named_policy, "d2lpm", quantum=LOCAL_QUANTUM)
     swept = [
-        (quantum, average(partial(make, backend_quantum=quantum), traffic, WORKER, 4)) for quantum in BACKEND_QUANTA
+        (quantum, average(partial(make, backend_quantum=quantum), traffic, A10G, 4, WORKER_SEEDS[4]))
+        for quantum in BACKEND_QUANTA
     ]
     rows: list[Row] = []
     for quantum, study in swept:
         rows.append(shown(f"Q^w {quantum:,.0f}: throughput", "rises, levels off", study.throughput))
         rows.append(shown(f"Q^w {quantum:,.0f}: Jain, client-visible", "0.855 to 0.83", study.jain_visible))
+        rows.append(shown(f"Q^w {quantum:,.0f}: mean latency of well-behaved clients, s", "", study.mean_s))
     first, last = swept[0][1], swept[-2][1]
     rises = last.throughput / first.throughput
     rows.append(holds("throughput, largest finite / smallest Q^w", "> 1", rises, "> 1", rises > 1))
@@ -318,7 +356,7 @@ def backend_quantum(inputs: Inputs) -> Outcome:
     return Outcome(
         rows,
         [Figure("d2lpm-quantum", "Sticking to a worker", "Q^w", "service rate (1/s)", series)],
-        (*NOTES, CHANGED_NOTE),
+        NOTES,
     )
 
 

@@ -7,6 +7,8 @@ from simulation.experiments import vtc_tables as tables
 from simulation.experiments.base import Experiment
 from simulation.experiments.dlpm import DLPM_EXPERIMENTS
 from simulation.experiments.fairserve import FAIRSERVE
+from simulation.experiments.fairserve_regimes import FAIRSERVE_REGIMES
+from simulation.experiments.fairserve_table4 import FAIRSERVE_TABLE4
 from simulation.experiments.gateway_window import GATEWAY_WINDOW
 
 __all__ = ["EXPERIMENTS"]
@@ -30,7 +32,9 @@ _ALL: tuple[Experiment, ...] = (
     figures.WEIGHTED,
     GATEWAY_WINDOW,
     *DLPM_EXPERIMENTS,
-    *FAIRSERVE,
+    FAIRSERVE,
+    FAIRSERVE_TABLE4,
+    FAIRSERVE_REGIMES,
 )
 
 EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in _ALL}

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
-__all__ = ["TraceError", "read_lines"]
+import msgspec
+
+__all__ = ["TraceError", "read_lines", "readable_bytes"]
 
 LINE_BYTES_MAX = 16 << 20
 """A prompt of a million tokens in blocks of 16 has 62,500 hashes: less than a megabyte."""
@@ -28,8 +30,33 @@ class TraceError(Exception):
         self.column = column
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank, without their ends, with their numbers from 1. Raises TraceError."""
+def readable_bytes(path: Path) -> int:
+    """Up to where can this file be read, though it may grow? A line of JSON that is still being written is not counted.
+
+    Raises TraceError.
+    """
+    try:
+        with path.open("rb") as file:
+            is_gzip = file.read(2) == GZIP_MAGIC
+            size = file.seek(0, 2)
+            file.seek(max(0, size - LINE_BYTES_MAX))
+            last = file.read(LINE_BYTES_MAX).rpartition(b"\n")[2]
+    except OSError as error:
+        raise TraceError(path, f"cannot be read: {error.strerror or error}") from error
+    if is_gzip or not last.startswith(b"{"):
+        return size
+    try:
+        msgspec.json.decode(last)
+    except msgspec.DecodeError:
+        return size - len(last)
+    return size
+
+
+def read_lines(path: Path, bytes_max: int | None = None) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, without their ends, with their numbers from 1. Raises TraceError.
+
+    `bytes_max`: how much of the file is read, whatever was written behind it since; None: all.
+    """
     number = 0
     try:
         with path.open("rb") as file:
@@ -37,6 +64,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
             file.seek(0)
             lines = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_gzip else file
             while line := lines.readline(LINE_BYTES_MAX + 1):
+                if bytes_max is not None and not is_gzip and (bytes_max := bytes_max - len(line)) < 0:
+                    return
                 number += 1
                 if len(line) > LINE_BYTES_MAX:
                     raise TraceError(path, f"longer than {LINE_BYTES_MAX >> 20} MiB: this is not a trace", line=number)

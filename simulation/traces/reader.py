@@ -1,24 +1,25 @@
 """What traffic was recorded here? A trace of any known format, told by its content, as arrivals in order of time.
 
-A file is read once to find its faults and what is in it, and again for every run, so that no run holds it in memory.
+Files are read once to find their faults and what is in them, and again for every run, so that no run holds them in
+memory. A log may grow meanwhile: all readings end where it ended when it was first looked at.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from heapq import heappop, heappush
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from policies.orders.cost import LinearCost
 from policies.request import ServiceTokens
 from simulation.run import Arrival
-from simulation.traces.lines import TraceError, read_lines
+from simulation.traces.lines import TraceError, read_lines, readable_bytes
 from simulation.traces.rows import ROWS, Entry, Row
 from simulation.traces.tables import csv_cells, csv_rows, place_of, required_columns
 
@@ -33,29 +34,55 @@ POPULATIONS_MAX = 10_000
 OUTPUT_TOKENS_MAX = 4096
 UNKNOWN_OUTPUT_TOKENS = 256
 """Taken where a trace has not a single answer."""
+FOREIGN_LINES_MAX = 100
+"""How far down is the first line of a log, if others write into the same file?"""
+
+
+class _Place(NamedTuple):
+    path: Path
+    line: int
 
 
 class Trace:
     """A trace that has been read through once. Raises TraceError with file, line and column for what is wrong in it.
 
     Attributes:
+        paths: its files that hold anything, in the order in which they begin.
         format: its name among `FORMATS`.
         requests: how many `arrivals` gives.
         skipped: lines of requests that never asked an engine for anything: refused before, or with an empty prompt.
+        foreign: lines in a log that are none of it, or broke off.
+        elsewhere: lines of requests for other models.
         assumed: requests that had no answer; theirs is taken to be as long as the mean one of their tenant and app.
         span_s: from the first arrival to the last, after `speed`.
         demand: service that each tenant asks for: prompt tokens and twice the output tokens.
-        weights: each tenant's, as of its last request.
+        weights: each tenant's, as of its last request, or as given.
     """
 
-    def __init__(self, path: Path, *, format: str | None = None, speed: float = 1.0, limit: int | None = None) -> None:
-        """`speed`: 2 lets requests arrive in half the time. `limit`: only so many of the first requests."""
-        self.path = path
+    def __init__(
+        self,
+        *paths: Path,
+        format: str | None = None,
+        speed: float = 1.0,
+        limit: int | None = None,
+        weights: Mapping[str, float] | None = None,
+        models: Collection[str] = (),
+    ) -> None:
+        """`speed`: 2 lets requests arrive in half the time. `limit`: only so many of the first requests. `weights`: of
+        tenants, whatever the trace says. `models`: those that matter; empty: all."""
+        self._ends = {path: readable_bytes(path) for path in paths}
+        self.paths = [path for path in paths if next(self._lines(path), None) is not None]
+        if not self.paths:
+            raise TraceError(paths[0], "is empty")
         self._speed = speed
         self._limit = limit
-        self._row = FORMATS[format] if format is not None else self._recognized()
+        self.requests = self.skipped = self.foreign = self.elsewhere = self.assumed = 0
+        self._given = weights or {}
+        self._models = models
+        self._row = FORMATS[format] if format is not None else self._recognized(self.paths[0])
         self.format = self._row.format
-        self.requests = self.skipped = self.assumed = 0
+        if len(self.paths) > 1:
+            self.paths.sort(key=self._begins)
         self.span_s = 0.0
         self.demand: dict[str, float] = {}
         self.weights: dict[str, float] = {}
@@ -64,7 +91,12 @@ class Trace:
         self._survey()
 
     def __repr__(self) -> str:
-        return f"<Trace {self.path}: {self.format}, {self.requests} requests, {self.span_s:g} s>"
+        return f"<Trace {self.name}: {self.format}, {self.requests} requests, {self.span_s:g} s>"
+
+    @property
+    def name(self) -> str:
+        more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
+        return self.paths[0].name + more
 
     def arrivals(self, block_size: int) -> Iterator[Arrival]:
         """Every request in order of arrival, from time 0; prefixes in an engine's blocks of so many tokens."""
@@ -103,7 +135,8 @@ class Trace:
             self.demand[tenant] = self.demand.get(tenant, 0.0) + price(service)
             self.weights[tenant] = entry.weight
         if not self.requests:
-            raise TraceError(self.path, f"holds no request to replay ({self.skipped} lines skipped)")
+            passed = f"{self.skipped} lines skipped, {self.elsewhere} of other models"
+            raise TraceError(self.paths[0], f"holds no request to replay ({passed})")
         self.span_s = (last_s - self._begins_s) / self._speed
 
     # --- from lines to entries ---
@@ -115,80 +148,110 @@ class Trace:
         """Entries by time. Those that a later line may still precede are held back."""
         held: list[tuple[float, int, Entry]] = []
         settled_s = float("-inf")
-        self.skipped = 0
-        for number, row in self._rows():
-            entry = self._entry(number, row)
+        self.skipped = self.foreign = self.elsewhere = 0
+        for number, (place, row) in enumerate(self._rows()):
+            entry = self._entry(place, row)
             if not entry.prompt_tokens:
                 self.skipped += 1
                 continue
+            if self._models and entry.model and entry.model not in self._models:
+                self.elsewhere += 1
+                continue
             if entry.time_s < settled_s:
                 problem = f"{settled_s - entry.time_s:g} s too early after the lines above it: sort the trace by time"
-                raise TraceError(self.path, problem, line=number, column=row.time_column)
+                raise TraceError(place.path, problem, line=place.line, column=row.time_column)
             heappush(held, (entry.time_s, number, entry))
             if len(held) > HELD_MAX:
-                raise TraceError(self.path, f"more than {HELD_MAX} requests out of order; cut it up", line=number)
+                problem = f"more than {HELD_MAX} requests out of order; cut it up"
+                raise TraceError(place.path, problem, line=place.line)
             settled_s = max(settled_s, entry.time_s if entry.settled_s is None else entry.settled_s)
             while held and held[0][0] <= settled_s:
                 yield heappop(held)[2]
         while held:
             yield heappop(held)[2]
 
-    def _entry(self, number: int, row: Row) -> Entry:
+    def _entry(self, place: _Place, row: Row) -> Entry:
         try:
             entry = row.entry()
         except ValueError as error:
-            raise TraceError(self.path, str(error), line=number, column=row.time_column) from error
+            raise TraceError(place.path, str(error), line=place.line, column=row.time_column) from error
         if not math.isfinite(entry.time_s):
-            raise TraceError(self.path, "not a finite number", line=number, column=row.time_column)
-        return entry
+            raise TraceError(place.path, "not a finite number", line=place.line, column=row.time_column)
+        weight = self._given.get(entry.flow.tenant)
+        return entry if weight is None else entry._replace(weight=weight)
 
-    def _rows(self) -> Iterator[tuple[int, Row]]:
-        return csv_rows(self.path, self._row) if self._row.is_csv else self._json_rows()
+    def _rows(self) -> Iterator[tuple[_Place, Row]]:
+        return chain.from_iterable(map(self._rows_of, self.paths))
 
-    def _json_rows(self) -> Iterator[tuple[int, Row]]:
+    def _rows_of(self, path: Path) -> Iterator[tuple[_Place, Row]]:
+        rows = csv_rows(path, self._row, self._ends[path]) if self._row.is_csv else self._json_rows(path)
+        return ((_Place(path, number), row) for number, row in rows)
+
+    def _begins(self, path: Path) -> float:
+        """When? A file without a request comes first."""
+        return next((self._entry(place, row).time_s for place, row in self._rows_of(path)), float("-inf"))
+
+    def _json_rows(self, path: Path) -> Iterator[tuple[int, Row]]:
         decoder = msgspec.json.Decoder(self._row)
-        for number, line in read_lines(self.path):
+        for number, line in self._lines(path):
+            if self._row.is_log and not line.startswith("{"):
+                self.foreign += 1
+                continue
             try:
                 yield number, decoder.decode(line)
             except msgspec.ValidationError as error:
                 column, problem = place_of(error)
-                raise TraceError(self.path, f"{problem} ({self._needs()})", line=number, column=column) from error
+                raise TraceError(path, f"{problem} ({self._needs()})", line=number, column=column) from error
             except msgspec.DecodeError as error:
+                if self._row.is_log:
+                    self.foreign += 1
+                    continue
                 byte = re.search(r"byte (\d+)", str(error))
                 at = int(byte[1]) + 1 if byte else None
-                raise TraceError(self.path, f"{error} ({self._needs()})", line=number, column=at) from error
+                raise TraceError(path, f"{error} ({self._needs()})", line=number, column=at) from error
+
+    def _lines(self, path: Path) -> Iterator[tuple[int, str]]:
+        return read_lines(path, self._ends[path])
 
     def _needs(self) -> str:
         return f"format {self._row.format} needs {', '.join(required_columns(self._row))}"
 
     # --- which format is it? ---
 
-    def _recognized(self) -> type[Row]:
-        """By the columns of the first line: the format that needs most of them."""
-        first = next(read_lines(self.path), None)
-        if first is None:
-            raise TraceError(self.path, "is empty")
-        number, line = first
+    def _recognized(self, path: Path) -> type[Row]:
+        """By the columns of the first line: the format that needs most of them. A log may begin with something else."""
+        number, line = next(self._lines(path))
         is_csv = not line.startswith("{")
-        columns = set(csv_cells(self.path, number, line)) if is_csv else set(self._fields(number, line))
+        columns = set(csv_cells(path, number, line)) if is_csv else _fields(path, number, line)
         known = [row for row in ROWS if row.is_csv == is_csv]
         fitting = [row for row in known if columns.issuperset(required_columns(row))]
+        if not fitting and is_csv:
+            fitting = self._logs(path)
         if fitting:
             return max(fitting, key=lambda row: len(required_columns(row)))
         nearest = max(known, key=lambda row: len(columns & set(required_columns(row))))
         if columns & set(required_columns(nearest)):
             missing = [name for name in required_columns(nearest) if name not in columns]
             problem = f"missing: the format is none of those known; {nearest.format} is nearest, and needs it"
-            raise TraceError(self.path, problem, line=number, column=missing[0])
+            raise TraceError(path, problem, line=number, column=missing[0])
         formats = "".join(f"\n  {row.format:<9} {', '.join(required_columns(row))}" for row in ROWS)
         problem = f"this is no trace of a known format. Formats and their columns:{formats}"
-        raise TraceError(self.path, problem, line=number)
+        raise TraceError(path, problem, line=number)
 
-    def _fields(self, number: int, line: str) -> dict[str, Any]:
-        try:
-            return msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.DecodeError as error:
-            raise TraceError(self.path, f"{error}: this is no trace of a known format", line=number) from error
+    def _logs(self, path: Path) -> list[type[Row]]:
+        """Logs that begin among lines of something else."""
+        for number, line in islice(self._lines(path), FOREIGN_LINES_MAX):
+            if line.startswith("{"):
+                columns = _fields(path, number, line)
+                return [row for row in ROWS if row.is_log and columns.issuperset(required_columns(row))]
+        return []
+
+
+def _fields(path: Path, number: int, line: str) -> set[str]:
+    try:
+        return set(msgspec.json.decode(line, type=dict[str, Any]))
+    except msgspec.DecodeError as error:
+        raise TraceError(path, f"{error}: this is no trace of a known format", line=number) from error
 
 
 class _MeanAnswers:

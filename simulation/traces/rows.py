@@ -2,13 +2,15 @@
 
 The columns are those that the publishers document: Mooncake (kvcache-ai/Mooncake, FAST25-release), BurstGPT
 (HPMLL/BurstGPT, releases 1.1 and 2.0), Qwen-Bailian (alibaba-edu/qwen-bailian-usagetraces-anon), Azure
-(Azure/AzurePublicDataset, LLM inference 2023 and 2024), agent sessions (LMCache/lmcache-agent-trace).
+(Azure/AzurePublicDataset, LLM inference 2023 and 2024), agent sessions (LMCache/lmcache-agent-trace). What no publisher
+says may be added to the lines of any format: tenant, app, user and weight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from hashlib import blake2b
 from typing import Annotated, ClassVar, NamedTuple
 from zlib import crc32
 
@@ -16,19 +18,26 @@ from msgspec import Meta, Struct, field
 
 from policies.request import NO_CLAIM, Claim, Flow
 
-__all__ = ["ROWS", "AccessLogLine", "AgentCall", "Azure", "BurstGpt", "Entry", "Mooncake", "Plain", "Qwen", "Row"]
+__all__ = [
+    "ROWS", "AccessLogLine", "AgentCall", "Azure", "BurstGpt", "Entry", "LmCache", "Mooncake", "Plain", "Qwen", "Row",
+]  # fmt: skip
 
 Tokens = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 Duration = Annotated[float, Meta(ge=0, le=1e12)]
 Count = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 Weight = Annotated[float, Meta(gt=0, le=1000)]
 Name = Annotated[str, Meta(max_length=1024)]
+Id = Name | int | None
+"""Of somebody, as people write it down. None: nobody in particular."""
 
 EVERYBODY = "all"
 """The tenant of a trace that names none."""
 REQUEST_S_MAX = 900.0
 """The access log has a line when a request ends. One that took longer counts as begun so long before its end."""
 LOGGED_BLOCK_TOKENS = 16
+TOKEN_BYTES = 4
+"""Of text whose tokens nobody has counted."""
+TEXT_BLOCK_TOKENS = 64
 
 
 class Entry(NamedTuple):
@@ -52,18 +61,34 @@ class Entry(NamedTuple):
     """Equal ids at equal places, and before them: equal text."""
     block_tokens: int = 0
     """Tokens that each of them stands for."""
+    model: str = ""
+    """Which was asked; empty: not said."""
 
 
-class Row(Struct):
+class Row(Struct, kw_only=True):
     """A line of a trace. Fields are its columns; those with a default may be absent."""
 
     format: ClassVar[str]
     is_csv: ClassVar[bool]
     time_column: ClassVar[str]
+    is_log: ClassVar[bool] = False
+    """Others may write between its lines, and it may break off amid one."""
+    tenant: Id = None
+    app: Id = None
+    user: Id = None
+    weight: Weight = 1.0
 
     def entry(self) -> Entry:
         """Raises ValueError if the time cannot be read."""
         raise NotImplementedError
+
+    def flow(self, tenant: str = EVERYBODY, app: str = "", user: str = "") -> Flow:
+        """Who asked, as the line says; and if it does not, as these do."""
+        return Flow(_named(self.tenant, tenant), _named(self.app, app), _named(self.user, user))
+
+
+def _named(said: Id, otherwise: str) -> str:
+    return otherwise if said is None or said == "" else str(said)
 
 
 class Plain(Row):
@@ -75,15 +100,11 @@ class Plain(Row):
     t_s: float
     input_tokens: Tokens
     output_tokens: Tokens
-    tenant: Name = ""
     client: Name = ""
     """Another word for tenant."""
-    app: Name = ""
-    user: Name = ""
-    weight: Weight = 1.0
 
     def entry(self) -> Entry:
-        flow = Flow(self.tenant or self.client or EVERYBODY, self.app, self.user)
+        flow = self.flow(self.client or EVERYBODY)
         return Entry(self.t_s, self.input_tokens, self.output_tokens, flow, weight=self.weight)
 
 
@@ -100,7 +121,7 @@ class Azure(Row):
     def entry(self) -> Entry:
         time = datetime.fromisoformat(self.timestamp)
         time_s = (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
-        return Entry(time_s, self.context_tokens, self.generated_tokens)
+        return Entry(time_s, self.context_tokens, self.generated_tokens, self.flow(), weight=self.weight)
 
 
 class BurstGpt(Row):
@@ -116,8 +137,8 @@ class BurstGpt(Row):
     log_type: Name = field(name="Log Type", default="")
 
     def entry(self) -> Entry:
-        flow = Flow(EVERYBODY, self.log_type, self.session)
-        return Entry(self.timestamp, self.request_tokens, self.response_tokens or None, flow)
+        flow = self.flow(app=self.log_type, user=self.session)
+        return Entry(self.timestamp, self.request_tokens, self.response_tokens or None, flow, weight=self.weight)
 
 
 class Mooncake(Row):
@@ -133,8 +154,9 @@ class Mooncake(Row):
 
     def entry(self) -> Entry:
         return Entry(
-            self.timestamp / 1000, self.input_length, self.output_length, hash_ids=self.hash_ids, block_tokens=512
-        )
+            self.timestamp / 1000, self.input_length, self.output_length, self.flow(), weight=self.weight,
+            hash_ids=self.hash_ids, block_tokens=512,
+        )  # fmt: skip
 
 
 class Qwen(Row):
@@ -153,13 +175,44 @@ class Qwen(Row):
 
     def entry(self) -> Entry:
         return Entry(
-            self.timestamp, self.input_length, self.output_length, Flow(EVERYBODY, self.type),
+            self.timestamp, self.input_length, self.output_length, self.flow(app=self.type), weight=self.weight,
             hash_ids=self.hash_ids, block_tokens=16,
         )  # fmt: skip
 
 
+class LmCache(Row):
+    """LMCache's agent sessions as they are published: microseconds, and the text itself, in no order.
+
+    An answer without text asked for a tool, and how long that was is not told.
+    """
+
+    format = "lmcache"
+    is_csv = False
+    time_column = "timestamp"
+    timestamp: float
+    input: str
+    output: str
+    session_id: Name
+
+    def entry(self) -> Entry:
+        text, answer = self.input.encode("utf-8", "replace"), self.output.encode("utf-8", "replace")
+        block_bytes = TEXT_BLOCK_TOKENS * TOKEN_BYTES
+        blocks = (text[end - block_bytes : end] for end in range(block_bytes, len(text) + 1, block_bytes))
+        return Entry(
+            self.timestamp / 1e6, -(-len(text) // TOKEN_BYTES), -(-len(answer) // TOKEN_BYTES) or None,
+            self.flow(user=self.session_id), settled_s=float("-inf"), weight=self.weight,
+            claim=Claim(self.session_id, explicit=True), hash_ids=[_hash(block) for block in blocks],
+            block_tokens=TEXT_BLOCK_TOKENS,
+        )  # fmt: skip
+
+
+def _hash(text: bytes) -> int:
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
+
+
 class AgentCall(Row):
-    """LMCache's agent sessions: each counts its time from its own first call, so all of them begin at once here."""
+    """The same with lengths in the place of text. Each session counts its time from its own first call, so all of them
+    begin at once here."""
 
     format = "agents"
     is_csv = False
@@ -174,8 +227,8 @@ class AgentCall(Row):
 
     def entry(self) -> Entry:
         return Entry(
-            self.t_s, self.est_input_tokens, self.est_output_tokens, Flow(self.app, self.app, self.session),
-            settled_s=float("-inf"),
+            self.t_s, self.est_input_tokens, self.est_output_tokens, self.flow(self.app, user=self.session),
+            settled_s=float("-inf"), weight=self.weight,
             claim=Claim(self.session, self.call + 1, begins=self.call == 0),
             hash_ids=self.hash_ids, block_tokens=64,
         )  # fmt: skip
@@ -186,6 +239,7 @@ class AccessLogLine(Row):
 
     format = "fairgate"
     is_csv = False
+    is_log = True
     time_column = "ts"
     ts: float
     tenant: Name
@@ -197,11 +251,10 @@ class AccessLogLine(Row):
     tokens_out: Tokens
     tokens_cached: Tokens
     tokens_in_estimated: Tokens
-    user: Name = ""
-    weight: Weight = 1.0
     tokens_out_max: Tokens | None = None
     interaction: Name = ""
     stage: Count = 0
+    model: Name = ""
 
     def entry(self) -> Entry:
         group = f"{self.tenant}\n{self.app}\n{self.interaction}"
@@ -213,7 +266,7 @@ class AccessLogLine(Row):
             self.ts - min(self.total_ms / 1000, REQUEST_S_MAX),
             self.tokens_in or self.tokens_in_estimated,
             self.tokens_out if is_answered else None,
-            Flow(self.tenant, self.app, self.user),
+            self.flow(),
             settled_s=self.ts - REQUEST_S_MAX,
             output_tokens_max=self.tokens_out_max,
             weight=self.weight,
@@ -221,7 +274,8 @@ class AccessLogLine(Row):
             claim=Claim(self.interaction, self.stage, begins=self.stage == 1) if self.interaction else NO_CLAIM,
             hash_ids=[base + block for block in shared],
             block_tokens=LOGGED_BLOCK_TOKENS,
+            model=self.model,
         )
 
 
-ROWS: tuple[type[Row], ...] = (AccessLogLine, AgentCall, Qwen, Mooncake, Azure, BurstGpt, Plain)
+ROWS: tuple[type[Row], ...] = (AccessLogLine, LmCache, AgentCall, Qwen, Mooncake, Azure, BurstGpt, Plain)

@@ -17,10 +17,10 @@ __all__ = ["csv_cells", "csv_rows", "place_of", "required_columns"]
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-def csv_rows(path: Path, row: type[R]) -> Iterator[tuple[int, R]]:
-    """Each line after the header with its number, as a row. Raises TraceError."""
+def csv_rows(path: Path, row: type[R], bytes_max: int | None = None) -> Iterator[tuple[int, R]]:
+    """Each line after the header with its number, as a row. Raises TraceError. `bytes_max`: as for `read_lines`."""
     needs = f"needed: {', '.join(required_columns(row))}"
-    lines = read_lines(path)
+    lines = read_lines(path, bytes_max)
     first = next(lines, None)
     if first is None:
         raise TraceError(path, f"is empty ({needs})")

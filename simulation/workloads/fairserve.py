@@ -22,7 +22,7 @@ from typing import NamedTuple
 from policies.request import Flow
 from simulation.interactions import Call, Interaction
 
-__all__ = ["ABUSER", "APPS", "GRAPHS", "Population", "is_abuser", "workload"]
+__all__ = ["ABUSER", "APPS", "GRAPHS", "TABLE_4", "Population", "case_study", "is_abuser", "workload"]
 
 
 class Graphs(NamedTuple):
@@ -100,6 +100,30 @@ def workload(population: Population) -> list[Interaction]:
     calls_per_interaction = 1.0 / sum(graphs.interactions_share for graphs in GRAPHS)
     interactions = _benign(population, apps, population.benign_rate / calls_per_interaction, rng)
     interactions += _abusive(population, apps, population.abusive_rate / calls_per_interaction, rng)
+    return interactions
+
+
+def case_study(*, duration_s: float, users: int, seed: int) -> list[Interaction]:
+    """Table 4: so many users of each of three applications, who send as many requests as are printed, evenly spread.
+
+    Requests have the printed mean lengths whether or not they stand alone; as many as in table 2 belong to interactions
+    of 2 to 10 calls.
+    """
+    rng = Random(seed)
+    single, several = GRAPHS[:2]
+    several = several._replace(
+        prompt_tokens=single.prompt_tokens * (several.calls_min + several.calls_max) / 2,
+        output_tokens=single.output_tokens * (several.calls_min + several.calls_max) / 2,
+    )
+    interactions: list[Interaction] = []
+    for app in _apps(rng)[: len(TABLE_4)]:
+        left = TABLE_4[int(app.name.removeprefix("app"))][2]
+        while left:
+            graphs = rng.choices((single, several), [one.interactions_share for one in (single, several)])[0]
+            calls = _calls(app, graphs, rng)[:left]
+            left -= len(calls)
+            flow = Flow(f"{app.name}-user{rng.randrange(users)}", app.name)
+            interactions.append(Interaction(f"c{len(interactions)}", flow, rng.uniform(0.0, duration_s), calls))
     return interactions
 
 

@@ -116,7 +116,7 @@ def long_context_qa(
     output_tokens: int = 15,
     seed: int = SEED,
 ) -> Programs:
-    """Questions about long documents. S1: four times as many; S2: documents of twice the length.
+    """Questions about long documents. S1: four times as many, about as many more documents; S2: twice the length.
 
     `requests` per client at `rate` per second, each about one of its client's `documents`.
     """
@@ -125,9 +125,9 @@ def long_context_qa(
     for client in range(clients):
         times = 4 if misbehaviour == "more" and client == 0 else 1
         longer = 2 if misbehaviour == "longer" and client == 0 else 1
-        texts = [make.piece(longer * make.around(document_tokens)) for _ in range(documents)]
+        texts = [make.piece(longer * make.around(document_tokens)) for _ in range(times * documents)]
         for starts_s in make.starts(times * requests, times * rate):
-            document = texts[make.random.randrange(documents)]
+            document = texts[make.random.randrange(len(texts))]
             call = _Call((document, make.piece(QUESTION_TOKENS)), output_tokens)
             programs.append(_Program(str(client), starts_s, (call,)))
     return Programs(programs)

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from gateway.config.load import FILE_BYTES_MAX, ConfigError, Fault, config_for_backends, load_config
+from gateway.config.load import FILE_BYTES_MAX, ConfigError, Fault, Given, config_for_backends, load_config
 from gateway.config.policy import PolicyConfig, PolicyName, policy_settings
 from policies.orders.registry import POLICIES
 from policies.settings import Setting
@@ -17,6 +17,12 @@ from tests.certificates import Authority
 
 HASH = "sha256:" + "0" * 64
 GOOD = "open_access: true\npools: [{name: p, backends: [{url: 'sim:'}]}]\n"
+MODELS = """\
+open_access: true
+pools:
+  - {name: a, models: [a1], backends: [{url: 'http://a'}]}
+  - {name: b, models: [b1], backends: [{url: 'http://b'}]}
+"""
 
 
 def faults(tmp_path: Path, text: str | bytes) -> list[str]:
@@ -170,7 +176,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("pools: [{name: p, backends: [{url: 'sim:'}]}]\n", ":1:1: tenants: is empty: nobody could call"),
-        (GOOD + "listen: 0.0.0.0:9090\n", ":1:1: admin: takes the port of listen (0.0.0.0:9090)"),
+        (GOOD + "listen: 0.0.0.0:8190\n", ":1:1: admin: takes the port of listen (0.0.0.0:8190)"),
         (GOOD + "admin: localhost:70000\n", ":3:8: admin: should be host:port"),
         (GOOD + "policy: {name: vtc, output_weight: 0}\n", ":3:36: policy.output_weight: should be greater than 0"),
         (GOOD + "drain_s: .inf\n", ":3:10: drain_s: should be a number, not text"),
@@ -195,8 +201,16 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (GOOD.replace("sim:", "http://h/a/v1"), ":2:36: pools[0].backends[0].url: should end before /v1"),
         (GOOD.replace("'sim:'", "'http://h/a'}, {url: 'http://h/a/'"), ":2:57: pools[0].backends[1].url: the same"),
         (GOOD.replace("'sim:'", "'http://h/a'}, {url: 'https://h/a'"), ":2:57: pools[0].backends[1].url: the same ba"),
-        (GOOD + "listen: localhost:9090\n", ":1:1: admin: takes the port of listen (localhost:9090)"),
+        (GOOD + "listen: localhost:8190\n", ":1:1: admin: takes the port of listen (localhost:8190)"),
         (GOOD.replace("'sim:'", "'http://h', api_key: 'a b'"), ":2:57: pools[0].backends[0].api_key: is empty"),
+        (GOOD + "aliases: {a b: m}\n", ":3:16: aliases.(a name not shown): should be 1 to 128 characters"),
+        (GOOD + "aliases: {a: b, b: m}\n", ":3:14: aliases.a: stands for another alias; give the model itself"),
+        (MODELS + "aliases: {a: c}\n", ":5:14: aliases.a: stands for a model that no pool serves; these do: a1, b1"),
+        (MODELS + "aliases: {a1: b1}\n", ":5:15: aliases.a1: is the name of a model that a pool serves"),
+        (MODELS.replace("b1]", "b1], fallback: b1"), ":4:39: pools[1].fallback: should be a model that another"),
+        (MODELS.replace("b1]", "b1], fallback: c"), ":4:39: pools[1].fallback: should be a model that another"),
+        (GOOD + "limits: {waiting_comment_s: 0}\n", ":3:29: limits.waiting_comment_s: should be greater than 0"),
+        (GOOD + "log_level: warn\n", ":3:12: log_level: should be debug or info or warning or error"),
     ],
 )  # fmt: skip
 def test_each_fault_has_its_place(tmp_path: Path, text: str, expected: str) -> None:
@@ -224,15 +238,15 @@ tenants:
 
 def test_the_command_line_has_the_same_faults() -> None:
     with pytest.raises(ConfigError) as caught:
-        config_for_backends(["http://gpu:8000/v1", "gpu"], "127.0.0.1", 9090)
+        config_for_backends(["http://gpu:8000/v1", "gpu"], Given(port=8190))
     assert [fault.path for fault in caught.value.faults] == [
         "admin",
         "pools[0].backends[0].url",
         "pools[0].backends[1].url",
     ]
-    assert str(caught.value).startswith("command line: admin: takes the port of listen (127.0.0.1:9090)")
+    assert str(caught.value).startswith("command line: admin: takes the port of listen (127.0.0.1:8190)")
     with pytest.raises(ConfigError, match=r"pools\[0\].backends: is empty; give at least one"):
-        config_for_backends([], "127.0.0.1", 8080)
+        config_for_backends([])
 
 
 THROTTLING = f"""\

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.interactions import InteractionRules
-from gateway.config.load import ConfigError, Fault, config_for_backends, load_config
+from gateway.config.load import ConfigError, Fault, Given, config_for_backends, load_config
 from gateway.config.model import Config, hash_key, json_schema, new_key
 from policies.capacity.overload import OverloadSettings
 from policies.interactions import InteractionSettings
@@ -113,7 +113,7 @@ def test_short_forms_and_defaults(tmp_path: Path) -> None:
     assert (tenant.weight, [key.apps for key in tenant.keys]) == (1.0, [("default",), ("chat", "batch")])
     assert tenant.keys[0].hash == hashed
     assert config.listen_address == ("127.0.0.1", 8080)
-    assert config.admin_address == ("127.0.0.1", 9090)
+    assert config.admin_address == ("127.0.0.1", 8190)
     assert config.pools[0].backends[0].simulated
 
 
@@ -136,7 +136,7 @@ def test_both_listeners_may_take_any_free_port(tmp_path: Path) -> None:
 
 
 def test_backends_are_enough_for_a_configuration() -> None:
-    config = config_for_backends(["http://gpu:8000/", "https://gpu2/base"], "::1", 8000)
+    config = config_for_backends(["http://gpu:8000/", "https://gpu2/base"], Given(host="::1", port=8000))
     (pool,) = config.pools
     assert config.open_access
     assert config.listen_address == ("::1", 8000)

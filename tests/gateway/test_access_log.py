@@ -135,7 +135,7 @@ async def test_whatever_is_refused_has_its_line_and_counts(start: Starter, name:
         assert (line["outcome"], line["reason"], line["path"]) == ("refused", reason, path)
         assert b"x-request-id: " + line["request_id"].encode() + b"\r\n" in got
         assert (line["client"], line["tenant"]) == ("127.0.0.1", "")
-        assert (await live.metrics())["fairgate_not_completed_total", "", reason] == 1
+        assert (await live.metrics())["fairgate_not_completed_total", "refused", "", reason, ""] == 1
 
 
 KNOWN = [{"name": "t", "keys": [hash_key("known")]}, {"name": "u", "keys": [hash_key("new")]}]
@@ -159,7 +159,7 @@ async def test_too_many_wrong_keys_close_an_address_but_not_to_keys_that_are_use
         assert await ask("known", "10.0.0.1") == 200
         assert await ask("new", "10.0.0.2") == 200
         assert await ask("guess", "10.0.0.2") == 401
-        assert (await live.metrics())["fairgate_not_completed_total", "", "too_many_failed_keys"] == 11
+        assert (await live.metrics())["fairgate_not_completed_total", "refused", "", "too_many_failed_keys", ""] == 11
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ async def test_explain_takes_address_and_token_from_the_file(tmp_path: Path, mon
         assert (code, out) == (1, "")
         assert "admin_token" in said
         assert TOKEN not in gate.command.said + said
-        assert (await run("healthcheck", "--url", f"http://{address}/ready"))[0] == 0
+        assert (await run("healthcheck", "--admin", f"http://{address}"))[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ async def test_explain_takes_address_and_token_from_the_file(tmp_path: Path, mon
     [
         ({"admin": "0.0.0.0:0"}, True),
         ({"admin": "[::]:0"}, True),
-        ({"admin": "ops.internal:9090"}, True),
+        ({"admin": "ops.internal:8190"}, True),
         ({"admin": "0.0.0.0:0", "admin_token": TOKEN}, False),
         ({"admin": "127.0.0.2:0"}, False),
         ({"admin": "[::1]:0"}, False),

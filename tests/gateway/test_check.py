@@ -103,16 +103,16 @@ async def test_to_check_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 async def test_an_admin_listener_that_is_open_to_others_is_a_warning(tmp_path: Path) -> None:
-    for admin in ("0.0.0.0:9090", "[::]:9090", "10.0.0.1:9090", "gateway.example.com:9090"):
+    for admin in ("0.0.0.0:8190", "[::]:8190", "10.0.0.1:8190", "gateway.example.com:8190"):
         code, [line] = await checked(config_file(tmp_path, URL, admin=admin))
         assert code == 0
         assert re.match(r":1:\d+: warning: admin: is open to other machines", line)
-    for admin in ("127.0.0.1:9090", "[::1]:9090", "localhost:9090"):
+    for admin in ("127.0.0.1:8190", "[::1]:8190", "localhost:8190"):
         assert await checked(config_file(tmp_path, URL, admin=admin)) == (0, [])
 
 
 async def test_warnings_and_faults_stand_side_by_side(tmp_path: Path) -> None:
-    code, lines = await checked(config_file(tmp_path, URL, admin="0.0.0.0:9090", access_log=str(tmp_path)))
+    code, lines = await checked(config_file(tmp_path, URL, admin="0.0.0.0:8190", access_log=str(tmp_path)))
     assert code == 2
     assert ["warning" in line for line in lines] == [False, True]
 

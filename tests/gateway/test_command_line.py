@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from gateway.config.model import hash_key
-from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token
+from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
 from tests.gateway.live import WAIT_S, chat, closed_port, events, until
 
 FAIRGATE = str(Path(sys.executable).with_name("fairgate"))
@@ -202,13 +202,95 @@ async def test_serve_on_a_taken_port_says_so(tmp_path: Path) -> None:
         )
     assert code == 1
     assert "Traceback" not in said
-    assert str(port) in said
+    wants = f"fairgate: the listener for clients wants 127.0.0.1:{port}: another process listens there"
+    assert f"{wants}. Give another port with --port, or `listen` in the file" in said
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_serve_on_a_taken_admin_port_says_which_it_is(tmp_path: Path, workers: str) -> None:
+    async with Upstream(replies(OK)) as upstream:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = str(taken.getsockname()[1])
+            file = config_file(tmp_path, upstream.url)
+            async with running("serve", "-c", file, "--admin-port", port, "--workers", workers) as command:
+                found = await command.says(
+                    r"the admin listener wants (127\.0\.0\.1:\d+): another process listens there"
+                )
+                await command.says("Give another port with --admin-port, or `admin` in the file")
+                assert found[1] == f"127.0.0.1:{port}"
+
+
+async def test_options_of_serve_go_before_the_file(tmp_path: Path) -> None:
+    port, admin_port, log = closed_port(), closed_port(), tmp_path / "requests.log"
+    given = ["--host", "127.0.0.2", "--port", str(port), "--admin-port", str(admin_port), "--access-log", str(log)]
+    async with Upstream(replies(OK)) as upstream:
+        file = config_file(tmp_path, upstream.url, listen="127.0.0.1:1", admin="127.0.0.1:2", access_log="stdout")
+        async with running("serve", "-c", file, *given, "--log-level", "warning") as command:
+            found = await command.says(r"serving on (http://\S+), admin on (http://[^ ]+:\d+)")
+            assert (found[1], found[2]) == (f"http://127.0.0.2:{port}", f"http://127.0.0.1:{admin_port}")
+            assert str(log) in (await command.says(r"one line for each request: (.*)"))[1]
+            key = (await command.says(r"alice +(fg-\S+)"))[1]
+            async with aiohttp.ClientSession(headers={"authorization": f"Bearer {key}"}) as http:
+                async with http.post(found[1] + "/v1/chat/completions", json=chat()) as response:
+                    assert response.status == 200
+            command.signal(signal.SIGTERM)
+            assert await command.ended() == 0
+            assert command.out == b""
+            assert json.loads(log.read_text())["tenant"] == "alice"
+            assert "INFO" not in command.said
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--port", "70000"), "'--port'"),
+        (("--host", "a b"), "'--host'"),
+        (("--host", "x:1"), "'--host'"),
+        (("--name", "sha256:00=alice"), "--name goes with --backend"),
+        (("--port", "1", "--admin-port", "1"), "admin: takes the port of listen"),
+    ],
+)
+async def test_an_option_that_cannot_be_is_refused(tmp_path: Path, options: tuple[str, ...], says: str) -> None:
+    code, out, said = await run("serve", "-c", config_file(tmp_path, "http://127.0.0.1:1"), *options)
+    assert (code, out) == (2, "")
+    assert says in said
+
+
+async def test_keys_have_names_where_any_key_is_taken(tmp_path: Path) -> None:
+    alice, other = "alice-has-this-key-0123456789", "another-has-this-key-987654321"
+    code, hashed, said = await run("keys", "hash", given=alice.encode() + b"\n")
+    assert (code, hashed) == (0, hash_key(alice) + "\n")
+    appears = re.search(r"where any key is taken, it appears as (key-[0-9a-f]{12})", said)
+    assert appears is not None
+    options = ["--port", "0", "--admin-port", "0", "--name", f"{hashed.strip()}=alice"]
+    async with Upstream(replies(OK)) as upstream:
+        async with running("serve", "--backend", upstream.url, *options) as command:
+            url = (await command.says(r"serving on (http://127\.0\.0\.1:\d+)"))[1]
+            async with aiohttp.ClientSession() as http:
+                for key in (alice, other):
+                    headers = {"authorization": f"Bearer {key}"}
+                    async with http.post(url + "/v1/chat/completions", json=chat(), headers=headers) as response:
+                        assert response.status == 200
+            command.signal(signal.SIGTERM)
+            assert await command.ended() == 0
+        tenants = [json.loads(line)["tenant"] for line in command.out.splitlines()]
+    _, _, said = await run("keys", "hash", given=other.encode() + b"\n")
+    assert tenants[0] == "alice"
+    assert f"it appears as {tenants[1]}\n" in said
+    file = config_file(tmp_path, "sim:demo", open_access=True, tenants=[{"name": "ann", "keys": [hash_key(alice)]}])
+    assert "it is ann's" in (await run("keys", "hash", "-c", file, given=alice.encode() + b"\n"))[2]
+    assert "it appears as key-" in (await run("keys", "hash", "-c", file, given=other.encode() + b"\n"))[2]
+    for wrong in ("alice", f"{hash_key(alice)}=", "=alice", "sha256:00=alice"):
+        code, _, said = await run("serve", "--backend", "http://127.0.0.1:1", "--name", wrong)
+        assert (code, "Traceback" in said) == (2, False)
 
 
 async def test_serve_starts_before_its_backend_and_says_so(tmp_path: Path) -> None:
     async with serving(tmp_path, f"http://127.0.0.1:{closed_port()}") as gate:
         await gate.command.says("not ready: pool pool has no backend in service")
-        code, _, said = await run("healthcheck", "--url", gate.admin + "/ready")
+        code, _, said = await run("healthcheck", "--admin", gate.admin)
         assert code == 1
         assert "no backend in service" in said
         async with gate.ask() as response:
@@ -217,10 +299,13 @@ async def test_serve_starts_before_its_backend_and_says_so(tmp_path: Path) -> No
 
 async def test_healthcheck(tmp_path: Path) -> None:
     async with serving(tmp_path, "sim:demo") as gate:
-        assert (await run("healthcheck", "--url", gate.admin + "/ready"))[0] == 0
+        assert (await run("healthcheck", "--admin", gate.admin))[0] == 0
+        file = config_file(tmp_path, "sim:demo", admin=gate.admin.removeprefix("http://"))
+        assert (await run("healthcheck", "-c", file))[0] == 0
+        assert (await run("healthcheck", "--admin", "nonsense"))[0] == 2
         gate.command.signal(signal.SIGINT)
         assert await gate.command.ended() == 0
-    code, _, said = await run("healthcheck", "--url", gate.admin + "/ready")
+    code, _, said = await run("healthcheck", "--admin", gate.admin)
     assert code == 1
     assert "Traceback" not in said
 
@@ -329,7 +414,7 @@ async def test_keys_are_made_and_hashed_as_the_config_wants_them() -> None:
     hashed, nothing = await asyncio.gather(
         run("keys", "hash", given=found[1].encode() + b"\n"), run("keys", "hash", given=b"\n")
     )
-    assert hashed == (0, found[2] + "\n", "")
+    assert hashed[:2] == (0, found[2] + "\n")
     assert nothing[0] == 2
 
 

@@ -36,7 +36,7 @@ async def test_while_it_streams(start: Starter) -> None:
         [charged] = live.charged.values()
         assert (charged.prompt, charged.output) == (line["tokens_in"], line["tokens_out"])
         metrics = await live.metrics()
-        assert metrics["fairgate_tokens_total", "output", "pool", line["tenant"]] == line["tokens_out"]
+        assert metrics["fairgate_tokens_total", "output", MODEL, "pool", line["tenant"]] == line["tokens_out"]
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ async def test_a_truncated_stream_is_charged_for_what_came(start: Starter) -> No
         assert (line["outcome"], line["reason"]) == ("failed", "backend_failed")
         assert (line["tokens_in"], line["tokens_out"]) == (charged.prompt, 3)
         metrics = await live.metrics()
-        assert metrics["fairgate_tokens_total", "output", "pool", line["tenant"]] == 3
+        assert metrics["fairgate_tokens_total", "output", MODEL, "pool", line["tenant"]] == 3
 
 
 async def test_a_truncated_body_is_a_502(start: Starter) -> None:
@@ -180,7 +180,7 @@ async def test_a_refusal_is_waited_out_and_costs_nothing(start: Starter, fault: 
         [line] = await live.lines(1)
         assert (line["outcome"], line["tries"], line["tokens_out"]) == ("completed", 3, 5)
         metrics = await live.metrics()
-        assert metrics["fairgate_tokens_total", "output", "pool", line["tenant"]] == 5
+        assert metrics["fairgate_tokens_total", "output", MODEL, "pool", line["tenant"]] == 5
         assert [charged.output for charged in live.charged.values()] == [5]
         assert live.holds_nothing()
 

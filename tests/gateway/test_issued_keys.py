@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from gateway.config.model import KeyConfig, TenantConfig, hash_key
+from gateway.config.usage import UsageConfig
 from gateway.http.errors import ApiError
-from gateway.redis.issued_keys import CHANGED, TABLE, KeyTable, TableFull, entry, follow, read_entry
+from gateway.keys.issued import KeyTable, TableFull, entry, follow, read_entry
+from gateway.redis.issued_keys import CHANGED, TABLE, RedisKeys
 from gateway.request.identity import Keyring
+from gateway.usage.issued_keys import DatabaseKeys
+from gateway.usage.thread import CLOSE_S, DatabaseThread
 from tests.gateway.live import until
 from tests.gateway.test_store import opened
+from tests.postgres_server import PostgresServer
 from tests.redis_server import RedisServer
 
 TENANTS = [TenantConfig.model_validate({"name": "alice", "keys": [hash_key("named")]}), TenantConfig(name="bob")]
@@ -32,36 +41,78 @@ def holder(keyring: Keyring, key: str) -> str | None:
         return None
 
 
-async def test_the_table_takes_so_many_keys_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["redis", "sqlite", "postgresql"])
+async def table(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[KeyTable]:
+    if request.param == "redis":
+        async with RedisServer() as redis, opened(redis.url) as store:
+            yield RedisKeys(store)
+    elif request.param == "sqlite":
+        async with database_at(str(tmp_path / "usage.db")) as database:
+            yield DatabaseKeys(database)
+    else:
+        async with PostgresServer() as server, database_at(server.url) as database:
+            yield DatabaseKeys(database)
+
+
+@asynccontextmanager
+async def database_at(url: str) -> AsyncIterator[DatabaseThread]:
+    database = DatabaseThread(UsageConfig(url=SecretStr(url)))
+    try:
+        yield database
+    finally:
+        await database.close(CLOSE_S)
+
+
+async def test_the_table_takes_so_many_keys_and_no_more(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.redis.issued_keys.KEYS_MAX", 3)
-    async with RedisServer() as redis, opened(redis.url) as store:
-        table = KeyTable(store)
-        for key in "abc":
-            await table.issue(key_of(key), "alice")
-        with pytest.raises(TableFull, match="holds 3 keys already"):
-            await table.issue(key_of("d"), "alice")
-        await table.revoke(hash_key("a"))  # is in it already
-        assert [await table.entry(hash_key(key)) for key in "abd"] == ["", "alice", None]
-        await table.forget(hash_key("b"))
-        await table.issue(key_of("d"), "bob")
-        assert {key async for key, _ in table.entries()} == {hash_key(key).encode() for key in "acd"}
+    monkeypatch.setattr("gateway.usage.issued_keys.KEYS_MAX", 3)
+    assert await table.changed() is None
+    for key in "abc":
+        await table.issue(key_of(key), "alice")
+    before = await table.changed()
+    with pytest.raises(TableFull, match="holds 3 keys already"):
+        await table.issue(key_of("d"), "alice")
+    await table.revoke(hash_key("a"))  # is in it already
+    assert await table.changed() not in (None, before)
+    assert [await table.entry(hash_key(key)) for key in "abd"] == [b"", b'{"tenant":"alice"}', None]
+    await table.forget(hash_key("b"))
+    await table.issue(key_of("d"), "bob")
+    assert {key async for key, _ in table.entries()} == {hash_key(key).encode() for key in "acd"}
+
+
+async def test_a_keyring_follows_every_table(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
+    monkeypatch.setattr("gateway.usage.issued_keys.PAGE", 2)
+    keyring = Keyring(TENANTS, open_access=False, mints=False)
+    following = asyncio.create_task(follow(table, keyring))
+    for key in "abcde":
+        await table.issue(key_of(key), "bob")
+    await table.issue(key_of("new", weight=3.0, apps=["chat"], models=["m"]), "carol")
+    await table.revoke(hash_key("named"))
+    await until(lambda: holder(keyring, "named") is None)
+    assert [holder(keyring, key) for key in "abcdef"] == ["bob"] * 5 + [None]
+    carol = keyring.principal(b"new", "new", 0.0)
+    assert (carol.tenant, carol.weight, carol.apps, carol.models) == ("carol", 3.0, ("chat",), frozenset({"m"}))
+    await table.forget(hash_key("a"))
+    await until(lambda: holder(keyring, "a") is None)
+    following.cancel()
 
 
 async def test_a_keyring_follows_a_large_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.redis.issued_keys.POLL_S", 0.01)
+    monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
     async with RedisServer() as redis:
         entries = {hash_key(str(number)): "bob" for number in range(5000)}
         async with redis.client() as client:
             await client.hset(TABLE, mapping={**entries, CHANGED: "1"})
         keyring = Keyring(TENANTS, open_access=False, mints=False)
         async with opened(redis.url) as store:
-            following = asyncio.create_task(follow(KeyTable(store), keyring))
+            following = asyncio.create_task(follow(RedisKeys(store), keyring))
             await until(lambda: holder(keyring, "0") == "bob")
             assert all(holder(keyring, str(number)) == "bob" for number in range(5000))
             assert (holder(keyring, "5000"), holder(keyring, "named")) == (None, "alice")
-            await KeyTable(store).issue(key_of("5000"), "alice")
+            await RedisKeys(store).issue(key_of("5000"), "alice")
             await until(lambda: holder(keyring, "5000") == "alice")
-            await KeyTable(store).forget(hash_key("5000"))
+            await RedisKeys(store).forget(hash_key("5000"))
             await until(lambda: holder(keyring, "5000") is None)
             following.cancel()
 
@@ -94,24 +145,47 @@ def test_with_redis_no_key_is_minted_that_only_one_replica_would_know() -> None:
         {"expires": "2027-01-31"},
         {"models": ("-",)},
         {"models": ("a", "b:c"), "expires": "2027-01-31T12:00:00+01:00"},
+        {"apps": ("chat", "batch"), "weight": 2.5},
     ],
 )
 def test_what_is_noted_of_a_key_is_read_again(terms: dict[str, Any]) -> None:
     key = key_of("k", **terms)
     assert read_entry(key.hash.encode(), entry("alice", key).encode()) == ("alice", key)
-    assert terms or entry("alice", key) == "alice"
 
 
-@pytest.mark.parametrize("noted", [b"bob tomorrow", b"bob - ", b"bob 2027-01-31 a a", b"bob \xff", b"bob "])
+def test_what_an_earlier_version_noted_of_a_key_is_read() -> None:
+    noted = {
+        b"bob": key_of("k"),
+        b"bob - m": key_of("k", models=("m",)),
+        b"bob 2027-01-31": key_of("k", expires="2027-01-31"),
+    }
+    assert [read_entry(key.hash.encode(), words) for words, key in noted.items()] == [
+        ("bob", key) for key in noted.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    "noted",
+    [
+        *(b"bob tomorrow", b"bob - ", b"bob 2027-01-31 a a", b"bob \xff", b"bob "),
+        *(
+            b"{",
+            b"[]",
+            b'{"expires":"2027-01-31"}',
+            b'{"tenant":"bob","weight":-1.0}',
+            b'{"tenant":"a b","weight":1.0}',
+        ),
+    ],
+)
 async def test_an_entry_that_cannot_be_read_lets_nobody_in(
     noted: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gateway.redis.issued_keys.POLL_S", 0.01)
+    monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
     keyring = Keyring(TENANTS, open_access=False, mints=False)
     async with RedisServer() as redis, opened(redis.url) as store:
         async with redis.client() as client:
             await client.hset(TABLE, mapping={hash_key("x"): noted, hash_key("y"): "bob", CHANGED: "1"})
-        following = asyncio.create_task(follow(KeyTable(store), keyring))
+        following = asyncio.create_task(follow(RedisKeys(store), keyring))
         await until(lambda: holder(keyring, "y") == "bob")
         assert holder(keyring, "x") is None
         assert "1 entries of the table of keys" in caplog.text

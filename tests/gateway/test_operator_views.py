@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.load import load_config
-from gateway.operator import standing, views
+from gateway.config.load import Given, load_config
+from gateway.operator import present, views
 from gateway.operator.effective import effective
 from gateway.operator.shares import due
 from tests.gateway.live import Live, Starter, chat, closed_port, simulated, until
 from tests.gateway.test_command_line import FAIRGATE, config_file, run
-from tests.gateway.test_throttling import CHAT, full, question
+from tests.gateway.test_throttling import CHAT, full, question, tenants
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -49,7 +49,7 @@ async def test_the_answers_are_bounded_and_say_what_they_leave_out(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(views, "REQUESTS_MAX", 1)
-    monkeypatch.setattr(standing, "TENANTS_MAX", 1)
+    monkeypatch.setattr(present, "TENANTS_MAX", 1)
     async with full(start, "other") as gate:
         assert (await gate.ask("other", question())).status == 200
         asked = [asyncio.ensure_future(gate.ask("holder", question(), user=user)) for user in "56"]
@@ -201,7 +201,7 @@ def test_every_value_says_where_it_comes_from_and_no_secret_is_shown(
 
 def test_what_the_command_line_gives_is_not_the_file_s(tmp_path: Path) -> None:
     path = config_file(tmp_path, "http://gpu:8000", workers=2)
-    [workers] = [each for each in effective(load_config(path, 3))["values"] if each["path"] == "workers"]
+    [workers] = [each for each in effective(load_config(path, Given(workers=3)))["values"] if each["path"] == "workers"]
     assert workers == {"path": "workers", "value": 3, "from": "command line"}
     assert values_of(path)["workers"]["from"] == "file"
 
@@ -231,6 +231,22 @@ async def test_top_shows_tenants_engines_and_what_limits_them_in_80_columns(star
         assert re.search(r"^tenant +weight +received +due +queued +running +p50 +p95 +refused", out, re.M)
         assert re.search(r"^holder +1 +100.0% +100.0% +1 +3 ", out, re.M)
         assert re.search(r"^127.0.0.1:\d+ +3 of 4 +\d+% +0 kv", out, re.M)
+
+
+async def test_long_names_give_way_to_numbers(start: Starter) -> None:
+    name = "a-tenant-with-a-name-" + "x" * 43
+    pools = [
+        {"name": "pool", "backends": [{"url": f"http://127.0.0.1:{closed_port()}", "name": "an-engine-" + "y" * 54}]}
+    ]
+    async with simulated(time_scale=0) as sim:
+        pools[0]["backends"].append({"url": sim.url, "name": "engine"})  # type: ignore[attr-defined]
+        async with start(pools=pools, tenants=tenants(name)) as live:
+            assert (await live.ask(CHAT, chat(max_tokens=2), key=name)).status == 200
+            code, out, _ = await run("top", "--once", "--admin", admin(live))
+            assert code == 0
+            assert all(len(line) <= 80 for line in out.splitlines()), out
+            assert re.search(r"^a-tenant-\S*… +1 +100.0% +100.0% +0 +0 +\d+ ms +\d+ ms +0", out, re.M), out
+            assert re.search(r"^an-engine-\S*… +0 of \d+ +0% +0 out of service", out, re.M), out
 
 
 async def test_top_says_so_where_nobody_has_asked_for_anything(start: Starter) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from typing import Any
 
+from gateway.config.keys import open_name
 from tests.gateway.capture import Peer, Seen, Upstream, answer
 from tests.gateway.live import Answer, Live, Starter, chat, until
 
@@ -111,7 +113,8 @@ async def test_a_full_queue_is_seen_in_the_metrics(start: Starter) -> None:
     async with held(start, queue_requests_max=2) as gate:
         await gate.fill("flood", 2)
         await gate.ask("flood")
+        tenant = open_name(sha256(b"flood").digest())
         metrics = await gate.live.metrics()
-        assert metrics["fairgate_queued_requests", "pool"] == 2
+        assert metrics["fairgate_queued_requests", "pool", tenant] == 2
         assert metrics["fairgate_queued_bytes", "pool"] == gate.live.engine.queued_bytes > 0
-        assert metrics["fairgate_not_completed_total", "pool", "queue_full"] == 1
+        assert metrics["fairgate_not_completed_total", "refused", "pool", "queue_full", tenant] == 1

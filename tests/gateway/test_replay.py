@@ -71,7 +71,7 @@ async def test_recorded_traffic_replays_to_the_same_decisions(
     start: Starter, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     RecordingEngine.made = []
-    monkeypatch.setattr("gateway.pool.pool.AdmissionEngine", RecordingEngine)
+    monkeypatch.setattr("gateway.pool.setup.AdmissionEngine", RecordingEngine)
     limits = {"queue_requests_max": 15, "queue_wait_s_max": 0.4, "attempts_max": 2}
     async with simulated() as one, simulated() as two, start(one.url, two.url, policy=policy, limits=limits) as live:
         one.faults.refuse_next = two.faults.refuse_in_stream_next = 3
@@ -107,7 +107,7 @@ async def _visits(live: Live, numbers: range) -> None:
 async def test_the_recorded_events_tell_two_policies_apart(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison above is not empty: what was decided was not simply the order of arrival."""
     RecordingEngine.made = []
-    monkeypatch.setattr("gateway.pool.pool.AdmissionEngine", RecordingEngine)
+    monkeypatch.setattr("gateway.pool.setup.AdmissionEngine", RecordingEngine)
     async with simulated() as sim, start(sim.url) as live:
         body = chat(max_tokens=20, ignore_eos=True, stream=True)
         keys = ["light" if number % 20 == 19 else "heavy" for number in range(60)]

@@ -54,7 +54,7 @@ async def cached_in_turns(*lives: Live) -> int:
 
 
 async def ignored(live: Live) -> float:
-    return (await live.metrics())[("fairgate_replica_news", "ignored", "pool")]
+    return (await live.metrics())[("fairgate_replica_news_total", "ignored", "pool")]
 
 
 async def test_turns_that_come_to_different_gateways_find_what_one_gateway_finds(start: Starter) -> None:

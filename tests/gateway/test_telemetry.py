@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config.model import hash_key
@@ -35,6 +37,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "tokens_out": int,
     "tokens_cached": int,
     "tokens_cached_expected": int,
+    "tokens_wasted": int,
     "tokens_in_estimated": int,
     "tokens_out_max": int,
     "backend": str,
@@ -90,8 +93,8 @@ async def test_tokens_are_counted_once_by_kind(start: Starter) -> None:
         metrics = await live.metrics()
         tokens = {name[1]: value for name, value in metrics.items() if name[0] == "fairgate_tokens_total"}
         assert tokens == {"input": 21, "output": 6, "cached": 12}
-        assert metrics["fairgate_requests_total", "completed", "pool", "t"] == 3
-        assert metrics["fairgate_queue_seconds_count", "completed", "pool"] == 3
+        assert metrics["fairgate_requests_total", MODEL, "completed", "pool", "t"] == 3
+        assert metrics["fairgate_queue_seconds_count", "completed", "pool", "t"] == 3
         assert [line["tokens_cached"] for line in await live.lines(3)] == [4, 4, 4]
 
 
@@ -111,11 +114,65 @@ async def test_labels_are_bounded_whoever_comes(start: Starter) -> None:
         tokens = [s.value for s in samples if s.name == "fairgate_tokens_total" and s.labels["kind"] == "output"]
         assert sum(tokens) == 2400
         of_histograms = {label for s in samples if s.name.endswith("_bucket") for label in s.labels}
-        assert of_histograms <= {"pool", "outcome", "obstacle", "le"}
+        assert of_histograms <= {"pool", "tenant", "outcome", "obstacle", "le"}
+        in_histograms = {s.labels["tenant"] for s in samples if s.name == "fairgate_queue_seconds_count"}
+        assert (len(in_histograms), "other" in in_histograms) == (101, True)
+        assert sum(s.value for s in samples if s.name == "fairgate_queue_seconds_count") == 1200
         assert {label for s in samples for label in s.labels} <= {
-            "pool", "tenant", "kind", "outcome", "reason", "backend", "obstacle", "le",
+            "pool", "tenant", "model", "kind", "outcome", "reason", "backend", "obstacle", "le", "version", "build",
+            "hash",
         }  # fmt: skip
         assert len(samples) < 12_000
+
+
+async def test_each_tenant_sees_its_own(start: Starter) -> None:
+    keys = [{"name": name, "keys": [hash_key(name)]} for name in ("ann", "bob")]
+    async with simulated(time_scale=0) as sim, start(sim.url, tenants=keys) as live:
+        for key, body in (
+            ("ann", chat(stream=True, max_tokens=2)),
+            ("bob", chat(max_tokens=2)),
+            ("bob", chat(max_tokens=-1)),
+        ):
+            await live.ask("/v1/chat/completions", body, key=key)
+        await live.ask("/v1/nothing", chat(), key="ann")
+        metrics = await live.metrics()
+        assert metrics["fairgate_first_token_seconds_count", MODEL, "pool", "ann"] == 1
+        assert metrics["fairgate_queue_seconds_count", "completed", "pool", "bob"] == 1
+        assert metrics["fairgate_not_completed_total", "refused", "", "invalid_request", "bob"] == 1
+        assert metrics["fairgate_not_completed_total", "refused", "", "not_found", ""] == 1
+        assert (
+            metrics["fairgate_queued_requests", "pool", "ann"]
+            == metrics["fairgate_queued_requests", "pool", "bob"]
+            == 0
+        )
+
+
+async def test_what_is_asked_wrongly_is_no_failure(start: Starter) -> None:
+    missing = answer(b'{"error":{"message":"no such response"}}', status=b"404 Not Found")
+    async with Upstream(replies(missing)) as upstream, start(upstream.url) as live:
+        assert (await live.ask("/v1/chat/completions", chat())).status == 404
+        assert (await live.ask("/tokenize", {"prompt": "x"})).status == 404
+        assert [(line["outcome"], line["reason"]) for line in await live.lines(2)] == [("refused", "status_404")] * 2
+        failed = [
+            name for name in await live.metrics() if name[0] == "fairgate_not_completed_total" and "failed" in name
+        ]
+        assert failed == []
+
+
+async def test_the_page_is_as_prometheus_wants_it(start: Starter) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url) as live:
+        await live.ask("/v1/chat/completions", chat(stream=True, max_tokens=2))
+        await live.ask("/v1/chat/completions", chat(max_tokens=-1))
+        page = (await live.get("/metrics", admin=True)).body
+        names = {sample.name for family in text_string_to_metric_families(page.decode()) for sample in family.samples}
+        assert {"fairgate_build_info", "process_cpu_seconds_total", "process_resident_memory_bytes"} <= names
+        assert not [name for name in names if name.endswith("_created")]
+        if (promtool := shutil.which("promtool")) is None:
+            pytest.skip("there is no promtool: it comes with Debian's package prometheus")
+        pipe = asyncio.subprocess.PIPE
+        check = await asyncio.create_subprocess_exec(promtool, "check", "metrics", stdin=pipe, stdout=pipe, stderr=pipe)
+        assert await check.communicate(page) == (b"", b"")
+        assert check.returncode == 0
 
 
 async def test_open_access_takes_any_key_and_none(start: Starter) -> None:

@@ -91,7 +91,7 @@ async def test_a_start_beyond_the_limit_is_refused_and_calls_inside_are_not(star
         assert refused.error["code"] == "over_user_limit"
         metrics = await gate.live.metrics()
         assert metrics["fairgate_overloaded", "pool"] == 1
-        assert metrics["fairgate_not_completed_total", "pool", "over_user_limit"] == 1
+        assert metrics["fairgate_not_completed_total", "refused", "pool", "over_user_limit", "agent"] == 1
         assert metrics["fairgate_wasted_tokens_total", "agent"] == 0
         assert metrics["fairgate_open_interactions",] >= 1
         gate.release()

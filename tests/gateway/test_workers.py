@@ -150,7 +150,7 @@ async def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
         port = gate.url.rpartition(":")[2]
         listen = f"127.0.0.1:{port}"
         code, _, said = await run("serve", "-c", config_file(tmp_path, upstream.url, workers=2, listen=listen))
-        assert (code, "in use" in said) == (1, True)
+        assert (code, "another process listens there" in said) == (1, True)
 
 
 async def test_workers_that_cannot_listen_end_all(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ async def test_workers_that_cannot_listen_end_all(tmp_path: Path) -> None:
         server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
         admin = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         code, _, said = await run("serve", "-c", config_file(tmp_path, upstream.url, workers=2, admin=admin))
-        assert (code, "in use" in said) == (1, True)
+        assert (code, "another process listens there" in said) == (1, True)
         server.close()
 
 
@@ -166,7 +166,7 @@ async def test_workers_that_cannot_listen_end_all(tmp_path: Path) -> None:
     ("fields", "fault"),
     [
         ({"workers": 0}, "workers: should be greater than or equal to 1"),
-        ({"workers": 3, "listen": "127.0.0.1:9092", "admin": "127.0.0.1:9090"}, "admin: takes 3 ports"),
+        ({"workers": 3, "listen": "127.0.0.1:8192", "admin": "127.0.0.1:8190"}, "admin: takes 3 ports"),
         ({"workers": 9, "admin": "127.0.0.1:65530"}, "admin: takes 9 ports, one for each worker: begin lower"),
         ({"workers": 2, "pools": [{"name": "p", "backends": [{"url": "sim:a"}]}]}, "workers: several cannot share"),
     ],
@@ -180,7 +180,7 @@ async def test_what_cannot_be_is_a_fault_of_the_config(tmp_path: Path, fields: d
 def test_a_worker_owns_its_part_of_whatever_is_counted() -> None:
     config = Config.model_validate({
         "workers": 4,
-        "admin": "127.0.0.1:9090",
+        "admin": "127.0.0.1:8190",
         "state_file": "/tmp/learned.json",
         "policy": {"name": "rpm", "requests_per_minute": 100},
         "pools": [{
@@ -194,7 +194,7 @@ def test_a_worker_owns_its_part_of_whatever_is_counted() -> None:
         "limits": {"queue_requests_max": 1000, "queue_bytes_max": 40_000_000, "connections_max": 100},
     })  # fmt: skip
     share = share_of(config, 3)
-    assert (share.admin, share.state_file) == ("127.0.0.1:9093", "/tmp/learned.json.3")
+    assert (share.admin, share.state_file) == ("127.0.0.1:8193", "/tmp/learned.json.3")
     assert share.policy.settings() == {"requests_per_minute": 25}
     assert (share.pools[0].backends[0].max_num_seqs, share.pools[0].capacity.max_concurrency) == (8, 1)
     assert share.tenants[0].quota is not None

@@ -29,15 +29,9 @@ def lines(seed: int = 1) -> bytes:
         })  # fmt: skip
 
     for burst in range(3):
-        for _ in range(60):
-            ask(
-                burst * 20 + random.random(),
-                "batch",
-                "summaries",
-                "",
-                random.randint(200, 600),
-                random.randint(80, 160),
-            )
+        for _ in range(110):
+            ask(burst * 20 + random.random(), "batch", "summaries", "", random.randint(3000, 3900),
+                random.randint(80, 160))  # fmt: skip
     for number in range(60):
         ask(number + random.random(), "people", "chat", f"user-{number % 9}", random.randint(20, 300),
             random.randint(20, 120))  # fmt: skip

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 
-from simulation.experiments.fairserve import Study, compare
+from simulation.experiments.base import Verdict
+from simulation.experiments.fairserve import Seed, compare, rows
+from simulation.experiments.fairserve_study import Study, ends_calls, study
+from simulation.experiments.fairserve_table4 import case_studies
 from simulation.interactions import Interaction
 from simulation.metrics import percentile
-from simulation.workloads.fairserve import APPS, GRAPHS, Population, is_abuser, workload
+from simulation.workloads.fairserve import APPS, GRAPHS, TABLE_4, Population, case_study, is_abuser, workload
 
 LARGE = Population(users=2000, benign_rate=100.0, abusive_rate=10.0)
 """Long enough for its means to be those of the table."""
@@ -69,9 +73,19 @@ def test_users_differ_by_orders_of_magnitude_and_abusers_from_them() -> None:
     assert min(abusive) >= 50 * percentile(benign, 0.99)
 
 
+def test_the_case_study_sends_the_requests_of_table_4() -> None:
+    interactions = case_study(duration_s=900.0, users=10, seed=1)
+    for number, (prompt, output, requests) in TABLE_4.items():
+        calls = [call for one in interactions if one.flow.app == f"app{number}" for call in one.calls]
+        assert len(calls) == requests
+        assert sum(call.prompt_tokens for call in calls) / requests == pytest.approx(prompt, rel=0.1)
+        assert sum(call.output_tokens for call in calls) / requests == pytest.approx(output, rel=0.15)
+    assert any(len(one.calls) > 1 for one in interactions)
+
+
 @pytest.fixture(scope="module")
 def studies() -> dict[str, Study]:
-    return compare(SMALL, ("RPM(10)", "VTC", "FairServe"))
+    return compare(SMALL)
 
 
 def test_fairserve_cuts_nothing_and_refuses_abusers_only(studies: dict[str, Study]) -> None:
@@ -96,3 +110,41 @@ def test_throttling_costs_no_throughput(studies: dict[str, Study]) -> None:
 
 def test_calls_inside_interactions_wait_less_than_under_vtc(studies: dict[str, Study]) -> None:
     assert studies["FairServe"].mean_wait_s(inside=True) < studies["VTC"].mean_wait_s(inside=True)
+
+
+def test_who_knows_nothing_of_interactions_gives_calls_inside_up_like_any_other() -> None:
+    ended = study("VTC", ends_calls("vtc", wait_s_max=5.0), workload(SMALL), 9.0, 90.0)
+    assert ended.cut() > 0
+    assert ended.wasted_tokens() > 0
+    assert 5.0 <= max(ended.waits_s(inside=True).values()) < 5.1
+
+
+def test_delays_inside_are_asked_of_users_with_calls_inside(studies: dict[str, Study]) -> None:
+    flat = studies["RPM(10)"]
+    several = {one.interaction.flow.tenant for one in flat.courses if len(one.interaction.calls) > 1}
+    assert set(flat.waits_s(inside=True)) == several < set(flat.waits_s())
+    assert all(wait_s <= flat.waits_s()[user] for user, wait_s in flat.waits_s(inside=True).items())
+
+
+def test_service_provided_is_all_of_what_was_begun_and_less_under_a_flat_limit(studies: dict[str, Study]) -> None:
+    fair, flat = studies["FairServe"].provided(), studies["RPM(10)"].provided()
+    assert fair.interactions == fair.users_of_interactions == 1.0
+    assert flat.interactions < 1.0
+    assert flat.requests < fair.requests < 1.0, "abusers are refused"
+
+
+def test_who_is_inside_goes_first_where_everybody_gives_up() -> None:
+    found = case_studies(1, ("VTC", "FS (W+I)"))
+    assert found["VTC"].wasted_tokens() > 7 * found["FS (W+I)"].wasted_tokens()
+
+
+def test_the_rows_say_what_is_missed(studies: dict[str, Study]) -> None:
+    found = rows(studies, [Seed.of(studies)] * 5)
+    verdicts = {row.measure: row.verdict for row in found}
+    assert len(verdicts) == len(found), "no measure stands twice"
+    assert verdicts["interactions cut in the middle, FairServe, all seeds"] is Verdict.MET
+    assert verdicts["refusals that are the abusers'"] is Verdict.MET
+    wrong = replace(Seed.of(studies), cut=1, delayed_inside=1.0)
+    verdicts = {row.measure: row.verdict for row in rows(studies, [wrong] * 5)}
+    assert verdicts["interactions cut in the middle, FairServe, all seeds"] is Verdict.MISSED
+    assert verdicts["users delayed inside interactions, VTC's over FairServe's, 5 seeds"] is Verdict.MISSED

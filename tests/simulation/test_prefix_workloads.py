@@ -66,6 +66,12 @@ def test_documents_are_of_the_published_length_and_longer_where_one_misbehaves()
     assert [arrival.arrived_s for arrival in arrivals] == sorted(arrival.arrived_s for arrival in arrivals)
 
 
+def test_who_sends_more_requests_sends_more_documents() -> None:
+    arrivals = list(long_context_qa(2, 200, 1.0, misbehaviour="more", documents=5).arrivals())
+    documents = {client: {a.prefix[0] for a in arrivals if a.flow.tenant == client} for client in ("0", "1")}
+    assert (len(documents["0"]), len(documents["1"])) == (20, 5)
+
+
 def test_cached_tokens_reach_the_policy_and_the_same_events_lead_to_the_same_decisions() -> None:
     def programs() -> Programs:
         return long_context_qa(3, 10, 5.0, misbehaviour="more", documents=2, document_tokens=2000)

@@ -104,7 +104,7 @@ def test_a_long_run_keeps_nothing_of_what_has_ended(flood: Trace) -> None:
 
 
 def test_more_engines_serve_faster(flood: Trace) -> None:
-    one, four = (replay_under("vtc", flood, TINY, backends=backends).ttft_s for backends in (1, 4))
+    one, four = (replay_under("vtc", flood, *[TINY] * engines).ttft_s for engines in (1, 4))
     assert one is not None
     assert four is not None
     assert four.p95 < one.p95 / 4

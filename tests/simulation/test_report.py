@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pty
@@ -18,11 +19,12 @@ from backends.simulated.profiles import profile
 from simulation.replay import Percentiles, Seen, TenantSeen, replay_under
 from simulation.report import Replayed, as_html, as_json, as_text, columns
 from simulation.traces.reader import Trace
+from simulation.verdict import verdict
 from tests.simulation.example_log import EXAMPLE
 from tests.simulation.test_traces import write
 
 FAIRGATE = str(Path(sys.executable).with_name("fairgate"))
-OPTIONS = ("--profile", "demo", "--limit", "100", "--policy", "fcfs,vtc")
+OPTIONS = ("--limit", "215", "--policy", "fcfs,vtc")
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -31,8 +33,8 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def replayed() -> Replayed:
-    trace, engine = Trace(EXAMPLE, limit=100), profile("demo")
-    return Replayed(trace, engine, 1, [replay_under(policy, trace, engine) for policy in ("fcfs", "vtc")])
+    trace, engine = Trace(EXAMPLE, limit=215), profile("h100-llama3.1-8b")
+    return Replayed(trace, engine, [replay_under(policy, trace, engine) for policy in ("fcfs", "vtc")])
 
 
 def test_an_access_log_goes_in_as_it_is_and_tables_json_and_a_page_come_out(tmp_path: Path, replayed: Replayed) -> None:
@@ -45,17 +47,19 @@ def test_an_access_log_goes_in_as_it_is_and_tables_json_and_a_page_come_out(tmp_
 
 def test_the_tables_have_what_was_seen(replayed: Replayed) -> None:
     text = as_text(replayed)
-    assert "access.log.gz: 100 requests of 3 tenants in 20.0 s (fairgate format), before 1 simulated engine" in text
+    assert (
+        "access.log.gz: 215 requests of 3 tenants in 20.6 s (fairgate format), before 1 simulated engine like " in text
+    )
     for each in replayed.seen:
         assert each.ttft_s is not None
-        assert re.search(rf"^{each.policy} +100 +100 +0 .* {each.gap_max:,.0f} ", text, re.MULTILINE)
+        assert re.search(rf"^{each.policy} +215 +215 +0 .* {each.gap_max:,.0f} ", text, re.MULTILINE)
         assert len(re.findall(rf"^(?:batch|people|agents) +1 +{each.policy} ", text, re.MULTILINE)) == 3
 
 
 def test_json_has_every_number(replayed: Replayed) -> None:
     document = json.loads(as_json(replayed))
-    assert document["engines"] == {"backends": 1, "profile": "demo"}
-    assert document["trace"]["requests"] == 100
+    assert document["engines"] == {"backends": [1], "profile": "h100-llama3.1-8b"}
+    assert document["trace"]["requests"] == 215
     assert [each["policy"] for each in document["policies"]] == ["fcfs", "vtc"]
     for found, seen in zip(document["policies"], replayed.seen, strict=True):
         assert found["ttft_s"] == {name: getattr(seen.ttft_s, name) for name in ("p50", "p95", "p99")}
@@ -98,6 +102,41 @@ def test_the_page_opens_offline(replayed: Replayed) -> None:
     assert "url(" not in html
 
 
+def test_what_there_is_nothing_to_show_of_has_no_place_on_the_page(tmp_path: Path, replayed: Replayed) -> None:
+    shown = {"Service over time", "Gap over time", "Refused, by reason"}
+
+    def sections(replayed: Replayed) -> set[str]:
+        return set(re.findall(r"<h2>(.*?)</h2>", as_html(replayed))) & shown
+
+    assert sections(replayed) == shown - {"Refused, by reason"}
+    refusing = replace(replayed.seen[0], refused={"queue_timeout": 3})
+    assert sections(replace(replayed, seen=[refusing])) == shown
+    trace, engine = Trace(write(tmp_path, "t_s,tenant,input_tokens,output_tokens", "0,a,10,5")), profile("demo")
+    alone = Replayed(trace, engine, [replay_under("vtc", trace, engine)])
+    assert sections(alone) == set()
+    assert "svg" not in read(as_html(alone)).tags
+
+
+def test_what_came_of_it_stands_on_top(replayed: Replayed) -> None:
+    sentence = verdict(replayed.seen)
+    assert as_text(replayed).startswith(f"{sentence}\n\naccess.log.gz: ")
+    assert json.loads(as_json(replayed))["verdict"]["text"] == sentence
+    assert f"What this traffic would have seen\n{sentence.replace('`', '')}\n" in read(as_html(replayed)).text
+
+
+def test_runs_before_several_numbers_of_engines_are_told_apart(replayed: Replayed) -> None:
+    more = replace(replayed, seen=[*replayed.seen, replace(replayed.seen[1], backends=2)])
+    text = as_text(more)
+    assert "before 1 and 2 simulated engines like h100-llama3.1-8b" in text
+    assert re.findall(r"^(\w+, \d engines?) ", text, re.MULTILINE) == [
+        "fcfs, 1 engine", "vtc, 1 engine", "vtc, 2 engines",
+    ]  # fmt: skip
+    assert len(re.findall(r"^batch +1 +vtc, 2 engines ", text, re.MULTILINE)) == 1
+    assert json.loads(as_json(more))["verdict"]["compared"] == [
+        {"policy": "vtc", "backends": 1}, {"policy": "vtc", "backends": 2},
+    ]  # fmt: skip
+
+
 def test_what_the_pointer_shows_is_what_the_lines_show(replayed: Replayed) -> None:
     """The page's script takes the nth line of a chart for the nth of its series, whatever their names."""
     seen = [replace(each, service=dict(zip(("10", "9", "2"), each.service.values(), strict=True)))
@@ -118,8 +157,8 @@ def test_names_of_tenants_are_never_markup(tmp_path: Path) -> None:
     name = "</script><script>alert(1)<b>&"
     trace = Trace(write(tmp_path, "t_s,tenant,input_tokens,output_tokens", f"0,{name},10,5", "1,other,10,5"))
     engine = profile("demo")
-    page = read(as_html(Replayed(trace, engine, 1, [replay_under("vtc", trace, engine)])))
-    assert page.tags.count("script") == 3, "the page's own, and the points of two charts"
+    page = read(as_html(Replayed(trace, engine, [replay_under("vtc", trace, engine)], ["<b>said</b>"])))
+    assert page.tags.count("script") == 2, "the page's own, and the points of one chart"
     assert page.tags.count("b") == 0
     assert name in page.text, "it is shown as it is"
 
@@ -127,23 +166,24 @@ def test_names_of_tenants_are_never_markup(tmp_path: Path) -> None:
 def seen_by(policy: str, **fields: object) -> Seen:
     ttft_s = Percentiles(0.1234, 5.678, 90.12)
     tenant = TenantSeen("a", 2.0, 10, 7, 1234.0, ttft_s)
-    base = Seen(policy, 10, 7, {"queue_full": 3}, ttft_s, 100.0, 50.0, None, 0.0, 1, 2, 9.0, [tenant], {"a": []}, [])
+    base = Seen(policy, 2, 10, 7, {"queue_full": 3}, ttft_s, 100.0, 50.0, None, 0.0, 1, 2, 9.0, [tenant], {"a": []}, [])
     return replace(base, **fields)  # type: ignore[arg-type]
 
 
 def test_what_the_operator_should_know_is_said(tmp_path: Path) -> None:
     trace = Trace(write(tmp_path, "Timestamp,Request tokens,Response tokens", "0,10,5", "1,10,0", "2,0,5"))
     engine = profile("demo")
-    text = as_text(Replayed(trace, engine, 2, [seen_by("vtc", refused={"context_length_exceeded": 1})]))
+    text = as_text(Replayed(trace, engine, [seen_by("vtc", refused={"context_length_exceeded": 1})]))
     assert "1 line skipped" in text
+    assert "left out" not in text
     assert "1 request had no answer in the trace" in text
     assert "1 request refused as longer than the context of demo (4,096 tokens)" in text
     assert "The trace has one tenant" in text
     assert "before 2 simulated engines like demo" in text
     assert re.search(r"0.123 +5.68 +90.1 +100 ", text)
     two = Trace(write(tmp_path, "t_s,tenant,input_tokens,output_tokens", "0,a,10,5", "1,b,10,5"))
-    assert "No two tenants waited at the same time" in as_text(Replayed(two, engine, 1, [seen_by("vtc")]))
-    assert "Note" not in as_text(Replayed(two, engine, 1, [seen_by("vtc", gap_max=1.0)]))
+    assert "No two tenants waited at the same time" in as_text(Replayed(two, engine, [seen_by("vtc")]))
+    assert "Note" not in as_text(Replayed(two, engine, [seen_by("vtc", gap_max=1.0)]))
 
 
 def test_a_request_without_any_token_has_no_percentiles() -> None:
@@ -165,11 +205,17 @@ def test_columns_are_aligned() -> None:
             (EXAMPLE, "--format", "csv"),
             "access.log.gz:1: column 't_s': missing from the header (needed: t_s, ",
         ),
-        ((EXAMPLE, "--format", "xml"), "'xml' is none of: fairgate, agents, qwen, mooncake, azure, burstgpt, csv"),
+        (
+            (EXAMPLE, "--format", "xml"),
+            "'xml' is none of: fairgate, lmcache, agents, qwen, mooncake, azure, burstgpt, csv",
+        ),
         ((EXAMPLE, "--speed", "0"), "must be a number above 0"),
         ((EXAMPLE, "--speed", "nan"), "must be a number above 0"),
-        ((EXAMPLE, "--backends", "0"), "0 is not in the range"),
+        ((EXAMPLE, "--backends", "0"), "'0' is not a number of engines from 1 to 1024"),
         ((EXAMPLE, "--limit", "0"), "0 is not in the range"),
+        ((EXAMPLE, "--backends", "1,many"), "'1,many' is not a number of engines from 1 to 1024, or several"),
+        ((EXAMPLE, "--pool", "main"), "--pool NAME needs -c FILE"),
+        ((EXAMPLE, "-c", "/nowhere/gateway.yaml"), "/nowhere/gateway.yaml: cannot be read: No such file"),
         ((EXAMPLE, "--json", "/nowhere/x.json"), "No such file or directory: '/nowhere/x.json'"),
         (("/nowhere/access.log",), "'/nowhere/access.log' does not exist"),
         ((Path(__file__),), "test_report.py:1: this is no trace of a known format. Formats and their columns:"),
@@ -179,6 +225,13 @@ def test_bad_input_is_named_and_ends_with_2(arguments: tuple[str | Path, ...], m
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in " ".join(done.stderr.split())
+
+
+def test_a_pipe_is_read_like_a_file(replayed: Replayed) -> None:
+    text = gzip.decompress(EXAMPLE.read_bytes())
+    done = subprocess.run([FAIRGATE, "replay", "-", *OPTIONS], input=text, capture_output=True, timeout=50)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode() == as_text(replayed).replace("access.log.gz", "stdin")
 
 
 def test_a_bar_shows_how_far_a_long_run_is_when_somebody_looks() -> None:
@@ -197,4 +250,12 @@ def test_a_bar_shows_how_far_a_long_run_is_when_somebody_looks() -> None:
     assert process.returncode == 0
     assert re.search(rb"fcfs +\[#+-+\] +\d+%", shown), "amid the run"
     assert re.search(rb"vtc +\[#+\] +100%", shown)
-    assert b"100 requests of 3 tenants" in output
+    assert b"215 requests of 3 tenants" in output
+
+
+def test_the_documentation_shows_what_the_commands_print() -> None:
+    page = (EXAMPLE.parents[1] / "replay.md").read_text()
+    shown = re.findall(r"```sh\nfairgate replay (docs/examples/[^\n]*)\n```\n\n```\n(.*?)```\n", page, re.DOTALL)
+    assert len(shown) == 2
+    for arguments, output in shown:
+        assert run(*arguments.split()).stdout == output

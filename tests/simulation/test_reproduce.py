@@ -116,6 +116,20 @@ def test_the_command_prints_published_ours_and_verdict(tmp_path: Path) -> None:
     assert "figures/fig9-ttft.svg" in page
 
 
+def test_a_page_keeps_what_is_not_run_again(tmp_path: Path) -> None:
+    assert command("fig9", "--docs", str(tmp_path)).exit_code == 0
+    page = tmp_path / "reproduction.md"
+    before = page.read_text()
+    page.write_text(before.replace("| met |", "| as it was |"))
+    assert command("fig4", "--docs", str(tmp_path)).exit_code == 0
+    after = page.read_text()
+    assert "| as it was |" in after
+    assert after.index("## VTC, figure 4") < after.index("## VTC, figure 9")
+    assert command("fig9", "--docs", str(tmp_path)).exit_code == 0
+    assert page.read_text().count("## VTC, figure 9") == 1
+    assert "| as it was |" not in page.read_text()
+
+
 def test_an_unknown_experiment_lists_those_there_are() -> None:
     result = command("table9")
     assert result.exit_code == 2

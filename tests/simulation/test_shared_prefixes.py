@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import count
 
 import pytest
 
 from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import EngineProfile
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.replicas.messages import News
 from policies.request import Flow
 from simulation.driver import simulate
 from simulation.run import Arrival, Record, Run
+from tests.simulation.test_replicas import ENGINE as SLOW
 from tests.simulation.test_replicas import TwinStore
 
 BLOCK = 64
 """Tokens."""
-ENGINE = EngineProfile(
-    name="caching",
-    block_size=BLOCK,
-    num_gpu_blocks=1025,
-    max_model_len=16_384,
-    max_num_seqs=16,
-    max_num_batched_tokens=2048,
-    base_s=1e-2,
-    per_prefill_token_s=4e-5,
-    per_seq_s=1.5e-4,
-    per_context_token_s=2e-7,
-)
+ENGINE = replace(
+    SLOW, name="caching", block_size=BLOCK, max_model_len=16_384, base_s=1e-2, per_prefill_token_s=4e-5
+)  # fmt: skip
 SYSTEM_BLOCKS = 4
 TURNS = 8
 RAMP_S = 3.0
@@ -75,10 +66,8 @@ class Sessions:
         again_s = now + self.rng.random() * 2 * self.think_s
         if again_s > self.until_s:
             return None
-        tenant = record.arrival.flow.tenant
-        if turn + 1 < TURNS:
-            return self.arrival(tenant, turn + 1, conversation, again_s)
-        return self.arrival(tenant, 0, next(self.serial), again_s)
+        turn, conversation = (turn + 1, conversation) if turn + 1 < TURNS else (0, next(self.serial))
+        return self.arrival(record.arrival.flow.tenant, turn, conversation, again_s)
 
     def arrival(self, tenant: str, turn: int, conversation: int, now: float) -> Arrival:
         """The system prompt of the tenant, then what is this conversation's own: two blocks more with each turn."""

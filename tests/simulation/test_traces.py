@@ -38,6 +38,13 @@ def read(directory: Path, *lines: str, **options: Any) -> list[Arrival]:
     return list(Trace(write(directory, *lines), **options).arrivals(16))
 
 
+def said(time_s: float, text: str, answer: str, session: str = "s", **more: Any) -> str:
+    """A line of an agent's session as LMCache publishes them."""
+    return json.dumps({
+        "timestamp": int(time_s * 1e6), "input": text, "output": answer, "session_id": session, **more,
+    })  # fmt: skip
+
+
 PUBLISHED = {
     "csv": ("t_s,client,input_tokens,output_tokens", "0.5,a,10,20", "1.5,b,30,40"),
     "azure": (
@@ -53,6 +60,7 @@ PUBLISHED = {
              '"type": "text", "turn": 1, "hash_ids": [7]}',
              '{"chat_id": 2, "parent_chat_id": 1, "timestamp": 1.5, "input_length": 30, "output_length": 40, '
              '"type": "text", "turn": 2, "hash_ids": [7, 8]}'),
+    "lmcache": (said(1_760_428_437, "x" * 120, "y" * 157), said(1_760_428_436, "x" * 40, "y" * 80)),
     "agents": ('{"app": "x", "session": "s", "call": 0, "t_s": 0.0, "est_input_tokens": 10, "est_output_tokens": 20, '
                '"hash_ids": []}',
                '{"app": "x", "session": "s", "call": 1, "t_s": 1.0, "est_input_tokens": 30, "est_output_tokens": 40, '
@@ -136,6 +144,106 @@ def test_an_older_access_log_without_user_and_interaction_is_read_too(tmp_path: 
     assert (arrival.flow, arrival.weight, arrival.output_tokens_max) == (Flow("alice", "chat"), 1.0, 4096)
 
 
+NAMED = {"tenant": "acme", "app": "chat", "user": 7, "weight": 2.5}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_whoever_knows_tenant_app_and_user_writes_them_into_any_format(tmp_path: Path, name: str) -> None:
+    lines = PUBLISHED[name]
+    if FORMATS[name].is_csv:
+        named = [lines[0] + "".join(f",{column}" for column in NAMED)]
+        named += [line + "".join(f",{value}" for value in NAMED.values()) for line in lines[1:]]
+    else:
+        named = [json.dumps(json.loads(line) | NAMED) for line in lines]
+    trace = Trace(write(tmp_path, *named))
+    assert trace.format == name
+    assert {each.flow for each in trace.arrivals(16)} == {Flow("acme", "chat", "7")}
+    assert trace.weights == {"acme": 2.5}
+
+
+def test_weights_that_are_given_hold_whatever_the_trace_says(tmp_path: Path) -> None:
+    lines = [logged(tenant="a", weight=2.0), logged(tenant="b", weight=3.0)]
+    trace = Trace(write(tmp_path, *lines), weights={"a": 5.0, "c": 7.0})
+    assert trace.weights == {"a": 5.0, "b": 3.0}
+    assert sorted(each.weight for each in trace.arrivals(16)) == [3.0, 5.0]
+
+
+def test_requests_for_other_models_are_left_out(tmp_path: Path) -> None:
+    lines = [
+        logged(model="a"),
+        logged(model="b"),
+        logged(model="b", tokens_in=0, tokens_in_estimated=0),
+        logged(model=""),
+    ]
+    trace = Trace(write(tmp_path, *lines), models=("a", "c"))
+    assert (trace.requests, trace.elsewhere, trace.skipped) == (2, 1, 1)
+    with pytest.raises(TraceError, match=r"no request to replay \(1 lines skipped, 2 of other models\)"):
+        Trace(write(tmp_path, *lines[:3]), models=("c",))
+
+
+def test_agent_sessions_are_read_as_they_are_published(tmp_path: Path) -> None:
+    """A file for each session, in no order inside; some are empty, some answers ask for a tool and show no text."""
+    directory = tmp_path / "sessions"
+    directory.mkdir()
+    system = "You are an agent. " * 50
+    sessions = {
+        "b": [said(20.5, system + "b, again", "y" * 40, "b"), said(20, system + "b", "", "b")],
+        "a": [said(10, system + "a", "y" * 400, "a"), said(30, "", "y", "a"), said(31, "é" * 10, "y", "a")],
+        "none": [],
+    }
+    for name, lines in sessions.items():
+        (directory / f"{name}.jsonl").write_text("".join(line + "\n" for line in lines))
+    trace = Trace(*sorted(directory.iterdir(), reverse=True))
+    assert (trace.format, trace.requests, trace.skipped, trace.assumed) == ("lmcache", 4, 1, 1)
+    assert trace.name == "a.jsonl and 1 more"
+    first, begins, again, last = trace.arrivals(16)
+    assert [each.arrived_s for each in (first, begins, again, last)] == [0.0, 10.0, 10.5, 21.0]
+    assert [each.flow.user for each in (first, begins, again, last)] == ["a", "b", "b", "a"]
+    assert first.claim == Claim("a", explicit=True)
+    assert (first.prompt_tokens, first.output_tokens) == (226, 100), "four bytes are a token"
+    assert (last.prompt_tokens, begins.output_tokens) == (5, round((100 + 10 + 1) / 3))
+    blocks = 900 // 256 * 256 // 4 // 16
+    assert first.prefix[:blocks] == begins.prefix[:blocks] == again.prefix[:blocks]
+    assert first.prefix[blocks:] != begins.prefix[blocks:]
+
+
+def test_a_log_that_grows_is_read_up_to_one_point(tmp_path: Path) -> None:
+    whole = [logged(ts=1000.0 + number) for number in range(3)]
+    path = write(tmp_path, *whole)
+    with path.open("a") as log:
+        log.write(logged(ts=1010.0)[:40])
+        log.flush()
+        trace = Trace(path)
+        assert (trace.requests, trace.foreign) == (3, 0), "the line that is being written is not there yet"
+        log.write(logged(ts=1010.0)[40:] + "\n" + logged(ts=1011.0) + "\n")
+        log.flush()
+        assert len(list(trace.arrivals(16))) == len(list(trace.arrivals(16))) == 3
+    assert Trace(path).requests == 5
+    path.write_text("\n".join(whole))
+    assert Trace(path).requests == 3, "a last line that is whole counts without its end"
+
+
+def test_a_log_among_what_others_write_is_found(tmp_path: Path) -> None:
+    """The output of a container: what a gateway says at its start, and a line that broke off when it was killed."""
+    lines = ("fairgate: serving on http://127.0.0.1:8080", "  pool main: 2 backends, policy fairserve", logged(),
+             logged()[:100], "INFO fairgate: draining", logged(ts=1001.0), logged()[:30] + logged())  # fmt: skip
+    trace = Trace(write(tmp_path, *lines))
+    assert (trace.format, trace.requests, trace.foreign) == ("fairgate", 2, 5)
+    assert len(list(trace.arrivals(16))) == 2
+    assert trace.foreign == 5
+
+
+def test_rotated_logs_are_read_in_the_order_of_their_time(tmp_path: Path) -> None:
+    days = [tmp_path / name for name in ("access.log", "access.log.1", "access.log.2.gz")]
+    days[0].write_text(logged(ts=200_000.0, tokens_in=3))
+    days[1].write_text(logged(ts=100_000.0, tokens_in=2))
+    days[2].write_bytes(gzip.compress(logged(ts=1000.0, tokens_in=1).encode()))
+    assert [each.prompt_tokens for each in Trace(*days).arrivals(16)] == [1, 2, 3]
+    days[1].write_text(f"{logged(ts=100_000.0)}\n{logged(ts=100_000.0, tokens_in=-1)}")
+    with pytest.raises(TraceError, match=r"access\.log\.1:2: column 'tokens_in': Expected `int` >= 0"):
+        Trace(*days)
+
+
 def test_equal_blocks_of_a_trace_are_equal_blocks_of_the_engine(tmp_path: Path) -> None:
     def prefixes(*hash_ids: list[int], block_size: int) -> list[tuple[int, ...]]:
         lines = [
@@ -174,7 +282,7 @@ HEADER = PUBLISHED["csv"][0]
 MOONCAKE = PUBLISHED["mooncake"][0]
 BAD = {
     "nothing": ((), "trace: is empty"),
-    "no requests": ((HEADER,), r"trace: holds no request to replay \(0 lines skipped\)"),
+    "no requests": ((HEADER,), r"trace: holds no request to replay \(0 lines skipped, 0 of"),
     "prose": (("Dear diary,",), r"trace:1: this is no trace of a known format. Formats.*columns:\n  fairgate "),
     "another JSON": (('{"a": 1}',), "trace:1: this is no trace of a known format"),
     "a column missing": (("t_s,client,input_tokens",), "trace:1: column 'output_tokens': missing: .* csv is nearest"),

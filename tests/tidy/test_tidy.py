@@ -21,8 +21,8 @@ OURS = [path for path in FILES if path.relative_to(ROOT).parts[0] in PACKAGES]
 LINES_MAX, FUNCTION_LINES_MAX, FOLDER_FILES_MAX = 450, 60, 12
 METHODS_MAX = {
     "policies/admission/engine.py:AdmissionEngine": 29,
-    "policies/capacity/ledger.py:BackendLedger": 20,
-    "policies/orders/contract.py:Order": 10,  # with its constructor
+    "policies/capacity/ledger.py:BackendLedger": 21,
+    "policies/orders/contract.py:Order": 11,  # with its constructor
 }
 
 

@@ -184,7 +184,7 @@ def _backends(pool: Pool) -> list[dict[str, Any]]:
                 "backend": name,
                 "url": backend.url if backend is not None else "",
                 "in_service": ledger.healthy,
-                "reason": backend.health.reason if backend is not None and not ledger.healthy else "",
+                "reason": backend.why_not if backend is not None and not ledger.healthy else "",
                 "running_sequences": ledger.sequences,
                 "slots": ledger.slots.count,
                 "starting_requests": len(ledger.starting),
@@ -220,7 +220,7 @@ def limited_by(pool: Pool, obstacle: Obstacle | None) -> str:
     """One sentence: what limits the pool just now?"""
     engine = pool.dispatcher.engine
     if not pool.is_healthy():
-        reasons = "; ".join(f"{backend.name}: {backend.health.reason}" for backend in pool.backends.values())
+        reasons = "; ".join(f"{backend.name}: {backend.why_not}" for backend in pool.backends.values())
         return f"No engine is in service ({reasons}); {_requests(engine.queued)} in the queue."
     if obstacle is None:
         if engine.queued:

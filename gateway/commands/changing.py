@@ -1,0 +1,96 @@
+"""The commands that change a running gateway, by its admin listener: reload, drain and resume."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gateway.commands.admin import NotAnswered, admins, asks_admin
+
+__all__ = ["drain", "reload", "resume"]
+
+BAD_INPUT = 2
+
+
+@click.command()
+@asks_admin
+def reload(path: Path | None, admin: str | None) -> None:
+    """Have the gateway read its config again and go on under it, as SIGHUP does.
+
+    \b
+    fairgate reload -c config.yaml
+    fairgate reload --admin http://127.0.0.1:8191
+
+    Says what changed. Exits with 1 if the gateway keeps the config that it had, and says why.
+    """
+    try:
+        answer = admins(path, admin)[0].post("/reload")  # a worker has the others do the same
+    except NotAnswered as error:
+        answer = _refused(error)
+    for line in answer["changes"]:
+        click.echo(line)
+    if answer["outcome"] == "refused":
+        for line in answer["why_not"]:
+            click.echo(f"fairgate: not reloaded: {line}", err=True)
+        sys.exit(1)
+    click.echo(f"{answer['outcome']}: {answer['hash']}")
+    for line in answer["why_not"]:
+        click.echo(f"fairgate: {line}", err=True)
+
+
+@click.command()
+@click.argument("backend")
+@asks_admin
+def drain(backend: str, path: Path | None, admin: str | None) -> None:
+    """Send nothing new to BACKEND: what runs there ends, what waits goes elsewhere. Until `fairgate resume`.
+
+    \b
+    fairgate drain gpu-1:8000 -c config.yaml
+    """
+    _drain(backend, path, admin, "drain")
+
+
+@click.command()
+@click.argument("backend")
+@asks_admin
+def resume(backend: str, path: Path | None, admin: str | None) -> None:
+    """Send requests to BACKEND again, after `fairgate drain`.
+
+    \b
+    fairgate resume gpu-1:8000 -c config.yaml
+    """
+    _drain(backend, path, admin, "resume")
+
+
+def _drain(backend: str, path: Path | None, admin: str | None, what: str) -> None:
+    failed = False
+    for each in admins(path, admin):
+        try:
+            answer = each.post(f"/{what}/{urllib.parse.quote(backend, safe='')}")
+        except NotAnswered as error:
+            click.echo(f"fairgate: {error}", err=True)
+            failed = True
+            continue
+        state = "drained" if answer["drained"] else "in service" if answer["in_service"] else "resumed, out of service"
+        click.echo(f"{answer['pool']}/{answer['backend']}: {state}, {answer['running']} running there")
+        if "warning" in answer:
+            click.echo(f"fairgate: warning: {answer['warning']}", err=True)
+    if failed:
+        sys.exit(1)
+
+
+def _refused(error: NotAnswered) -> dict[str, Any]:
+    """What it says of a reload that it refused. Exits if it says something else."""
+    try:
+        answer = json.loads(error.content)
+    except ValueError:
+        answer = None
+    if isinstance(answer, dict) and "why_not" in answer:
+        return answer
+    click.echo(f"fairgate: {error}", err=True)
+    sys.exit(BAD_INPUT if not error.status else 1)

@@ -1,0 +1,225 @@
+"""The command `fairgate replay`: what would this traffic have seen under other policies, limits or engines?"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import click
+
+from gateway.commands.serving import BAD_INPUT
+
+if TYPE_CHECKING:
+    from backends.simulated.profiles import EngineProfile
+    from gateway.config.model import BackendConfig, Config, PoolConfig
+    from policies.admission.engine import AdmissionEngine
+    from simulation.replay import Seen
+    from simulation.traces.reader import Trace
+
+__all__ = ["replay"]
+
+POLICIES = "fcfs,vtc,dlpm,fairserve"
+BASELINE = "fcfs"
+BACKENDS_MAX = 1024
+NAMES_MAX = 5
+
+
+def _counts(_context: click.Context, _option: click.Parameter, text: str | None) -> tuple[int, ...] | None:
+    """Numbers with commas between them, each once."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= BACKENDS_MAX for part in parts):
+        raise click.BadParameter(
+            f"{text!r} is not a number of engines from 1 to {BACKENDS_MAX}, or several with commas"
+        )
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+@click.command()
+@click.argument(
+    "paths", metavar="TRACE...", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, allow_dash=True)
+)
+@click.option(
+    "-c",
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    help="A gateway's file: its policy, limits, weights and engines.",
+)
+@click.option("--pool", "pool_name", help="Which pool of the file, if it has several.")
+@click.option("--policy", "policies", help=f"With commas.  [default: {POLICIES}; with -c: {BASELINE} and the file's]")
+@click.option(
+    "--backends",
+    metavar="N[,N]",
+    callback=_counts,
+    help="Numbers of engines to compare.  [default: 1; with -c: the pool's]",
+)
+@click.option("--profile", "profile_name", default="h100-llama3.1-8b", show_default=True, help="Engine to imitate.")
+@click.option("--speed", default=1.0, show_default=True, help="2: requests arrive in half the time.")
+@click.option("--limit", type=click.IntRange(1), help="Only so many of the first requests.")
+@click.option("--format", "format_name", help="Format of the trace; told by its columns when absent.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
+@click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
+def replay(
+    paths: tuple[str, ...], config_path: Path | None, pool_name: str | None, policies: str | None,
+    backends: tuple[int, ...] | None, profile_name: str, speed: float, limit: int | None, format_name: str | None,
+    json_path: Path | None, html_path: Path | None,
+) -> None:  # fmt: skip
+    """What would this traffic have seen under each policy? TRACE: fairgate's access log, also one that is still
+    written, or a public trace; several files are read as one, and - is what comes in.
+
+    \b
+    fairgate replay access.log --html replay.html
+    fairgate replay access.log* -c gateway.yaml                 under your own limits and weights
+    fairgate replay access.log -c gateway.yaml --backends 3     what would another engine bring?
+    fairgate replay conversation_trace.jsonl.gz --speed 2 --limit 1000
+
+    The production engine and policies run in virtual time before simulated engines; docs/replay.md has the formats.
+    """
+    from backends.simulated.profiles import UnknownProfileError, profile
+    from gateway.config.load import ConfigError
+    from simulation.replay import UnknownPolicyError, policy_names
+    from simulation.report import Replayed, as_html, as_json, as_text
+    from simulation.traces.lines import TraceError
+    from simulation.traces.reader import FORMATS, Trace
+
+    if not 0 < speed < float("inf"):
+        raise click.BadParameter("must be a number above 0", param_hint="--speed")
+    if format_name is not None and format_name not in FORMATS:
+        raise click.BadParameter(f"{format_name!r} is none of: {', '.join(FORMATS)}", param_hint="--format")
+    if pool_name is not None and config_path is None:
+        raise click.UsageError("--pool NAME needs -c FILE, which has the pools")
+    outputs = [(file, write) for file, write in ((json_path, as_json), (html_path, as_html)) if file is not None]
+    with ExitStack() as stack:
+        try:
+            setting = _Setting.of(config_path, pool_name) if config_path is not None else None
+            if policies is None:
+                policies = setting.policies() if setting is not None else POLICIES
+            names = policy_names(policies)
+            counts = (setting.counts(backends) if setting is not None else backends) or (1,)
+            engine = profile(profile_name)
+            weights, models = (setting.weights(), setting.models()) if setting is not None else ({}, ())
+            files = [_readable(path, stack) for path in paths]
+            trace = Trace(*files, format=format_name, speed=speed, limit=limit, weights=weights, models=models)
+            for file, _ in outputs:
+                file.touch()  # what cannot be written should be known before a long run
+            seen = [_run(name, count, trace, engine, setting) for count in counts for name in names]
+            replayed = Replayed(trace, engine, seen, setting.said(trace) if setting is not None else ())
+            for file, write in outputs:
+                file.write_text(write(replayed), encoding="utf-8")
+        except ConfigError as error:
+            click.echo(str(error), err=True)
+            sys.exit(BAD_INPUT)
+        except (TraceError, UnknownPolicyError, UnknownProfileError, OSError) as error:
+            click.echo(f"fairgate: {error}", err=True)
+            sys.exit(BAD_INPUT)
+    click.echo(as_text(replayed), nl=False)
+
+
+def _readable(name: str, stack: ExitStack) -> Path:
+    """A pipe can be read once, and a replay reads several times: what comes out of it is kept in a file meanwhile."""
+    path = Path("/dev/stdin" if name == "-" else name)
+    if path.is_file():
+        return path
+    kept = Path(stack.enter_context(TemporaryDirectory(prefix="fairgate-replay-")), path.name)
+    with path.open("rb") as pipe, kept.open("wb") as file:
+        shutil.copyfileobj(pipe, file)
+    return kept
+
+
+def _run(policy: str, count: int, trace: Trace, profile: EngineProfile, setting: _Setting | None) -> Seen:
+    """One run of the trace, with a bar for whoever looks."""
+    from simulation.replay import replay_under
+
+    profiles, engine = [profile] * count, None
+    if setting is not None:
+        profiles, engine = setting.profiles(profile, count), setting.engine(policy, count)
+    hidden = not sys.stderr.isatty()
+    with click.progressbar(length=trace.requests, label=policy, file=sys.stderr, hidden=hidden) as bar:
+        return replay_under(policy, trace, *profiles, engine=engine, ended=lambda: bar.update(1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """What one pool of a gateway's configuration decides by: policies, limits, weights, engines."""
+
+    path: Path
+    config: Config
+    pool: PoolConfig
+
+    @classmethod
+    def of(cls, path: Path, pool_name: str | None) -> _Setting:
+        """Raises ConfigError; UsageError if the pool is not clear."""
+        from gateway.config.load import Given, load_config
+
+        config = load_config(path, Given(workers=1))
+        pools = {pool.name: pool for pool in config.pools}
+        if pool_name is None and len(pools) == 1:
+            [pool_name] = pools
+        if pool_name not in pools:
+            asked = "say by --pool which one served this traffic" if pool_name is None else f"none is {pool_name!r}"
+            raise click.UsageError(f"{path} has the pools {', '.join(pools)}: {asked}")
+        return cls(path, config, pools[pool_name])
+
+    def policies(self) -> str:
+        """The pool's own, and what it is to be compared with."""
+        own = self.config.policy.name
+        return f"{BASELINE},{'fairserve' if own == BASELINE else own}"
+
+    def counts(self, asked: tuple[int, ...] | None) -> tuple[int, ...]:
+        """As many engines as the pool has; another number is compared with that."""
+        own = len(self.pool.backends)
+        if asked is None:
+            return (own,)
+        return (own, *asked) if len(asked) == 1 and asked != (own,) else asked
+
+    def weights(self) -> dict[str, float]:
+        return {tenant.name: tenant.weight for tenant in self.config.tenants}
+
+    def models(self) -> tuple[str, ...]:
+        """Whose requests are the pool's? Empty: all."""
+        return self.pool.models if len(self.config.pools) > 1 else ()
+
+    def profiles(self, profile: EngineProfile, count: int) -> list[EngineProfile]:
+        """Engines like this one that run as many requests at once as the file says."""
+        return [
+            profile if (most := backend.max_num_seqs) is None
+            else replace(profile, max_num_seqs=min(most, profile.max_num_batched_tokens))
+            for backend in self._backends(count)
+        ]  # fmt: skip
+
+    def engine(self, policy: str, count: int) -> AdmissionEngine:
+        """A new admission engine as the gateway would make it, without backends."""
+        from gateway.config.model import PolicyConfig
+        from gateway.pool.setup import admission_engine
+        from gateway.pool.shared import Shared
+
+        config = self.config
+        if policy != config.policy.name:
+            config = config.model_copy(update={"policy": PolicyConfig(name=policy)})
+        pool = self.pool.model_copy(update={"backends": self._backends(count)})
+        return admission_engine(config, pool, Shared.of(config))
+
+    def _backends(self, count: int) -> tuple[BackendConfig, ...]:
+        """Those of the pool; more are like its last one."""
+        backends = self.pool.backends
+        return (*backends[:count], *[backends[-1]] * (count - len(backends)))
+
+    def said(self, trace: Trace) -> list[str]:
+        """What an operator should know of the file and this traffic."""
+        said = [f"Limits, weights and settings are those of {self.path.name}, pool {self.pool.name}."]
+        known = {tenant.name for tenant in self.config.tenants}
+        unknown = [tenant for tenant in trace.demand if tenant not in known]
+        if known and unknown:
+            more = f" and {len(unknown) - NAMES_MAX:,} more" if len(unknown) > NAMES_MAX else ""
+            names = ", ".join(sorted(unknown)[:NAMES_MAX]) + more
+            said.append(
+                f"Not among the tenants of {self.path.name}: {names}. They keep the weight that the trace gives."
+            )
+        return said

@@ -1,0 +1,61 @@
+"""The command `fairgate usage`: who used how much? It asks the database itself, whether a gateway runs or not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from gateway.commands.keys import BAD_INPUT, loaded
+
+__all__ = ["usage"]
+
+
+@click.command()
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="The gateway's file, which has `usage:`.")
+@click.option(
+    "--database", "url", help="Instead of -c: the SQLite file, or postgresql://...; prices are not known then."
+)
+@click.option("--since", default="24h", show_default=True, help="24h, 7d, today, a day, or a time; by UTC.")
+@click.option("--until", help="The same.  [default: now]")
+@click.option("--by", default="tenant", show_default=True, help="hour, day, tenant, app, user, model; with commas.")
+@click.option("--format", "form", default="table", show_default=True, type=click.Choice(["table", "csv", "json"]))
+def usage(path: Path | None, url: str | None, since: str, until: str | None, by: str, form: str) -> None:
+    """Who used how much? Requests, tokens and time in the queue, in the hours that were asked for.
+
+    \b
+    fairgate usage -c config.yaml --since today
+    fairgate usage -c config.yaml --since 7d --by day,tenant,model --format csv
+    fairgate usage --database /var/lib/fairgate/usage.db --by user
+
+    Users are shown as in the access log: by a hash of their names.
+    """
+    from datetime import UTC, datetime
+
+    from pydantic import ValidationError
+
+    from gateway.config.usage import UsageConfig
+    from gateway.redis.errors import StoreError, StoreUnavailable
+    from gateway.usage.database import Database
+    from gateway.usage.report import FORMATS, BadQuestion, Question, read
+
+    if (path is None) == (url is None):
+        raise click.UsageError("give either -c FILE or --database URL")
+    config: UsageConfig | None
+    try:
+        config = loaded(path).usage if path is not None else UsageConfig.model_validate_strings({"url": url})
+    except ValidationError as error:
+        raise click.BadParameter(error.errors()[0]["msg"], param_hint="--database") from None
+    if config is None:
+        click.echo(f"fairgate: {path} has no `usage:`, so nothing was counted", err=True)
+        sys.exit(BAD_INPUT)
+    database = Database(config, makes=False)
+    try:
+        question = Question(since, until, by.split(",") if by else [], datetime.now(UTC))
+        click.echo(FORMATS[form](read(database, question, config.prices)), nl=False)
+    except (StoreError, BadQuestion) as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(1 if isinstance(error, StoreUnavailable) else BAD_INPUT)
+    finally:
+        database.close()

@@ -1,0 +1,173 @@
+"""What differs between two configurations, which of it needs a restart, and are they the same?
+
+A configuration is taken apart into its settings, each by its path. What has a name is found by it, so the order of a
+list is no difference: `tenants[alice].weight`, `pools[chat].backends[gpu-1].max_num_seqs`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import SecretStr
+
+from gateway.config.model import Config
+from gateway.config.section import Section
+from policies.orders.registry import POLICIES
+from policies.placements.registry import usual_placement
+
+__all__ = ["LIVE", "Change", "changes", "config_hash", "needs_restart"]
+
+SHOWN_MAX = 60
+LIVE = frozenset(
+    {
+        "access_log", "admin_token", "aliases", "apps", "cors_origins", "debug_headers", "drain_s", "interactions",
+        "limits", "log_level", "open_access", "overload", "policy", "pools", "quota", "routes", "tenants", "throttle",
+        "tls", "trusted_proxies",
+    }
+)  # fmt: skip
+"""What `Gateway.take_over` takes over. All else is bound, shared or opened once, when the gateway starts."""
+PRESENT = "present"
+SECRET = "(a secret)"
+_NAMES = ("name", "hash", "path")
+"""By which a section of a list is found again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One setting or section, before and after; None: it is not there."""
+
+    path: str
+    before: str | None
+    after: str | None
+
+    @property
+    def is_whole(self) -> bool:
+        """Is it a section that has come or gone, with all that is in it?"""
+        return PRESENT in (self.before, self.after)
+
+    def __str__(self) -> str:
+        if self.is_whole:
+            return f"{self.path}: {'removed' if self.after is None else 'added'}"
+        if SECRET in (self.before, self.after):
+            return f"{self.path}: {SECRET}, changed"
+        return f"{self.path}: {self.before or 'not set'} -> {self.after or 'not set'}"
+
+
+def changes(before: Config, after: Config) -> list[Change]:
+    """Every setting that differs, by its path. No secret is in it."""
+    old, new = _settings(before), _settings(after)
+    found: list[Change] = []
+    whole: Change | None = None
+    for path in sorted(old.keys() | new.keys(), key=_order):
+        mine, theirs = old.get(path), new.get(path)
+        if mine == theirs or (whole is not None and path.startswith((f"{whole.path}.", f"{whole.path}["))):
+            continue
+        one = Change(path, _shown(mine), _shown(theirs))
+        whole = one if one.is_whole else whole
+        found.append(one)
+    return found
+
+
+def _order(path: str) -> list[str]:
+    """What is in a section follows it at once."""
+    return path.replace("[", ".[").split(".")
+
+
+def config_hash(config: Config) -> str:
+    """The same for configurations that mean the same, on every replica: 16 hex digits."""
+    settings = {path: _plain(value) for path, value in sorted(_settings(config).items()) if value is not None}
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+
+
+def needs_restart(before: Config, found: list[Change], after: Config) -> dict[str, str]:
+    """What of these changes a running gateway cannot take over, by path, with the reason."""
+    of_replicas = {} if before.state.redis_url is None else _of_replicas(before, after)
+    reasons = {}
+    for one in found:
+        if re.split(r"[.\[]", one.path)[0] not in LIVE:
+            reasons[one.path] = "is set at the start"
+        elif one.path == "tls":
+            reasons[one.path] = "is spoken or not by every connection"
+        elif why := next((why for begins, why in of_replicas.items() if one.path.startswith(begins)), ""):
+            reasons[one.path] = why
+    return reasons
+
+
+def _of_replicas(before: Config, after: Config) -> dict[str, str]:
+    """By the beginnings of paths: what replicas count together must be counted alike by all of them."""
+    common = "is what replicas count together by: restart all of them"
+    reasons = {"policy": common, "throttle": common}
+    if _normal_service(before) != _normal_service(after):
+        reasons["apps["] = common
+    if not _has_quota(before) and _has_quota(after):
+        first = "is the first limit, and replicas count limits together from the start on"
+        reasons |= {"quota": first, "tenants[": first}
+    sizes, sizes_after = ({pool.name: len(pool.backends) for pool in config.pools} for config in (before, after))
+    for name in sizes.keys() ^ sizes_after.keys():
+        reasons[f"pools[{name}]"] = "replicas share a pool from its start on"
+    if after.policy.placement is None and POLICIES[after.policy.name].placement is None:
+        for name in sizes.keys() & sizes_after.keys():
+            if usual_placement(sizes[name]) != usual_placement(sizes_after[name]):
+                reasons[f"pools[{name}].backends["] = (
+                    "changes the usual placement, which replicas tell each other of: name one, as policy.placement"
+                )
+    return reasons
+
+
+def _normal_service(config: Config) -> dict[str, object]:
+    return {app.name: app.normal_service for app in config.apps if app.normal_service is not None}
+
+
+def _has_quota(config: Config) -> bool:
+    sections = [config.quota, *[tenant.quota for tenant in config.tenants if tenant.quota is not None]]
+    return any(value is not None for section in sections for value in section.model_dump().values())
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    _take_apart(config, "", found)
+    return found
+
+
+def _take_apart(section: Section, path: str, found: dict[str, Any]) -> None:
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        place = f"{path}.{name}" if path else name
+        if isinstance(value, Section):
+            found[place] = PRESENT
+            _take_apart(value, place, found)
+        elif isinstance(value, tuple) and value and isinstance(value[0], Section):
+            for one in value:
+                item = f"{place}[{_name(one)}]"
+                found[item] = PRESENT
+                _take_apart(one, item, found)
+        elif isinstance(value, dict):
+            found.update({f"{place}[{name}]": one for name, one in value.items()})
+        else:
+            found[place] = value if value != () else None  # an empty list of sections is none of them
+
+
+def _name(section: Section) -> str:
+    return next(str(value) for name in _NAMES if (value := getattr(section, name, None)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # 30 and 30.0 are the same setting
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _shown(value: Any) -> str | None:
+    """In short, and without a secret; None where there is nothing."""
+    if value is None:
+        return None
+    if isinstance(value, SecretStr):
+        return SECRET
+    text = json.dumps(_plain(value)) if isinstance(value, tuple | bool) else str(_plain(value))
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."

@@ -1,0 +1,139 @@
+"""Change without a restart: read the config again and go on under it, or keep the old one and say why not.
+
+SIGHUP, `POST /reload` and `fairgate reload` all end here. The whole file counts or none of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily, Metric
+
+from gateway.config.changes import changes, config_hash, needs_restart
+from gateway.config.load import ConfigError
+from gateway.pool.pools import CannotTakeOver
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+    from gateway.config.model import Config
+
+__all__ = ["Reloaded", "Reloading"]
+
+logger = logging.getLogger("fairgate")
+
+CHANGES_LOGGED_MAX = 20
+
+
+class Reloaded:
+    """What came of it. `outcome`: changed, unchanged or refused; `why_not` says why it was refused, in lines."""
+
+    def __init__(self, outcome: str, config_hash: str, found: Sequence[str] = (), why_not: Sequence[str] = ()) -> None:
+        self.outcome = outcome
+        self.config_hash = config_hash
+        self.changes = list(found)
+        self.why_not = list(why_not)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "outcome": self.outcome,
+            "hash": self.config_hash,
+            "changes": self.changes,
+            "why_not": self.why_not,
+        }
+
+
+class Reloading:
+    """One gateway's config, as its file says it now, and how the last attempt to take it over ended."""
+
+    def __init__(
+        self, gateway: Gateway, load: Callable[[], Config] | None, ask_others: Callable[[], None] | None = None
+    ) -> None:
+        """`load` reads the file anew, or raises ConfigError; None: there is no file. `ask_others`: has the other
+        workers do the same."""
+        self._gateway = gateway
+        self._load = load
+        self._ask_others = ask_others
+        self._turn = asyncio.Lock()
+        self.hash = config_hash(gateway.config)
+        self.succeeded = True
+        self.loaded_s = time.time()
+        """When the config was read that is in force, in seconds since the epoch."""
+        gateway.metrics.registry.register(self)
+
+    async def run(self, *, everywhere: bool = False) -> Reloaded:
+        """Read, compare, and take over what is new. The access log is opened anew, and so is the certificate.
+
+        `everywhere`: at the other workers, too.
+        """
+        async with self._turn:
+            reloaded = await self._run()
+        self.succeeded = reloaded.outcome != "refused"
+        _log(reloaded)
+        if everywhere and self.succeeded and self._ask_others is not None:
+            self._ask_others()
+        return reloaded
+
+    async def _run(self) -> Reloaded:
+        gateway, before = self._gateway, self._gateway.config
+        if not gateway.is_running:
+            return self._refused([], ["the gateway is starting or ending: try again"])
+        try:
+            gateway.reopen_log(before.access_log)  # whoever moves it away sends a signal
+        except OSError as error:
+            logger.error("the access log goes on where it was: %s", error)
+        gateway.reload_certificates()
+        if self._load is None:
+            return Reloaded("unchanged", self.hash, why_not=["there is no file: it was started with --backend"])
+        try:
+            config = await asyncio.to_thread(self._load)
+        except ConfigError as error:
+            return self._refused([], [str(fault) for fault in error.faults])
+        found = changes(before, config)
+        words = [str(one) for one in found]
+        if not found:
+            self.loaded_s = time.time()
+            return Reloaded("unchanged", self.hash)
+        fixed = needs_restart(before, found, config)
+        if fixed:
+            return self._refused(words, [f"{path} {why}: it needs a restart" for path, why in fixed.items()])
+        try:
+            await gateway.take_over(config)
+        except CannotTakeOver as error:
+            return self._refused(words, [str(error)])
+        self.hash, self.loaded_s = config_hash(config), time.time()
+        return Reloaded("changed", self.hash, words)
+
+    def _refused(self, found: Sequence[str], why_not: Sequence[str]) -> Reloaded:
+        return Reloaded("refused", self.hash, found, why_not)
+
+    def collect(self) -> Iterator[Metric]:
+        """What the page of metrics says of it, and which backends get nothing new."""
+        success = GaugeMetricFamily("fairgate_config_reload_success", "1 if the config was taken when last asked to.")
+        success.add_metric([], self.succeeded)
+        loaded = GaugeMetricFamily("fairgate_config_reload_timestamp_seconds", "When the config in force was read.")
+        loaded.add_metric([], self.loaded_s)
+        which = InfoMetricFamily("fairgate_config", "Which config is in force: the same hash, the same settings.")
+        which.add_metric([], {"hash": self.hash})
+        draining = GaugeMetricFamily(
+            "fairgate_backend_draining", "1 while nothing new goes there by will.", labels=["pool", "backend"]
+        )
+        for pool in list(self._gateway.pools):
+            for name, backend in list(pool.backends.items()):
+                draining.add_metric([pool.name, name], backend.drained or backend.leaving)
+        yield from (success, loaded, which, draining)
+
+
+def _log(reloaded: Reloaded) -> None:
+    if reloaded.outcome == "refused":
+        logger.error("the config is not reloaded, the one before stays: %s", "; ".join(reloaded.why_not))
+        return
+    if reloaded.outcome == "unchanged":
+        logger.info("the config is as it was (%s): nothing is changed", reloaded.config_hash)
+        return
+    shown, more = reloaded.changes[:CHANGES_LOGGED_MAX], len(reloaded.changes) - CHANGES_LOGGED_MAX
+    rest = f"; and {more} more" if more > 0 else ""
+    logger.info("the config is reloaded (%s): %s%s", reloaded.config_hash, "; ".join(shown), rest)

@@ -1,0 +1,50 @@
+"""Who used how much? /usage of the admin listener, with the answer that `fairgate usage --format json` gives."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from gateway.redis.errors import StoreError
+from gateway.usage.database import Database
+from gateway.usage.report import BadQuestion, Question, read
+
+if TYPE_CHECKING:
+    from gateway.app import Gateway
+
+__all__ = ["usage_routes"]
+
+
+def usage_routes(gateway: Gateway) -> list[web.RouteDef]:
+    one_at_a_time = asyncio.Lock()
+
+    async def usage(request: web.Request) -> web.Response:
+        config = gateway.config.usage
+        if config is None:
+            return web.json_response({"error": "the config has no `usage:`, so nothing is counted"}, status=404)
+        asked = request.query
+        names = [name for name in asked.get("by", "tenant").split(",") if name]
+        try:
+            question = Question(asked.get("since", "24h"), asked.get("until"), names, datetime.now(UTC))
+            async with one_at_a_time:
+                answer = await asyncio.to_thread(answered, question)
+        except BadQuestion as error:
+            return web.json_response({"error": str(error)}, status=400)
+        except StoreError as error:
+            return web.json_response({"error": str(error)}, status=503)
+        return web.Response(text=answer, content_type="application/json")
+
+    def answered(question: Question) -> str:
+        """By a connection of its own: what is written must not wait for a long answer."""
+        config = gateway.config.usage
+        assert config is not None
+        database = Database(config, makes=False)
+        try:
+            return read(database, question, config.prices).as_json()
+        finally:
+            database.close()
+
+    return [web.get("/usage", usage)]

@@ -1,0 +1,82 @@
+"""What does the config say for the admission engine of one pool, and by which policy?"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from gateway.config.model import Config, PoolConfig
+from gateway.pool.shared import Shared
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.admission.policy import Policy
+from policies.admission.takeover import Setup
+from policies.capacity.gauges import CapacitySettings
+from policies.orders.registry import POLICIES
+from policies.placements.prefix_index import PrefixIndex
+from policies.placements.registry import usual_placement
+from policies.queue.bounds import QueueLimits
+
+__all__ = ["Terms", "admission_engine", "policy_by", "policy_terms", "setup_of"]
+
+
+def setup_of(gateway: Config, pool: PoolConfig, shared: Shared, policy: Policy | None) -> Setup:
+    """`policy`: another one to go on with; None: the present one."""
+    limits, capacity = gateway.limits, pool.capacity
+    return Setup(
+        policy=policy,
+        slots={backend.name: backend.max_num_seqs for backend in pool.backends},
+        limits=QueueLimits(
+            limits.queue_requests_max,
+            limits.queue_bytes_max,
+            limits.queue_wait_s_max,
+            limits.attempts_max,
+            limits.queue_wait_s_max_inside,
+        ),
+        capacity=CapacitySettings(
+            waiting_target=capacity.waiting_target,
+            kv_ceiling=capacity.kv_ceiling,
+            headroom=capacity.headroom,
+            concurrency_max=capacity.max_concurrency,
+            part=1.0 if gateway.state.redis_url is not None else 1 / gateway.workers,
+        ),
+        overload=gateway.overload.settings(),
+        interactions=shared.interactions,
+        quotas=shared.quotas,
+    )
+
+
+def admission_engine(gateway: Config, pool: PoolConfig, shared: Shared) -> AdmissionEngine:
+    """What decides for a pool, by its configuration; it has no backends yet."""
+    setup = setup_of(gateway, pool, shared, None)
+    return AdmissionEngine(
+        policy_by(policy_terms(gateway, len(pool.backends)), len(pool.backends)),
+        limits=setup.limits,
+        capacity=setup.capacity,
+        overload=setup.overload,
+        interactions=setup.interactions,
+        quotas=setup.quotas,
+    )
+
+
+class Terms(NamedTuple):
+    """By what is a policy made? One made by the same terms decides the same."""
+
+    name: str
+    placement: str
+    settings: dict[str, Any]
+
+
+def policy_terms(gateway: Config, engines: int) -> Terms:
+    """Those of the configured policy, with what other sections of the config say for it."""
+    settings, entry = gateway.policy.settings(), POLICIES[gateway.policy.name]
+    known = {one.name for one in fields(entry.params)}
+    if "weights" in known:
+        settings["weights"] = {app.name: app.normal_service for app in gateway.apps if app.normal_service is not None}
+    if "throttle" in known:
+        settings["throttle"] = gateway.throttle.settings()
+    return Terms(gateway.policy.name, gateway.policy.placement or entry.placement or usual_placement(engines), settings)
+
+
+def policy_by(terms: Terms, engines: int, prefixes: PrefixIndex | None = None) -> Policy:
+    return named_policy(terms.name, engines=engines, placement=terms.placement, prefixes=prefixes, **terms.settings)

@@ -1,0 +1,75 @@
+"""Which streams have waited so long for their first byte that their clients must hear something?
+
+A load balancer between client and gateway closes what is silent for long, 60 s as a rule. One timer serves all streams
+of a pool: each is told after the same time, so they are due in the order in which they came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+__all__ = ["Place", "WaitingStreams"]
+
+TIMER_S_MIN: Final = 0.05
+"""The timer goes off at most so often: what is due within this time is told together."""
+
+
+class Waits(Protocol):
+    """A stream of which nothing has reached its client."""
+
+    def say_waiting(self) -> None: ...
+
+
+class Place:
+    """One stream among those that wait; left as soon as something of its answer is there."""
+
+    __slots__ = ("due_s", "stream")
+
+    def __init__(self, due_s: float, stream: Waits) -> None:
+        self.due_s = due_s
+        self.stream: Waits | None = stream
+
+    def leave(self) -> None:
+        self.stream = None
+
+
+class WaitingStreams:
+    """The streams of one pool that wait for their first byte, and the timer that tells them every `interval_s`."""
+
+    def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
+        self.interval_s = interval_s
+        self._clock = clock
+        self._places: deque[Place] = deque()
+        """By when they are due. Those that were left go when their time comes."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, stream: Waits, since_s: float) -> Place:
+        """It waits since then, on the clock. Must be told to `leave` its place."""
+        place = Place(since_s + self.interval_s, stream)
+        self._places.append(place)
+        if self._timer is None:
+            self._arm(place.due_s - self._clock())
+        return place
+
+    def _arm(self, delay_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(max(TIMER_S_MIN, delay_s), self._tell)
+
+    def _tell(self) -> None:
+        self._timer = None
+        now = self._clock()
+        places = self._places
+        while places and (places[0].due_s <= now or places[0].stream is None):
+            place = places.popleft()
+            stream = place.stream
+            if stream is not None:
+                place.due_s = now + self.interval_s
+                places.append(place)
+                stream.say_waiting()
+        if places:
+            self._arm(places[0].due_s - now)

@@ -1,0 +1,120 @@
+"""What was used, by whom and of which model, since it was last written down? Sums in memory, one for each hour and key.
+
+Runs for every request, so it only adds numbers. What there are many of is bounded: the users of a tenant in an hour,
+the tenants of an hour, and the sums that wait to be written.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from gateway.telemetry.record import Outcome, Record
+
+__all__ = ["HOUR_S", "OTHERS", "OTHER_USERS", "Sums", "Tally", "UsageCounts"]
+
+HOUR_S: Final = 3600
+OTHERS: Final = "other"
+TENANTS_MAX: Final = 10_000
+"""Of one hour; with open access, whoever makes up a key is a tenant."""
+SUMS_MAX: Final = 50_000
+OTHER_USERS: Final = OTHERS * 26
+"""Stands for the users beyond those that are told apart. Longer than what is kept of any user's name."""
+
+Key = tuple[int, str, str, str, str]
+"""Hour (since the epoch), tenant, app, user and model."""
+
+
+class Tally:
+    """What was used under one key."""
+
+    __slots__ = ("cached", "input", "output", "queue_us", "refused", "requests", "wasted")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.refused = 0
+        self.input = 0
+        self.cached = 0
+        self.output = 0
+        self.wasted = 0
+        """Tokens that had been spent in interactions which were then cut."""
+        self.queue_us = 0
+        """Time in the queue, in microseconds, summed as the access log rounds it: to hundredths of a millisecond."""
+
+
+Sums = dict[Key, Tally]
+
+
+class UsageCounts:
+    """Adds up the requests that end, until somebody takes the sums away to write them."""
+
+    __slots__ = ("_hour", "_seen", "_sums", "_sums_max", "_users_max", "requests_dropped")
+
+    def __init__(self, users_max: int, sums_max: int = SUMS_MAX) -> None:
+        """`users_max`: of one tenant in one hour; the rest are one user. Beyond `sums_max` sums nobody new is told
+        apart from them; beyond twice as many there are no new sums at all."""
+        self.requests_dropped = 0
+        """Requests that no sum has, since there was no room for another sum."""
+        self._users_max = users_max
+        self._sums_max = sums_max
+        self._sums: Sums = {}
+        self._hour = 0
+        self._seen: dict[str, set[str]] = {}
+        """The users of each tenant in this hour."""
+
+    def __len__(self) -> int:
+        return len(self._sums)
+
+    def ended(self, record: Record) -> None:
+        """A request ended, in whatever way. Every request that has a line in the access log is counted here."""
+        request = record.request
+        is_refused = record.outcome == Outcome.REFUSED
+        # What a client asks for may be no model at all: only of what came to a pool is it known that it is one.
+        model = record.model if record.pool or not is_refused else ""
+        user = "" if request is None else request.flow.user
+        key = (int(time.time()) // HOUR_S, record.tenant, record.app, user, model)
+        tally = self._sums.get(key)
+        if tally is None:
+            tally = self._bounded(key)
+            if tally is None:
+                self.requests_dropped += 1
+                return
+        service = record.service
+        tally.requests += 1
+        tally.input += service.prompt
+        tally.cached += service.cached or 0
+        tally.output += service.output
+        tally.queue_us += int(record.queue_s * 100_000 + 0.5) * 10
+        if is_refused:
+            tally.refused += 1
+            if request is not None:
+                tally.wasted += request.progress.wasted_tokens
+
+    def take(self) -> Sums:
+        """All that was added since the last time."""
+        sums, self._sums = self._sums, {}
+        return sums
+
+    def _bounded(self, key: Key) -> Tally | None:
+        """A sum for a key that has none, or that of the others. None: there is no room."""
+        hour, tenant, app, user, model = key
+        if hour != self._hour:
+            self._hour, self._seen = hour, {}
+        users = self._seen.get(tenant)
+        if users is None:
+            if len(self._seen) < TENANTS_MAX:
+                users = self._seen[tenant] = set()
+            else:
+                tenant, user, users = OTHERS, "", set()
+        if user and user not in users:
+            if len(users) < self._users_max:
+                users.add(user)
+            else:
+                user = OTHER_USERS
+        if len(self._sums) >= self._sums_max:
+            user = OTHER_USERS
+        key = (hour, tenant, app, user, model)
+        tally = self._sums.get(key)
+        if tally is None and len(self._sums) < 2 * self._sums_max:
+            tally = self._sums[key] = Tally()
+        return tally

@@ -1,0 +1,211 @@
+"""Where is it written down? One connection to SQLite or PostgreSQL, in the words that both understand.
+
+Used by one thread at a time, and not by the loop's. Statements have %s for their values.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from gateway.config.usage import UsageConfig
+from gateway.redis.errors import StoreError, StoreRefused, StoreUnavailable
+
+__all__ = ["Database", "Transaction", "place_of"]
+
+LAYOUT = "1"
+CONNECT_S = 3
+ANSWER_S = 5
+"""How long a statement may take, and how long a server may give no sign of life."""
+BUSY_S = 2.0
+"""How long SQLite waits for another process that writes."""
+
+_TABLES = (
+    """CREATE TABLE IF NOT EXISTS fairgate_usage (
+        hour_s BIGINT NOT NULL, tenant TEXT NOT NULL, app TEXT NOT NULL, end_user TEXT NOT NULL, model TEXT NOT NULL,
+        requests BIGINT NOT NULL, refused BIGINT NOT NULL, input_tokens BIGINT NOT NULL, cached_tokens BIGINT NOT NULL,
+        output_tokens BIGINT NOT NULL, wasted_tokens BIGINT NOT NULL, queue_us BIGINT NOT NULL,
+        PRIMARY KEY (hour_s, tenant, app, end_user, model)
+    )""",
+    """CREATE TABLE IF NOT EXISTS fairgate_writers (
+        writer TEXT PRIMARY KEY, batch BIGINT NOT NULL, written_s BIGINT NOT NULL
+    )""",
+    "CREATE TABLE IF NOT EXISTS fairgate_keys (hash TEXT PRIMARY KEY, entry TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS fairgate_notes (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+)
+_NOTE_LAYOUT = "INSERT INTO fairgate_notes VALUES ('layout', %s) ON CONFLICT (name) DO NOTHING"
+_READ_LAYOUT = "SELECT value FROM fairgate_notes WHERE name = 'layout'"
+
+
+def place_of(config: UsageConfig) -> str:
+    """The database as it may be shown: without a password."""
+    text = config.url.get_secret_value()
+    scheme, is_url, rest = text.partition("://")
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}" if is_url else text
+
+
+class Transaction:
+    """What is done in one step, or not at all."""
+
+    def __init__(self, cursor: Any, mark: str) -> None:
+        self._cursor = cursor
+        self._mark = mark
+
+    def ask(self, statement: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """The rows that it finds."""
+        self._cursor.execute(statement.replace("%s", self._mark), values)
+        return list(self._cursor.fetchall())
+
+    def do(self, statement: str, values: Sequence[object] = ()) -> int:
+        """How many rows it changed."""
+        self._cursor.execute(statement.replace("%s", self._mark), values)
+        return int(self._cursor.rowcount)
+
+    def do_each(self, statement: str, rows: Iterable[Sequence[object]]) -> None:
+        self._cursor.executemany(statement.replace("%s", self._mark), rows)
+
+
+class _Kind(Protocol):
+    """What is different between the two."""
+
+    mark: str
+    begin: str
+    """A transaction that writes."""
+
+    def connect(self) -> Any: ...
+
+    def fault(self, error: Exception) -> StoreError | None:
+        """What an error means; None: it is none of the database's."""
+
+
+class Database:
+    """Connects when it is asked something, and again after a fault."""
+
+    def __init__(self, config: UsageConfig, *, makes: bool = True) -> None:
+        """`makes`: a file, or tables, that are not there are made; otherwise that is StoreRefused."""
+        url = config.url.get_secret_value()
+        self._kind: _Kind = _PostgreSql(url) if config.is_server else _Sqlite(Path(url), makes=makes)
+        self._place = place_of(config)
+        self._makes = makes
+        self._connection: Any = None
+
+    @contextmanager
+    def transaction(self, *, writes: bool = True) -> Iterator[Transaction]:
+        """Committed at its end, undone if that is an error. Raises StoreUnavailable or StoreRefused; after that it may
+        have been committed all the same."""
+        kind = self._kind
+        try:
+            if self._connection is None:
+                self._connection = kind.connect()
+                self._prepare()
+            with closing(self._connection.cursor()) as cursor:
+                cursor.execute(kind.begin if writes else "BEGIN")
+                yield Transaction(cursor, kind.mark)
+                cursor.execute("COMMIT")
+        except BaseException as error:
+            self.close()
+            fault = kind.fault(error) if isinstance(error, Exception) else None
+            if fault is None:
+                raise
+            raise type(fault)(f"{self._place}: {fault}") from error
+
+    def close(self) -> None:
+        """Nothing is open after this; what was begun is undone."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _prepare(self) -> None:
+        with closing(self._connection.cursor()) as cursor:
+            step = Transaction(cursor, self._kind.mark)
+            if self._makes:
+                step.do(self._kind.begin)
+                if isinstance(self._kind, _PostgreSql):
+                    step.ask("SELECT pg_advisory_xact_lock(20260117)")  # two that make the same table are in conflict
+                for table in _TABLES:
+                    step.do(table)
+                step.do(_NOTE_LAYOUT, (LAYOUT,))
+                step.do("COMMIT")
+            [(layout,)] = step.ask(_READ_LAYOUT) or [("none",)]
+        if layout != LAYOUT:
+            raise StoreRefused(
+                f"has tables of layout {layout}, and this version writes layout {LAYOUT}: give it a database of its own"
+            )
+
+
+class _Sqlite:
+    mark = "?"
+    begin = "BEGIN IMMEDIATE"
+
+    def __init__(self, path: Path, *, makes: bool) -> None:
+        self._path = path
+        self._makes = makes
+
+    def connect(self) -> sqlite3.Connection:
+        if self._makes:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))  # hashes of keys: for the owner only
+        elif not self._path.is_file():
+            raise StoreRefused("there is no such file: no gateway has written it yet")
+        connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")  # who reads does not keep the gateway from writing
+            connection.execute("PRAGMA synchronous = FULL")
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
+
+    def fault(self, error: Exception) -> StoreError | None:
+        if isinstance(error, StoreError):
+            return error
+        if isinstance(error, OSError):
+            return StoreUnavailable(error.strerror or str(error))
+        if not isinstance(error, sqlite3.Error):
+            return None
+        if error.sqlite_errorname in ("SQLITE_NOTADB", "SQLITE_CORRUPT"):
+            return StoreRefused(f"{error}; move it away, and a new one is made")
+        return StoreUnavailable(f"{error} ({error.sqlite_errorname})")
+
+
+class _PostgreSql:
+    mark = "%s"
+    begin = "BEGIN"
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def connect(self) -> Any:
+        try:
+            import psycopg
+        except ImportError as error:
+            raise StoreRefused("needs psycopg: pip install 'fairgate[postgresql]'") from error
+        bounds: dict[str, Any] = {
+            "connect_timeout": CONNECT_S,
+            "tcp_user_timeout": ANSWER_S * 1000,
+            "keepalives_idle": ANSWER_S,
+            "keepalives_interval": 1,
+            "keepalives_count": ANSWER_S,
+            "options": f"-c statement_timeout={ANSWER_S * 1000} -c lock_timeout={ANSWER_S * 1000}",
+            "application_name": "fairgate",
+        }
+        try:
+            where = psycopg.conninfo.conninfo_to_dict(self._url)
+        except psycopg.Error:  # what it says may repeat the password
+            raise StoreRefused("is no url that PostgreSQL understands") from None
+        return psycopg.connect(**{**bounds, **where}, autocommit=True)
+
+    def fault(self, error: Exception) -> StoreError | None:
+        if isinstance(error, StoreError):
+            return error
+        import psycopg
+
+        if not isinstance(error, psycopg.Error):
+            return None
+        text = " ".join(str(error).split())
+        passes = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
+        return StoreUnavailable(text) if passes else StoreRefused(text)

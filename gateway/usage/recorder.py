@@ -1,0 +1,161 @@
+"""Who writes down what was used? Every half second, in batches that count once however often they are sent.
+
+While the database cannot be reached, the batch that was under way is sent again, and what comes meanwhile is added up
+in memory: there is one sum for each hour and key, so hours of it are small.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Iterator
+from functools import partial
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from gateway.config.usage import UsageConfig
+from gateway.redis.errors import StoreError, StoreUnavailable
+from gateway.usage.counts import UsageCounts
+from gateway.usage.database import Database
+from gateway.usage.thread import CLOSE_S, DatabaseThread
+from gateway.usage.written import Batch, add, forget, tokens_by_tenant
+from policies.limits.quotas import DAY_S, Quotas
+
+__all__ = ["UsageRecorder"]
+
+logger = logging.getLogger("fairgate")
+
+FLUSH_S = 0.5
+FORGET_S = 3600.0
+
+
+class UsageRecorder:
+    """Counts what one gateway is used for, and writes it down. `open`, `keep` in the background, then `close`."""
+
+    def __init__(self, config: UsageConfig, quotas: Quotas | None, part: int) -> None:
+        """`quotas`: limits of a day, which go on from what is written down; None: they need not. `part`: of every limit
+        the gateway has one of so many equal parts."""
+        self.counts = UsageCounts(config.users_max)
+        self.database = DatabaseThread(config)
+        self.fault: str | None = None
+        """Why was nothing written the last time? None: it was."""
+        self.batches_written = 0
+        self._config = config
+        self._quotas = quotas
+        self._part = part
+        self._writer = secrets.token_hex(8)
+        self._numbered = 0
+        self._batch: Batch | None = None
+        """What was taken and is not known to be written."""
+        self._dropped_said = 0
+        self._forgot_s = float("-inf")
+        self._has_gone_on = False
+        self._is_closed = False
+
+    async def open(self) -> None:
+        """Connect, and let limits go on. StoreRefused if the database is not one to be used; one that is down does not
+        matter."""
+        if self._quotas is not None:
+            # From here on a day is one of UTC, whose hours are written down.
+            self._quotas.day.epoch_s = time.time() - time.monotonic()
+            self._quotas.day.begin_anew()
+        try:
+            await self._go_on()
+        except StoreUnavailable as error:
+            self._failed(str(error))
+
+    async def keep(self) -> None:
+        """Write every half second, until cancelled."""
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            try:
+                await self.flush()
+            except Exception:
+                logger.exception("usage could not be written")  # whatever it was: the next batch may be better
+
+    async def flush(self) -> None:
+        """Write what was counted so far, after what could not be written before."""
+        self._say_what_was_dropped()
+        try:
+            await self._go_on()
+            while self._batch is not None or len(self.counts):
+                self._batch = self._batch or self._next()
+                await self.database.do(partial(add, batch=self._batch, now_s=int(time.time())))
+                self._batch = None
+                self.batches_written += 1
+            await self._forget()
+        except StoreError as error:
+            self._failed(str(error))
+            return
+        if self.fault is not None:
+            logger.info("usage is written again: %s", self.database.place)
+            self.fault = None
+
+    async def close(self) -> None:
+        """Write the rest, if that can be done soon."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self.flush()
+        except TimeoutError:
+            pass
+        rest = [self.counts.take(), self._batch.sums if self._batch is not None else {}]
+        self._batch = None
+        if lost := sum(tally.requests for sums in rest for tally in sums.values()):
+            logger.warning(
+                "the usage of %d requests was not written (%s); their lines in the access log remain", lost, self.fault
+            )
+        await self.database.close(CLOSE_S)
+
+    def collect(self) -> Iterator[Metric]:
+        """As a registry of metrics asks for it."""
+        written = GaugeMetricFamily("fairgate_usage_written", "1 while usage is written, 0 while it is kept in memory.")
+        written.add_metric([], self.fault is None)
+        waiting = GaugeMetricFamily("fairgate_usage_waiting_sums", "Sums of usage that are not written yet.")
+        waiting.add_metric([], len(self.counts) + (0 if self._batch is None else len(self._batch.sums)))
+        dropped = CounterMetricFamily("fairgate_usage_requests_dropped", "Requests for which no sum had room.")
+        dropped.add_metric([], self.counts.requests_dropped)
+        yield from (written, waiting, dropped)
+
+    def _next(self) -> Batch:
+        self._numbered += 1
+        return Batch(self._writer, self._numbered, self.counts.take())
+
+    async def _go_on(self) -> None:
+        """Limits of a day go on from what is written down, once: before anything of this run is."""
+        if self._has_gone_on:
+            return
+        day_s = int(DAY_S)
+        today_s = int(time.time()) // day_s * day_s
+
+        def read(database: Database) -> tuple[dict[str, int], dict[str, int]]:
+            with database.transaction(writes=False) as step:
+                before = tokens_by_tenant(step, today_s - day_s, today_s)
+                return before, tokens_by_tenant(step, today_s, today_s + day_s)
+
+        before, today = await self.database.do(read)
+        self._has_gone_on = True
+        if self._quotas is not None:
+            for tenant in before.keys() | today.keys():
+                parts = before.get(tenant, 0) // self._part, today.get(tenant, 0) // self._part
+                self._quotas.go_on(tenant, *parts, time.monotonic())
+
+    async def _forget(self) -> None:
+        now = time.monotonic()
+        if now - self._forgot_s >= FORGET_S:
+            self._forgot_s = now
+            await self.database.do(partial(forget, now_s=int(time.time()), keep_days=self._config.keep_days))
+
+    def _failed(self, why: str) -> None:
+        if self.fault is None:
+            logger.warning("usage is not written, and kept in memory until it can be: %s", why)
+        self.fault = why
+
+    def _say_what_was_dropped(self) -> None:
+        dropped, self._dropped_said = self.counts.requests_dropped - self._dropped_said, self.counts.requests_dropped
+        if dropped:
+            logger.warning("no room for the usage of %d requests; their lines in the access log remain", dropped)

@@ -1,0 +1,209 @@
+"""Who used how much, and when? Sums of what is written down, by whatever one asks for."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from gateway.config.usage import PriceConfig
+from gateway.usage.database import Database
+
+__all__ = ["DIMENSIONS", "FORMATS", "BadQuestion", "Question", "Report", "Row", "read"]
+
+ROWS_MAX = 100_000
+_COLUMNS = {
+    "hour": "hour_s",
+    "day": "hour_s / 86400 * 86400",
+    "tenant": "tenant",
+    "app": "app",
+    "user": "end_user",
+    "model": "model",
+}
+DIMENSIONS = tuple(_COLUMNS)
+_MEASURES = ("requests", "refused", "input_tokens", "cached_tokens", "output_tokens", "wasted_tokens", "queue_s")
+
+
+class BadQuestion(ValueError):
+    """The message says what cannot be asked, and what can."""
+
+
+class Question:
+    """From when, until when, and by what? Times are whole hours, in seconds since the epoch."""
+
+    def __init__(self, since: str, until: str | None, by: Sequence[str], now: datetime) -> None:
+        """`since` and `until`: 24h or 7d before `now`, today, a day or a time. Raises BadQuestion."""
+        for name in by:
+            if name not in DIMENSIONS:
+                raise BadQuestion(f"by: {name[:50]!r} is none of: {', '.join(DIMENSIONS)}")
+        if len(set(by)) < len(by):
+            raise BadQuestion("by: names the same thing twice")
+        self.by = tuple(by)
+        self.since = _moment(since, now)
+        self.until = now if until is None else _moment(until, now)
+        if self.since > self.until:
+            raise BadQuestion(f"since: {_text(self.since)} is after {_text(self.until)}")
+
+    @property
+    def hours_s(self) -> tuple[int, int]:
+        """When the first hour begins, and when the last one ends: whole hours that touch the time."""
+        return int(self.since.timestamp()) // 3600 * 3600, -int(-self.until.timestamp() // 3600) * 3600
+
+
+def _moment(text: str, now: datetime) -> datetime:
+    if found := re.fullmatch(r"([0-9]{1,5})([hd])", text):
+        return now - timedelta(hours=int(found[1]) * (24 if found[2] == "d" else 1))
+    if text == "today":
+        return now.replace(hour=0, minute=0, second=0, microsecond=0)
+    try:
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise BadQuestion(
+            f"{text[:50]!r} is no time: write 24h, 7d, today, a day such as 2027-01-31 (by UTC) or 2027-01-31T12:00Z"
+        ) from None
+
+
+def _text(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%MZ}"
+
+
+class Row:
+    """What was used by one of those that were asked for."""
+
+    __slots__ = ("by", "cost", *_MEASURES)
+
+    def __init__(self, by: tuple[str, ...]) -> None:
+        self.by = by
+        self.requests = self.refused = 0
+        self.input_tokens = self.cached_tokens = self.output_tokens = self.wasted_tokens = 0
+        self.queue_s = 0.0
+        self.cost: float | None = 0.0
+        """None: the price of a model is not known."""
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+    def add(self, sums: Sequence[int], price: PriceConfig | None) -> None:
+        """One more sum, in the order of the columns, of a model with this price."""
+        requests, refused, prompt, cached, output, wasted, queue_us = map(int, sums)
+        self.requests += requests
+        self.refused += refused
+        self.input_tokens += prompt
+        self.cached_tokens += cached
+        self.output_tokens += output
+        self.wasted_tokens += wasted
+        self.queue_s += queue_us / 1e6
+        if price is None:
+            self.cost = None if prompt or output else self.cost
+        elif self.cost is not None:
+            per_cached = price.input if price.cached is None else price.cached
+            self.cost += ((prompt - cached) * price.input + cached * per_cached + output * price.output) / 1e6
+
+    def measures(self, *, has_prices: bool) -> dict[str, float | int | None]:
+        found: dict[str, float | int | None] = {name: getattr(self, name) for name in _MEASURES}
+        found["queue_s"] = round(self.queue_s, 3)
+        if has_prices:
+            found["cost"] = None if self.cost is None else round(self.cost, 6)
+        return found
+
+
+class Report:
+    """The answer: its rows, those that used most first (of each hour or day), and what they are together."""
+
+    def __init__(self, question: Question, rows: list[Row], total: Row, *, has_prices: bool) -> None:
+        self.question = question
+        self.rows = rows
+        self.total = total
+        self.has_prices = has_prices
+
+    def as_json(self) -> str:
+        since_s, until_s = self.question.hours_s
+        rows = [
+            {**dict(zip(self.question.by, row.by, strict=True)), **row.measures(has_prices=self.has_prices)}
+            for row in self.rows
+        ]
+        answer = {
+            "since": _text(datetime.fromtimestamp(since_s, UTC)),
+            "until": _text(datetime.fromtimestamp(until_s, UTC)),
+            "by": self.question.by,
+            "rows": rows,
+            "total": self.total.measures(has_prices=self.has_prices),
+        }
+        return json.dumps(answer, indent=2) + "\n"
+
+    def as_csv(self) -> str:
+        """One line for each row, without the total: sums are for whoever reads it."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([*self.question.by, *self.total.measures(has_prices=self.has_prices)])
+        for row in self.rows:
+            writer.writerow([*row.by, *row.measures(has_prices=self.has_prices).values()])
+        return text.getvalue()
+
+    def as_table(self) -> str:
+        """For people: numbers in groups of three, and the total last."""
+        names = [*self.question.by, *self.total.measures(has_prices=self.has_prices)]
+        total = ["total", *[""] * (len(self.question.by) - 1)] if self.question.by else []
+        lines = [names] + [[each or "-" for each in row.by] + self._words(row) for row in self.rows]
+        if self.question.by:
+            lines.append(total + self._words(self.total))
+        widths = [max(len(line[column]) for line in lines) for column in range(len(names))]
+        labels = len(self.question.by)
+        return "".join(
+            "  ".join(
+                cell.ljust(width) if column < labels else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            + "\n"
+            for line in lines
+        )
+
+    def _words(self, row: Row) -> list[str]:
+        return ["-" if value is None else f"{value:,}" for value in row.measures(has_prices=self.has_prices).values()]
+
+
+FORMATS = {"table": Report.as_table, "csv": Report.as_csv, "json": Report.as_json}
+
+
+def read(database: Database, question: Question, prices: Mapping[str, PriceConfig]) -> Report:
+    """The answer to a question. Raises BadQuestion if it is too long, and what `Database.transaction` raises."""
+    labels = [f"{_COLUMNS[name]} AS by_{name}" for name in question.by]
+    groups = [f"by_{name}" for name in question.by]
+    sums = "SUM(requests), SUM(refused), SUM(input_tokens), SUM(cached_tokens), SUM(output_tokens), SUM(wasted_tokens)"
+    statement = (
+        f"SELECT {', '.join([*labels, 'model', sums, 'SUM(queue_us)'])} FROM fairgate_usage "
+        f"WHERE hour_s >= %s AND hour_s < %s GROUP BY {', '.join([*groups, 'model'])} LIMIT {ROWS_MAX + 1}"
+    )
+    with database.transaction(writes=False) as step:
+        found = step.ask(statement, question.hours_s)
+    if len(found) > ROWS_MAX:
+        raise BadQuestion(f"the answer has more than {ROWS_MAX} rows: ask for a shorter time, or by less")
+    count = len(question.by)
+    rows: dict[tuple[str, ...], Row] = {}
+    total = Row(())
+    for one in found:
+        by = tuple(_label(name, value) for name, value in zip(question.by, one[:count], strict=True))
+        row = rows.get(by) or rows.setdefault(by, Row(by))
+        price = prices.get(one[count])
+        row.add(one[count + 1 :], price)
+        total.add(one[count + 1 :], price)
+    if not count:
+        return Report(question, [total], total, has_prices=bool(prices))
+    ordered = sorted(rows.values(), key=lambda row: (-row.tokens, -row.requests, row.by))
+    times = [place for place, name in enumerate(question.by) if name in ("hour", "day")]
+    if times:
+        ordered.sort(key=lambda row: [row.by[place] for place in times])
+    return Report(question, ordered, total, has_prices=bool(prices))
+
+
+def _label(name: str, value: object) -> str:
+    if name == "hour":
+        return _text(datetime.fromtimestamp(int(str(value)), UTC))
+    if name == "day":
+        return f"{datetime.fromtimestamp(int(str(value)), UTC):%Y-%m-%d}"
+    return str(value)

@@ -1,0 +1,83 @@
+"""What is in the tables of usage? How a batch is added, once, and what was added before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gateway.telemetry.access_log import hidden
+from gateway.usage.counts import HOUR_S, OTHER_USERS, OTHERS, Sums
+from gateway.usage.database import Database, Transaction
+
+__all__ = ["Batch", "add", "forget", "tokens_by_tenant"]
+
+WRITERS_KEPT_S = 30 * 86_400
+_SUMMED = ("requests", "refused", "input_tokens", "cached_tokens", "output_tokens", "wasted_tokens", "queue_us")
+_ADD = (
+    f"INSERT INTO fairgate_usage (hour_s, tenant, app, end_user, model, {', '.join(_SUMMED)}) "
+    f"VALUES ({', '.join(['%s'] * 12)}) ON CONFLICT (hour_s, tenant, app, end_user, model) DO UPDATE SET "
+    + ", ".join(f"{name} = fairgate_usage.{name} + excluded.{name}" for name in _SUMMED)
+)
+_IS_NEW = (
+    "INSERT INTO fairgate_writers (writer, batch, written_s) VALUES (%s, %s, %s) ON CONFLICT (writer) DO UPDATE "
+    "SET batch = excluded.batch, written_s = excluded.written_s WHERE fairgate_writers.batch < excluded.batch"
+)
+_TOKENS = (
+    "SELECT tenant, SUM(input_tokens + output_tokens) FROM fairgate_usage WHERE hour_s >= %s AND hour_s < %s "
+    "GROUP BY tenant"
+)
+
+
+class Batch:
+    """What one gateway has to write, under a number by which it is known again."""
+
+    __slots__ = ("number", "sums", "writer")
+
+    def __init__(self, writer: str, number: int, sums: Sums) -> None:
+        self.writer = writer
+        self.number = number
+        self.sums = sums
+
+    def rows(self) -> list[tuple[object, ...]]:
+        """In one order for all gateways, so that two that write the same rows do not wait for each other for ever."""
+        return sorted(self._rows())
+
+    def _rows(self) -> Iterator[tuple[object, ...]]:
+        for (hour, tenant, app, user, model), tally in self.sums.items():
+            yield (
+                hour * HOUR_S,
+                _storable(tenant),
+                _storable(app),
+                OTHERS if user == OTHER_USERS else hidden(user),
+                _storable(model),
+                tally.requests,
+                tally.refused,
+                tally.input,
+                tally.cached,
+                tally.output,
+                tally.wasted,
+                tally.queue_us,
+            )
+
+
+def _storable(text: str) -> str:
+    """Without what PostgreSQL has no way to hold."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def add(database: Database, batch: Batch, now_s: int) -> None:
+    """Add a batch, unless that was done before: after a fault nobody knows."""
+    with database.transaction() as step:
+        if step.do(_IS_NEW, (batch.writer, batch.number, now_s)):
+            step.do_each(_ADD, batch.rows())
+
+
+def forget(database: Database, now_s: int, keep_days: int) -> None:
+    """Hours that are too old, and writers that are gone."""
+    with database.transaction() as step:
+        step.do("DELETE FROM fairgate_usage WHERE hour_s < %s", (now_s - keep_days * 86_400,))
+        step.do("DELETE FROM fairgate_writers WHERE written_s < %s", (now_s - WRITERS_KEPT_S,))
+
+
+def tokens_by_tenant(step: Transaction, since_s: int, until_s: int) -> dict[str, int]:
+    """Prompt and output tokens of each tenant in the hours that begin in this time."""
+    return {tenant: int(tokens) for tenant, tokens in step.ask(_TOKENS, (since_s, until_s))}

@@ -1,0 +1,119 @@
+"""What changes when a pool goes on under another configuration, and what stays?
+
+What waits keeps its place, what runs goes on, and what was counted and learned counts on. A policy is replaced only
+where its own settings changed: the new one is told what waits and what runs, and goes on with the counters of the old
+one where both count the same. Where they do not (another cost of a token, say), all tenants begin equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from policies.admission.decisions import Decision
+from policies.admission.engine import AdmissionEngine
+from policies.admission.policy import Policy
+from policies.capacity.gauges import CapacitySettings
+from policies.capacity.overload import OverloadSettings
+from policies.interactions import Interactions
+from policies.limits.quotas import Quotas
+from policies.queue.bounds import QueueLimits
+from policies.request import Request, ServiceTokens, State
+
+__all__ = ["Setup", "remove_backend", "reweigh", "take_over"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is configured for one pool.
+
+    Attributes:
+        slots: by engine, how many sequences it runs at once; None: that is learned.
+        policy: the one to go on with; None: the present one.
+        interactions, quotas: what all pools count together; None: the present ones. Their own settings are set there.
+    """
+
+    limits: QueueLimits
+    capacity: CapacitySettings
+    overload: OverloadSettings
+    slots: Mapping[str, int | None]
+    policy: Policy | None = None
+    interactions: Interactions | None = None
+    quotas: Quotas | None = None
+
+
+def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Decision]:
+    """Go on under this configuration. What waits is not judged again by limits that it passed when it came."""
+    time = engine.catch_up(now)
+    books = engine.books
+    engine.limits = books.waiting.limits = setup.limits
+    engine.capacity = setup.capacity
+    engine.overload.settings = setup.overload
+    for name, ledger in engine.backends.items():
+        ledger.set(setup.capacity, max_num_seqs=setup.slots.get(name))
+    if setup.interactions is not None:
+        engine.interactions = books.interactions = setup.interactions
+    if setup.quotas is not None and engine.quotas is not setup.quotas:
+        engine.quotas = books.quotas = setup.quotas
+        for request in _present(engine):
+            if request.progress.state is not State.UNDECIDED:
+                setup.quotas.admitted(request, time)
+    if setup.policy is not None:
+        _hand_over(engine, setup.policy, time)
+    return engine.woke(now)
+
+
+def reweigh(engine: AdmissionEngine, weights: Mapping[str, float]) -> None:
+    """These tenants have these weights from now on. What waits goes by them, what runs is charged by the old ones."""
+    engine.books.waiting.reweigh(weights)
+    engine.books.tenants.reweigh(weights)
+    for order in engine.policy.orders():
+        if order.backlog is not None:
+            order.backlog.reweigh(weights)
+
+
+def remove_backend(engine: AdmissionEngine, name: str, now: float) -> Sequence[Decision]:
+    """An engine on which nothing of ours runs is no longer there."""
+    assert not engine.backends[name].leases
+    del engine.backends[name]
+    engine.policy.forget_engine(name, now + engine.set_back_s)
+    return engine.woke(now)
+
+
+def _present(engine: AdmissionEngine) -> list[Request]:
+    """What waits, and what runs."""
+    return [*engine.books.waiting.requests.values(), *[lease.request for lease in engine.books.leases.values()]]
+
+
+def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
+    """O(waiting + running + remembered tenants and flows)."""
+    before, books = engine.policy, engine.books
+    backlogs = [order.backlog for order in before.orders() if order.backlog is not None]
+    usual = [(backlog.usual, backlog.usual_of_flow) for backlog in backlogs]
+    leases = list(books.leases.values())
+    # What runs is charged anew: the new policy may count it otherwise.
+    for lease in leases:
+        before.give_up(lease.request, now)
+    for backlog, (of_tenants, of_flows) in zip(backlogs, usual, strict=True):
+        backlog.usual, backlog.usual_of_flow = of_tenants, of_flows
+    for lease in leases:
+        policy.go_on_with(lease.request, lease.backend, now)
+    waiting = [request for request in books.waiting.requests.values() if request.progress.state is State.QUEUED]
+    for request in sorted(waiting, key=_arrival):
+        policy.push(request, now)
+    # Last: to be queued is to be counted and lifted, and these were so before.
+    policy.order.resume(before.order)
+    for name, known in before.queues().items():
+        order = policy.queue(name)
+        if order is None or order.backlog is None or known.backlog is None or order.units[0] != known.units[0]:
+            continue
+        order.backlog.resume(known.backlog, with_flows=order.units[1] == known.units[1])
+    for lease in leases:
+        received = ServiceTokens(lease.request.prompt_tokens, lease.charged_tokens)
+        policy.charge(lease.request, received, now, final=False)
+    engine.policy = books.policy = policy
+    engine.room.prefixes = policy.prefixes
+
+
+def _arrival(request: Request) -> float:
+    return request.arrived_s

@@ -1,0 +1,187 @@
+"""Models by other names: what the engine is asked for, what the client reads, and who answers when nobody else does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.answer.renamed import Renamed
+from gateway.config.model import hash_key
+from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, named
+from tests.gateway.live import MODEL, Starter, chat, closed_port, events, simulated, until
+
+ALIAS = "gpt-4o"
+ALIASES = {ALIAS: MODEL, "grüße/gpt": MODEL}
+CHAT, RESPONSES, MESSAGES, AUDIO = (
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/audio/transcriptions",
+)
+
+
+def part(name: str, value: str, more: str = "") -> bytes:
+    return f'--x\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n{value}\r\n'.encode()
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES, "/v1/completions", "/v1/embeddings"])
+@pytest.mark.parametrize("size", [1, 400_000])
+@pytest.mark.parametrize("alias", list(ALIASES))
+async def test_an_answer_has_the_name_that_was_asked(start: Starter, path: str, size: int, alias: str) -> None:
+    text = "Hello"
+    body = {
+        CHAT: chat(text),
+        RESPONSES: {"input": text},
+        MESSAGES: chat(text, max_tokens=2),
+        "/v1/completions": {"prompt": text},
+        "/v1/embeddings": {"input": text},
+    }[path] | {"model": alias, "priority": 7, "stream_options": None, "padding": "x" * size}
+
+    async def script(seen: Seen, peer: Peer) -> None:
+        shown = {"model": seen.json["model"], "text": f'"model":"{MODEL}"', "usage": {"prompt_tokens": 1}}
+        await peer.send(answer(json.dumps(shown).encode()))
+
+    async with Upstream(script) as upstream, start(upstream.url, aliases=ALIASES) as live:
+        got = await live.ask(path, json.dumps(body).encode())
+        assert (got.status, got.json["model"]) == (200, alias)
+        assert got.json["text"] == f'"model":"{MODEL}"'  # what is generated stays as it is
+        [seen] = upstream.requests
+        kept = {name: value for name, value in body.items() if name != "priority"}
+        assert seen.json == kept | {"model": MODEL} | (
+            {"cache_salt": seen.json["cache_salt"]} if "cache_salt" in seen.json else {}
+        )
+        assert (await live.lines(1))[0]["model"] == MODEL
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+async def test_each_chunk_of_a_stream_has_the_name_that_was_asked(start: Starter, path: str) -> None:
+    body: dict[str, Any] = {
+        "model": ALIAS,
+        "stream": True,
+        "max_tokens": 5,
+        "messages": [{"role": "user", "content": "x"}],
+    }
+    if path == RESPONSES:
+        body = {"model": ALIAS, "stream": True, "max_output_tokens": 5, "input": "x"}
+    async with simulated(time_scale=0) as sim, start(sim.url, aliases=ALIASES) as live:
+        aliased, plain = await live.ask(path, body), await live.ask(path, body | {"model": MODEL})
+        named_models = [model for event in events(aliased.body) if event != "[DONE]" for model in models_in(event)]
+        assert set(named_models) == {ALIAS}
+        assert len(named_models) == len([model for event in events(plain.body) for model in models_in(event)])
+        assert [line["tokens_out"] for line in await live.lines(2)] == [5, 5]
+
+
+def models_in(value: Any) -> list[str]:
+    if not isinstance(value, dict):
+        return []
+    own = [value["model"]] if "model" in value else []
+    return own + [model for inner in value.values() for model in models_in(inner)]
+
+
+async def test_a_long_answer_and_a_long_event_have_it_too(start: Starter) -> None:
+    long = "y" * 600_000
+    event = named("response.completed", response={"model": MODEL, "output": [long], "status": "completed"})
+
+    async def script(seen: Seen, peer: Peer) -> None:
+        if seen.json.get("stream"):
+            await peer.send(STREAM_HEAD + chunk(event) + STREAM_END)
+        else:
+            await peer.send(answer(json.dumps({"model": MODEL, "text": long, "usage": {"prompt_tokens": 1}}).encode()))
+
+    limits = {"response_buffer_bytes_max": 100_000}
+    async with Upstream(script) as upstream, start(upstream.url, aliases=ALIASES, limits=limits) as live:
+        whole = await live.ask(CHAT, chat() | {"model": ALIAS})
+        assert (whole.json["model"], len(whole.json["text"])) == (ALIAS, len(long))
+        streamed = await live.ask(RESPONSES, {"model": ALIAS, "input": "x", "stream": True})
+        assert events(streamed.body)[0]["response"]["model"] == ALIAS
+        await until(live.holds_nothing)
+
+
+async def test_a_form_is_asked_by_the_engine_s_name(start: Starter) -> None:
+    sound = part("file", "RIFF model", '; filename="a.wav"')
+    body = part("priority", "1") + sound + part("model", ALIAS) + part("language", "de") + b"--x--\r\n"
+    async with Upstream(replies_ok()) as upstream, start(upstream.url, aliases=ALIASES) as live:
+        got = await live.ask(AUDIO, body, content_type="multipart/form-data; boundary=x")
+        assert got.status == 200
+        assert upstream.requests[0].body == sound + part("model", MODEL) + part("language", "de") + b"--x--\r\n"
+
+
+def replies_ok() -> Any:
+    async def script(seen: Seen, peer: Peer) -> None:
+        await peer.send(answer(b'{"text":"hi","usage":{"prompt_tokens":1,"completion_tokens":1}}'))
+
+    return script
+
+
+async def test_a_request_beside_the_queue_is_asked_by_the_engine_s_name(start: Starter) -> None:
+    async with Upstream(replies_ok()) as upstream, start(upstream.url, aliases=ALIASES) as live:
+        assert (await live.ask("/tokenize", {"model": ALIAS, "prompt": "x"})).status == 200
+        assert upstream.requests[0].json == {"model": MODEL, "prompt": "x"}
+
+
+async def test_aliases_are_listed_and_kept_from_keys_that_may_ask_for_neither(start: Starter) -> None:
+    keys = [
+        {"hash": hash_key("by-model"), "models": [MODEL]},
+        {"hash": hash_key("by-alias"), "models": [ALIAS]},
+        {"hash": hash_key("neither"), "models": ["other"]},
+    ]
+    pools = [{"name": "pool", "models": [MODEL, "other"], "backends": [{"url": "sim:demo"}]}]
+    async with start(pools=pools, aliases={ALIAS: MODEL}, tenants=[{"name": "t", "keys": keys}]) as live:
+        seen = {}
+        for key in ("by-model", "by-alias", "neither"):
+            cards = [card["id"] for card in (await live.get("/v1/models", key=key)).json["data"]]
+            asked = [
+                (await live.ask(CHAT, chat(max_tokens=1) | {"model": model}, key=key)).status
+                for model in (ALIAS, MODEL)
+            ]
+            seen[key] = cards, asked
+        assert seen == {
+            "by-model": ([MODEL, ALIAS], [200, 200]),
+            "by-alias": ([ALIAS], [200, 404]),
+            "neither": (["other"], [404, 404]),
+        }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_pool_without_an_engine_is_stood_in_for(start: Starter, stream: bool) -> None:
+    async with simulated(models=("small",), time_scale=0) as sim:
+        pools = [
+            {
+                "name": "large",
+                "models": ["big"],
+                "fallback": "small",
+                "backends": [{"url": f"http://127.0.0.1:{closed_port()}"}],
+            },
+            {"name": "small", "models": ["small"], "backends": [{"url": sim.url}]},
+        ]
+        async with start(pools=pools, aliases={ALIAS: "big"}) as live:
+            await until(lambda: not live.gateway.pools[0].is_healthy())
+            for model in ("big", ALIAS):
+                got = await live.ask(CHAT, chat(max_tokens=2, stream=stream) | {"model": model})
+                assert got.status == 200
+                found = [got.json] if not stream else [event for event in events(got.body) if event != "[DONE]"]
+                assert {each["model"] for each in found} == {model}
+            assert [line["model"] for line in await live.lines(2)] == ["small", "small"]
+            live.gateway.pools[1].backends.clear()  # nobody is left: the answer is that of the pool that was asked
+            refused = await live.ask(CHAT, chat() | {"model": "big"})
+            assert (refused.status, refused.error["code"]) == (503, "no_backend")
+
+
+def test_only_a_member_is_renamed() -> None:
+    renamed = Renamed("org/m.1", "mine")
+    assert renamed.in_answer(b'{"model":"org/m.1"}') == b'{"model":"mine"}'
+    assert renamed.in_answer(b'{"model" : "org/m.1"}') == b'{"model" : "mine"}'
+    for other in (
+        b'{"model":"org/mx1"}',
+        b'{"model":"org/m.10"}',
+        b'{"a":"\\"model\\":\\"org/m.1\\""}',
+        b'{"my_model":"org/m.1"}',
+    ):
+        assert renamed.in_answer(other) == other
+    assert (
+        Renamed("grüße", "a").in_answer('{"model":"grüße"} {"model":"gr\\u00fc\\u00dfe"}'.encode())
+        == b'{"model":"a"} {"model":"a"}'
+    )
+    assert renamed.in_answer(DONE) == DONE

@@ -1,0 +1,230 @@
+"""The page at the admin listener's root, in a real browser: what an operator sees, in every state of the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+from playwright.async_api import Page, async_playwright, expect
+
+from gateway.operator import feed
+from tests.gateway.live import SMALL, Live, Starter, chat, closed_port, simulated, until
+from tests.gateway.test_throttling import CHAT, full, question, tenants
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)"),
+    pytest.mark.timeout(120),  # a browser on a busy machine
+]
+SEEN_MS = 20_000
+PHONE, DESK, WALL = {"width": 390, "height": 844}, {"width": 1280, "height": 800}, {"width": 2560, "height": 1440}
+TOKEN = "an-operator's-token"
+EVIL = "<script>document.title='owned'</script>"
+
+
+@dataclass
+class Window:
+    """One page of a browser, and what its console said."""
+
+    page: Page
+    faults: list[str] = field(default_factory=list)
+
+    async def open(self, live: Live, path: str = "/") -> None:
+        await self.page.goto(f"http://127.0.0.1:{live.gateway.admin_port}{path}")
+
+    async def shows(self, where: str, text: str | re.Pattern[str]) -> None:
+        await expect(self.page.locator(where)).to_contain_text(text, timeout=SEEN_MS)
+
+    async def is_accessible(self) -> None:
+        """In both colour schemes, and no wider than the screen at any width."""
+        for scheme in ("dark", "light"):
+            await self.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            found = await Axe().run(self.page)
+            assert found.violations_count == 0, found.generate_report()
+        for size in (PHONE, WALL, DESK):
+            await self.page.set_viewport_size(size)  # type: ignore[arg-type]
+            beyond = await self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert beyond <= 0, size
+
+
+@asynccontextmanager
+async def window(*, quiet: bool = True) -> AsyncIterator[Window]:
+    """`quiet`: nothing may go wrong in it."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            found = Window(await browser.new_page(viewport=DESK))  # type: ignore[arg-type]
+            found.page.on("pageerror", lambda error: found.faults.append(str(error)))
+            found.page.on(
+                "console", lambda said: found.faults.append(said.text) if said.type in ("error", "warning") else None
+            )
+            yield found
+            assert not quiet or found.faults == []
+        finally:
+            await browser.close()
+
+
+async def test_where_nothing_is_to_be_seen_it_says_what_to_do(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url) as live, window() as seen:
+        await seen.open(live)
+        await seen.shows("#link", "live")
+        await seen.shows("#limit-sentence", "Nothing limits the pool: no request waits or runs.")
+        await seen.shows("#shares-body", f"curl http://127.0.0.1:{live.gateway.port}/v1/chat/completions")
+        await seen.shows("#tenants-body", '"model":"simulated"')
+        await seen.shows("#waiting-body", "Nobody waits")
+        await seen.shows("#refusals-body", "Nothing was refused in the last 60 s.")
+        await seen.shows("#requests-body", "No request has ended")
+        await seen.shows("#engines-body", "0 of 8 slots")
+        await seen.is_accessible()
+        assert await seen.page.evaluate(
+            "performance.getEntriesByType('resource').every(e => e.name.startsWith(origin))"
+        )
+
+
+async def test_a_flood_is_seen_and_each_request_explained(start: Starter) -> None:
+    async with full(start, EVIL, "unlucky") as gate, window() as seen:
+        assert (await gate.ask(EVIL, question())).status == 200
+        assert (await gate.ask("unlucky", question("a"))).status == 200
+        assert (await gate.ask("unlucky", question("b"))).status == 429
+        await seen.open(gate.live)
+        await seen.shows("#limit-sentence", "1 request in the queue: the KV cache has no room")
+        await seen.shows("#shares-body", re.compile(r"holder\d+ % of \d+ % due"))
+        await seen.shows("#waiting-body", "holder1 request, oldest")
+        await seen.shows("#engines-body", re.compile(r"3 of 8 slotsKV [\d.]+ %the KV cache has no room"))
+        await seen.shows("#refusals-body", "over user limit1 request")
+        await seen.shows("#refusals-body", "Most: unlucky.")
+        await seen.shows("#tenants-body", EVIL)
+        await seen.shows("#requests-body", "refused: under overload, at the start of an interaction")
+        await seen.shows("#requests-body", re.compile(r"first token|4 out"))
+        assert await seen.page.title() == "1 waiting, fairgate"
+        await seen.is_accessible()
+
+        await seen.page.locator("#waiting-body a").first.click()
+        await seen.shows("#explained", "queued: the KV cache has no room for the next request in order.")
+        await seen.shows("#explained", re.compile(r"It waited .* for KV"))
+        await seen.is_accessible()
+        await seen.page.keyboard.press("Escape")
+        await expect(seen.page.locator("#explained")).to_be_hidden()
+
+        await seen.page.locator("#requests-body li", has_text="unlucky").first.locator("a").click()
+        await seen.shows("#explained", "refused: under overload")
+        await seen.page.locator("#explained-close").click()
+        await seen.page.get_by_label("Why did it wait?").fill("req_unknown")
+        await seen.page.get_by_role("button", name="Explain").click()
+        await seen.shows("#explained", "no decision on this request is remembered")
+        seen.faults[:] = [fault for fault in seen.faults if "404" not in fault]  # the browser itself notes that
+
+        await seen.page.keyboard.press("Escape")
+        gate.release()
+        await seen.shows("#limit-sentence", "Nothing limits the pool")
+
+
+async def test_it_goes_on_by_itself(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, tenants=tenants("t")) as live, window() as seen:
+        await seen.open(live)
+        await seen.shows("#requests-body", "No request has ended")
+        got = await live.ask(CHAT, chat(max_tokens=3), key="t")
+        await seen.shows("#requests-body", got.headers["x-request-id"])
+        await seen.shows("#tenants-body tbody", "t")
+        await seen.page.get_by_label("Show").fill("nobody")
+        await expect(seen.page.locator("#tenants-body tbody tr")).to_have_count(0)
+
+
+async def test_the_token_is_asked_for_and_stays_in_the_tab(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, admin_token=TOKEN) as live, window(quiet=False) as seen:
+        await seen.open(live)
+        await seen.page.get_by_label("Token").fill("wrong")
+        await seen.is_accessible()
+        await seen.page.get_by_role("button", name="Open").click()
+        await seen.shows("#token-wrong", "That is not the token.")
+        await seen.page.get_by_label("Token").fill(TOKEN)
+        await seen.page.get_by_role("button", name="Open").click()
+        await seen.shows("#link", "live")
+        await seen.shows("#engines-body", "0 of 8 slots")
+        await seen.page.reload()
+        await seen.shows("#link", "live")
+        assert TOKEN not in seen.page.url
+        assert all("401" in fault for fault in seen.faults), seen.faults
+        for path in ("/events", "/page/", "/page/files.py", "/page/nothing"):
+            assert (await live.get(path, admin=True)).status == 401
+
+
+async def test_a_gateway_that_goes_and_comes_back(start: Starter) -> None:
+    admin = f"127.0.0.1:{closed_port()}"
+    async with simulated() as sim, window(quiet=False) as seen:
+        async with start(sim.url, admin=admin) as live:
+            await seen.open(live)
+            await seen.shows("#link", "live")
+            await live.ask(CHAT, chat(max_tokens=3))
+            await seen.shows("#requests-body", "completed")
+        await seen.shows("#link", "the gateway has not answered since")
+        await expect(seen.page.locator("body")).to_have_class(re.compile("stale"))
+        async with start(sim.url, admin=admin):
+            await seen.shows("#link", "restarted")
+            await seen.shows("#requests-body", "No request has ended")
+            await expect(seen.page.locator("body")).not_to_have_class(re.compile("stale"))
+
+
+async def test_an_engine_that_is_down_says_why(start: Starter) -> None:
+    async with start(f"http://127.0.0.1:{closed_port()}") as live, window() as seen:
+        await seen.open(live)
+        await seen.shows("#limit-sentence", "No engine is in service")
+        await seen.shows("#engines-body .down", "out of service: ")
+        await seen.is_accessible()
+
+
+async def test_several_pools_are_chosen_from(start: Starter) -> None:
+    pools = [{"name": name, "models": [name], "backends": []} for name in ("one", "two")]
+    async with simulated(models=("one",)) as first, simulated(SMALL, models=("two",)) as second:
+        pools[0]["backends"], pools[1]["backends"] = [{"url": first.url}], [{"url": second.url}]
+        async with start(pools=pools) as live, window() as seen:
+            await live.ask(CHAT, {**chat(max_tokens=3), "model": "two"})
+            await seen.open(live)
+            await seen.shows("#tenants-body", '"model":"one"')
+            await seen.page.get_by_label("Pool").select_option("two")
+            await seen.shows("#requests-body", "completed")
+            await seen.is_accessible()
+
+
+def tasks() -> set[str]:
+    return {task.get_name() for task in asyncio.all_tasks()}
+
+
+async def test_nothing_runs_while_nobody_looks(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url) as live:
+        url = f"http://127.0.0.1:{live.gateway.admin_port}/events"
+        assert feed.TASK not in tasks()
+        async with live.http.get(url) as one, live.http.get(url) as other:
+            for answer in (one, other):
+                assert (await answer.content.readuntil(b"\n\n")).startswith(b"event: words\ndata: {")
+            assert feed.TASK in tasks()
+        await until(lambda: feed.TASK not in tasks())
+
+
+async def test_listeners_are_bounded(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "LISTENERS_MAX", 1)
+    async with simulated() as sim, start(sim.url) as live:
+        url = f"http://127.0.0.1:{live.gateway.admin_port}/events"
+        async with live.http.get(url) as one:
+            await one.content.readuntil(b"\n\n")
+            refused = await live.get("/events", admin=True)
+            assert (refused.status, refused.json) == (503, {"error": "1 pages are open already"})
+
+
+async def test_what_is_served_cannot_be_used_by_other_pages(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url, admin_token=TOKEN) as live:
+        found: dict[str, Any] = {}
+        for path in ("/", "/page/page.js", "/page/page.css", "/page/icon.svg"):
+            found[path] = await live.get(path, admin=True, key=None)
+            assert found[path].status == 200
+            assert "default-src 'none'; script-src 'self'" in found[path].headers["content-security-policy"]
+            assert found[path].headers["x-content-type-options"] == "nosniff"
+        page = found["/"].body.decode()
+        assert not re.search(r"<script>|<style|\son\w+=|\sstyle=|https?://", page)

@@ -1,0 +1,443 @@
+"""Change without a restart: the file is read again while requests wait and run, and nothing of theirs is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gateway.app import Gateway
+from gateway.config.load import load_config
+from gateway.config.model import hash_key
+from tests.certificates import Authority
+from tests.gateway.capture import Upstream
+from tests.gateway.live import WAIT_S, Answer, Live, Simulated, chat, events, simulated, until
+from tests.gateway.test_command_line import Streams, config_file, run, serving, token
+from tests.gateway.test_workers import working
+
+ALICE, BOB = "key-of-alice-0123456789abcdef", "key-of-bob-0123456789abcdef"
+
+
+class Reloadable:
+    """A gateway with a file, and what is written there."""
+
+    def __init__(self, path: Path, live: Live, fields: dict[str, Any]) -> None:
+        self.path = path
+        self.live = live
+        self.fields = fields
+        self.drain_s = 0.0
+        """How long what runs may take when it stops."""
+
+    def write(self, **fields: Any) -> None:
+        self.fields = {**self.fields, **fields}
+        self.path.write_text(json.dumps(self.fields))  # JSON is YAML too
+
+    async def reload(self, **fields: Any) -> Answer:
+        self.write(**fields)
+        return await self.post("/reload")
+
+    async def post(self, path: str, **headers: str) -> Answer:
+        url = f"http://127.0.0.1:{self.live.gateway.admin_port}{path}"
+        async with self.live.http.post(url, headers=headers) as response:
+            return await Answer.of(response)
+
+    async def changed(self, **fields: Any) -> list[str]:
+        """What is said to have changed."""
+        got = await self.reload(**fields)
+        assert (got.status, got.json["outcome"]) == (200, "changed"), got.body
+        found: list[str] = got.json["changes"]
+        return found
+
+    def ask(self, key: str = ALICE, **fields: Any) -> asyncio.Task[Answer]:
+        body = chat(**{"max_tokens": 20, "ignore_eos": True, **fields})
+        return asyncio.ensure_future(self.live.ask("/v1/chat/completions", body, key=key))
+
+    async def streams(self, count: int) -> list[asyncio.Task[Answer]]:
+        """So many long ones, once all of them wait or run."""
+        before = len(self.live.gateway.pools[0].dispatcher)
+        asked = [self.ask(stream=True, max_tokens=300) for _ in range(count)]
+        await until(lambda: len(self.live.gateway.pools[0].dispatcher) == before + count)
+        return asked
+
+
+def backends(*engines: Simulated, **fields: Any) -> list[dict[str, Any]]:
+    return [{"url": engine.url, "name": f"e{n}", **fields} for n, engine in enumerate(engines)]
+
+
+def pool(*engines: Simulated, **fields: Any) -> list[dict[str, Any]]:
+    return [{"name": "pool", "backends": backends(*engines, **fields)}]
+
+
+@asynccontextmanager
+async def reloadable(directory: Path, *engines: Simulated, **fields: Any) -> AsyncIterator[Reloadable]:
+    path, log = directory / "fairgate.yaml", directory / "access.log"
+    config = {
+        "listen": "127.0.0.1:0",
+        "admin": "127.0.0.1:0",
+        "access_log": str(log),
+        "tenants": [
+            {"name": "alice", "keys": [hash_key(ALICE)]},
+            {"name": "bob", "keys": [hash_key(BOB)]},
+        ],
+        "pools": pool(*engines),
+        **fields,
+    }
+    path.write_text(json.dumps(config))
+    load = partial(load_config, path)
+    gateway = Gateway(load(), load=load)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=WAIT_S)) as http:
+        gate = Reloadable(path, Live(gateway, http, log), config)
+        try:
+            await gateway.start()
+            yield gate
+        finally:
+            async with asyncio.timeout(WAIT_S):
+                await gateway.stop(gate.drain_s)
+
+
+def is_whole(answer: Answer) -> bool:
+    return answer.status == 200 and events(answer.body)[-1] == "[DONE]"
+
+
+# --- what goes on ---
+
+
+async def test_what_waits_and_runs_is_served_whatever_changes(tmp_path: Path) -> None:
+    async with simulated() as one, simulated() as two, reloadable(tmp_path, one, two) as gate:
+        asked = await gate.streams(40)
+        gateway = gate.live.gateway
+        for fields in (
+            {"policy": "vtc"},
+            {"policy": {"name": "fairserve", "lead_tokens": 5}, "pools": pool(one, two, max_num_seqs=6)},
+            {"tenants": [{"name": "alice", "weight": 3, "keys": [hash_key(ALICE)]}], "quota": {"concurrent": 1}},
+            {"policy": "dlpm", "limits": {"queue_requests_max": 1, "upstream_silence_s": 60}},
+            {"pools": pool(one), "overload": {"enter": 0.9}},
+            {"policy": "d2lpm", "pools": pool(one, two), "quota": {}, "limits": {}, "interactions": {"idle_s": 7}},
+            {"policy": "fcfs", "debug_headers": True},
+            {"policy": "fairserve"},
+        ):
+            waiting = len(gateway.pools[0].dispatcher)
+            assert await gate.changed(**fields)
+            assert len(gateway.pools[0].dispatcher) >= waiting - 2  # some may have ended meanwhile
+        assert all(map(is_whole, await asyncio.gather(*asked)))
+        await until(gate.live.holds_nothing)
+        assert is_whole(await gate.ask(stream=True))
+        await until(lambda: all(len(one.backends) == 2 for one in gateway.pools))
+
+
+async def test_the_same_config_touches_nothing(tmp_path: Path) -> None:
+    async with simulated() as engine, reloadable(tmp_path, engine) as gate:
+        gateway = gate.live.gateway
+        before = gateway.config, gateway.pools[0].dispatcher.engine.policy, gateway.pools[0].backends["e0"].upstream
+        first = await gate.reload()
+        assert (first.status, first.json["outcome"], first.json["changes"]) == (200, "unchanged", [])
+        turned = {"tenants": gate.fields["tenants"][::-1]}
+        assert (await gate.reload(**turned)).json == first.json, "the order of a list is no change"
+        pool_now = gateway.pools[0]
+        after = gateway.config, pool_now.dispatcher.engine.policy, pool_now.backends["e0"].upstream
+        assert all(mine is theirs for mine, theirs in zip(before, after, strict=True))
+
+
+async def test_a_file_that_is_wrong_changes_nothing_and_says_so(tmp_path: Path) -> None:
+    async with simulated() as engine, reloadable(tmp_path, engine) as gate:
+        metrics = await gate.live.metrics()
+        shown = (await gate.reload()).json["hash"]
+        assert metrics["fairgate_config_reload_success",] == 1
+        assert metrics["fairgate_config_info", shown] == 1
+        first_s = metrics["fairgate_config_reload_timestamp_seconds",]
+        for fields, words in (
+            ({"policy": "vtx"}, "did you mean 'vtc'?"),
+            ({"tenants": []}, "nobody could call"),
+            ({"policy": "vtc", "drain_s": -1}, "greater than or equal to 0"),
+            ({"policy": "vtc", "pools": [{**gate.fields["pools"][0], "tokenizer": "/no/such.json"}]}, "/no/such.json"),
+            ({"policy": "vtc", "access_log": "/no/such/directory/log"}, "access_log"),
+        ):
+            good = gate.fields
+            got = await gate.reload(**fields)
+            assert (got.status, got.json["outcome"], got.json["hash"]) == (409, "refused", shown)
+            assert words in "".join(got.json["why_not"])
+            assert gate.live.gateway.config.policy.name == gate.live.gateway.pools[0].policy_name == "fairserve"
+            assert (await gate.live.metrics())["fairgate_config_reload_success",] == 0
+            gate.fields = good
+        gate.path.write_text("pools: [")
+        assert (await gate.post("/reload")).status == 409
+        gate.path.unlink()
+        assert (await gate.post("/reload")).status == 409
+        assert is_whole(await gate.ask(stream=True))
+        assert await gate.changed(policy="vtc") == ["policy.name: fairserve -> vtc"]
+        metrics = await gate.live.metrics()
+        assert metrics["fairgate_config_reload_success",] == 1
+        assert metrics["fairgate_config_reload_timestamp_seconds",] > first_s
+        assert [labels for name, *labels in metrics if name == "fairgate_config_info"] != [[shown]]
+
+
+async def test_what_needs_a_restart_is_named_and_the_rest_waits_for_it(tmp_path: Path) -> None:
+    async with simulated() as engine, reloadable(tmp_path, engine) as gate:
+        got = await gate.reload(listen="127.0.0.1:1", state_file=str(tmp_path / "learned"), policy="vtc")
+        assert got.status == 409
+        assert got.json["why_not"] == [
+            "listen is set at the start: it needs a restart",
+            "state_file is set at the start: it needs a restart",
+        ]
+        assert gate.live.gateway.pools[0].policy_name == "fairserve"
+
+
+# --- who may call ---
+
+
+async def test_tenants_and_keys_come_and_go(tmp_path: Path) -> None:
+    async with simulated() as engine, reloadable(tmp_path, engine, tenants=[{"name": "carol"}]) as gate:
+        (minted,) = gate.live.gateway.minted_keys
+        assert (await gate.ask(minted.key)).status == 200
+        assert (await gate.ask(ALICE)).status == 401
+        alice = {"name": "alice", "keys": [{"hash": hash_key(ALICE), "apps": ["chat"]}]}
+        assert await gate.changed(tenants=[{"name": "carol"}, alice]) == ["tenants[alice]: added"]
+        assert (await gate.ask(ALICE)).status == (await gate.ask(minted.key)).status == 200
+        running = gate.ask(ALICE, stream=True, max_tokens=300)
+        await until(lambda: gate.live.engine.dispatched)
+        assert await gate.changed(tenants=[{"name": "carol"}]) == ["tenants[alice]: removed"]
+        assert (await gate.ask(ALICE)).status == 401
+        assert is_whole(await running), "what was admitted is served"
+
+
+async def test_the_admin_token_is_another_one_at_once(tmp_path: Path) -> None:
+    async with simulated() as engine, reloadable(tmp_path, engine, admin_token="first-token") as gate:
+        assert (await gate.reload(admin_token="other-token")).status == 401
+        assert (await gate.post("/reload", authorization="Bearer first-token")).status == 200
+        assert (await gate.post("/reload", authorization="Bearer first-token")).status == 401
+        assert (await gate.post("/reload", authorization="Bearer other-token")).json["outcome"] == "unchanged"
+
+
+async def test_a_page_of_another_origin_changes_nothing(tmp_path: Path) -> None:
+    async with simulated() as engine, reloadable(tmp_path, engine) as gate:
+        for path in ("/reload", "/drain/e0", "/resume/e0"):
+            assert (await gate.post(path, origin="https://evil.example")).status == 403
+        own = f"http://127.0.0.1:{gate.live.gateway.admin_port}"
+        assert (await gate.post("/reload", origin=own)).status == 200
+
+
+def text_of(path: str) -> str:
+    return Path(path).read_text()
+
+
+async def test_the_listener_shows_another_certificate(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    files = [authority.sign(name) for name in ("first", "second")]
+    sections = [{"cert_file": certificate, "key_file": key} for certificate, key in files]
+    async with simulated() as engine, reloadable(tmp_path, engine, tls=sections[0]) as gate:
+        address = ("127.0.0.1", gate.live.gateway.port)
+        assert await gate.changed(tls=sections[1])
+        shown = await asyncio.to_thread(ssl.get_server_certificate, address)
+        assert shown.strip() in text_of(files[1][0])
+        got = await gate.reload(tls=None)
+        assert got.json["why_not"] == ["tls is spoken or not by every connection: it needs a restart"]
+        assert (await gate.reload(tls={**sections[1], "cert_file": "/no/such.pem"})).status == 409
+        assert (await asyncio.to_thread(ssl.get_server_certificate, address)) == shown
+
+
+# --- where it goes ---
+
+
+async def test_a_backend_that_is_removed_ends_what_it_runs_and_is_gone(tmp_path: Path) -> None:
+    async with simulated() as one, simulated() as two, reloadable(tmp_path, one, two) as gate:
+        gateway = gate.live.gateway
+        asked = await gate.streams(24)
+        await until(lambda: one.server.gauges.running and two.server.gauges.running)
+        changes = await gate.changed(pools=pool(one))
+        assert changes == ["pools[pool].backends[e1]: removed"]
+        sent = gateway.pools[0].backends["e1"]
+        assert sent.leaving
+        assert all(map(is_whole, await asyncio.gather(*asked)))
+        await until(lambda: list(gateway.pools[0].backends) == ["e0"])
+        assert list(gate.live.engine.backends) == ["e0"]
+        metrics = await gate.live.metrics()
+        assert [labels for name, *labels in metrics if name == "fairgate_backend_up"] == [["e0", "pool"]]
+
+
+async def test_a_backend_that_is_added_is_used_at_once(tmp_path: Path) -> None:
+    async with simulated() as one, simulated() as two, reloadable(tmp_path, one) as gate:
+        asked = await gate.streams(24)
+        assert await gate.changed(pools=pool(one, two)) == ["pools[pool].backends[e1]: added"]
+        assert gate.live.engine.backends["e1"].leases, "what waits goes there without a wait for its first probe"
+        assert all(map(is_whole, await asyncio.gather(*asked)))
+        assert gate.live.engine.policy.reads_prefixes, "several engines are placed by prefix"
+
+
+async def test_a_backend_elsewhere_takes_the_place_of_one_by_its_name(tmp_path: Path) -> None:
+    async with simulated() as one, simulated() as two, reloadable(tmp_path, one) as gate:
+        asked = await gate.streams(12)
+        before = gate.live.gateway.pools[0].backends["e0"]
+        (change,) = await gate.changed(pools=pool(two))
+        assert change.startswith("pools[pool].backends[e0].url: ")
+        assert is_whole(await gate.ask(stream=True))
+        assert two.server.gauges.running or two.is_idle()
+        assert all(map(is_whole, await asyncio.gather(*asked)))
+        assert gate.live.gateway.pools[0].backends["e0"] is not before
+        lines = await gate.live.lines(13)
+        assert {line["outcome"] for line in lines} == {"completed"}
+
+
+async def test_pools_come_and_go(tmp_path: Path) -> None:
+    async with simulated() as one, simulated(models=("other",)) as two, reloadable(tmp_path, one) as gate:
+        assert (await gate.ask(model="other")).status == 404
+        more = [*pool(one), {"name": "second", "backends": [{"url": two.url}]}]
+        assert await gate.changed(pools=more) == ["pools[second]: added"]
+        asked = [gate.ask(model="other", stream=True, max_tokens=300) for _ in range(20)]
+        second = gate.live.gateway.pools[1]
+        await until(lambda: len(second.dispatcher) == 20)
+        assert await gate.changed(pools=pool(one)) == ["pools[second]: removed"]
+        assert (await gate.ask(model="other")).status == 404
+        assert all(map(is_whole, await asyncio.gather(*asked)))
+        assert (await gate.ask()).status == 200
+
+
+async def test_models_get_other_names_at_once(tmp_path: Path) -> None:
+    async with simulated() as one, reloadable(tmp_path, one) as gate:
+        assert (await gate.ask(model="gpt")).status == 404
+        assert await gate.changed(aliases={"gpt": "simulated"}) == ["aliases[gpt]: not set -> simulated"]
+        assert (await gate.ask(model="gpt")).status == 200
+        assert await gate.changed(aliases={}, limits={"waiting_comment_s": 1}) == [
+            "aliases[gpt]: simulated -> not set",
+            "limits.waiting_comment_s: 15 -> 1",
+        ]
+        assert (await gate.ask(model="gpt")).status == 404
+
+
+async def test_a_drained_backend_gets_nothing_new_until_it_is_resumed(tmp_path: Path) -> None:
+    async with simulated() as one, simulated() as two, reloadable(tmp_path, one, two) as gate:
+        asked = await gate.streams(24)
+        await until(lambda: two.server.gauges.running)
+        answer = (await gate.post("/drain/e1")).json
+        assert (answer["pool"], answer["drained"], answer["in_service"]) == ("pool", True, False)
+        assert answer["running"] > 0
+        metrics = await gate.live.metrics()
+        assert metrics["fairgate_backend_draining", "e1", "pool"] == 1
+        assert metrics["fairgate_backend_draining", "e0", "pool"] == 0
+        assert all(map(is_whole, await asyncio.gather(*asked)))
+        assert await gate.changed(drain_s=1) == ["drain_s: 30 -> 1"]
+        await asyncio.gather(*(gate.ask() for _ in range(12)))
+        lines = (await gate.live.lines(36))[24:]
+        assert {line["backend"] for line in lines} == {"e0"}
+        assert (await gate.post("/resume/e1")).json["in_service"]
+        await asyncio.gather(*(gate.ask() for _ in range(40)))
+        assert {line["backend"] for line in (await gate.live.lines(76))[36:]} == {"e0", "e1"}
+
+
+async def test_to_drain_the_last_backend_is_warned_of_and_an_unknown_one_is_named(tmp_path: Path) -> None:
+    async with simulated() as one, reloadable(tmp_path, one) as gate:
+        assert "no backend of pool pool is in service" in (await gate.post("/drain/e0")).json["warning"]
+        assert (await gate.ask()).status == 503
+        ready = await gate.live.get("/ready", admin=True)
+        assert "e0: drained" in "".join(ready.json["why_not"])
+        assert (await gate.post("/resume/e0")).status == 200
+        assert (await gate.ask()).status == 200
+        unknown = await gate.post("/drain/host:1/a")
+        assert unknown.status == 404
+        assert "there are: e0" in unknown.json["error"]
+
+
+# --- the log ---
+
+
+async def test_the_log_reopens_and_may_go_elsewhere(tmp_path: Path) -> None:
+    async with simulated() as one, reloadable(tmp_path, one) as gate:
+        log, moved, other = gate.live.log, tmp_path / "access.log.1", tmp_path / "other.log"
+        await gate.ask()
+        await gate.live.lines(1)
+        log.rename(moved)
+        assert (await gate.reload()).json["outcome"] == "unchanged"
+        await gate.ask()
+        await gate.live.lines(1)
+        assert moved.read_bytes().count(b"\n") == 1
+        await gate.changed(access_log=str(other))
+        await gate.ask()
+        await until(lambda: other.exists() and other.read_bytes().count(b"\n") == 1)
+        assert log.read_bytes().count(b"\n") == 1
+
+
+# --- processes ---
+
+
+async def test_sighup_and_the_commands_reload_while_a_stream_goes_on(tmp_path: Path) -> None:
+    engine = Streams()
+    async with Upstream(engine) as upstream, serving(tmp_path, upstream.url) as gate:
+        async with gate.ask(stream=True) as response:
+            assert await response.content.readexactly(len(token("a"))) == token("a")
+            config_file(tmp_path, upstream.url, policy="vtc")
+            gate.command.signal(signal.SIGHUP)
+            await gate.command.says(r"the config is reloaded \([0-9a-f]{16}\): policy.name: fairserve -> vtc")
+            path = config_file(tmp_path, upstream.url, policy="vtc", tenants=[{"name": "alice", "weight": 2}])
+            code, out, _ = await run("reload", "-c", path, "--admin", gate.admin)
+            assert code == 0
+            assert out.startswith("tenants[alice].weight: 1 -> 2\nchanged: ")
+            assert (await run("reload", "--admin", gate.admin))[1].startswith("unchanged: ")
+            config_file(tmp_path, upstream.url, listen="127.0.0.1:1")
+            code, _, said = await run("reload", "--admin", gate.admin)
+            assert code == 1
+            assert "not reloaded: listen is set at the start: it needs a restart" in said
+            name = upstream.url.removeprefix("http://")
+            code, out, said = await run("drain", name, "--admin", gate.admin)
+            assert (code, out) == (0, f"pool/{name}: drained, 1 running there\n")
+            assert "no backend of pool pool is in service" in said
+            assert (await run("resume", name, "--admin", gate.admin))[0] == 0
+            assert (await run("drain", "nobody", "--admin", gate.admin))[0] == 1
+            engine.go_on.set()
+            assert events(await response.content.read())[-1] == "[DONE]"
+        async with gate.ask() as response:
+            assert response.status == 200, "a key that was minted at the start is as good as before"
+
+
+@pytest.mark.parametrize("way", ["signal", "listener"])
+async def test_all_workers_reload_however_one_is_asked(tmp_path: Path, way: str) -> None:
+    async with (
+        Upstream(Streams()) as upstream,
+        working(tmp_path, upstream.url) as gate,
+        aiohttp.ClientSession() as http,
+    ):
+        tenants = [{"name": "alice", "weight": 4}]
+        config_file(tmp_path, upstream.url, workers=2, tenants=tenants)
+        if way == "signal":
+            gate.command.signal(signal.SIGHUP)
+        else:
+            async with http.post(gate.admins()[1] + "/reload") as response:
+                assert (await response.json())["outcome"] == "changed"
+        await until(lambda: gate.command.said.count("tenants[alice].weight: 1 -> 4") == 2)
+        assert await gate.serves(), "with the key that was minted at the start"
+        os.kill(gate.pids()[0], signal.SIGKILL)
+        hashes = set()
+        await gate.command.says("started again")
+        await until(lambda: gate.command.said.count("admin on") == 3)
+        for admin in gate.admins():
+            async with http.post(admin + "/reload") as response:
+                hashes.add((await response.json())["outcome"])
+        assert hashes == {"unchanged"}, "a worker that is started later has the config of the others"
+        config_file(tmp_path, upstream.url, workers=2, tenants=[*tenants, {"name": "dora"}])
+        async with http.post(gate.admins()[0] + "/reload") as response:
+            assert "dora has no key" in "".join((await response.json())["why_not"])
+        assert "Traceback" not in gate.command.said
+
+
+async def test_without_a_file_there_is_nothing_to_read(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        engine = await stack.enter_async_context(simulated())
+        gate = await stack.enter_async_context(reloadable(tmp_path, engine))
+        gateway = Gateway(gate.live.gateway.config)
+        await gateway.start()
+        try:
+            reloaded = await gateway.reloading.run()
+            assert (reloaded.outcome, reloaded.why_not) == (
+                "unchanged",
+                ["there is no file: it was started with --backend"],
+            )
+        finally:
+            await gateway.stop(0)

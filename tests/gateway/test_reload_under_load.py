@@ -1,0 +1,120 @@
+"""Reloads while requests come, wait and run: a short one of `bench.reload`, and replicas that take turns."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from bench.reload import reload_under_load
+from gateway.config.model import hash_key
+from tests.gateway.live import WAIT_S, Answer, chat, simulated, until
+from tests.gateway.test_reload import ALICE, BOB, is_whole, pool, reloadable
+from tests.redis_server import RedisServer
+
+
+async def test_no_reload_loses_a_request_or_breaks_a_stream() -> None:
+    result = await reload_under_load(40, 0.03, 6, seed=3)
+    assert result["failures"] == {}
+    assert result["not_completed"] == 0
+    assert result["lines"] == result["replies"] > 0
+    assert result["surprises"] == []
+    assert result["faults"] == []
+    assert set(result["reloads"]) == {"changed", "unchanged", "refused"}
+
+
+async def test_replicas_reload_one_by_one(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    weighed = [
+        {"name": "alice", "weight": 3, "keys": [hash_key(ALICE)]},
+        {"name": "bob", "keys": [hash_key(BOB)]},
+    ]
+    async with RedisServer() as redis, simulated() as one, simulated() as two, simulated() as three:
+        shared: dict[str, Any] = {"state": redis.url, "quota": {"concurrent": 1000}}
+        async with (
+            reloadable(tmp_path / "one", one, two, **shared) as first,
+            reloadable(tmp_path / "two", one, two, **shared) as second,
+        ):
+            gates = [first, second]
+            asked = [gate.ask(key, stream=True, max_tokens=200) for gate in gates for key in (ALICE, BOB) * 8]
+            for gate in gates:
+                assert await gate.changed(tenants=weighed, quota={"concurrent": 900})
+                assert await gate.changed(pools=pool(one, two, three)) == ["pools[pool].backends[e2]: added"]
+                asked += [gate.ask(key, stream=True) for key in (ALICE, BOB) * 8]
+            for gate in gates:
+                assert await gate.changed(pools=pool(one, two)) != []
+            assert all(map(is_whole, await asyncio.gather(*asked)))
+            for gate in gates:
+                got = await gate.reload(policy="vtc")
+                assert got.status == 409
+                assert "is what replicas count together by" in "".join(got.json["why_not"])
+                await until(gate.live.holds_nothing)
+                assert gate.live.gateway.exchanges[0].lost == 0
+                assert all(not exchange.is_alone for exchange in gate.live.gateway.exchanges)
+
+
+class Balancer:
+    """Clients that ask one replica after another, and the next one where the first takes nothing more."""
+
+    def __init__(self, http: aiohttp.ClientSession) -> None:
+        self.ports: list[int] = []
+        self.answers = 0
+        self.failed: list[object] = []
+        self.is_over = False
+        self._http = http
+
+    async def keep_asking(self, turn: int) -> None:
+        while not self.is_over:
+            turn += 1
+            ports = self.ports[turn % len(self.ports) :] + self.ports[: turn % len(self.ports)]
+            got = await self._ask(ports)
+            if got is None or not is_whole(got):
+                self.failed.append(got)
+            self.answers += 1
+
+    async def _ask(self, ports: list[int]) -> Answer | None:
+        body = json.dumps(chat(stream=True, max_tokens=20, ignore_eos=True)).encode()
+        headers = {"authorization": f"Bearer {ALICE}", "connection": "close"}
+        for port in ports:
+            try:
+                url = f"http://127.0.0.1:{port}/v1/chat/completions"
+                async with self._http.post(url, data=body, headers=headers) as response:
+                    got = await Answer.of(response)
+            except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):  # closed before it took anything
+                continue
+            if got.status != 503:
+                return got
+        return None
+
+
+async def test_a_rolling_restart_of_two_replicas_fails_no_request(tmp_path: Path) -> None:
+    async with RedisServer() as redis, simulated() as engine, AsyncExitStack() as stack:
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        clients = Balancer(http)
+        stacks = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            own = await stack.enter_async_context(AsyncExitStack())
+            gate = await own.enter_async_context(reloadable(tmp_path / name, engine, state=redis.url))
+            stacks.append((own, gate))
+            clients.ports.append(gate.live.gateway.port)
+        asking = [asyncio.ensure_future(clients.keep_asking(turn)) for turn in range(8)]
+        for place, (own, gate) in enumerate(stacks):
+            answers = clients.answers
+            await until(lambda answers=answers: clients.answers > answers + 40)  # type: ignore[misc]
+            gate.drain_s = WAIT_S
+            await own.aclose()
+            fresh = await stack.enter_async_context(
+                reloadable(tmp_path / ("one", "two")[place], engine, state=redis.url)
+            )
+            clients.ports[place] = fresh.live.gateway.port
+        answers = clients.answers
+        await until(lambda: clients.answers > answers + 40)
+        clients.is_over = True
+        await asyncio.gather(*asking)
+        assert clients.failed == []

@@ -1,0 +1,144 @@
+"""`fairgate replay -c FILE`: the operator's own policy, weights, limits and engines, and what another engine brings."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gateway.commands.main import main
+from tests.simulation.test_traces import logged, write
+
+BASE = """
+policy: {name: vtc}
+pools:
+  - name: main
+    backends: [{url: "http://10.0.0.1:8000"}]
+tenants: [{name: heavy}, {name: light, weight: 4}]
+"""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """One tenant asks for far more than an engine has within a second, the other now and then."""
+    shared = {"app": "default", "interaction": "", "tokens_cached": 0, "total_ms": 0, "tokens_out_max": 500}
+    lines = [logged(ts=1000 + n / 100, tenant="heavy", tokens_in=300, tokens_out=100, **shared) for n in range(100)]
+    lines += [logged(ts=1000 + n / 10, tenant="light", tokens_in=60, tokens_out=20, **shared) for n in range(20)]
+    return write(tmp_path, *lines)
+
+
+def replay(log: Path, config: str, *options: str, code: int = 0) -> tuple[str, dict[str, Any]]:
+    """What it prints, and the numbers."""
+    file, numbers = log.with_name("gateway.yaml"), log.with_name("numbers.json")
+    file.write_text(config)
+    numbers.unlink(missing_ok=True)
+    done = CliRunner().invoke(
+        main, ["replay", str(log), "-c", str(file), "--profile", "demo", "--json", str(numbers), *options]
+    )
+    assert done.exit_code == code, done.output
+    return done.output, json.loads(numbers.read_text()) if numbers.exists() else {}
+
+
+def runs(numbers: dict[str, Any]) -> dict[tuple[str, int], dict[str, Any]]:
+    return {(each["policy"], each["backends"]): each for each in numbers["policies"]}
+
+
+def tenants(run: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {each["name"]: each for each in run["tenants"]}
+
+
+def test_the_policy_weights_and_number_of_engines_are_those_of_the_file(log: Path) -> None:
+    output, numbers = replay(log, BASE)
+    assert list(runs(numbers)) == [("fcfs", 1), ("vtc", 1)]
+    assert {name: each["weight"] for name, each in tenants(numbers["policies"][0]).items()} == {"heavy": 1, "light": 4}
+    assert output.startswith("Under `fcfs`, one request in twenty of `light` waited ")
+    assert "Note: Limits, weights and settings are those of gateway.yaml, pool main." in output
+    assert "Not among the tenants" not in output
+    fcfs = BASE.replace("{name: vtc}", "fcfs")
+    two = fcfs.replace('8000"}', '8000"}, {url: "http://10.0.0.2:8000"}')
+    assert list(runs(replay(log, two)[1])) == [("fcfs", 2), ("fairserve", 2)]
+    assert list(runs(replay(log, two, "--policy", "rr")[1])) == [("rr", 2)]
+
+
+def test_weights_decide_between_two_that_both_wait(tmp_path: Path) -> None:
+    shared = {
+        "app": "default",
+        "interaction": "",
+        "tokens_cached": 0,
+        "total_ms": 0,
+        "tokens_in": 300,
+        "tokens_out": 100,
+    }
+    log = write(tmp_path, *(logged(ts=1000 + n / 100, tenant="ab"[n % 2], **shared) for n in range(200)))
+    config = BASE.replace("heavy}, {name: light, weight: 4", "a}, {name: b, weight: %s")
+    seen = (tenants(runs(replay(log, config % weight)[1])["vtc", 1]) for weight in (1, 4))
+    p50 = [{name: each["ttft_s"]["p50"] for name, each in one.items()} for one in seen]
+    assert p50[0]["a"] == pytest.approx(p50[0]["b"], rel=0.1)
+    assert p50[1]["a"] > 1.5 * p50[1]["b"]
+
+
+def test_limits_of_the_file_refuse_as_the_gateway_does(log: Path) -> None:
+    assert runs(replay(log, BASE)[1])["vtc", 1]["refused"] == {}
+    brief = runs(replay(log, BASE + "limits: {queue_wait_s_max: 1}\n")[1])["vtc", 1]
+    assert brief["refused"]["queue_timeout"] > 20
+    quota = BASE.replace("{name: heavy}", "{name: heavy, quota: {requests_per_minute: 30}}")
+    output, numbers = replay(log, quota)
+    for run in numbers["policies"]:
+        assert (tenants(run)["heavy"]["completed"], tenants(run)["light"]["completed"]) == (30, 20)
+    assert re.search(r"^vtc +\w+ +70$", output, re.MULTILINE)
+
+
+def test_settings_of_the_policy_are_those_of_the_file(log: Path) -> None:
+    limited = BASE.replace("{name: vtc}", "{name: rpm, requests_per_minute: 5}")
+    _, numbers = replay(log, limited, "--policy", "rpm,fcfs")
+    assert sum(runs(numbers)["rpm", 1]["refused"].values()) == 100 + 20 - 2 * 5
+    assert runs(numbers)["fcfs", 1]["refused"] == {}
+
+
+def test_what_another_engine_would_bring(log: Path) -> None:
+    output, numbers = replay(log, BASE, "--backends", "2", "--policy", "vtc")
+    assert list(runs(numbers)) == [("vtc", 1), ("vtc", 2)]
+    one, two = (tenants(each)["heavy"]["ttft_s"]["p95"] for each in numbers["policies"])
+    assert two < one / 1.5
+    assert output.startswith("With 1 engine under `vtc`, one request in twenty of `heavy` waited ")
+    assert list(runs(replay(log, BASE, "--backends", "2,4")[1])) == [("fcfs", 2), ("vtc", 2), ("fcfs", 4), ("vtc", 4)]
+
+
+def test_an_engine_runs_as_many_requests_at_once_as_the_file_says(log: Path) -> None:
+    few = BASE.replace('8000"}', '8000", max_num_seqs: 2}')
+    usual, few_at_once = (runs(replay(log, config)[1])["vtc", 1] for config in (BASE, few))
+    assert few_at_once["tokens_per_s"] < usual["tokens_per_s"] / 2
+
+
+def test_tenants_that_the_file_does_not_know_are_named(log: Path) -> None:
+    output, numbers = replay(log, BASE.replace("name: heavy", "name: havy"))
+    assert "Note: Not among the tenants of gateway.yaml: heavy. They keep the weight that the trace gives." in output
+    assert tenants(numbers["policies"][0])["heavy"]["weight"] == 2, "as the log says"
+    everybody = BASE.partition("tenants")[0] + "open_access: true\n"
+    assert "Not among the tenants" not in replay(log, everybody)[0]
+
+
+def test_of_several_pools_one_is_named(log: Path) -> None:
+    two = BASE.replace("pools:", "pools:\n  - name: other\n    models: [m]\n    backends: "
+                       "[{url: \"http://10.0.0.3:8000\"}, {url: \"http://10.0.0.4:8000\"}]")  # fmt: skip
+    output, _ = replay(log, two, code=2)
+    assert "has the pools other, main: say by --pool which one served this traffic" in output
+    output, _ = replay(log, two, "--pool", "third", code=2)
+    assert "has the pools other, main: none is 'third'" in output
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join([*lines, *[line.replace('"model": "m"', '"model": "other"') for line in lines[:7]]]))
+    output, numbers = replay(log, two, "--pool", "other")
+    assert list(runs(numbers)) == [("fcfs", 2), ("vtc", 2)]
+    assert numbers["trace"]["requests"] == 120
+    assert "Note: 7 lines left out: requests for models that another pool serves." in output
+
+
+def test_a_file_that_is_no_configuration_is_answered_with_its_faults(log: Path) -> None:
+    output, numbers = replay(log, "policy: best\npools: 3\n", code=2)
+    assert "gateway.yaml:1:9: policy" in output
+    assert "gateway.yaml:2:8: pools: should be a list" in output
+    assert numbers == {}

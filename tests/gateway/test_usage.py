@@ -1,0 +1,451 @@
+"""What is counted durably: equal to the access log, once, and caught up after whatever happens to the database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from pydantic import SecretStr
+
+from gateway.config.model import hash_key
+from gateway.config.usage import UsageConfig
+from gateway.redis.errors import StoreRefused, StoreUnavailable
+from gateway.telemetry.access_log import hidden
+from gateway.telemetry.record import Outcome, Record
+from gateway.usage.counts import OTHER_USERS, OTHERS, Tally, UsageCounts
+from gateway.usage.database import Database
+from gateway.usage.recorder import UsageRecorder
+from gateway.usage.report import Question, read
+from gateway.usage.written import Batch, add, forget
+from policies.limits.quotas import Quota, Quotas
+from policies.request import Flow, Request, ServiceTokens
+from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.live import MODEL, Live, Starter, chat, simulated, until
+from tests.gateway.test_command_line import config_file, running
+from tests.postgres_server import PostgresServer
+
+OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}')
+TENANTS: list[dict[str, Any]] = [
+    {"name": "alice", "keys": [{"hash": hash_key("k"), "apps": ["chat", "batch"]}]},
+    {"name": "bob", "keys": [hash_key("b")]},
+]
+CHAT = "/v1/chat/completions"
+MEASURES = ("requests", "refused", "input_tokens", "cached_tokens", "output_tokens", "wasted_tokens")
+EVERYTHING = ("day", "tenant", "app", "user", "model")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+    if request.param == "sqlite":
+        yield str(tmp_path / "made" / "usage.db")
+    else:
+        async with PostgresServer() as server:
+            yield server.url
+
+
+def database_at(url: str, *, makes: bool = True) -> Database:
+    return Database(UsageConfig(url=SecretStr(url)), makes=makes)
+
+
+def counted(url: str, *by: str) -> dict[tuple[str, ...], tuple[float, ...]]:
+    """What is written down, by these; nothing if nobody has written anything."""
+    database = database_at(url, makes=False)
+    try:
+        report = read(database, Question("2d", None, by or EVERYTHING, datetime.now(UTC)), {})
+    except (StoreRefused, StoreUnavailable):
+        return {}
+    finally:
+        database.close()
+    return {row.by: (*(getattr(row, name) for name in MEASURES), round(row.queue_s, 6)) for row in report.rows}
+
+
+def logged(lines: Iterable[dict[str, Any]]) -> dict[tuple[str, ...], tuple[float, ...]]:
+    """The same, by everything, as the access log has it."""
+    sums: dict[tuple[str, ...], Counter[str]] = {}
+    for line in lines:
+        is_refused = line["outcome"] == "refused"
+        model = "" if is_refused and not line["policy"] else line["model"]
+        day = f"{datetime.fromtimestamp(line['ts'], UTC):%Y-%m-%d}"
+        own = sums.setdefault((day, line["tenant"], line["app"], line["user"], model), Counter())
+        own["requests"] += 1
+        own["refused"] += is_refused
+        for name in ("in", "cached", "out", "wasted"):
+            own[name] += line[f"tokens_{name}"]
+        own["queue_us"] += round(line["queue_ms"] * 1000)
+    names = ("requests", "refused", "in", "cached", "out", "wasted")
+    return {key: (*(own[name] for name in names), own["queue_us"] / 1e6) for key, own in sums.items()}
+
+
+def lines_of(text: bytes | str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+async def mixed(live: Live, times: int) -> int:
+    """Requests of every kind; how many there were."""
+    for number in range(times):
+        answers = [
+            await live.ask(CHAT, chat(user=f"u{number % 3}")),
+            await live.ask(CHAT, chat(), x_fairgate_app="batch"),
+            await live.ask(CHAT, chat(stream=True), key="b", x_fairgate_user="a"),
+            await live.ask(CHAT, chat(model=f"invented-{number}"), key="b"),
+            await live.ask(CHAT, b"{"),
+            await live.ask(CHAT, chat(), x_fairgate_app="nobody's"),
+            await live.ask("/tokenize", chat()),
+            await live.get("/v1/models"),
+            await live.ask(CHAT, chat(), key=f"unknown-{number}"),
+        ]
+    return len(answers) * times
+
+
+# --- equal to the access log ---
+
+
+async def test_sums_equal_the_access_log(start: Starter, url: str) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url, tenants=TENANTS, usage=url) as live:
+        asked = await mixed(live, 5)
+        lines = await live.lines(asked)
+        assert {line["model"] for line in lines} >= {"", MODEL, "invented-0"}
+    found = counted(url)
+    assert found == logged(lines)
+    assert sum(sums[0] for sums in found.values()) == asked
+    assert sum(sums[2] for sums in found.values()) > 0
+    assert not any("invented" in name for key in found for name in key)
+    assert hidden("u1") in {user for _, _, _, user, _ in found}
+
+
+async def test_tokens_of_a_cut_interaction_are_wasted(start: Starter, tmp_path: Path) -> None:
+    url = str(tmp_path / "usage.db")
+    tenants = [{"name": "alice", "keys": [hash_key("k")], "quota": {"tokens_per_day": 40, "tokens_per_minute": 40}}]
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=tenants, usage=url) as live:
+        statuses = [(await live.ask(CHAT, chat(), x_fairgate_interaction="i")).status for _ in range(6)]
+        lines = await live.lines(6)
+    assert statuses.count(429) >= 1
+    assert sum(line["tokens_wasted"] for line in lines) == 9 * statuses.count(200)
+    assert counted(url) == logged(lines)
+
+
+@pytest.mark.timeout(120)
+async def test_sums_equal_the_access_log_though_the_process_is_killed(tmp_path: Path) -> None:
+    url, total_sent = str(tmp_path / "usage.db"), 0
+    lines: list[dict[str, Any]] = []
+    killed_s: list[float] = []
+    async with Upstream(replies(OK)) as upstream:
+        config = config_file(tmp_path, upstream.url, tenants=TENANTS, usage=url)
+        for is_quiet in (False, True, False, True):
+            before, sent = requests_in(url), 0
+            async with running("serve", "-c", config) as command, aiohttp.ClientSession() as http:
+                address = (await command.says(r"serving on (http://\S+),"))[1] + CHAT
+                until_s = time.monotonic() + 1.3
+                while time.monotonic() < until_s:
+                    headers = {"authorization": f"Bearer {'kb'[sent % 2]}"}
+                    async with http.post(address, json=chat(user=str(sent % 5)), headers=headers) as response:
+                        assert response.status == 200
+                        await response.read()
+                    sent += 1
+                if is_quiet:  # then nothing is lost, and nothing of the lives before is counted again
+                    await until(lambda: requests_in(url) == before + sent)  # noqa: B023 (called here only)
+                command.signal(signal.SIGKILL)
+                killed_s.append(time.time())
+                await command.ended()
+                lines += lines_of(command.out)
+                total_sent += sent
+    # What ended a second before a process did is counted, and nothing twice.
+    due = [line for line in lines if not any(0 <= at_s - line["ts"] <= 1.0 for at_s in killed_s)]
+    assert 0 < len(due) <= requests_in(url) <= total_sent
+
+
+async def test_workers_count_into_one_file(tmp_path: Path) -> None:
+    url = str(tmp_path / "usage.db")
+    async with Upstream(replies(OK)) as upstream:
+        config = config_file(tmp_path, upstream.url, tenants=TENANTS, usage=url, workers=2)
+        async with running("serve", "-c", config) as command:
+            address = (await command.says(r"serving on (http://\S+) with 2 workers"))[1] + CHAT
+            await command.says(r"worker 0: admin on")
+            await command.says(r"worker 1: admin on")
+            for number in range(20):
+                async with aiohttp.ClientSession() as http:  # a connection of its own, for either worker
+                    headers = {"authorization": "Bearer k"}
+                    async with http.post(address, json=chat(user=str(number % 3)), headers=headers) as response:
+                        assert response.status == 200
+            command.signal(signal.SIGTERM)
+            assert await command.ended() == 0
+    assert counted(url) == logged(lines_of(command.out))
+    assert requests_in(url) == 20
+
+
+def requests_in(url: str) -> int:
+    return int(sum(sums[0] for sums in counted(url).values()))
+
+
+def request_of(user: str = "", tenant: str = "t") -> Record:
+    record = Record("r", CHAT, now=0.0)
+    record.tenant, record.app, record.model, record.pool = tenant, "app", "m", "pool"
+    record.request = Request("r", Flow(tenant, "app", user), 1.0, 1, 1, 0.0)
+    record.ended(Outcome.COMPLETED, "", ServiceTokens(3, 2, 1), 3, 0.25)
+    return record
+
+
+# --- once ---
+
+
+def test_a_batch_counts_once_however_often_it_is_sent(tmp_path: Path) -> None:
+    url = str(tmp_path / "usage.db")
+    _counts_once(url)
+
+
+async def test_a_batch_counts_once_in_postgresql() -> None:
+    async with PostgresServer() as server:
+        await asyncio.to_thread(_counts_once, server.url)
+
+
+def _counts_once(url: str) -> None:
+    hour = int(time.time()) // 3600
+    tally = Tally()
+    tally.requests, tally.input = 2, 10
+    sums = {(hour, "t\0\ud800", "", user, ""): tally for user in ("a", "b", OTHER_USERS)}
+    first, second = database_at(url), database_at(url)
+    try:
+        for database, batch in (
+            (first, Batch("one", 1, sums)),
+            (first, Batch("one", 1, sums)),
+            (second, Batch("one", 1, sums)),
+            (second, Batch("two", 1, sums)),
+            (first, Batch("one", 2, sums)),
+            (second, Batch("one", 1, sums)),
+        ):
+            add(database, batch, int(time.time()))
+        assert {key: value[0] for key, value in counted(url, "tenant", "user").items()} == {
+            ("t\N{REPLACEMENT CHARACTER}?", user): 6 for user in (hidden("a"), hidden("b"), OTHERS)
+        }
+        forget(first, int(time.time()) + 3 * 86_400, keep_days=2)
+        assert counted(url, "tenant") == {}
+    finally:
+        first.close()
+        second.close()
+
+
+# --- a database that is gone ---
+
+
+async def test_a_server_that_is_gone_is_caught_up(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
+    async with PostgresServer() as server, simulated(time_scale=0) as sim:
+        async with start(sim.url, tenants=TENANTS, usage=server.url) as live:
+            asked = await mixed(live, 2)
+            await _written(live)
+            await server.crash()
+            asked += await mixed(live, 2)
+            await until(lambda: "usage is not written, and kept in memory until it can be" in caplog.text)
+            assert (await live.metrics())["fairgate_usage_written",] == 0
+            assert (await live.metrics())["fairgate_usage_waiting_sums",] > 0
+            asked += await mixed(live, 2)
+            await server.start()
+            await _written(live)
+            asked += await mixed(live, 1)
+            lines = await live.lines(asked)
+        assert await asyncio.to_thread(counted, server.url) == logged(lines)
+        assert caplog.text.count("usage is not written") == 1
+
+
+async def _written(live: Live) -> None:
+    """Until nothing waits."""
+    usage = live.gateway.usage
+    assert usage is not None
+    async with asyncio.timeout(20):
+        while usage.fault is not None or (await live.metrics())["fairgate_usage_waiting_sums",]:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def test_a_server_that_does_not_answer_is_waited_for_by_nobody(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gateway.usage.thread.ANSWER_S", 0.2)
+    async with PostgresServer() as server, Upstream(replies(OK)) as upstream:
+        async with start(upstream.url, tenants=TENANTS, usage=server.url) as live:
+            await _written(live)
+            [(pid,)] = await server.ask("SELECT pid FROM pg_stat_activity WHERE application_name = 'fairgate'")
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                for _ in range(5):
+                    assert (await live.ask(CHAT, chat())).status == 200
+                await until(lambda: "does not answer within 0.2 s" in caplog.text)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await _written(live)
+            lines = await live.lines(5)
+        assert await asyncio.to_thread(counted, server.url) == logged(lines)
+
+
+async def test_a_gateway_starts_before_its_server(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
+    async with PostgresServer() as server, Upstream(replies(OK)) as upstream:
+        await server.crash()
+        async with start(upstream.url, tenants=TENANTS, usage=server.url) as live:
+            assert "usage is not written" in caplog.text
+            assert (await live.ask(CHAT, chat())).status == 200
+            await server.start()
+            await _written(live)
+            lines = await live.lines(1)
+        assert await asyncio.to_thread(counted, server.url) == logged(lines)
+
+
+@pytest.mark.timeout(120)
+async def test_a_disk_that_is_full_stops_nobody_and_is_caught_up(tmp_path: Path) -> None:
+    url, sent = str(tmp_path / "usage.db"), 0
+    async with Upstream(replies(OK)) as upstream, aiohttp.ClientSession() as http:
+        config = config_file(tmp_path, upstream.url, tenants=TENANTS, usage=url)
+        async with running("serve", "-c", config) as command:
+            address = (await command.says(r"serving on (http://\S+),"))[1] + CHAT
+
+            async def ask() -> None:
+                headers = {"authorization": "Bearer k"}
+                async with http.post(address, json=chat(user=str(sent)), headers=headers) as response:
+                    assert response.status == 200
+
+            def limit(file_bytes: int) -> None:
+                _, most = resource.prlimit(command.process.pid, resource.RLIMIT_FSIZE)
+                resource.prlimit(command.process.pid, resource.RLIMIT_FSIZE, (file_bytes, most))
+
+            for file_bytes in (resource.RLIM_INFINITY, 1, resource.RLIM_INFINITY):
+                limit(file_bytes)
+                for _ in range(10):
+                    await ask()
+                    sent += 1
+                if file_bytes == 1:
+                    await command.says(f"usage is not written, and kept in memory until it can be: {url}: ")
+                else:
+                    await until(lambda: requests_in(url) == sent)  # noqa: B023 (called here only)
+            await command.says("usage is written again")
+            command.signal(signal.SIGTERM)
+            assert await command.ended() == 0
+    assert counted(url) == logged(lines_of(command.out))
+
+
+async def test_what_cannot_be_written_at_the_end_is_said(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
+    url = str(start.directory / "usage.db")
+    async with Upstream(replies(OK)) as upstream:
+        async with start(upstream.url, tenants=TENANTS, usage=url) as live:
+            await _written(live)
+            holder = sqlite3.connect(url, isolation_level=None)
+            holder.execute("BEGIN IMMEDIATE")
+            for _ in range(3):
+                assert (await live.ask(CHAT, chat())).status == 200
+    holder.close()
+    assert "the usage of 3 requests was not written" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"no database, but a text that is longer than its head" * 20])
+async def test_a_file_that_is_no_database_is_not_touched(start: Starter, content: bytes) -> None:
+    path = start.directory / "usage.db"
+    path.write_bytes(content)
+    with pytest.raises(StoreRefused, match="is not a database; move it away"):
+        async with start("http://127.0.0.1:1", tenants=TENANTS, usage=str(path)):
+            pass
+    assert path.read_bytes() == content
+
+
+async def test_tables_of_another_version_are_not_touched(tmp_path: Path) -> None:
+    url = str(tmp_path / "usage.db")
+    database = database_at(url)
+    with database.transaction() as step:
+        step.do("UPDATE fairgate_notes SET value = '2' WHERE name = 'layout'")
+    database.close()
+    recorder = UsageRecorder(UsageConfig(url=SecretStr(url)), None, 1)
+    with pytest.raises(StoreRefused, match="tables of layout 2, and this version writes layout 1"):
+        await recorder.open()
+    await recorder.close()
+
+
+# --- limits of a day ---
+
+
+async def test_a_limit_of_a_day_survives_a_restart(start: Starter, url: str) -> None:
+    fields: dict[str, Any] = {"tenants": TENANTS, "usage": url, "quota": {"tokens_per_day": 30}}
+    async with Upstream(replies(OK)) as upstream:
+        async with start(upstream.url, **fields) as live:
+            statuses = [(await live.ask(CHAT, chat())).status for _ in range(6)]
+            assert (statuses[0], statuses[-1]) == (200, 429)
+        async with start(upstream.url, **fields) as live:
+            got = await live.ask(CHAT, chat())
+            assert (got.status, got.error["code"]) == (429, "rate_limited")
+            assert (await live.ask(CHAT, chat(), key="b")).status == 200
+        async with start(upstream.url, **{**fields, "usage": str(start.directory / "other.db")}) as live:
+            assert (await live.ask(CHAT, chat())).status == 200
+
+
+async def test_a_worker_has_its_part_of_what_is_left(tmp_path: Path) -> None:
+    url = str(tmp_path / "usage.db")
+    tally = Tally()
+    tally.requests, tally.input, tally.output = 1, 60, 40
+    database = database_at(url)
+    add(database, Batch("before", 1, {(int(time.time()) // 3600, "t", "", "", ""): tally}), int(time.time()))
+    database.close()
+    quotas = Quotas(Quota(tokens_per_day=500))
+    recorder = UsageRecorder(UsageConfig(url=SecretStr(url)), quotas, 2)
+    await recorder.open()
+    await recorder.close()
+    assert quotas.standing("t", time.monotonic())[0].remaining == 450
+
+
+def test_a_day_goes_on_from_what_is_left_of_the_one_before() -> None:
+    quotas = Quotas(Quota(tokens_per_day=1000))
+    quotas.day.epoch_s = 86_400 / 2  # at 0 half of the day is over
+    quotas.day.begin_anew()
+    quotas.go_on("t", 400, 100, 0.0)
+    [limit] = quotas.standing("t", 0.0)
+    assert limit.remaining == 1000 - 100 - 200
+    quotas.go_on("t", 0, 100, 0.0)
+    assert quotas.standing("t", 0.0)[0].remaining == 600
+
+
+# --- bounds ---
+
+
+def test_users_are_bounded_and_the_rest_are_one() -> None:
+    counts = UsageCounts(users_max=2)
+    for user in ("a", "b", "", "c", "d", "other", "a", OTHERS):
+        counts.ended(request_of(user))
+    sums = {key[3]: tally.requests for key, tally in counts.take().items()}
+    assert sums == {"a": 2, "b": 1, "": 1, OTHER_USERS: 4}
+    counts.ended(request_of("d"))
+    assert [key[3] for key in counts.take()] == [OTHER_USERS], "also after they were taken"
+
+
+def test_what_finds_no_room_is_counted() -> None:
+    counts = UsageCounts(users_max=100, sums_max=2)
+    for user in "abcde":
+        counts.ended(request_of(user))
+    assert [key[3] for key in counts.take()] == ["a", "b", OTHER_USERS]
+    assert counts.requests_dropped == 0
+    for tenant in "abcdef":
+        counts.ended(request_of("u", tenant))
+    assert counts.requests_dropped == 2
+    assert len(counts) == 4
+
+
+def test_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = UsageCounts(users_max=1)
+    for tenant in range(10_005):
+        counts.ended(request_of("u", str(tenant)))
+    sums = counts.take()
+    assert len(sums) == 10_001
+    assert sum(tally.requests for key, tally in sums.items() if key[1] == OTHERS) == 5
+
+
+def test_a_sum_adds_what_a_record_says() -> None:
+    counts = UsageCounts(users_max=1)
+    for _ in range(3):
+        counts.ended(request_of("u"))
+    [tally] = counts.take().values()
+    assert (tally.requests, tally.input, tally.cached, tally.output, tally.queue_us) == (3, 9, 3, 6, 750_000)
+    assert (tally.refused, tally.wasted) == (0, 0)

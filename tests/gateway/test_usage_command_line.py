@@ -1,0 +1,262 @@
+"""What an operator asks of what was counted, with and without a gateway, and what is answered to a bad question."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from gateway.config.usage import PriceConfig, UsageConfig
+from gateway.telemetry.access_log import hidden
+from gateway.usage.counts import Tally
+from gateway.usage.database import Database
+from gateway.usage.report import BadQuestion, Question, read
+from gateway.usage.written import Batch, add
+from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.live import MODEL, Live, Starter, chat, until
+from tests.gateway.test_command_line import config_file, run
+
+OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}')
+NOW = datetime(2027, 2, 3, 14, 30, tzinfo=UTC)
+NOWHERE = "http://127.0.0.1:1"
+
+
+def tally_of(**sums: int) -> Tally:
+    tally = Tally()
+    for name, value in sums.items():
+        setattr(tally, name, value)
+    return tally
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> str:
+    """Three hours of two days."""
+    url = str(tmp_path / "usage.db")
+    hour = int(NOW.timestamp()) // 3600
+    many = tally_of(requests=1500, input=2_000_000, cached=1_000_000, output=500_000, queue_us=2_500_000)
+    sums = {
+        (hour, "alice", "chat", "ann", "large"): many,
+        (hour, "bob", "chat", "", "small"): tally_of(requests=2, input=30, output=10),
+        (hour - 1, "bob", "chat", "", "small"): tally_of(requests=1, input=3, output=1, wasted=4, refused=1),
+        (hour - 24, "alice", "batch", "ann", "small"): tally_of(requests=1, input=5, output=1),
+        (hour, "", "", "", ""): tally_of(requests=7, refused=7),
+    }
+    database = Database(UsageConfig(url=SecretStr(url)))
+    add(database, Batch("w", 1, sums), int(NOW.timestamp()))
+    database.close()
+    return url
+
+
+def asked(url: str, since: str, *by: str, until: str | None = None, **prices: PriceConfig) -> Any:
+    database = Database(UsageConfig(url=SecretStr(url)), makes=False)
+    try:
+        return read(database, Question(since, until, by, NOW), prices)
+    finally:
+        database.close()
+
+
+def rows(url: str, since: str, *by: str, **fields: Any) -> list[tuple[Any, ...]]:
+    return [(*row.by, row.requests, row.tokens) for row in asked(url, since, *by, **fields).rows]
+
+
+def test_rows_are_by_what_is_asked_and_the_largest_come_first(filled: str) -> None:
+    assert rows(filled, "today", "tenant") == [("alice", 1500, 2_500_000), ("bob", 3, 44), ("", 7, 0)]
+    assert rows(filled, "2d", "app", "tenant") == [
+        ("chat", "alice", 1500, 2_500_000),
+        ("chat", "bob", 3, 44),
+        ("batch", "alice", 1, 6),
+        ("", "", 7, 0),
+    ]
+    assert rows(filled, "2027-02-02", "user", until="2027-02-03") == [(hidden("ann"), 1, 6)]
+    assert rows(filled, "7d") == [(1511, 2_500_050)]
+
+
+def test_times_come_in_their_order_and_days_are_sums_of_hours(filled: str) -> None:
+    assert rows(filled, "2d", "hour", "tenant")[:2] == [
+        ("2027-02-02T14:00Z", "alice", 1, 6),
+        ("2027-02-03T13:00Z", "bob", 1, 4),
+    ]
+    assert rows(filled, "2d", "day") == [("2027-02-02", 1, 6), ("2027-02-03", 1510, 2_500_044)]
+
+
+@pytest.mark.parametrize(
+    ("since", "until_text", "requests"),
+    [
+        ("1h", None, 1510),  # 13:30 is in the hour that began at 13:00
+        ("0h", None, 1509),
+        ("24h", None, 1511),
+        ("23h", None, 1510),
+        ("2027-02-03T14:00Z", None, 1509),
+        ("2027-02-03T15:00+01:00", None, 1509),
+        ("2d", "1h", 2),
+        ("2d", "2027-02-03T13:00Z", 1),
+    ],
+)
+def test_times_are_whole_hours_that_touch_what_is_asked(
+    filled: str, since: str, until_text: str | None, requests: int
+) -> None:
+    assert asked(filled, since, until=until_text).total.requests == requests
+
+
+@pytest.mark.parametrize(
+    ("since", "until_text", "by", "said"),
+    [
+        ("yesterday", None, (), "'yesterday' is no time: write 24h, 7d, today"),
+        ("99999999d", None, (), "is no time"),
+        ("99999d", None, (), ""),
+        ("9999999-01-01", None, (), "is no time"),
+        ("1h", "2h", (), "is after"),
+        ("1h", None, ("tenant", "colour"), "'colour' is none of: hour, day, tenant, app, user, model"),
+        ("1h", None, ("tenant", "tenant"), "names the same thing twice"),
+    ],
+)
+def test_what_cannot_be_asked(since: str, until_text: str | None, by: tuple[str, ...], said: str) -> None:
+    if not said:
+        assert Question(since, until_text, by, NOW).since < NOW
+        return
+    with pytest.raises(BadQuestion, match=re.escape(said)):
+        Question(since, until_text, by, NOW)
+
+
+def test_what_costs_is_said_where_prices_are_known(filled: str) -> None:
+    large = PriceConfig(input=2.0, cached=0.5, output=10.0)
+    report = asked(filled, "today", "tenant", large=large)
+    assert [(row.by, row.cost) for row in report.rows] == [(("alice",), 7.5), (("bob",), None), (("",), 0.0)]
+    assert report.total.cost is None
+    assert asked(filled, "today", large=large, small=PriceConfig(input=1e6, output=0.0)).total.cost == 7.5 + 33
+    without = asked(filled, "today", "tenant", large=PriceConfig(input=2.0, output=0.0))
+    assert without.rows[0].cost == 4.0
+    assert "cost" not in asked(filled, "today", "tenant").as_csv()
+
+
+def test_the_formats_say_the_same(filled: str) -> None:
+    report = asked(filled, "today", "tenant", "model", large=PriceConfig(input=2.0, cached=0.5, output=10.0))
+    assert report.as_table() == (
+        "tenant  model  requests  refused  input_tokens  cached_tokens  output_tokens  wasted_tokens  queue_s  cost\n"
+        "alice   large     1,500        0     2,000,000      1,000,000        500,000              0      2.5   7.5\n"
+        "bob     small         3        1            33              0             11              4      0.0     -\n"
+        "-       -             7        7             0              0              0              0      0.0   0.0\n"
+        "total             1,510        8     2,000,033      1,000,000        500,011              4      2.5     -\n"
+    )
+    found = list(csv.DictReader(io.StringIO(report.as_csv())))
+    assert [(row["tenant"], row["input_tokens"], row["cost"]) for row in found] == [
+        ("alice", "2000000", "7.5"),
+        ("bob", "33", ""),
+        ("", "0", "0.0"),
+    ]
+    answered = json.loads(report.as_json())
+    assert (answered["since"], answered["until"]) == ("2027-02-03T00:00Z", "2027-02-03T15:00Z")
+    assert answered["rows"][1]["wasted_tokens"] == answered["total"]["wasted_tokens"] == 4
+
+
+async def test_the_command_and_the_listener_answer_alike(start: Starter) -> None:
+    url = str(start.directory / "usage.db")
+    async with Upstream(replies(OK)) as upstream:
+        async with start(upstream.url, usage={"url": url, "prices": {MODEL: {"input": 1.0, "output": 2.0}}}) as live:
+            assert (await live.ask("/v1/chat/completions", chat())).status == 200
+            await _counted(live, 1)
+            query = "/usage?since=1h&by=tenant,model"
+            got = await live.get(query, admin=True)
+            assert (got.status, got.json["rows"][0]["cost"]) == (200, 11e-6)
+            bad = await live.get("/usage?by=colour", admin=True)
+            assert (bad.status, "is none of" in bad.json["error"]) == (400, True)
+        config = config_file(
+            start.directory, upstream.url, usage={"url": url, "prices": {MODEL: {"input": 1.0, "output": 2.0}}}
+        )
+    code, out, said = await run("usage", "-c", config, "--since", "1h", "--by", "tenant,model", "--format", "json")
+    assert (code, said) == (0, "")
+    assert json.loads(out) == got.json
+    code, out, _ = await run("usage", "--database", url, "--by", "model", "--format", "csv")
+    assert (code, out.splitlines()[1]) == (0, f"{MODEL},1,0,7,4,2,0,{out.splitlines()[1].rpartition(',')[2]}")
+
+
+async def _counted(live: Live, requests: int) -> None:
+    usage = live.gateway.usage
+    assert usage is not None
+    await until(lambda: usage.batches_written >= requests)
+
+
+async def test_the_configuration_in_effect_shows_prices_and_no_password(start: Starter) -> None:
+    usage = {"url": "postgresql://u:hunter2@127.0.0.1:1/x", "prices": {MODEL: {"input": 1.0, "output": 2.0}}}
+    async with start(NOWHERE, usage=usage) as live:
+        got = await live.get("/config", admin=True)
+        values = {each["path"]: each["value"] for each in got.json["values"]}
+        assert values[f"usage.prices.{MODEL}.output"] == 2.0
+        assert values["usage.url"] == "postgresql://(hidden)@127.0.0.1:1/x"
+        assert "hunter2" not in got.body.decode()
+
+
+async def test_without_usage_the_listener_says_so(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        got = await live.get("/usage", admin=True)
+        assert (got.status, "has no `usage:`" in got.json["error"]) == (404, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ((), 2, "give either -c FILE or --database URL"),
+        (("-c", "{config}"), 2, "has no `usage:`, so nothing was counted"),
+        (("--database", "{none}"), 2, "there is no such file: no gateway has written it yet"),
+        (("--database", "mysql://x"), 2, "should be the path of a file for SQLite, or postgresql://"),
+        (("--database", "{text}"), 2, "is not a database; move it away"),
+        (("--database", "postgresql://u:hunter2@127.0.0.1:1/x"), 1, "postgresql://127.0.0.1:1/x: connection failed"),
+        (("--database", "{none}", "--since", "x"), 2, "'x' is no time"),
+        (("--database", "{none}", "--format", "xml"), 2, "'xml' is not one of"),
+    ],
+)
+async def test_what_the_command_cannot_do(tmp_path: Path, arguments: tuple[str, ...], code: int, said: str) -> None:
+    (tmp_path / "text").write_text("no database, but a text that is longer than the head of one" * 20)
+    files = {
+        "config": config_file(tmp_path, NOWHERE),
+        "none": str(tmp_path / "none.db"),
+        "text": str(tmp_path / "text"),
+    }
+    ended, out, errors = await run("usage", *(each.format(**files) for each in arguments))
+    assert (ended, out) == (code, "")
+    assert said in errors
+    assert "hunter2" not in errors
+    assert not (tmp_path / "none.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("usage", "said"),
+    [
+        ("mysql://u:hunter2@h/x", "usage: should be the path of a file for SQLite, or postgresql://"),
+        ("postgresql://u:hun#ter2@h:5x/d", "usage: should be the path of a file"),
+        ({"url": "u.db", "keep_days": 1}, "usage.keep_days"),
+        ({"url": "u.db", "prices": {"m": {"input": -1, "output": 1}}}, "usage.prices.m.input"),
+        ({"url": "u.db", "prices": {"m": {"input": 1}}}, "usage.prices.m.output"),
+        ({"path": "u.db"}, "usage.path"),
+    ],
+)
+async def test_faults_of_the_section_have_their_place(tmp_path: Path, usage: Any, said: str) -> None:
+    code, _, errors = await run("check", config_file(tmp_path, NOWHERE, usage=usage))
+    assert code == 2
+    assert said in errors
+    assert "hun" not in errors
+
+
+async def test_check_says_where_no_file_can_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, _, errors = await run("check", config_file(tmp_path, NOWHERE, usage=str(tmp_path / "file" / "usage.db")))
+    assert (code, "usage: cannot be written" in errors) == (2, True)
+    code, _, _ = await run("check", config_file(tmp_path, NOWHERE, usage=str(tmp_path / "made" / "usage.db")))
+    assert (code, (tmp_path / "made").exists()) == (0, False)
+
+
+def test_nobody_needs_to_be_in_the_file_where_keys_can_be_made(start: Starter) -> None:
+    assert start.config(NOWHERE, tenants=[], usage="usage.db").tenants == ()
+    with pytest.raises(ValueError, match="nobody could call"):
+        start.config(NOWHERE, tenants=[])
+
+
+def test_a_year_is_no_time_before_time_begins() -> None:
+    assert Question("36500d", None, (), NOW).hours_s[0] < 0 < int((NOW - timedelta(1)).timestamp())

@@ -1,0 +1,77 @@
+"""The sentence on top says what the numbers say, and of those whom it concerns."""
+
+from __future__ import annotations
+
+from simulation.replay import OTHERS, Percentiles, Seen, TenantSeen
+from simulation.verdict import compared, verdict
+
+
+def tenant(name: str, p95_s: float | None, *, requests: int = 100, completed: int | None = None) -> TenantSeen:
+    ttft_s = None if p95_s is None else Percentiles(p95_s / 2, p95_s, p95_s)
+    return TenantSeen(name, 1.0, requests, requests if completed is None else completed, 1.0, ttft_s)
+
+
+def run(policy: str, *tenants: TenantSeen, backends: int = 1) -> Seen:
+    return Seen(policy, backends, 1, 1, {}, None, 1.0, 1.0, None, 0.0, 0, 0, 1.0, tenants, {}, [])
+
+
+def test_it_names_whom_the_choice_concerns_most_and_who_asked_for_most() -> None:
+    unfair = run("fcfs", tenant("heavy", 14.0), tenant("light", 12.0), tenant("lighter", 11.0))
+    fair = run("fairserve", tenant("heavy", 14.5), tenant("light", 0.3), tenant("lighter", 3.0))
+    assert verdict([unfair, run("vtc"), fair]) == (
+        "Under `fcfs`, one request in twenty of `light` waited 12.0 s or longer for its first token, under `fairserve` "
+        "0.300 s; of `heavy`, who asked for most, 14.0 s and 14.5 s."
+    )
+    assert verdict([fair, unfair]).startswith("Under `fairserve`, one request in twenty of `light` waited 0.300 s or ")
+
+
+def test_refusals_are_no_short_waits() -> None:
+    one = run("fcfs", tenant("heavy", 9.0), tenant("light", 5.0))
+    other = run("rpm", tenant("heavy", 0.5, completed=10), tenant("light", 2.0))
+    assert verdict([one, other]).endswith("of `heavy` waited 9.00 s or longer for its first token, under `rpm` 0.500 s "
+                                          "(90 of 100 refused).")  # fmt: skip
+    never = run("rpm", tenant("heavy", None, completed=0), tenant("light", 5.0))
+    assert "under `rpm` for ever (100 of 100 refused)" in verdict([one, never])
+    assert "of `heavy` waited for ever for its first token (100 of 100 refused), under `fcfs` 9.00 s." in verdict(
+        [never, one]
+    )
+    same = run("rpm", tenant("heavy", 9.0, completed=90), tenant("light", 5.0))
+    assert "9.00 s (10 of 100 refused)" in verdict([one, same])
+
+
+def test_waits_that_are_alike_are_said_to_be() -> None:
+    one, other = (
+        run(policy, tenant("a", 0.05), tenant("b", wait_s)) for policy, wait_s in (("fcfs", 0.14), ("vtc", 0.1))
+    )
+    assert verdict([one, other]) == (
+        "Under `fcfs`, everybody waited about as long as under `vtc`: `b` waited longest for its first tokens, one "
+        "request in twenty 0.140 s or more."
+    )
+    assert verdict([one]) == (
+        "Under `fcfs`, `b` waited longest for its first tokens, one request in twenty 0.140 s or more."
+    )
+
+
+def test_few_requests_and_sums_of_many_are_not_named() -> None:
+    before = run(
+        "fcfs", tenant("heavy", 9.0), tenant("rare", 9.0, requests=3), tenant("light", 2.0), tenant(OTHERS, 99.0)
+    )
+    after = run("vtc", tenant("heavy", 9.0), tenant("rare", 0.1, requests=3), tenant("light", 1.0), tenant(OTHERS, 1.0))
+    assert "of `light` waited 2.00 s" in verdict([before, after])
+
+
+def test_engines_are_compared_under_the_last_policy() -> None:
+    runs = [run(policy, tenant("a", 8.0 / engines / (1 + (policy == "vtc"))), backends=engines)
+            for engines in (2, 3, 4) for policy in ("fcfs", "vtc")]  # fmt: skip
+    one, other = compared(runs)
+    assert (one.policy, one.backends, other.policy, other.backends) == ("vtc", 2, "vtc", 4)
+    assert verdict(runs) == (
+        "With 2 engines under `vtc`, one request in twenty of `a` waited 2.00 s or longer for its first token, with 4 "
+        "engines 1.00 s."
+    )
+
+
+def test_a_long_name_is_cut() -> None:
+    before, after = run("fcfs", tenant("n" * 900, 9.0)), run("vtc", tenant("n" * 900, 1.0))
+    assert "n" * 31 + "…" in verdict([before, after])
+    assert "n" * 32 not in verdict([before, after])
