@@ -52,7 +52,8 @@ bench: compiled  ## the tables of docs/benchmarks.md; needs nginx with its echo 
 	bash deploy/real-vllm/setup.sh
 	$(WITH_COMPILED) $(BIN)/python -m bench.all
 
-$(COMPILED)/.built: $(INSTALLED) pyproject.toml $(shell find policies gateway backends simulation -name '*.py')
+$(COMPILED)/.built: $(INSTALLED) pyproject.toml $(shell find policies gateway backends simulation -name '*.py') \
+    $(wildcard gateway/operator/page/*)
 	rm -rf build && mkdir -p build/source
 	cp -r pyproject.toml README.md policies gateway backends simulation build/source
 	cd build/source && HATCH_BUILD_HOOKS_ENABLE=1 CFLAGS="$(COMPILED_FLAGS)" $(CURDIR)/$(BIN)/hatchling build -t wheel -d ..

@@ -192,7 +192,7 @@ class Route:
     """One way to the engine. `keys` names the key each tenant uses on it; `pid` is the proxy's, 0 for none.
 
     `headers`: fields that every request on it needs besides. `access_log`: where fairgate writes it; None without one.
-    `others`: further addresses of the same way, between which clients go round.
+    `others`: further addresses of the same way, between which clients go round. `admin`: where operators ask fairgate.
     """
 
     name: str
@@ -202,6 +202,7 @@ class Route:
     headers: tuple[tuple[str, str], ...] = ()
     access_log: Path | None = None
     others: tuple[str, ...] = ()
+    admin: str = ""
 
     @property
     def urls(self) -> tuple[str, ...]:
@@ -367,6 +368,7 @@ async def fairgate(
         with process([sys.executable, "-m", "gateway.commands.main", "serve", "-c", str(config)], log, cpu) as child:
             await wait_ready(f"http://127.0.0.1:{admin_port}", "/ready", child, log, PROXY_START_S)
             url = f"{'https' if settings.get('tls') else 'http'}://127.0.0.1:{port}"
-            yield Route("fairgate", url, child.pid, tuple(keys.items()), access_log=access_log)
+            admin = f"http://127.0.0.1:{admin_port}"
+            yield Route("fairgate", url, child.pid, tuple(keys.items()), access_log=access_log, admin=admin)
         if "Traceback" in (said := log.read_text()):
             print(f"fairgate had a fault:\n{said[-3000:]}", flush=True)

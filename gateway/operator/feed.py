@@ -1,8 +1,8 @@
 """What does the page show just now? One stream of server-sent events, made once for all who look.
 
 It consists of parts: each is sent when it has changed. What is cheap is looked at once a second, what is summed up over
-the last minute once in a span. While nobody looks, nothing runs. The time between two looks grows with what a look
-costs, so that the page takes at most COST_MAX of a core, however large the gateway is.
+the last minute once in a span. While nobody looks, nothing runs. The time between two looks grows with what they cost,
+so that the page takes about COST_MAX of a core at most, however large the gateway is.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ QUEUED_SHOWN: Final = 20
 TENANTS_DRAWN: Final = 24
 TASK: Final = "looks for the page"
 POINTS_MAX: Final = 120
+WORDS: Final = encode({"waits": OF_WAIT, "obstacles": OF_OBSTACLE, "refusals": OF_REFUSAL})
 
 logger = logging.getLogger("fairgate")
 
@@ -127,12 +128,15 @@ class Feed:
 
     async def _look(self) -> None:
         """Again and again, while anybody looks."""
-        self._put("words", encode({"waits": OF_WAIT, "obstacles": OF_OBSTACLE, "refusals": OF_REFUSAL}))
+        owed_s = 0.0
+        """CPU seconds beyond what the looks may take together; the first one, which sums up a minute, is free."""
         try:
+            await self._look_once()
             while True:
-                cost_s = await self._look_once()
                 self._tell()
-                await asyncio.sleep(min(max(LOOK_S, cost_s / COST_MAX), PAUSE_S_MAX))
+                pause_s = min(max(LOOK_S, owed_s / COST_MAX - SPAN_S), PAUSE_S_MAX)
+                await asyncio.sleep(pause_s)
+                owed_s = max(0.0, owed_s + await self._look_once() - COST_MAX * pause_s)
         except Exception:
             logger.exception("what the page shows cannot be made")
         finally:
@@ -146,7 +150,8 @@ class Feed:
         """Returns the CPU seconds that it cost, about."""
         begun_s, now = time.thread_time(), time.monotonic()
         gateway = self._gateway
-        self._put("gateway", encode(self._of_gateway()))
+        self._put("gateway", encode(self._of_gateway()))  # first: by it the page knows that the gateway was restarted
+        self._put("words", WORDS)
         self._put("queue", encode(queue(gateway.pools, QUEUED_SHOWN)))
         self._put("backends", encode(backends(gateway.pools)))
         self._put("ended", encode([self._ended(end) for end in gateway.lately.latest(ENDS_SHOWN)]))
@@ -193,7 +198,7 @@ class Feed:
             "port": gateway.port,
             "tls": config.tls is not None,
             "models": {pool.name: next(iter(pool.models()), "") for pool in gateway.pools},
-            "span_s": SPAN_S,
+            "counts_usage": config.usage is not None,
         }
 
     def _ended(self, end: End) -> dict[str, Any]:

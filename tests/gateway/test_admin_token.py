@@ -12,7 +12,7 @@ from tests.gateway.live import Live, Starter, closed_port, simulated
 from tests.gateway.test_command_line import config_file, run, running, serving
 
 TOKEN = "an-operator's-token"
-CLOSED = ["/metrics", "/explain/req_1", "/", "/health/", "/ready/x", "//health", "/nowhere"]
+CLOSED = ["/metrics", "/explain/req_1", "/events", "/page/", "/health/", "/ready/x", "//health", "/nowhere"]
 
 
 async def asked(live: Live, path: str, **headers: str) -> int:

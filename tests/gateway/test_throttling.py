@@ -57,9 +57,9 @@ def is_overloaded(live: Live) -> bool:
 
 
 @asynccontextmanager
-async def full(start: Starter, *names: str, **config: Any) -> AsyncIterator[Full]:
+async def full(start: Starter, *names: str, time_scale: float = 1.0, **config: Any) -> AsyncIterator[Full]:
     config = {"overload": EAGER, "throttle": ONE_START, "tenants": tenants("holder", *names), **config}
-    async with simulated(SLOW) as sim, start(sim.url, **config) as live:
+    async with simulated(SLOW, time_scale=time_scale) as sim, start(sim.url, **config) as live:
         holders = []
         for user in ("1", "2", "3", "4"):  # three fill the cache, the fourth waits for it
             body = chat(f"{user} " + "x " * 6000, stream=True, max_tokens=800, ignore_eos=True, user=user)

@@ -87,3 +87,15 @@ export function stacked(parts) {
   }
   return made;
 }
+
+// One column for each part of 1.
+export function bars(ratios, label) {
+  const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label });
+  const width = WIDTH / ratios.length;
+  ratios.forEach((ratio, i) => {
+    const height = round(HEIGHT * ratio);
+    svg.append(shape("rect", { x: round(i * width + 1), y: HEIGHT - height, width: round(width - 2), height, class: "column" }));
+  });
+  svg.append(shape("line", { x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT, class: "base" }));
+  return element("div", { class: "chart" }, svg);
+}

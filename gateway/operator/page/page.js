@@ -4,6 +4,7 @@ import { explains } from "./explained.js";
 import { Shares, Tenants, Times, engines, limit, refusals, waiting } from "./panels.js";
 import { requests } from "./requests.js";
 import { follow, hasToken, keepToken } from "./stream.js";
+import { Usage } from "./usage.js";
 import { clock, element } from "./words.js";
 
 const POINTS_MAX = 120;
@@ -12,6 +13,7 @@ const place = (id) => document.getElementById(id);
 const shares = new Shares();
 const times = new Times();
 const tenants = new Tenants();
+const usage = new Usage();
 const openExplanation = explains(() => ({ ended: said.ended ?? [], words: said.words ?? { waits: {}, refusals: {} } }));
 let said = {};
 let points = [];
@@ -60,6 +62,7 @@ function show() {
   times.show(own);
   refusals(minute, said.words);
   tenants.show(minute, firstRequest);
+  usage.show(said.gateway.counts_usage);
   requests((said.ended ?? []).filter((one) => one.pool === chosen), said.words);
   const queued = said.queue.pools.reduce((total, one) => total + one.queued_requests, 0);
   document.title = queued ? `${queued} waiting, fairgate` : "fairgate";

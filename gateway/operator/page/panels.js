@@ -260,7 +260,7 @@ export class Tenants {
       element("tbody", {}, ...rows));
     const left = found.length - rows.length;
     fill(body,
-      element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Tenants" }, table),
+      element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of tenants" }, table),
       left || this.isWhole && found.length > ROWS_SHOWN ? element("button", { type: "button", id: "tenants-whole" },
         this.isWhole ? `Only the first ${ROWS_SHOWN}` : `All ${found.length}`) : null,
       minute.tenants_left_out ? element("p", { class: "more" },
