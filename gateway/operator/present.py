@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, Final
 
 from gateway.operator.shares import due
-from gateway.operator.spans import WANTS_MORE_MIN, overlap_s, part_within, percentile, running
+from gateway.operator.spans import Usual, part_within, percentile, running
 from gateway.pool.pool import Pool
 from gateway.telemetry.access_log import hidden
 from gateway.telemetry.lately import End, Lately
@@ -80,8 +80,8 @@ class _Tenant:
         self.queued_requests = 0
         self.running_requests = 0
         self.received = 0.0
-        self.waited_s = 0.0
-        """Within the window, summed over its requests."""
+        self.waiting = 0.0
+        """Service of the requests that wait, as far as can be told."""
         self.waits_s: list[float] = []
         self.outcomes: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -103,8 +103,7 @@ class _Taken:
     def answer(self) -> dict[str, Any]:
         found = self._sums()
         total = sum(one.received for one in found.values())
-        enough_s = WANTS_MORE_MIN * (self.now - self.since_s)
-        shares = due({name: (one.received, one.weight, one.waited_s >= enough_s) for name, one in found.items()})
+        shares = due({name: (one.received, one.weight, one.waiting) for name, one in found.items()})
         shown = sorted(found.items(), key=lambda item: (-item[1].queued_requests, -item[1].received, item[0]))
         return {
             "pool": self.pool,
@@ -115,13 +114,14 @@ class _Taken:
 
     def _sums(self) -> dict[str, _Tenant]:
         found: defaultdict[str, _Tenant] = defaultdict(_Tenant)
+        usual = Usual()
         for end in reversed(self.ends):
             if end.pool != self.pool:
                 continue
             one = found[end.tenant]
             one.weight = end.weight
             one.received += end.service * part_within(self.since_s, self.now, end.dispatched_s, end.ended_s)
-            one.waited_s += overlap_s(self.since_s, self.now, end.dispatched_s - end.queue_s, end.dispatched_s)
+            usual.note(end.tenant, end.service)
             one.waits_s.append(end.queue_s)
             one.outcomes[end.outcome] += 1
             if end.outcome == Outcome.REFUSED:
@@ -130,12 +130,11 @@ class _Taken:
             one = found[each.tenant]
             one.weight = each.weight
             one.running_requests += 1
-            one.waited_s += overlap_s(self.since_s, self.now, each.arrived_s, each.dispatched_s)
             one.received += each.service * part_within(self.since_s, self.now, each.dispatched_s, self.now)
         for name, waiting in self.waiting.items():
             one = found[name]
             one.weight, one.queued_requests = waiting.weight, waiting.requests
-            one.waited_s += waiting.requests * overlap_s(self.since_s, self.now, waiting.oldest_s, self.now)
+            one.waiting = usual.of(name, waiting.requests)
         return found
 
 

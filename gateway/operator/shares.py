@@ -7,23 +7,23 @@ from collections.abc import Mapping
 __all__ = ["due"]
 
 
-def due(received: Mapping[str, tuple[float, float, bool]]) -> dict[str, float]:
-    """By tenant, from what it received, its weight, and whether it wants more.
+def due(asked: Mapping[str, tuple[float, float, float]]) -> dict[str, float]:
+    """By tenant, from what it received, its weight, and how much more of the same it asked for and waits for.
 
-    Whoever wants no more is due what it received, up to its part by weight. What that leaves is for the others, by
+    Whoever asked for less than its part by weight is due what it asked for. What that leaves is for the others, by
     weight. The shares add up to 1; all are 0 as long as nobody has received anything.
     """
-    total = sum(service for service, _, _ in received.values())
-    shares = dict.fromkeys(received, 0.0)
+    total = sum(service for service, _, _ in asked.values())
+    shares = dict.fromkeys(asked, 0.0)
     if not total:
         return shares
-    left, open_ = total, dict(received)
+    left, open_ = total, dict(asked)
     while open_:
         weights = sum(weight for _, weight, _ in open_.values())
         content = {
-            name: service
-            for name, (service, weight, wants_more) in open_.items()
-            if not wants_more and service * weights < left * weight
+            name: service + waiting
+            for name, (service, weight, waiting) in open_.items()
+            if (service + waiting) * weights < left * weight
         }
         if not content or len(content) == len(open_):
             for name, (_, weight, _) in open_.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from gateway.operator.shares import due
@@ -16,12 +17,9 @@ from gateway.telemetry.record import Outcome
 from policies.admission.engine import AdmissionEngine
 from policies.queue.bounds import Waiting
 
-__all__ = ["SPAN_S", "WANTS_MORE_MIN", "Running", "Taken", "overlap_s", "part_within", "percentile", "point", "running"]
+__all__ = ["SPAN_S", "Running", "Taken", "Usual", "part_within", "percentile", "point", "running"]
 
 SPAN_S: Final = 5.0
-WANTS_MORE_MIN: Final = 0.5
-"""A tenant wants more than it gets if, on average over the time, so many of its requests waited: who waits for moments
-gets all that it asks for."""
 
 
 class Running(NamedTuple):
@@ -55,15 +53,34 @@ class Taken(NamedTuple):
     waiting: Mapping[str, Waiting]
 
 
+class Usual:
+    """What is a request usually worth? For those that wait: nobody knows yet what they will receive."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        """By tenant, and by "" for all of them: requests, and their service."""
+
+    def note(self, tenant: str, service: float) -> None:
+        if service:
+            for each in (self._sums[tenant], self._sums[""]):
+                each[0] += 1
+                each[1] += service
+
+    def of(self, tenant: str, requests: float) -> float:
+        """So many requests of a tenant. Without an end for which anything was charged, it is without bound."""
+        count, service = self._sums.get(tenant) or self._sums[""]
+        return requests * service / count if count else inf if requests else 0.0
+
+
 class _Received:
     """Of one tenant within one span."""
 
-    __slots__ = ("service", "waited_s", "weight")
+    __slots__ = ("service", "waiting", "weight")
 
     def __init__(self) -> None:
         self.service = 0.0
-        self.waited_s = 0.0
-        """Seconds, summed over its requests."""
+        self.waiting = 0.0
+        """Service of the requests that waited when the span ended."""
         self.weight = 1.0
 
 
@@ -72,16 +89,19 @@ def point(taken: Taken, since_s: float, until_s: float, shown: Container[str]) -
     found: defaultdict[str, _Received] = defaultdict(_Received)
     outcomes: Counter[str] = Counter()
     refused: Counter[str] = Counter()
+    usual = Usual()
     waits_s, first_tokens_s = [], []
     for end in taken.ends:
         if end.ended_s <= since_s:
             break
         if end.pool != taken.pool:
             continue
+        usual.note(end.tenant, end.service)
         one = found[end.tenant]
         one.weight = end.weight
         one.service += end.service * part_within(since_s, until_s, end.dispatched_s, end.ended_s)
-        one.waited_s += overlap_s(since_s, until_s, end.dispatched_s - end.queue_s, end.dispatched_s)
+        if end.dispatched_s - end.queue_s < until_s < end.dispatched_s:
+            one.waiting += end.service
         if end.ended_s > until_s:
             continue
         outcomes[end.outcome] += 1
@@ -95,13 +115,16 @@ def point(taken: Taken, since_s: float, until_s: float, shown: Container[str]) -
         one = found[each.tenant]
         one.weight = each.weight
         one.service += each.service * part_within(since_s, until_s, each.dispatched_s, taken.now)
-        one.waited_s += overlap_s(since_s, until_s, each.arrived_s, each.dispatched_s)
+        if each.arrived_s < until_s < each.dispatched_s:
+            one.waiting += each.service
     for name, waiting in taken.waiting.items():
         one = found[name]
         one.weight = waiting.weight
-        one.waited_s += waiting.requests * overlap_s(since_s, until_s, waiting.oldest_s, taken.now)
+        # They came one after another: so many of them had come by then.
+        came = waiting.requests * part_within(-inf, until_s, waiting.oldest_s, taken.now)
+        one.waiting += usual.of(name, came)
     return {
-        "tenants": _shares(found, until_s - since_s, shown),
+        "tenants": _shares(found, shown),
         "ended": sum(outcomes.values()),
         "refused": dict(refused),
         **_percentiles("wait", waits_s),
@@ -109,14 +132,12 @@ def point(taken: Taken, since_s: float, until_s: float, shown: Container[str]) -
     }
 
 
-def _shares(found: Mapping[str, _Received], span_s: float, shown: Container[str]) -> list[tuple[str, float, float]]:
+def _shares(found: Mapping[str, _Received], shown: Container[str]) -> list[tuple[str, float, float]]:
     """Tenant, share received, share due. The last, called "", is what all others have together."""
     total = sum(one.service for one in found.values())
     if not total:
         return []
-    shares = due(
-        {name: (one.service, one.weight, one.waited_s >= WANTS_MORE_MIN * span_s) for name, one in found.items()}
-    )
+    shares = due({name: (one.service, one.weight, one.waiting) for name, one in found.items()})
     said = []
     others_received = others_due = 0.0
     for name, one in found.items():
@@ -132,12 +153,7 @@ def part_within(since_s: float, until_s: float, begun_s: float, ended_s: float) 
     """Which part of a service was received between these times, if it was received evenly?"""
     if ended_s <= begun_s:
         return 1.0 if since_s < ended_s <= until_s else 0.0
-    return overlap_s(since_s, until_s, begun_s, ended_s) / (ended_s - begun_s)
-
-
-def overlap_s(since_s: float, until_s: float, begun_s: float, ended_s: float) -> float:
-    """How long do two spans of time overlap?"""
-    return max(0.0, min(until_s, ended_s) - max(since_s, begun_s))
+    return max(0.0, min(until_s, ended_s) - max(since_s, begun_s)) / (ended_s - begun_s)
 
 
 def _percentiles(name: str, seconds: list[float]) -> dict[str, float | None]:

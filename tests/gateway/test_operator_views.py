@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -122,13 +123,13 @@ async def test_the_views_ask_for_the_token(start: Starter) -> None:
 @given(
     st.dictionaries(
         st.text(max_size=3),
-        st.tuples(st.floats(0, 1e9), st.floats(0.001, 1000), st.booleans()),
+        st.tuples(st.floats(0, 1e9), st.floats(0.001, 1000), st.sampled_from((0.0, inf))),
         min_size=1,
         max_size=12,
     )
 )
 def test_shares_due_add_up_and_nobody_is_due_more_than_weight_or_wish(
-    received: dict[str, tuple[float, float, bool]],
+    received: dict[str, tuple[float, float, float]],
 ) -> None:
     shares = due(received)
     total = sum(service for service, _, _ in received.values())
@@ -141,11 +142,17 @@ def test_shares_due_add_up_and_nobody_is_due_more_than_weight_or_wish(
 
 
 def test_who_wants_no_more_leaves_the_rest_to_the_others_by_weight() -> None:
-    assert due({"a": (60.0, 1.0, True), "b": (30.0, 2.0, True), "c": (10.0, 1.0, False)}) == pytest.approx(
+    assert due({"a": (60.0, 1.0, inf), "b": (30.0, 2.0, inf), "c": (10.0, 1.0, 0.0)}) == pytest.approx(
         {"a": 0.3, "b": 0.6, "c": 0.1}
     )
-    assert due({"a": (75.0, 1.0, False), "b": (25.0, 1.0, True)}) == {"a": 0.5, "b": 0.5}
-    assert due({"a": (75.0, 1.0, False), "b": (25.0, 1.0, False)}) == {"a": 0.75, "b": 0.25}
+    assert due({"a": (75.0, 1.0, 0.0), "b": (25.0, 1.0, inf)}) == {"a": 0.5, "b": 0.5}
+    assert due({"a": (75.0, 1.0, 0.0), "b": (25.0, 1.0, 0.0)}) == {"a": 0.75, "b": 0.25}
+
+
+def test_who_waits_for_little_is_due_that_and_no_more() -> None:
+    found = due({"flood": (90.0, 1.0, 500.0), "light": (10.0, 1.0, 5.0)})
+    assert found == pytest.approx({"flood": 0.85, "light": 0.15})
+    assert due({"flood": (100.0, 1.0, 500.0), "starved": (0.0, 1.0, 20.0)})["starved"] == pytest.approx(0.2)
 
 
 # --- where values come from ---

@@ -18,11 +18,10 @@ NOW = 100.0
 def end(
     tenant: str, *, dispatched_s: float, ended_s: float, service: float, queue_s: float = 0.0, **fields: object
 ) -> End:
-    known = {
-        "pool": "p", "tenant": tenant, "weight": 1.0, "outcome": "completed", "reason": "", "dispatched_s": dispatched_s,
-        "ended_s": ended_s, "queue_s": queue_s, "service": service, "request_id": "r", "app": "a", "model": "m",
-        "backend": "b", "waited_s": {}, "first_token_s": 0.2, "prompt_tokens": 1, "output_tokens": 1,
-    }  # fmt: skip
+    known: dict[str, object] = {"pool": "p", "tenant": tenant, "weight": 1.0, "outcome": "completed", "reason": ""}
+    known |= {"request_id": "r", "app": "a", "model": "m", "backend": "b", "waited_s": {}, "first_token_s": 0.2}
+    known |= {"dispatched_s": dispatched_s, "ended_s": ended_s, "queue_s": queue_s, "service": service}
+    known |= {"prompt_tokens": 1, "output_tokens": 1}
     return End(**{**known, **fields})  # type: ignore[arg-type]
 
 
@@ -52,14 +51,26 @@ def test_service_counts_in_the_span_in_which_it_was_received() -> None:
     assert point(one, 90, 95, ())["tenants"] == [("", 1.0, 1.0)]
 
 
-def test_who_waits_is_due_by_weight_and_who_waits_for_moments_what_it_asked_for() -> None:
+def test_who_asked_for_little_is_due_that_and_who_floods_the_rest() -> None:
     greedy = Running("greedy", 1.0, 70.0, 90.0, 90.0)
     light = Running("light", 3.0, 94.9, 95.0, 5.0)
-    found = point(taken(running=(greedy, light), greedy=Waiting(4, 1.0, 80.0)), 95, 100, {"greedy", "light"})
-    assert {name: due for name, _, due in found["tenants"]}["light"] == pytest.approx(5 / 50)
-    both = {"greedy": Waiting(4, 1.0, 80.0), "light": Waiting(1, 3.0, 90.0)}
-    found = point(taken(running=(greedy, light), **both), 95, 100, {"greedy", "light"})
-    assert found["tenants"] == [("greedy", 0.9, 0.25), ("light", 0.1, 0.75), ("", 0.0, 0.0)]
+    flood = {"greedy": Waiting(40, 1.0, 80.0)}
+    found = point(taken(running=(greedy, light), **flood), 95, 100, {"greedy", "light"})
+    assert found["tenants"] == [("greedy", 0.9, 0.9), ("light", 0.1, 0.1), ("", 0.0, 0.0)]
+    known = end("light", dispatched_s=95, ended_s=95.1, service=1.0)
+    both = {**flood, "light": Waiting(10, 3.0, 90.0)}  # ten more, each worth as much as the one that ended
+    found = point(taken(known, running=(greedy, light), **both), 95, 100, {"greedy", "light"})
+    assert {name: due for name, _, due in found["tenants"]}["light"] == pytest.approx(16 / 51, abs=1e-4)
+    many = {**flood, "light": Waiting(1000, 3.0, 90.0)}
+    found = point(taken(known, running=(greedy, light), **many), 95, 100, {"greedy", "light"})
+    assert {name: due for name, _, due in found["tenants"]}["light"] == 0.75
+
+
+def test_what_waited_at_the_end_of_a_span_was_asked_for_in_it() -> None:
+    late = end("light", dispatched_s=96, ended_s=99, service=30, queue_s=4.0)
+    flood = end("flood", dispatched_s=80, ended_s=100, service=400)
+    found = point(taken(late, flood), 90, 95, {"light", "flood"})
+    assert {name: due for name, _, due in found["tenants"]}["light"] == pytest.approx(0.3)
 
 
 def test_ends_are_counted_in_their_span_and_refusals_by_reason() -> None:

@@ -23,7 +23,7 @@ export function fill(place, ...children) {
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value >= 120) return `${Math.round(value / 60)} min`;
-  if (value >= 10) return `${value.toFixed(0)} s`;
+  if (value >= 9.95) return `${value.toFixed(0)} s`;
   if (value >= 1) return `${value.toFixed(1)} s`;
   return `${Math.round(value * 1000)} ms`;
 }
