@@ -4,14 +4,15 @@
 
 Simulated engines run in this process, requests come at a steady rate from the tenants in turns, and the page is open in
 a real Chromium (headless) in every second span of time. Counted is what the gateway's process ran, in nanoseconds. The
-cost of the requests varies by more than the page costs; so the same is measured again when the load has just ended,
-while its requests are still what the page shows.
+cost of the requests varies by more than the page costs; so what the gateway itself counts for the page is told as well:
+the CPU time of making it, without the writes to the socket.
 First paint is what the browser says of itself: median and largest of five visits with nothing cached.
 """
 
 import argparse
 import asyncio
 import contextlib
+import json
 import shutil
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -19,6 +20,7 @@ from contextlib import AsyncExitStack
 from itertools import cycle
 from pathlib import Path
 
+import aiohttp
 from playwright.async_api import Browser, async_playwright
 
 from backends.simulated.profiles import profile
@@ -32,7 +34,6 @@ SLOWER = 3.0
 """Than the profile: long answers at little cost for this process."""
 VISITS = 5
 SETTLE_S = 2.0
-QUIET_S, QUIET_ROUNDS = 6.0, 3
 
 
 @contextlib.asynccontextmanager
@@ -114,15 +115,13 @@ async def busy(pid: int, seconds: float) -> float:
 
 async def measure(options: argparse.Namespace) -> dict[str, object]:
     names = [f"tenant-{number:03}" for number in range(options.tenants)]
-    spans: dict[str, dict[str, list[float]]] = {name: {"closed": [], "open": []} for name in ("loaded", "quiet")}
+    spans: dict[str, list[float]] = {"closed": [], "open": [], "counted": []}
     async with simulated(options.engines) as urls, chromium() as browser:
         async with fairgate(urls, dict.fromkeys(names, 1.0), model=MODEL) as route:
             async with load(route, names, options.rate) as faults:
                 paints = await first_paints(browser, route.admin + "/")
                 for _ in range(options.rounds):
-                    await span(browser, route, options.seconds, spans["loaded"])
-            for _ in range(QUIET_ROUNDS):
-                await span(browser, route, QUIET_S, spans["quiet"])
+                    await span(browser, route, options.seconds, spans)
             return {
                 "tenants": options.tenants,
                 "engines": options.engines,
@@ -142,7 +141,15 @@ async def span(browser: Browser, route: Route, seconds: float, found: dict[str, 
     await page.wait_for_selector("body[data-shown]")
     await asyncio.sleep(SETTLE_S)
     found["open"].append(await busy(route.pid, seconds))
+    found["counted"].append(await counted(route))
     await page.close()
+
+
+async def counted(route: Route) -> float:
+    """Part of a core, as the gateway counts it since the page was opened."""
+    async with aiohttp.ClientSession() as session, session.get(route.admin + "/events") as answer:
+        await answer.content.readuntil(b"data: ")
+        return float(json.loads(await answer.content.readuntil(b"\n\n"))["cost_cores"])
 
 
 async def run(options: argparse.Namespace) -> None:
@@ -151,15 +158,16 @@ async def run(options: argparse.Namespace) -> None:
     paints, spans = found["first_paint_ms"], found["busy"]
     assert isinstance(paints, list)
     assert isinstance(spans, dict)
-    heads = ["", "core used, closed", "open", "the page's cost"]
-    rows = []
-    for name, each in spans.items():
-        closed, shown = report.median(each["closed"]), report.median(each["open"])
-        rows.append([name, f"{closed:.2%}", f"{shown:.2%}", f"{shown - closed:.2%}"])
-    print(
-        f"\nFirst paint: median {report.median(paints):.0f} ms, largest {max(paints):.0f} ms. {found['failed']} failed."
-    )
-    print(f"\n{report.table(heads, rows)}\n")
+    closed, shown, counted_ = (report.median(spans[name]) for name in ("closed", "open", "counted"))
+    heads = ["first paint, median", "largest", "core used, closed", "open", "counted for the page", "failed requests"]
+    row = [
+        f"{report.median(paints):.0f} ms",
+        f"{max(paints):.0f} ms",
+        f"{closed:.2%}",
+        f"{shown:.2%}",
+        f"{counted_:.2%}",
+    ]
+    print(f"\n{report.table(heads, [[*row, str(found['failed'])]])}\n")
 
 
 def main() -> None:

@@ -69,6 +69,8 @@ class Feed:
         """Until when points are there."""
         self._drawn: dict[str, list[str]] = {}
         """By pool, the tenants that are drawn over time."""
+        self._spent_s = self._since_s = 0.0
+        """CPU seconds of all looks but the first, and since when."""
         self._serial = 0
         self._changed = asyncio.Event()
         self._listeners = 0
@@ -132,11 +134,14 @@ class Feed:
         """CPU seconds beyond what the looks may take together; the first one, which sums up a minute, is free."""
         try:
             await self._look_once()
+            self._spent_s, self._since_s = 0.0, time.monotonic()
             while True:
                 self._tell()
                 pause_s = min(max(LOOK_S, owed_s / COST_MAX - SPAN_S), PAUSE_S_MAX)
                 await asyncio.sleep(pause_s)
-                owed_s = max(0.0, owed_s + await self._look_once() - COST_MAX * pause_s)
+                cost_s = await self._look_once()
+                self._spent_s += cost_s
+                owed_s = max(0.0, owed_s + cost_s - COST_MAX * pause_s)
         except Exception:
             logger.exception("what the page shows cannot be made")
         finally:
@@ -198,6 +203,7 @@ class Feed:
             "port": gateway.port,
             "tls": config.tls is not None,
             "models": {pool.name: next(iter(pool.models()), "") for pool in gateway.pools},
+            "cost_cores": round(self._spent_s / max(1.0, time.monotonic() - self._since_s), 5),
             "counts_usage": config.usage is not None,
         }
 

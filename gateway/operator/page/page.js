@@ -5,7 +5,7 @@ import { Shares, Tenants, Times, engines, limit, refusals, waiting } from "./pan
 import { requests } from "./requests.js";
 import { follow, hasToken, keepToken } from "./stream.js";
 import { Usage } from "./usage.js";
-import { clock, element } from "./words.js";
+import { clock, element, percent } from "./words.js";
 
 const POINTS_MAX = 120;
 const place = (id) => document.getElementById(id);
@@ -66,6 +66,7 @@ function show() {
   requests((said.ended ?? []).filter((one) => one.pool === chosen), said.words);
   const queued = said.queue.pools.reduce((total, one) => total + one.queued_requests, 0);
   document.title = queued ? `${queued} waiting, fairgate` : "fairgate";
+  place("cost").textContent = `What this page shows costs the gateway ${percent(said.gateway.cost_cores)} of a core.`;
   document.body.dataset.shown = "yes";
 }
 
