@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,6 +134,14 @@ def _settings(config: Config) -> dict[str, Any]:
     return found
 
 
+def _take_items_apart(place: str, items: Mapping[str, Any], found: dict[str, Any]) -> None:
+    for name, one in items.items():
+        item = f"{place}[{name}]"
+        found[item] = PRESENT if isinstance(one, Section) else one
+        if isinstance(one, Section):
+            _take_apart(one, item, found)
+
+
 def _take_apart(section: Section, path: str, found: dict[str, Any]) -> None:
     for name in type(section).model_fields:
         value = getattr(section, name)
@@ -141,12 +150,9 @@ def _take_apart(section: Section, path: str, found: dict[str, Any]) -> None:
             found[place] = PRESENT
             _take_apart(value, place, found)
         elif isinstance(value, tuple) and value and isinstance(value[0], Section):
-            for one in value:
-                item = f"{place}[{_name(one)}]"
-                found[item] = PRESENT
-                _take_apart(one, item, found)
+            _take_items_apart(place, {_name(one): one for one in value}, found)
         elif isinstance(value, dict):
-            found.update({f"{place}[{name}]": one for name, one in value.items()})
+            _take_items_apart(place, value, found)
         else:
             found[place] = value if value != () else None  # an empty list of sections is none of them
 

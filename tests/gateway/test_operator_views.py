@@ -122,7 +122,7 @@ async def test_the_views_ask_for_the_token(start: Starter) -> None:
 @given(
     st.dictionaries(
         st.text(max_size=3),
-        st.tuples(st.floats(0, 1e9), st.floats(0.001, 1000), st.booleans()),
+        st.tuples(st.floats(0, 1e9, allow_subnormal=False), st.floats(0.001, 1000), st.booleans()),
         min_size=1,
         max_size=12,
     )

@@ -27,8 +27,10 @@ WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
 NAMES = sorted(POLICIES)
 BY_MATCH = ("dlpm", "d2lpm")
 """Inside a round their place is by what is cached, which is looked up anew."""
-STRICT: dict[str, dict[str, Any]] = {name: {"slack_tokens": 0.0} for name in ("vtc", "wsc", "fairserve")}
-"""So that what is cached changes no order."""
+STRICT: dict[str, dict[str, Any]] = {
+    name: {"slack_tokens": 0.0, "cached_weight": 0.5} for name in ("vtc", "wsc", "fairserve")
+}
+"""So that what is cached changes no order, and counters are sums without rounding: ties stay ties."""
 SMALL: dict[str, dict[str, Any]] = {
     "rr": {"quantum": 30.0},
     "dlpm": {"quantum": 30.0},
