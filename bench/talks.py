@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench import report
-from bench.agents import chat
 from bench.load import VOCABULARY, Client, Reply
+from bench.sessions import chat
 from bench.stack import Route
 
 REFUSED = 429

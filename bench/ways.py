@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
+from bench.fleet import redis_server
 from bench.proxies import is_installed, sglang_router, started, vllm_router
-from bench.replicas import redis_server
 from bench.stack import BenchError, Engine, Route, fairgate, nginx_proxy
 
 OURS = ("fairgate", "replicas")

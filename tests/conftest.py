@@ -1,9 +1,10 @@
-"""Which tests need the source as it is written?"""
+"""Which tests need the source as it is written, and what tests of several folders are given."""
 
 from __future__ import annotations
 
 import pytest
 
+import gateway.http.server
 import policies.admission.engine
 
 COMPILED = not policies.admission.engine.__file__.endswith(".py")
@@ -16,3 +17,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marker = item.get_closest_marker("interpreted_only")
         if marker is not None:
             item.add_marker(pytest.mark.skip(reason=f"not on the compiled gateway: {marker.args[0]}"))
+
+
+@pytest.fixture
+def quick_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers look for what is overdue so often that nobody waits for it."""
+    monkeypatch.setattr(gateway.http.server, "_SWEEP_S", 0.01)

@@ -142,3 +142,29 @@ def answer(body: bytes, *more: bytes) -> bytes:
     """A plain answer of known length."""
     lines = [b"HTTP/1.1 200 OK", b"Content-Length: %d" % len(body), *more]
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def say(*parts: bytes, then: Script | None = None) -> Script:
+    """Answer every request on every connection with these bytes."""
+
+    async def script(peer: Peer) -> None:
+        while await peer.request():
+            for part in parts:
+                await peer.send(part)
+            if then is not None:
+                await then(peer)
+                return
+
+    return script
+
+
+async def close(peer: Peer) -> None:
+    """End the connection in good order: the script returns."""
+
+
+async def reset(peer: Peer) -> None:
+    peer.reset()
+
+
+async def hang(peer: Peer) -> None:
+    await peer.gone()

@@ -9,44 +9,15 @@ import asyncio
 
 import pytest
 
-import gateway.http.server
 from gateway.config.model import hash_key
 from tests.gateway.capture import Upstream, answer, replies
-from tests.gateway.live import Live, Starter, chat
-from tests.http.http_raw import statuses_of
+from tests.gateway.live import Starter, chat
+from tests.http.http_raw import dripped, statuses_of
 
 TENANTS = [{"name": "t", "keys": [hash_key("k")]}]
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
 HEAD = b"GET /version HTTP/1.1\r\nHost: x\r\nA: "
 HEAD_BYTES_MAX = 65536
-
-
-@pytest.fixture
-def quick_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway.http.server, "_SWEEP_S", 0.01)
-
-
-async def dripped(live: Live, first: bytes, drip: bytes) -> list[int]:
-    """What is answered to a client that sends a beginning, and then so much again and again, until it is cut?"""
-    reader, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)
-    writer.write(first)
-
-    async def go_on() -> None:
-        while drip:
-            writer.write(drip)
-            await asyncio.sleep(0.01)
-
-    dripping = asyncio.ensure_future(go_on())
-    answers = b""
-    try:
-        while piece := await reader.read(65536):
-            answers += piece
-    except ConnectionResetError:
-        pass  # cut while it drips
-    dripping.cancel()
-    writer.close()
-    await asyncio.gather(dripping, writer.wait_closed(), return_exceptions=True)
-    return statuses_of(answers)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +39,7 @@ async def test_without_a_head_a_connection_lives_as_long_as_a_head_may_take(
 ) -> None:
     limits = {"client_head_s": 0.3, "client_idle_s": 1000, "client_body_s": 1000}
     async with Upstream(replies(OK)) as upstream, start(upstream.url, limits=limits, tenants=TENANTS) as live:
-        assert await dripped(live, first, drip) == statuses
+        assert await dripped(live.gateway.port, first, drip) == statuses
         assert (await live.ask("/v1/chat/completions", chat())).status == 200
 
 
@@ -80,5 +51,7 @@ async def test_of_a_head_without_end_no_more_is_held_than_a_head_may_have(start:
         assert not reader.at_eof()
         writer.write(b"a")
         assert statuses_of(await reader.read()) == [431]
-        assert await dripped(live, b"", b"\r\n" * 100_000 + b"GET\n") == [400]  # empty lines are not held at all
+        assert await dripped(live.gateway.port, b"", b"\r\n" * 100_000 + b"GET\n") == [
+            400
+        ]  # empty lines are not held at all
         writer.close()

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-import gateway.http.server
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, chunk, token
 from tests.gateway.live import Live, Starter, chat, events, until
 
@@ -103,11 +102,6 @@ async def flooded(start: Starter, engine: Floods, **limits: float) -> AsyncItera
     async with Upstream(engine) as upstream:
         async with start(upstream.url, limits={"response_buffer_bytes_max": 65536, **limits}) as live:
             yield live, upstream
-
-
-@pytest.fixture
-def quick_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway.http.server, "_SWEEP_S", 0.01)
 
 
 @pytest.mark.parametrize("framed", [True, False], ids=["stream", "whole"])

@@ -51,11 +51,6 @@ def tls(authority: Authority) -> dict[str, str]:
     return {"cert_file": certificate, "key_file": key}
 
 
-@pytest.fixture
-def quick_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway.http.server, "_SWEEP_S", 0.01)
-
-
 class Client:
     """One connection of a client that speaks TLS byte by byte."""
 

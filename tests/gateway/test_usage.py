@@ -23,14 +23,12 @@ from gateway.config.model import hash_key
 from gateway.config.usage import UsageConfig
 from gateway.redis.errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import hidden
-from gateway.telemetry.record import Outcome, Record
-from gateway.usage.counts import OTHER_USERS, OTHERS, Tally, UsageCounts
+from gateway.usage.counts import OTHER_USERS, OTHERS, Tally
 from gateway.usage.database import Database
 from gateway.usage.recorder import UsageRecorder
 from gateway.usage.report import Question, read
 from gateway.usage.written import Batch, add, forget
 from policies.limits.quotas import Quota, Quotas
-from policies.request import Flow, Request, ServiceTokens
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, simulated, until
 from tests.gateway.test_command_line import config_file, running
@@ -187,14 +185,6 @@ async def test_workers_count_into_one_file(tmp_path: Path) -> None:
 
 def requests_in(url: str) -> int:
     return int(sum(sums[0] for sums in counted(url).values()))
-
-
-def request_of(user: str = "", tenant: str = "t") -> Record:
-    record = Record("r", CHAT, now=0.0)
-    record.tenant, record.app, record.model, record.pool = tenant, "app", "m", "pool"
-    record.request = Request("r", Flow(tenant, "app", user), 1.0, 1, 1, 0.0)
-    record.ended(Outcome.COMPLETED, "", ServiceTokens(3, 2, 1), 3, 0.25)
-    return record
 
 
 # --- once ---
@@ -406,46 +396,3 @@ def test_a_day_goes_on_from_what_is_left_of_the_one_before() -> None:
     assert limit.remaining == 1000 - 100 - 200
     quotas.go_on("t", 0, 100, 0.0)
     assert quotas.standing("t", 0.0)[0].remaining == 600
-
-
-# --- bounds ---
-
-
-def test_users_are_bounded_and_the_rest_are_one() -> None:
-    counts = UsageCounts(users_max=2)
-    for user in ("a", "b", "", "c", "d", "other", "a", OTHERS):
-        counts.ended(request_of(user))
-    sums = {key[3]: tally.requests for key, tally in counts.take().items()}
-    assert sums == {"a": 2, "b": 1, "": 1, OTHER_USERS: 4}
-    counts.ended(request_of("d"))
-    assert [key[3] for key in counts.take()] == [OTHER_USERS], "also after they were taken"
-
-
-def test_what_finds_no_room_is_counted() -> None:
-    counts = UsageCounts(users_max=100, sums_max=2)
-    for user in "abcde":
-        counts.ended(request_of(user))
-    assert [key[3] for key in counts.take()] == ["a", "b", OTHER_USERS]
-    assert counts.requests_dropped == 0
-    for tenant in "abcdef":
-        counts.ended(request_of("u", tenant))
-    assert counts.requests_dropped == 2
-    assert len(counts) == 4
-
-
-def test_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = UsageCounts(users_max=1)
-    for tenant in range(10_005):
-        counts.ended(request_of("u", str(tenant)))
-    sums = counts.take()
-    assert len(sums) == 10_001
-    assert sum(tally.requests for key, tally in sums.items() if key[1] == OTHERS) == 5
-
-
-def test_a_sum_adds_what_a_record_says() -> None:
-    counts = UsageCounts(users_max=1)
-    for _ in range(3):
-        counts.ended(request_of("u"))
-    [tally] = counts.take().values()
-    assert (tally.requests, tally.input, tally.cached, tally.output, tally.queue_us) == (3, 9, 3, 6, 750_000)
-    assert (tally.refused, tally.wasted) == (0, 0)

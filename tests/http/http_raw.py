@@ -11,6 +11,10 @@ from gateway.http.addresses import TrustedProxies
 from gateway.http.server import Handler, HeadHook, HttpRequest, HttpServer, RefusedHook, Responder, ServerLimits
 
 WAIT_S = 10.0
+GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+GET_CLOSE = b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+POST = b"POST /a HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -118,3 +122,42 @@ async def serving(
         assert served.server.connections == 0
         assert served.server.bodies_bytes == 0
         assert len(served.server.addresses) == len(served.server.tenants) == 0
+
+
+async def send(writer: asyncio.StreamWriter, size: int) -> None:
+    """So many bytes, as fast as they are taken."""
+    for _ in range(size // 100_000):
+        writer.write(b"x" * 100_000)
+        await writer.drain()
+
+
+def account_of(request: HttpRequest) -> None:
+    """A head hook: whoever shows a key is known by it."""
+    request.account = (request.header(b"authorization") or b"").decode()
+
+
+def wait(request: HttpRequest, responder: Responder) -> None:
+    """A handler whose answer the test gives later."""
+
+
+async def dripped(port: int, first: bytes, drip: bytes) -> list[int]:
+    """What is answered to a client that sends a beginning, and then so much again and again, until it is cut?"""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(first)
+
+    async def go_on() -> None:
+        while drip:
+            writer.write(drip)
+            await asyncio.sleep(0.005)
+
+    dripping = asyncio.create_task(go_on())
+    answers = b""
+    try:
+        while piece := await reader.read(65536):
+            answers += piece
+    except ConnectionResetError:
+        pass  # cut while it drips
+    dripping.cancel()
+    writer.close()
+    await asyncio.gather(dripping, writer.wait_closed(), return_exceptions=True)
+    return statuses_of(answers)

@@ -9,21 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-import gateway.http.server
-from gateway.http.server import HttpRequest, Responder, ServerLimits
-from tests.http.http_raw import WAIT_S, echo, read_answer, serving, statuses_of, until
-
-GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
-GET_CLOSE = b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-
-
-def wait(request: HttpRequest, responder: Responder) -> None:
-    """A handler whose answer the test gives later."""
-
-
-@pytest.fixture
-def quick_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway.http.server, "_SWEEP_S", 0.01)
+from gateway.http.server import HttpRequest, Responder
+from tests.http.http_raw import GET, GET_CLOSE, WAIT_S, read_answer, serving, statuses_of, until, wait
 
 
 async def test_keep_alive_and_close() -> None:
@@ -287,107 +274,6 @@ async def test_an_answered_request_calls_no_disconnect() -> None:
         assert calls == []
 
 
-async def test_a_client_that_does_not_read_pauses_the_writer() -> None:
-    async with serving(wait, ServerLimits(write_buffer_bytes=10000)) as served:
-        sock = socket.create_connection(("127.0.0.1", served.port))
-        sock.setblocking(False)
-        sock.sendall(GET)
-        responder = await served.responder()
-        events: list[str] = []
-        responder.on_pause = lambda: events.append("pause")
-        responder.on_resume = lambda: events.append("resume")
-        responder.start(200, [])
-        sent = 0
-        while not events:
-            responder.write(b"x" * 5000)
-            sent += 5000
-            await asyncio.sleep(0)
-        assert events == ["pause"]
-        assert 10000 < responder.buffered_bytes < 20000
-        loop = asyncio.get_running_loop()
-        received = b""
-        while "resume" not in events:
-            received += await loop.sock_recv(sock, 1 << 20)
-        responder.end()
-        while not received.endswith(b"\r\n0\r\n\r\n"):
-            received += await loop.sock_recv(sock, 1 << 20)
-        assert received.count(b"x") == sent
-        sock.close()
-
-
-async def test_the_next_request_waits_until_the_last_answer_is_taken() -> None:
-    async with serving(wait) as served:
-        sock = socket.create_connection(("127.0.0.1", served.port))
-        sock.setblocking(False)
-        sock.sendall(GET + GET)
-        body = b"x" * 20_000_000
-        (await served.responder()).respond(200, [], body)
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert len(served.requests) == 1
-        loop = asyncio.get_running_loop()
-        taken = 0
-        while taken < len(body):
-            taken += len(await loop.sock_recv(sock, 1 << 20))
-        (await served.responder(1)).respond(200, [], b"")
-        sock.close()
-
-
-async def test_pipelining_without_reading_does_not_pile_up_answers() -> None:
-    body = b"x" * 8_000_000
-    async with serving(lambda request, responder: responder.respond(200, [], body)) as served:
-        sock = socket.create_connection(("127.0.0.1", served.port))
-        sock.setblocking(False)
-        sock.sendall(GET * 20)
-        await until(lambda: len(served.requests) > 0)
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert len(served.requests) < 3
-        loop = asyncio.get_running_loop()
-        taken = 0
-        while taken < 20 * len(body):
-            taken += len(await loop.sock_recv(sock, 1 << 20))
-        assert len(served.requests) == 20
-        sock.close()
-
-
-async def test_nothing_is_kept_for_a_client_that_half_closes_and_reads_nothing() -> None:
-    async with serving(wait) as served:
-        sock = socket.create_connection(("127.0.0.1", served.port))
-        sock.sendall(GET)
-        responder = await served.responder()
-        responder.start(200, [], first=b"x" * 20_000_000)
-        sock.shutdown(socket.SHUT_WR)
-        await until(lambda: served.server.connections == 0)
-        sock.close()
-
-
-async def test_a_client_that_reads_nothing_is_cut(quick_sweep: None) -> None:
-    async with serving(wait, ServerLimits(write_stall_s=0.1)) as served:
-        sock = socket.create_connection(("127.0.0.1", served.port))
-        sock.sendall(GET)
-        responder = await served.responder()
-        gone: list[bool] = []
-        responder.on_disconnect = lambda: gone.append(True)
-        responder.start(200, [], first=b"x" * 20_000_000)
-        await until(lambda: gone == [True])
-        sock.close()
-
-
-async def test_a_large_last_answer_reaches_a_slow_reader_whole(quick_sweep: None) -> None:
-    body = b"x" * 10_000_000
-    limits = ServerLimits(linger_s=0.05, write_stall_s=2.0)
-    async with serving(lambda request, responder: responder.respond(200, [], body), limits) as served:
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1000)
-        writer.write(GET_CLOSE)
-        received = 0
-        while piece := await reader.read(200_000):
-            received += len(piece)
-            await asyncio.sleep(0.002)
-        assert received > len(body)
-        writer.close()
-
-
 async def test_stop_lets_answers_end_and_sends_clients_elsewhere() -> None:
     async with serving(wait) as served:
         reader, writer = await served.connect()
@@ -429,48 +315,3 @@ async def test_while_stopping_an_answer_says_close() -> None:
         responder.respond(200, [], b"")
         assert b"connection: close" in (await read_answer(reader))[0]
         writer.close()
-
-
-async def test_the_request_says_what_was_asked() -> None:
-    async with serving(echo) as served:
-        await served.exchange(
-            b"GET /a%20b/c?d=%20e HTTP/1.1\r\nHost: x\r\nX-A: 1\r\nx-a: 2\r\nConnection: close\r\n\r\n"
-        )
-        (request,) = served.requests
-        assert (request.method, request.version, request.peer) == ("GET", "1.1", "127.0.0.1")
-        assert (request.target, request.path, request.query) == (b"/a%20b/c?d=%20e", "/a%20b/c", b"d=%20e")
-        assert request.headers[:3] == [(b"host", b"x"), (b"x-a", b"1"), (b"x-a", b"2")]
-        assert request.header(b"x-a") == b"1"
-        assert request.header(b"x-b") is None
-
-
-TARGETS = [
-    (b"GET http://x/a/b?c=d", b"/a/b?c=d", "/a/b", b"c=d"),
-    (b"GET https://x:443/", b"/", "/", b""),
-    (b"GET http://x", b"/", "/", b""),
-    (b"GET http://x?c", b"/?c", "/", b"c"),
-    (b"OPTIONS *", b"*", "*", b""),
-    (b"OPTIONS http://x", b"*", "*", b""),
-    (b"OPTIONS http://x/", b"/", "/", b""),
-]
-
-
-@pytest.mark.parametrize(("line", "target", "path", "query"), TARGETS)
-async def test_every_form_of_a_target_is_read_as_one(line: bytes, target: bytes, path: str, query: bytes) -> None:
-    async with serving(echo) as served:
-        await served.exchange(line + b" HTTP/1.1\r\nHost: y\r\nConnection: close\r\n\r\n")
-        (request,) = served.requests
-        assert (request.target, request.path, request.query) == (target, path, query)
-
-
-@pytest.mark.parametrize(
-    ("value", "taken"),
-    [(b"a-1_b.c:d/e", "a-1_b.c:d/e"), (b"a b", ""), (b"\xc3\xa9", ""), (b"", ""), (b"x" * 129, ""), (b'"a"', "")],
-)
-async def test_what_a_client_calls_its_request_is_kept_if_it_is_well_formed(value: bytes, taken: str) -> None:
-    async with serving(echo) as served:
-        answer = await served.exchange(b"GET / HTTP/1.0\r\nX-Request-Id: " + value + b"\r\n\r\n")
-        (request,) = served.requests
-        assert request.client_id == taken
-        assert request.id.startswith("req_")
-        assert answer

@@ -63,18 +63,14 @@ def test_the_dialect_follows_the_path() -> None:
     assert dialect_of("/v1/chat/completions") is Dialect.OPENAI
 
 
+HOP_BY_HOP = ["connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"]
 KEPT = [(b"content-type", b"application/json"), (b"openai-organization", b"o"), (b"traceparent", b"t")]
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "connection",
-        "keep-alive",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
+        *HOP_BY_HOP,
         "http2-settings",
         "content-length",
         "host",
@@ -106,12 +102,7 @@ def test_a_request_field_is_dropped(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "connection",
-        "keep-alive",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
+        *HOP_BY_HOP,
         "content-length",
         "server",
         "date",

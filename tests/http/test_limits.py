@@ -7,20 +7,10 @@ import json
 
 import pytest
 
-import gateway.http.server
 from gateway.http.accounts import Accounts
 from gateway.http.addresses import TrustedProxies
-from gateway.http.errors import ApiError, Reason
 from gateway.http.server import HttpRequest, Responder, ServerLimits
-from tests.http.http_raw import echo, read_answer, serving, statuses_of, until
-
-POST = b"POST /a HTTP/1.1\r\nHost: x\r\n"
-CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
-
-
-@pytest.fixture
-def quick_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway.http.server, "_SWEEP_S", 0.01)
+from tests.http.http_raw import CHUNKED, POST, account_of, echo, read_answer, send, serving, statuses_of, until, wait
 
 
 async def test_a_body_announced_too_large_is_refused_while_the_client_still_sends() -> None:
@@ -35,12 +25,6 @@ async def test_a_body_announced_too_large_is_refused_while_the_client_still_send
         assert await reader.read() == b""
         assert served.requests == []
         writer.close()
-
-
-async def send(writer: asyncio.StreamWriter, size: int) -> None:
-    for _ in range(size // 100_000):
-        writer.write(b"x" * 100_000)
-        await writer.drain()
 
 
 async def test_a_chunked_body_is_refused_as_soon_as_it_is_too_large() -> None:
@@ -105,10 +89,6 @@ async def test_connections_beyond_the_limit_are_told_so() -> None:
         assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [200]
 
 
-def wait(request: HttpRequest, responder: Responder) -> None:
-    """Answer when the test says so."""
-
-
 async def test_the_idlest_connection_makes_room_for_a_new_one(quick_sweep: None) -> None:
     """Idle ones and half-sent heads alike; what is being asked or answered never goes."""
 
@@ -162,10 +142,6 @@ async def hang_up(*writers: asyncio.StreamWriter) -> None:
     for writer in writers:
         writer.close()
     await asyncio.gather(*[writer.wait_closed() for writer in writers], return_exceptions=True)
-
-
-def account_of(request: HttpRequest) -> None:
-    request.account = (request.header(b"authorization") or b"").decode()
 
 
 def asked(key: bytes, length: int = 0) -> bytes:
@@ -300,233 +276,3 @@ async def test_a_trusted_proxy_may_send_many_unfinished_heads() -> None:
             writer.write(b"\r\n\r\n")
             assert statuses_of((await read_answer(reader))[0]) == [200]
         await hang_up(*[writer for _, writer in clients])
-
-
-@pytest.mark.parametrize(
-    "framing", [b"Content-Length: 1000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nfffff\r\n"]
-)
-@pytest.mark.parametrize(
-    "limits",
-    [
-        ServerLimits(body_grace_s=0.1, body_bytes_per_s_min=1e6),
-        ServerLimits(body_timeout_s=0.1, body_bytes_per_s_min=1.0),
-    ],
-    ids=["rate", "time"],
-)
-async def test_a_dripping_body_is_not_waited_for(quick_sweep: None, framing: bytes, limits: ServerLimits) -> None:
-    async with serving(limits=limits) as served:
-        reader, writer = await served.connect()
-
-        async def drip() -> None:
-            writer.write(POST + framing)
-            while True:
-                writer.write(b"a")
-                await asyncio.sleep(0.005)
-
-        dripping = asyncio.create_task(drip())
-        head, _ = await read_answer(reader)
-        assert statuses_of(head) == [408]
-        dripping.cancel()
-        writer.close()
-
-
-async def test_whoever_sends_fast_enough_has_the_time(quick_sweep: None) -> None:
-    limits = ServerLimits(body_grace_s=0.05, body_bytes_per_s_min=1000.0)
-    async with serving(limits=limits) as served:
-        reader, writer = await served.connect()
-        writer.write(POST + b"Content-Length: 60000\r\n\r\n" + b"x" * 59_999)  # enough for a minute
-        began = served.server.now
-        await until(lambda: served.server.now > began + 0.2)
-        writer.write(b"x")
-        assert statuses_of((await read_answer(reader))[0]) == [200]
-        writer.close()
-
-
-async def test_whoever_is_not_known_is_not_waited_for_when_it_takes_no_answers() -> None:
-    def refuse(request: HttpRequest) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        return 404, [], b"x" * 1000
-
-    async with serving(on_head=refuse) as served:
-        _, writer = await served.connect()
-        with pytest.raises(ConnectionError):
-            for _ in range(1000):
-                writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
-                await writer.drain()
-        await until(lambda: served.server.connections == 0)
-        writer.close()
-
-
-async def test_a_half_sent_head_of_nobody_is_gone_when_its_time_is_over(quick_sweep: None) -> None:
-    limits = ServerLimits(head_timeout_s=0.05, linger_s=1000)
-    async with serving(limits=limits, on_head=account_of) as served:
-        reader, writer = await served.connect()
-        writer.write(b"GET / HTTP/1.1\r\nHo")
-        assert statuses_of(await reader.read()) == [408]
-        await until(lambda: served.server.connections == 0)
-        writer.close()
-
-
-async def test_who_is_refused_before_it_is_read_is_told_to_whoever_wants_to_know() -> None:
-    refused: list[tuple[str, str, str, str]] = []
-
-    def note(request: HttpRequest, error: ApiError) -> None:
-        refused.append((error.code.value, request.path, request.client, request.id))
-
-    async with serving(limits=ServerLimits(body_bytes_max=10), on_refused=note) as served:
-        for payload in (b"nonsense\r\n\r\n", POST + b"Content-Length: 11\r\n\r\n", CHUNKED + b"b\r\n"):
-            answer = await served.exchange(payload)
-            assert b"x-request-id: " + refused[-1][3].encode() in answer
-    assert [(code, path) for code, path, _, _ in refused] == [
-        ("malformed_http", ""),
-        ("body_too_large", "/a"),
-        ("body_too_large", "/a"),
-    ]
-    assert {client for _, _, client, _ in refused} == {"127.0.0.1"}
-
-
-@pytest.mark.parametrize(
-    ("sent", "status", "limits"),
-    [
-        (b"GET / HTTP/1.1\r\nHo", [408], ServerLimits(head_timeout_s=0.05)),
-        (POST + b"Content-Length: 5\r\n\r\nhel", [408], ServerLimits(body_timeout_s=0.05)),
-        (POST + b"Content-Length: 5\r\n\r\nhel", [408], ServerLimits(body_grace_s=0.05)),
-        (CHUNKED + b"5\r\nhel", [408], ServerLimits(body_timeout_s=0.05)),
-        (b"", [], ServerLimits(head_timeout_s=0.05)),
-        (POST + b"Content-Length: 0\r\n\r\n", [200], ServerLimits(idle_s=0.05)),
-        (POST + b"Content-Length: 0\r\n\r\nGET", [200, 408], ServerLimits(head_timeout_s=0.05)),
-    ],
-)
-async def test_who_is_too_slow_is_not_waited_for(
-    quick_sweep: None, sent: bytes, status: list[int], limits: ServerLimits
-) -> None:
-    async with serving(limits=limits) as served:
-        assert statuses_of(await served.exchange(sent)) == status
-
-
-ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-
-
-@pytest.mark.parametrize(
-    ("first", "drip", "statuses"),
-    [
-        (b"GET / HTTP/1.1\r\nA: ", b"a", [408]),
-        (b"\r\n", b"\r\n", []),
-        (b"", b"\r", [408]),
-        (ASKED + b"GET", b"X", [200, 408]),
-        (ASKED, b"\r\n", [200]),
-    ],
-    ids=["field", "empty lines", "bare CR", "second head", "empty lines after an answer"],
-)
-async def test_dribbling_does_not_extend_the_time_for_a_head(
-    quick_sweep: None, first: bytes, drip: bytes, statuses: list[int]
-) -> None:
-    async with serving(limits=ServerLimits(head_timeout_s=0.1)) as served:
-        reader, writer = await served.connect()
-
-        async def dribble() -> None:
-            writer.write(first)
-            while True:
-                writer.write(drip)
-                await asyncio.sleep(0.005)
-
-        dribbling = asyncio.create_task(dribble())
-        answers = b""
-        try:
-            while piece := await reader.read(65536):
-                answers += piece
-        except ConnectionResetError:
-            pass  # closed while it drips
-        assert statuses_of(answers) == statuses
-        dribbling.cancel()
-        writer.close()
-
-
-async def test_whoever_connects_and_waits_has_less_time_for_a_head(quick_sweep: None) -> None:
-    async with serving(limits=ServerLimits(head_timeout_s=1000)) as served:
-        _, writer = await served.connect()
-        await until(lambda: served.server.connections == 1)
-        [connection] = served.server._connections
-        was, now = connection.deadline, served.server.now
-        await until(lambda: served.server.now > now)
-        connection.data_received(b"GET / HT")
-        assert connection.deadline == was
-        writer.close()
-
-
-async def test_a_client_that_sends_on_after_its_refusal_is_cut(quick_sweep: None) -> None:
-    async with serving(limits=ServerLimits(linger_s=0.05)) as served:
-        reader, writer = await served.connect()
-        writer.write(b"nonsense\r\n\r\n")
-        assert statuses_of(await reader.read()) == [400]
-        with pytest.raises(ConnectionError):
-            await send(writer, 10_000_000_000)
-        writer.close()
-
-
-@pytest.mark.parametrize("framing", [b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n"])
-async def test_100_continue_is_sent_when_the_body_is_wanted(framing: bytes) -> None:
-    async with serving() as served:
-        reader, writer = await served.connect()
-        writer.write(POST + framing + b"Expect: 100-continue\r\n\r\n")
-        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        writer.write(b"hello" if b"Length" in framing else b"5\r\nhello\r\n0\r\n\r\n")
-        assert (await read_answer(reader))[1] == b"POST /a hello"
-        writer.close()
-
-
-async def test_100_continue_is_not_sent_when_the_body_is_there_or_refused() -> None:
-    expecting = POST + b"Connection: close\r\nExpect: 100-continue\r\nContent-Length: "
-    async with serving(limits=ServerLimits(body_bytes_max=1000)) as served:
-        assert statuses_of(await served.exchange(expecting + b"5\r\n\r\nhello")) == [200]
-        assert statuses_of(await served.exchange(expecting + b"0\r\n\r\n")) == [200]
-        assert statuses_of(await served.exchange(expecting + b"1001\r\n\r\n")) == [413]
-
-
-def refuse_without_key(request: HttpRequest) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
-    assert request.body == b""
-    if request.header(b"authorization") is None:
-        error = ApiError(Reason.INVALID_API_KEY, "who?")
-        return error.status, error.headers(), error.body()
-    return None
-
-
-async def test_the_head_hook_refuses_before_the_body_is_read() -> None:
-    async with serving(on_head=refuse_without_key) as served:
-        reader, writer = await served.connect()
-        writer.write(POST + b"Expect: 100-continue\r\nContent-Length: 10000000\r\n\r\n")
-        head, _ = await read_answer(reader)
-        assert statuses_of(head) == [401]
-        assert b"connection: close" in head
-        assert served.server.bodies_bytes == 0
-        writer.close()
-
-
-async def test_the_head_hook_keeps_a_connection_without_a_body_and_lets_others_pass() -> None:
-    async with serving(on_head=refuse_without_key) as served:
-        reader, writer = await served.connect()
-        writer.write(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert statuses_of((await read_answer(reader))[0]) == [401]
-        assert served.requests == []
-        writer.write(POST + b"Authorization: Bearer k\r\nContent-Length: 5\r\n\r\nhello")
-        assert (await read_answer(reader))[1] == b"POST /a hello"
-        writer.close()
-
-
-async def test_a_head_hook_that_fails_gives_500(caplog: pytest.LogCaptureFixture) -> None:
-    def fail(request: HttpRequest) -> None:
-        raise LookupError
-
-    async with serving(on_head=fail) as served:
-        assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [500]
-        assert "the head hook failed" in caplog.text
-
-
-async def test_refusals_speak_the_dialect_of_the_path() -> None:
-    async with serving(echo, ServerLimits(body_timeout_s=0)) as served:
-        served.server.on_head = raise_busy
-        answer = await served.exchange(b"POST /v1/messages HTTP/1.0\r\n\r\n")
-        assert json.loads(answer.partition(b"\r\n\r\n")[2])["type"] == "error"
-
-
-def raise_busy(request: HttpRequest) -> None:
-    raise ApiError(Reason.SERVER_BUSY, "busy")

@@ -1,4 +1,4 @@
-"""Requests and rooms for the tests of policies."""
+"""Requests, rooms and small queues for the tests of policies."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import fields
 from itertools import count
 from typing import Any
 
+from policies.admission.decisions import Decision, Dispatch
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -15,9 +16,13 @@ from policies.capacity.slots import Slots
 from policies.orders.registry import POLICIES
 from policies.placements.contract import EngineLoad
 from policies.placements.registry import PLACEMENTS
+from policies.queue.bounds import QueueLimits
 from policies.request import NO_CLAIM, Claim, Flow, Progress, Request
 
-__all__ = ["Load", "NoRoom", "Room", "make_request", "policy_with"]
+__all__ = ["LIMITS", "Load", "NoRoom", "Room", "dispatched", "make_request", "policy_with"]
+
+LIMITS = QueueLimits(requests_max=8, bytes_max=400, wait_s_max=2.0, attempts_max=3, wait_s_max_inside=4.0)
+"""A few requests fill it."""
 
 _serial = count()
 
@@ -128,3 +133,8 @@ class NoRoom(Room):
 
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         return Obstacle.SLOTS
+
+
+def dispatched(decisions: Sequence[Decision]) -> list[str]:
+    """The requests that these decisions send to a backend."""
+    return [decision.id for decision in decisions if isinstance(decision, Dispatch)]

@@ -14,7 +14,7 @@ from gateway.redis.store import Script, pool_key
 from policies.replicas.exchange import Exchange
 from policies.replicas.messages import Charge, Heard, Holding, Left, Presence, Standing, Told
 from tests.redis_server import redis_client
-from tests.simulation.test_replicas import as_plain
+from tests.simulation.replicas import as_plain
 
 BACKEND = "engine"
 NAMES = ("a", "b", "c")

@@ -17,8 +17,8 @@ from policies.replicas.messages import News
 from policies.request import Flow
 from simulation.driver import simulate
 from simulation.run import Arrival, Record, Run
-from tests.simulation.test_replicas import ENGINE as SLOW
-from tests.simulation.test_replicas import TwinStore
+from tests.simulation.replicas import ENGINE as SLOW
+from tests.simulation.replicas import TwinStore
 
 BLOCK = 64
 """Tokens."""

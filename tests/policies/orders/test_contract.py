@@ -1,4 +1,4 @@
-"""Every policy keeps the contract of `orders.contract`, clause by clause. A new policy is one entry in `CLAIMS`.
+"""Every policy keeps the contract of `orders.contract`, clause by clause; what each promises is in `claims`.
 
 P9, the bound that a policy claims, has a file of its own: `test_bounds`.
 """
@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -24,137 +23,13 @@ from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked
 from policies.orders.contract import Selection
 from policies.orders.registry import POLICIES
-from policies.request import Flow, Request, ServiceTokens
-from tests.policies.making import NoRoom, Room, make_request, policy_with
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What does a policy promise about service? `bound` as in its docstring; None: it promises nothing."""
-
-    bound: Callable[[float, float, float], float] | None
-    """How much two backlogged tenants may differ, per weight, from what may be charged: (at most at one dispatch, at
-    most as the answers of all dispatched requests stream, least weight)."""
-    params: dict[str, Any] = field(default_factory=dict)
-    """What is set for the tests: service of a few tokens, where a product's default is for thousands."""
-    costs: tuple[str, ...] = ("linear", "profiled")
-    """What it can count as service."""
-
-
-IN_TOKENS = {"gamma": 2.0, "weights": {"": 1.0}}
-"""Makes the flows of a tenant comparable by the same service as tenants; what calls are worth has tests of its own."""
-
-CLAIMS = {
-    "fcfs": Claim(bound=None),
-    "rpm": Claim(bound=None, params={"requests_per_minute": 3}),
-    "lcf": Claim(bound=None),
-    "rr": Claim(bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10), params={"quantum": 10.0}),
-    "dlpm": Claim(
-        bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10),
-        params={"quantum": 10.0},
-        costs=("linear",),
-    ),
-    "d2lpm": Claim(
-        bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10),
-        params={"quantum": 10.0, "backend_quantum": 10.0},
-        costs=("linear",),
-    ),
-    "vtc": Claim(bound=lambda prompt, output, weight: 2 * (prompt + output) / weight),
-    "wsc": Claim(
-        bound=lambda prompt, output, weight: 2 * (prompt + output) / weight,
-        params=IN_TOKENS,
-        costs=("linear",),
-    ),
-    "fairserve": Claim(
-        bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10),
-        params={**IN_TOKENS, "lead_tokens": 10.0, "lead_calls": 10.0},
-        costs=("linear",),
-    ),
-}
-
-every_policy = pytest.mark.parametrize("name", sorted(POLICIES))
-fair_policy = pytest.mark.parametrize("name", sorted(name for name, claim in CLAIMS.items() if claim.bound))
-
-
-def make(name: str, **params: Any) -> Policy:
-    return policy_with(name, **{**CLAIMS[name].params, **params})
+from policies.request import Flow, ServiceTokens
+from tests.policies.making import NoRoom, Room, make_request
+from tests.policies.orders.claims import CLAIMS, Action, Trace, actions, every_policy, fair_policy, make, pop
 
 
 def test_every_policy_states_its_claim() -> None:
     assert sorted(CLAIMS) == sorted(POLICIES)
-
-
-def pop(policy: Policy, now: float = 0.0) -> Request:
-    """The next request, dispatched and charged as the engine does it."""
-    selection = policy.pop(now, Room())
-    assert isinstance(selection, Selection)
-    policy.charge(selection.request, ServiceTokens(selection.request.prompt_tokens, 0), now, final=False)
-    return selection.request
-
-
-Action = tuple[str, int, int]
-actions = st.lists(
-    st.tuples(
-        st.sampled_from(["push", "push", "push", "pop", "pop", "output", "end", "return", "remove"]),
-        st.integers(0, 3),
-        st.integers(0, 40),
-    ),
-    max_size=80,
-)
-
-
-@dataclass
-class Trace:
-    """Random calls, in the only order that the engine makes them, and a log of what was answered."""
-
-    policy: Policy
-    tenant: Callable[[int], str] = lambda number: f"t{number}"
-    queued: list[Request] = field(default_factory=list)
-    running: dict[str, int] = field(default_factory=dict)
-    requests: dict[str, Request] = field(default_factory=dict)
-    log: list[str] = field(default_factory=list)
-    pushed: int = 0
-
-    def act(self, kind: str, who: int, number: int) -> None:
-        if kind == "push":
-            self.pushed += 1
-            weight = (1.0, 3.0, 0.3, 7.0)[who]
-            request = make_request(
-                self.tenant(who), id=str(self.pushed), user=str(number % 2), weight=weight, prompt=number
-            )
-            self.requests[request.id] = request
-            self.queued.append(request)
-            self.policy.push(request, 0.0)
-        elif kind == "pop" and self.queued:
-            request = pop(self.policy)
-            self.log.append(request.id)
-            self.queued.remove(request)
-            self.running[request.id] = 0
-        elif kind == "remove" and self.queued:
-            self.policy.remove(self.queued.pop(number % len(self.queued)), 0.0)
-        elif kind in ("output", "end", "return") and self.running:
-            request_id = sorted(self.running)[number % len(self.running)]
-            self.served(kind, self.requests[request_id], number)
-
-    def served(self, kind: str, request: Request, output: int) -> None:
-        if kind == "return":
-            self.policy.charge(request, ServiceTokens(0, 0), 0.0, final=True)
-            self.policy.push(request, 0.0, front=True)
-            self.queued.append(request)
-            del self.running[request.id]
-            return
-        self.running[request.id] += output
-        service = ServiceTokens(request.prompt_tokens, self.running[request.id])
-        self.policy.charge(request, service, 0.0, final=kind == "end")
-        if kind == "end":
-            del self.running[request.id]
-
-    def run(self, trace: list[Action]) -> list[str]:
-        for action in trace:
-            self.act(*action)
-        while self.queued:
-            self.act("pop", 0, 0)
-        return self.log
 
 
 # --- P1 ---

@@ -21,7 +21,7 @@ from policies.orders.lcf import Lcf
 from policies.orders.vtc import CounterParams, Vtc, VtcParams
 from policies.request import Flow, Request, ServiceTokens
 from tests.policies.making import Room, make_request
-from tests.policies.orders.test_contract import CLAIMS, fair_policy, make
+from tests.policies.orders.claims import CLAIMS, fair_policy, make
 
 TRACES = 1000
 STEPS = 50

@@ -1,0 +1,57 @@
+"""What is counted of usage has bounds, in users and in sums; the rest is one."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.telemetry.record import Outcome, Record
+from gateway.usage.counts import OTHER_USERS, OTHERS, UsageCounts
+from policies.request import Flow, Request, ServiceTokens
+
+
+def request_of(user: str = "", tenant: str = "t") -> Record:
+    record = Record("r", "/v1/chat/completions", now=0.0)
+    record.tenant, record.app, record.model, record.pool = tenant, "app", "m", "pool"
+    record.request = Request("r", Flow(tenant, "app", user), 1.0, 1, 1, 0.0)
+    record.ended(Outcome.COMPLETED, "", ServiceTokens(3, 2, 1), 3, 0.25)
+    return record
+
+
+def test_users_are_bounded_and_the_rest_are_one() -> None:
+    counts = UsageCounts(users_max=2)
+    for user in ("a", "b", "", "c", "d", "other", "a", OTHERS):
+        counts.ended(request_of(user))
+    sums = {key[3]: tally.requests for key, tally in counts.take().items()}
+    assert sums == {"a": 2, "b": 1, "": 1, OTHER_USERS: 4}
+    counts.ended(request_of("d"))
+    assert [key[3] for key in counts.take()] == [OTHER_USERS], "also after they were taken"
+
+
+def test_what_finds_no_room_is_counted() -> None:
+    counts = UsageCounts(users_max=100, sums_max=2)
+    for user in "abcde":
+        counts.ended(request_of(user))
+    assert [key[3] for key in counts.take()] == ["a", "b", OTHER_USERS]
+    assert counts.requests_dropped == 0
+    for tenant in "abcdef":
+        counts.ended(request_of("u", tenant))
+    assert counts.requests_dropped == 2
+    assert len(counts) == 4
+
+
+def test_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = UsageCounts(users_max=1)
+    for tenant in range(10_005):
+        counts.ended(request_of("u", str(tenant)))
+    sums = counts.take()
+    assert len(sums) == 10_001
+    assert sum(tally.requests for key, tally in sums.items() if key[1] == OTHERS) == 5
+
+
+def test_a_sum_adds_what_a_record_says() -> None:
+    counts = UsageCounts(users_max=1)
+    for _ in range(3):
+        counts.ended(request_of("u"))
+    [tally] = counts.take().values()
+    assert (tally.requests, tally.input, tally.cached, tally.output, tally.queue_us) == (3, 9, 3, 6, 750_000)
+    assert (tally.refused, tally.wasted) == (0, 0)

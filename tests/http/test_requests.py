@@ -1,0 +1,52 @@
+"""What was asked is read the same in every form of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.http.http_raw import echo, serving
+
+
+async def test_the_request_says_what_was_asked() -> None:
+    async with serving(echo) as served:
+        await served.exchange(
+            b"GET /a%20b/c?d=%20e HTTP/1.1\r\nHost: x\r\nX-A: 1\r\nx-a: 2\r\nConnection: close\r\n\r\n"
+        )
+        (request,) = served.requests
+        assert (request.method, request.version, request.peer) == ("GET", "1.1", "127.0.0.1")
+        assert (request.target, request.path, request.query) == (b"/a%20b/c?d=%20e", "/a%20b/c", b"d=%20e")
+        assert request.headers[:3] == [(b"host", b"x"), (b"x-a", b"1"), (b"x-a", b"2")]
+        assert request.header(b"x-a") == b"1"
+        assert request.header(b"x-b") is None
+
+
+TARGETS = [
+    (b"GET http://x/a/b?c=d", b"/a/b?c=d", "/a/b", b"c=d"),
+    (b"GET https://x:443/", b"/", "/", b""),
+    (b"GET http://x", b"/", "/", b""),
+    (b"GET http://x?c", b"/?c", "/", b"c"),
+    (b"OPTIONS *", b"*", "*", b""),
+    (b"OPTIONS http://x", b"*", "*", b""),
+    (b"OPTIONS http://x/", b"/", "/", b""),
+]
+
+
+@pytest.mark.parametrize(("line", "target", "path", "query"), TARGETS)
+async def test_every_form_of_a_target_is_read_as_one(line: bytes, target: bytes, path: str, query: bytes) -> None:
+    async with serving(echo) as served:
+        await served.exchange(line + b" HTTP/1.1\r\nHost: y\r\nConnection: close\r\n\r\n")
+        (request,) = served.requests
+        assert (request.target, request.path, request.query) == (target, path, query)
+
+
+@pytest.mark.parametrize(
+    ("value", "taken"),
+    [(b"a-1_b.c:d/e", "a-1_b.c:d/e"), (b"a b", ""), (b"\xc3\xa9", ""), (b"", ""), (b"x" * 129, ""), (b'"a"', "")],
+)
+async def test_what_a_client_calls_its_request_is_kept_if_it_is_well_formed(value: bytes, taken: str) -> None:
+    async with serving(echo) as served:
+        answer = await served.exchange(b"GET / HTTP/1.0\r\nX-Request-Id: " + value + b"\r\n\r\n")
+        (request,) = served.requests
+        assert request.client_id == taken
+        assert request.id.startswith("req_")
+        assert answer

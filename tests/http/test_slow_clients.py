@@ -1,0 +1,136 @@
+"""Whoever sends too slowly, or too long, is not waited for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gateway.http.server import HttpRequest, ServerLimits
+from tests.http.http_raw import CHUNKED, POST, account_of, dripped, read_answer, send, serving, statuses_of, until
+
+
+@pytest.mark.parametrize(
+    "framing", [b"Content-Length: 1000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\nfffff\r\n"]
+)
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ServerLimits(body_grace_s=0.1, body_bytes_per_s_min=1e6),
+        ServerLimits(body_timeout_s=0.1, body_bytes_per_s_min=1.0),
+    ],
+    ids=["rate", "time"],
+)
+async def test_a_dripping_body_is_not_waited_for(quick_sweep: None, framing: bytes, limits: ServerLimits) -> None:
+    async with serving(limits=limits) as served:
+        reader, writer = await served.connect()
+
+        async def drip() -> None:
+            writer.write(POST + framing)
+            while True:
+                writer.write(b"a")
+                await asyncio.sleep(0.005)
+
+        dripping = asyncio.create_task(drip())
+        head, _ = await read_answer(reader)
+        assert statuses_of(head) == [408]
+        dripping.cancel()
+        writer.close()
+
+
+async def test_whoever_sends_fast_enough_has_the_time(quick_sweep: None) -> None:
+    limits = ServerLimits(body_grace_s=0.05, body_bytes_per_s_min=1000.0)
+    async with serving(limits=limits) as served:
+        reader, writer = await served.connect()
+        writer.write(POST + b"Content-Length: 60000\r\n\r\n" + b"x" * 59_999)  # enough for a minute
+        began = served.server.now
+        await until(lambda: served.server.now > began + 0.2)
+        writer.write(b"x")
+        assert statuses_of((await read_answer(reader))[0]) == [200]
+        writer.close()
+
+
+async def test_whoever_is_not_known_is_not_waited_for_when_it_takes_no_answers() -> None:
+    def refuse(request: HttpRequest) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        return 404, [], b"x" * 1000
+
+    async with serving(on_head=refuse) as served:
+        _, writer = await served.connect()
+        with pytest.raises(ConnectionError):
+            for _ in range(1000):
+                writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 1000)
+                await writer.drain()
+        await until(lambda: served.server.connections == 0)
+        writer.close()
+
+
+async def test_a_half_sent_head_of_nobody_is_gone_when_its_time_is_over(quick_sweep: None) -> None:
+    limits = ServerLimits(head_timeout_s=0.05, linger_s=1000)
+    async with serving(limits=limits, on_head=account_of) as served:
+        reader, writer = await served.connect()
+        writer.write(b"GET / HTTP/1.1\r\nHo")
+        assert statuses_of(await reader.read()) == [408]
+        await until(lambda: served.server.connections == 0)
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "limits"),
+    [
+        (b"GET / HTTP/1.1\r\nHo", [408], ServerLimits(head_timeout_s=0.05)),
+        (POST + b"Content-Length: 5\r\n\r\nhel", [408], ServerLimits(body_timeout_s=0.05)),
+        (POST + b"Content-Length: 5\r\n\r\nhel", [408], ServerLimits(body_grace_s=0.05)),
+        (CHUNKED + b"5\r\nhel", [408], ServerLimits(body_timeout_s=0.05)),
+        (b"", [], ServerLimits(head_timeout_s=0.05)),
+        (POST + b"Content-Length: 0\r\n\r\n", [200], ServerLimits(idle_s=0.05)),
+        (POST + b"Content-Length: 0\r\n\r\nGET", [200, 408], ServerLimits(head_timeout_s=0.05)),
+    ],
+)
+async def test_who_is_too_slow_is_not_waited_for(
+    quick_sweep: None, sent: bytes, status: list[int], limits: ServerLimits
+) -> None:
+    async with serving(limits=limits) as served:
+        assert statuses_of(await served.exchange(sent)) == status
+
+
+ASKED = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "drip", "statuses"),
+    [
+        (b"GET / HTTP/1.1\r\nA: ", b"a", [408]),
+        (b"\r\n", b"\r\n", []),
+        (b"", b"\r", [408]),
+        (ASKED + b"GET", b"X", [200, 408]),
+        (ASKED, b"\r\n", [200]),
+    ],
+    ids=["field", "empty lines", "bare CR", "second head", "empty lines after an answer"],
+)
+async def test_dribbling_does_not_extend_the_time_for_a_head(
+    quick_sweep: None, first: bytes, drip: bytes, statuses: list[int]
+) -> None:
+    async with serving(limits=ServerLimits(head_timeout_s=0.1)) as served:
+        assert await dripped(served.port, first, drip) == statuses
+
+
+async def test_whoever_connects_and_waits_has_less_time_for_a_head(quick_sweep: None) -> None:
+    async with serving(limits=ServerLimits(head_timeout_s=1000)) as served:
+        _, writer = await served.connect()
+        await until(lambda: served.server.connections == 1)
+        [connection] = served.server._connections
+        was, now = connection.deadline, served.server.now
+        await until(lambda: served.server.now > now)
+        connection.data_received(b"GET / HT")
+        assert connection.deadline == was
+        writer.close()
+
+
+async def test_a_client_that_sends_on_after_its_refusal_is_cut(quick_sweep: None) -> None:
+    async with serving(limits=ServerLimits(linger_s=0.05)) as served:
+        reader, writer = await served.connect()
+        writer.write(b"nonsense\r\n\r\n")
+        assert statuses_of(await reader.read()) == [400]
+        with pytest.raises(ConnectionError):
+            await send(writer, 10_000_000_000)
+        writer.close()
