@@ -22,11 +22,11 @@ test: $(INSTALLED) servers  ## the tests that need no vLLM
 # RUNLEVEL=1: the package starts no server of its own. Where it cannot be installed, the tests that need it say so.
 servers:
 	@{ command -v redis-server && command -v openssl && command -v nginx && command -v haproxy \
-	    && command -v promtool && ls /usr/lib/postgresql/*/bin/initdb; } >/dev/null 2>&1 \
+	    && command -v promtool && command -v chromium && ls /usr/lib/postgresql/*/bin/initdb; } >/dev/null 2>&1 \
 	    || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq \
 	        && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-	            redis-server openssl nginx-light haproxy prometheus postgresql; } \
-	    || echo "redis-server, openssl, nginx, haproxy, promtool or PostgreSQL is missing and could not be installed: the" \
+	            redis-server openssl nginx-light haproxy prometheus postgresql chromium; } \
+	    || echo "redis-server, openssl, nginx, haproxy, promtool, PostgreSQL or chromium is missing and could not be installed: the" \
 	        "tests that need the first two will fail, those that need the others are skipped" >&2
 
 check: $(INSTALLED)  ## format, lint, types, import rules
