@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
+from gateway.config.interactions import InteractionRules
+from gateway.request.apis import AUDIO as AUDIO_API
+from gateway.request.form import read_form
+from gateway.request.interaction_claim import ClaimReader
+from gateway.request.large_body import LargePayload, read_large_json
+from gateway.request.payload import Payload
+from gateway.request.routes import Routes
+from policies.request import Flow
 from tests.gateway.live import MODEL
 
-__all__ = ["CHAT", "COMPLETIONS", "FORM_TYPE", "KINDS", "Kind"]
+__all__ = ["CHAT", "COMPLETIONS", "FLOW", "FORM_TYPE", "KINDS", "ROUTES", "Kind", "reading"]
 
 CHAT, COMPLETIONS, RESPONSES, AUDIO = (
     "/v1/chat/completions",
@@ -15,6 +23,8 @@ CHAT, COMPLETIONS, RESPONSES, AUDIO = (
     "/v1/responses",
     "/v1/audio/transcriptions",
 )
+FLOW = Flow("tenant", "default", "u")
+ROUTES = Routes()
 FORM_TYPE = "multipart/form-data; boundary=x"
 
 Kind = tuple[str, Callable[[int], bytes]]
@@ -86,3 +96,19 @@ KINDS: dict[str, Kind] = {
     "form of heads": (AUDIO, lambda size: _of(b"--x\r\n", b"content-disposition: ", b"", size)),
     "form of parts": (AUDIO, lambda size: _of(b"", _FILE + b"\r\n", _FORM_END, size)),
 }
+
+
+def reading(kind: Kind, body: bytes) -> Generator[None, None, None]:
+    """All that is done with a large body before it goes to an engine."""
+    api = ROUTES.find("POST", kind[0]).api
+    payload: Payload
+    if api is AUDIO_API:
+        payload = yield from read_form(body, FORM_TYPE.encode(), api)
+        return
+    payload = yield from read_large_json(body, api)
+    ClaimReader(InteractionRules(), {}).read([], payload, FLOW, generates=True)
+    payload.salt_cache("salt")
+    payload.ask_usage()
+    assert isinstance(payload, LargePayload)
+    yield from payload.seal_in_slices()
+    assert b"cache_salt" in payload.body[:100]

@@ -8,7 +8,7 @@ import itertools
 import json
 import sys
 import tracemalloc
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -16,24 +16,19 @@ import uvloop
 
 from gateway.config.interactions import InteractionRules
 from gateway.http.errors import ApiError, Reason
-from gateway.request.apis import AUDIO, CHAT, RESPONSES
-from gateway.request.form import read_form
+from gateway.request.apis import CHAT, RESPONSES
 from gateway.request.interaction_claim import ClaimReader
 from gateway.request.json_ranges import DEPTH_MAX
-from gateway.request.large_body import TURNS_MAX, LargePayload, read_large_json
-from gateway.request.payload import LARGE_BODY_BYTES, STEERING, Payload, read_json
+from gateway.request.large_body import TURNS_MAX, read_large_json
+from gateway.request.payload import LARGE_BODY_BYTES, STEERING, read_json
 from gateway.request.readings import BYTES_MAX, TENANT_BYTES_MAX, Reading, Readings
-from gateway.request.routes import Routes
 from gateway.request.slices import WINDOW_BYTES, Slices, at_once
-from policies.request import Flow
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, until
 from tests.gateway.test_headers_and_fields import STEERING as STEERING_FIELDS
-from tests.request.large_bodies import FORM_TYPE, KINDS, Kind
+from tests.request.large_bodies import FLOW, KINDS, Kind, reading
 
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
-FLOW = Flow("tenant", "default", "u")
-ROUTES = Routes()
 PATH = "/v1/chat/completions"
 SIZE = 1 << 20
 
@@ -50,22 +45,6 @@ def start(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Starter:
     return Starter(tmp_path)
 
 
-def _reading(kind: Kind, body: bytes) -> Generator[None, None, None]:
-    """All that is done with a large body before it goes to an engine."""
-    api = ROUTES.find("POST", kind[0]).api
-    payload: Payload
-    if api is AUDIO:
-        payload = yield from read_form(body, FORM_TYPE.encode(), api)
-        return
-    payload = yield from read_large_json(body, api)
-    ClaimReader(InteractionRules(), {}).read([], payload, FLOW, generates=True)
-    payload.salt_cache("salt")
-    payload.ask_usage()
-    assert isinstance(payload, LargePayload)
-    yield from payload.seal_in_slices()
-    assert b"cache_salt" in payload.body[:100]
-
-
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_it_takes_memory_of_its_own_size_and_many_slices(kind: Kind) -> None:
     body = kind[1](SIZE)
@@ -74,7 +53,7 @@ def test_it_takes_memory_of_its_own_size_and_many_slices(kind: Kind) -> None:
     slices = 0
     refused: ApiError | None = None
     try:
-        for _ in _reading(kind, body):
+        for _ in reading(kind, body):
             slices += 1
     except ApiError as error:
         refused = error
@@ -99,7 +78,7 @@ def test_no_slice_of_it_does_more_than_a_little(kind: Kind, monkeypatch: pytest.
         nonlocal calls
         calls += event in ("call", "c_call")
 
-    work = _reading(kind, kind[1](1 << 19))
+    work = reading(kind, kind[1](1 << 19))
     try:
         while True:
             calls = 0
