@@ -216,13 +216,14 @@ async def run_unlike(leg: Leg) -> Measures:
 async def run_weights(leg: Leg) -> Measures:
     """Both flood with more than their share of all slots; service is counted by the clients, as in `bench.shares`.
 
-    The first streams fill the engines before anybody waits, and take many seconds to end: hence ramp and window.
+    The first streams fill the engines before anybody waits, so both tenants have as many. The one that is due more is
+    then served until it has caught up, which takes some 25 s: hence ramp and window.
     """
     routes = [replace(leg.route, url=url, others=()) for url in leg.route.urls]
     turns, window_s = count(), 3 * leg.options.window_s
     floods = {name: Tenant(routes, name, 1, 128, lambda: next(turns) % len(routes)) for name in WEIGHTS}
     try:
-        await asyncio.sleep(leg.options.window_s)
+        await asyncio.sleep(2 * leg.options.window_s)
         before = {name: tenant.service() for name, tenant in floods.items()}
         await asyncio.sleep(window_s)
         got = {name: tenant.service() - before[name] for name, tenant in floods.items()}
