@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from hmac import compare_digest
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -13,6 +14,7 @@ from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.commands.explain import explain
+from gateway.config.fields import is_loopback
 from gateway.operator.changing import changing_routes
 from gateway.operator.feed import Feed
 from gateway.operator.keys import key_routes
@@ -31,7 +33,9 @@ OPEN = frozenset(("/health", "/ready")) | PAGE_PATHS
 
 
 def admin_app(gateway: Gateway) -> web.Application:
-    """Never queued. What it asks for is `admin_token`; without one it asks nothing, and belongs on loopback."""
+    """Never queued. What it asks for is `admin_token`; without one it belongs on loopback, and answers there only who
+    calls it by an address of this machine.
+    """
 
     async def health(request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -85,6 +89,9 @@ def _asks_for_token(gateway: Gateway) -> Middleware:
     @web.middleware
     async def asks(request: web.Request, handler: Handler) -> web.StreamResponse:
         token = gateway.config.admin_token
+        if token is None and _is_strangers(request):
+            error = "call it by an IP address or localhost: without an admin_token, no other name is answered to here"
+            return web.json_response({"error": error}, status=421)
         if token is None or request.path in OPEN:
             return await handler(request)
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -95,3 +102,18 @@ def _asks_for_token(gateway: Gateway) -> Middleware:
         return web.json_response({"error": error}, status=401, headers={"www-authenticate": "Bearer"})
 
     return asks
+
+
+def _is_strangers(request: web.Request) -> bool:
+    """Has a web page made this request? A browser takes any name of its author's for this machine, if the name server
+    says so (DNS rebinding), and lets the page read the answer. Such a page cannot choose an address as its name.
+    """
+    own = request.transport.get_extra_info("sockname") if request.transport is not None else None
+    name = request.url.host or ""
+    if not own or not is_loopback(own[0]) or is_loopback(name) or name.endswith(".localhost"):
+        return False
+    try:
+        ip_address(name)
+    except ValueError:
+        return True
+    return False

@@ -42,6 +42,23 @@ async def test_the_token_opens_what_nothing_else_does(start: Starter) -> None:
         assert await asked(live, "/metrics", authorization=f"bearer  {TOKEN}") == 200
 
 
+async def test_without_a_token_a_web_page_cannot_read_it_by_a_name_of_its_own(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url) as live:
+        port = live.gateway.admin_port
+        for path in ("/metrics", "/", "/queue", "/health"):
+            for host in (
+                "evil.example",
+                f"evil.example:{port}",
+                f"127.0.0.1.evil.example:{port}",
+                "localhost.evil.example",
+            ):
+                assert await asked(live, path, host=host) == 421, (path, host)
+            for host in (f"127.0.0.1:{port}", f"localhost:{port}", "localhost", f"[::1]:{port}", "fairgate.localhost"):
+                assert await asked(live, path, host=host) == 200, (path, host)
+    async with simulated() as sim, start(sim.url, admin_token=TOKEN) as live:
+        assert await asked(live, "/metrics", host="gateway.example", authorization=f"Bearer {TOKEN}") == 200
+
+
 async def test_probes_have_none(start: Starter) -> None:
     async with simulated() as sim, start(sim.url, admin_token=TOKEN) as live:
         assert [await asked(live, path) for path in ("/health", "/ready")] == [200, 200]
