@@ -212,7 +212,7 @@ def _announcement(gateway: Gateway) -> str:
     """Where is it, and how can it be tried?"""
     admin_host, _ = gateway.config.admin_address
     url = _url(gateway.config, gateway.port)
-    lines = [f"fairgate: serving on {url}, admin on http://{admin_host}:{gateway.admin_port} (/ready, /metrics)"]
+    lines = [f"fairgate: serving on {url}, admin on http://{admin_host}:{gateway.admin_port} (/ is a live page)"]
     for pool in gateway.pools:
         models = ", ".join(pool.models()) or "(not known yet)"
         lines.append(f"  pool {pool.name}: {len(pool.backends)} backends, policy {pool.policy_name}, models: {models}")

@@ -33,8 +33,8 @@ OPEN = frozenset(("/health", "/ready")) | PAGE_PATHS
 
 
 def admin_app(gateway: Gateway) -> web.Application:
-    """Never queued. What it asks for is `admin_token`; without one it belongs on loopback, and answers there only who
-    calls it by an address of this machine.
+    """Never queued. What it asks for is `admin_token`; without one it belongs on loopback, and answers there only those
+    who call it by an address of this machine.
     """
 
     async def health(request: web.Request) -> web.Response:
