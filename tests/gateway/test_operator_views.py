@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pty
 import re
+import socket
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -305,10 +307,19 @@ async def test_top_shows_in_colour_on_a_terminal_what_it_shows_without(start: St
             os.close(leader)
 
 
+def neighbouring_ports() -> int:
+    """A port on which nobody listens, nor on the next one."""
+    while True:
+        port = closed_port()
+        with socket.socket() as following, contextlib.suppress(OSError, OverflowError):
+            following.bind(("127.0.0.1", port + 1))
+            return port
+
+
 async def test_a_request_is_explained_by_the_worker_that_had_it(start: Starter, tmp_path: Path) -> None:
     """Two gateways on neighbouring admin ports, as two workers have them."""
-    async with simulated(time_scale=0) as sim, start(sim.url) as one:
-        port = one.gateway.admin_port
+    port = neighbouring_ports()
+    async with simulated(time_scale=0) as sim, start(sim.url, admin=f"127.0.0.1:{port}"):
         async with start(sim.url, admin=f"127.0.0.1:{port + 1}") as other:
             path = config_file(tmp_path, sim.url, admin=f"127.0.0.1:{port}", workers=2)
             got = await other.ask(CHAT, chat(max_tokens=2))
