@@ -94,7 +94,7 @@ async def test_the_engine_judges_a_prompt_that_is_a_little_too_long(real_vllm: s
             await api.completions.create(model="tiny", prompt="of the " * 2500, max_tokens=5)
         assert live.holds_nothing()
         (line,) = await live.lines(1)
-        assert (line["outcome"], line["tokens_in"], line["tokens_out"]) == ("failed", 0, 0)
+        assert (line["outcome"], line["tokens_in"], line["tokens_out"]) == ("refused", 0, 0)
 
 
 async def test_a_burst_does_not_fill_the_engine_s_queue(real_vllm: str, start: Starter) -> None:
