@@ -31,7 +31,7 @@ from bench.stack import (
     cpu_s,
     engine,
     fairgate,
-    nginx_proxy,
+    routes_to,
 )  # fmt: skip
 
 HEAVY = Request(words_in=200, tokens_out=200)
@@ -288,18 +288,10 @@ async def run_small(routes: list[Route], target: Engine, rounds: int, window_s: 
     print(f"\n{small_table(result)}\n\n{report.SHARED_CORES}\n")
 
 
-@contextlib.asynccontextmanager
-async def open_routes(target: Engine, names: list[str]) -> AsyncIterator[list[Route]]:
+def open_routes(target: Engine, names: list[str]) -> contextlib.AbstractAsyncContextManager[list[Route]]:
     """The named routes to one engine."""
-    async with contextlib.AsyncExitStack() as stack:
-        routes = [Route("direct", target.url)] if "direct" in names else []
-        if "nginx" in names:
-            routes.append(await stack.enter_async_context(nginx_proxy(target.url)))
-        if "fairgate" in names:
-            # Nobody is throttled here, so that all routes carry the same load: that is what `bench.agents` looks at.
-            gateway = fairgate(target.url, {"heavy": 1, "light": 1}, policy="vtc")
-            routes.append(await stack.enter_async_context(gateway))
-        yield routes
+    # Nobody is throttled here, so that all routes carry the same load: that is what `bench.agents` looks at.
+    return routes_to(target, names, {"fairgate": fairgate(target.url, {"heavy": 1, "light": 1}, policy="vtc")})
 
 
 async def run(options: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -372,3 +372,18 @@ async def fairgate(
             yield Route("fairgate", url, child.pid, tuple(keys.items()), access_log=access_log, admin=admin)
         if "Traceback" in (said := log.read_text()):
             print(f"fairgate had a fault:\n{said[-3000:]}", flush=True)
+
+
+@contextlib.asynccontextmanager
+async def routes_to(
+    target: Engine, names: Sequence[str], gateways: dict[str, contextlib.AbstractAsyncContextManager[Route]]
+) -> AsyncIterator[list[Route]]:
+    """The named ones of: `direct`, `nginx` as a plain proxy, and these gateways under their names."""
+    async with contextlib.AsyncExitStack() as stack:
+        routes = [Route("direct", target.url)] if "direct" in names else []
+        if "nginx" in names:
+            routes.append(await stack.enter_async_context(nginx_proxy(target.url)))
+        for name, gateway in gateways.items():
+            if name in names:
+                routes.append(replace(await stack.enter_async_context(gateway), name=name))
+        yield routes

@@ -10,17 +10,16 @@ tool counts them; `over nginx` is the median of the rounds' own ratios.
 
 import argparse
 import asyncio
-import contextlib
 import json
 import tempfile
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
 from bench import report
-from bench.stack import VLLM_VENV, BenchError, Engine, Route, engine, fairgate, nginx_proxy
+from bench.stack import VLLM_VENV, BenchError, Engine, Route, engine, fairgate, routes_to
 
 TOKENS_IN, TOKENS_OUT = 200, 100
 REQUESTS_MIN = 256
@@ -99,19 +98,10 @@ def vllm_serve_table(result: dict[str, Any]) -> str:
     return report.table(heads, rows)
 
 
-@contextlib.asynccontextmanager
-async def open_routes(target: Engine, names: list[str]) -> AsyncIterator[list[Route]]:
+def open_routes(target: Engine, names: list[str]) -> AbstractAsyncContextManager[list[Route]]:
     """The named routes to one engine."""
-    async with contextlib.AsyncExitStack() as stack:
-        routes = [Route("direct", target.url)] if "direct" in names else []
-        if "nginx" in names:
-            routes.append(await stack.enter_async_context(nginx_proxy(target.url)))
-        if "fairgate" in names:
-            routes.append(await stack.enter_async_context(fairgate(target.url, {TENANT: 1})))
-        if "vtc" in names:
-            other = await stack.enter_async_context(fairgate(target.url, {TENANT: 1}, policy="vtc"))
-            routes.append(Route("fairgate, vtc", other.url, other.pid, other.keys))
-        yield routes
+    of_default, of_vtc = fairgate(target.url, {TENANT: 1}), fairgate(target.url, {TENANT: 1}, policy="vtc")
+    return routes_to(target, names, {"fairgate": of_default, "vtc": of_vtc})
 
 
 async def run(options: argparse.Namespace) -> None:
