@@ -62,7 +62,7 @@ $(COMPILED)/.built: $(INSTALLED) pyproject.toml $(shell find policies gateway ba
 
 lock: $(INSTALLED)  ## pin the newest versions that pyproject.toml allows, and of them what the image needs to run
 	$(BIN)/pip install -q uv
-	$(BIN)/uv pip compile --upgrade --extra dev --extra bench --extra tokenize --universal --generate-hashes \
+	$(BIN)/uv pip compile --upgrade --extra dev --extra docs --extra opentelemetry --extra bench --extra tokenize --universal --generate-hashes \
 	    --no-emit-index-url --no-annotate --no-header pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile -c requirements.lock --universal --generate-hashes \
 	    --no-emit-index-url --no-annotate --no-header pyproject.toml -o deploy/requirements.lock

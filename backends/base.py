@@ -41,6 +41,16 @@ class BackendSnapshot:
     preemptions_total: int | None = None
     prompt_tokens_total: int | None = None
     """Prompt tokens processed since it started: less than before means that it has restarted."""
+    is_step: bool = False
+    """Did the engine say this itself, right after a step? Then nothing here is older than it, and the fields below
+    are facts. A page of metrics leaves them None."""
+    free_blocks: int | None = None
+    total_blocks: int | None = None
+    scheduled_tokens: int | None = None
+    """Tokens that the last step computed, of prompts and of answers."""
+    scheduled_tokens_max: int | None = None
+    """The most that one step computes."""
+    max_num_seqs: int | None = None
 
 
 class Adapter(Protocol):

@@ -367,6 +367,12 @@ class Pool:
             snapshot.block_size,
             snapshot.preemptions_total,
             snapshot.prompt_tokens_total,
+            snapshot.is_step,
+            snapshot.free_blocks,
+            snapshot.total_blocks,
+            snapshot.scheduled_tokens,
+            snapshot.scheduled_tokens_max,
+            snapshot.max_num_seqs,
         )
         self.dispatcher.backend_changed(name, gauges)
 

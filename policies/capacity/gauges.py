@@ -36,6 +36,16 @@ class Gauges:
     block_size: int | None = None
     preemptions_total: int | None = None
     prompt_tokens_total: int | None = None
+    is_step: bool = False
+    """The engine said this itself, right after a step: nothing here is older than that step, and what follows are
+    facts."""
+    free_blocks: int | None = None
+    total_blocks: int | None = None
+    scheduled_tokens: int | None = None
+    """Tokens that the last step computed, of prompts and of answers."""
+    scheduled_tokens_max: int | None = None
+    """The most that one step computes."""
+    max_num_seqs: int | None = None
 
     def scaled(self, part: float) -> Gauges:
         """The gauges as an engine of this fraction of the size would report them."""
