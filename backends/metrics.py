@@ -19,7 +19,7 @@ CHECK_INTERVAL_S = 0.8
 
 
 class Scraper:
-    """Scrapes one backend for as long as `run` runs, every `interval_s` after the last scrape ended. While its steps are
+    """Scrapes one backend for as long as `run` runs, every `interval_s` after the last one ended. While its steps are
     heard it does so rarely, for them to be compared.
 
     The filtered path is tried first; one that answers nothing of use is left for the full page until a scrape fails,

@@ -46,6 +46,8 @@ class StepsMiddleware:
 
 
 async def _steps(request: Request) -> Any:
+    if request.method != "GET":  # HEAD comes with it
+        return PlainTextResponse("GET only\n", 405)
     if not STEPS.ranks and not STEPS.missing:
         STEPS.missing = "no engine of this process reports its steps"
     if STEPS.missing:
