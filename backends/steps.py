@@ -111,7 +111,7 @@ class _Clock:
         else:
             self._ahead_s = min(self._ahead_s + CREEP * max(made_s - self._made_s, 0.0), now - made_s)
         self._made_s = made_s
-        return made_s + self._ahead_s
+        return min(made_s + self._ahead_s, now)
 
 
 class _Believed:

@@ -184,6 +184,8 @@ def _backends(pool: Pool) -> list[dict[str, Any]]:
                 "url": backend.url if backend is not None else "",
                 "in_service": ledger.healthy,
                 "reason": backend.why_not if backend is not None and not ledger.healthy else "",
+                "read_by": backend.read_by if backend is not None else "",
+                "not_by_steps_because": backend.feed.why if backend is not None and backend.feed is not None else "",
                 "running_sequences": ledger.sequences,
                 "slots": ledger.slots.count,
                 "starting_requests": len(ledger.starting),

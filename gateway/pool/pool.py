@@ -93,6 +93,13 @@ class Backend:
             return "no longer in the config; it ends what it runs"
         return "drained" if self.drained else self.health.reason
 
+    @property
+    def read_by(self) -> str:
+        """How is it known what it holds?"""
+        if self.feed is not None and not self.feed.why:
+            return "steps"
+        return "metrics" if self.adapter.metrics_paths else "answers"
+
     def head(self, begun: bytes) -> bytes:
         """The head of a request to this engine, of which the lines that are the same for every engine are there."""
         if self._path:

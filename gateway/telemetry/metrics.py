@@ -133,6 +133,12 @@ class Metrics:
         )
         self.interactions = Gauge("fairgate_open_interactions", "Interactions under way.", registry=registry)
         self.up = Gauge("fairgate_backend_up", "1 if in service.", ["pool", "backend"], registry=registry)
+        self.on_steps = Gauge(
+            "fairgate_backend_on_steps",
+            "1 if heard after each of its steps, 0 if only its metrics are read.",
+            ["pool", "backend"],
+            registry=registry,
+        )
         self.granted = Gauge(
             "fairgate_granted_sequences", "Of the backend, this replica's own.", ["pool", "backend"], registry=registry
         )
@@ -362,6 +368,8 @@ class Metrics:
                 self.slots.labels(pool.name, name).set(ledger.slots.count)
                 self.kv.labels(pool.name, name).set(ledger.kv_fraction())
                 self.up.labels(pool.name, name).set(ledger.healthy)
+                backend = pool.backends.get(name)
+                self.on_steps.labels(pool.name, name).set(backend is not None and backend.read_by == "steps")
                 if ledger.allowance is not None:
                     self.granted.labels(pool.name, name).set(ledger.allowance.sequences)
         self._queues = [(pool_name, tenant, count) for (pool_name, tenant), count in queues.items()]
@@ -372,7 +380,7 @@ class Metrics:
 
     def forget_backend(self, pool: str, backend: str) -> None:
         """It is no longer there."""
-        for gauge in (self.dispatched, self.starting, self.slots, self.kv, self.up, self.granted):
+        for gauge in (self.dispatched, self.starting, self.slots, self.kv, self.up, self.on_steps, self.granted):
             gauge.remove_by_labels({"pool": pool, "backend": backend})
         self._prompts.pop((pool, backend), None)
 
