@@ -62,7 +62,8 @@ class Scraper:
             await asyncio.sleep(self._interval_s)
             return
         try:
-            await asyncio.wait_for(self._feed.unheard.wait(), max(CHECK_INTERVAL_S, self._interval_s))
+            async with asyncio.timeout(max(CHECK_INTERVAL_S, self._interval_s)):
+                await self._feed.unheard.wait()
         except TimeoutError:
             pass
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -223,7 +224,7 @@ async def test_without_steps_a_heart_beats_and_only_an_idle_engine_is_known_to_b
     assert listener is not None
     ages = []
     for unfinished in (0, 1, None):
-        told.unfinished = None if unfinished is None else lambda: unfinished
+        told.unfinished = None if unfinished is None else partial(int, unfinished)
         await listener.hear()
         ages.append(json.loads(await listener.hear())["age_s"])
     assert ages[0] == 0.0
