@@ -303,7 +303,8 @@ CASES = {
         tenants(AGENTS) | {"heavy": 1.0},
     ),
     "light": Case(
-        "64 streams of one tenant for each engine, and a short request of another one every 0.5 s.", run_light, LIGHT, FLOOD
+        "64 streams of one tenant for each engine, and a short request of another one every 0.5 s.",
+        run_light, LIGHT, FLOOD,
     ),
     "weights": Case(
         "Two tenants with weights 4:1 and 128 streams each.",
