@@ -6,18 +6,21 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
 from aiohttp import web
+from click.testing import CliRunner
 
 from backends.base import BackendSnapshot
 from backends.metrics import CHECK_INTERVAL_S, Scraper
 from backends.steps import SILENCE_S, StepFeed
 from backends.vllm import VllmAdapter
 from backends.vllm_plugin import steps
+from gateway.commands.main import main
 from tests.gateway.live import SMALL, Live, Starter, chat, simulated, until
 
 CHAT = "/v1/chat/completions"
@@ -252,3 +255,9 @@ async def watched(url: str, http: aiohttp.ClientSession, heard: list[BackendSnap
         for one in running:
             one.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+def test_what_to_start_vllm_with_is_printed_for_this_version() -> None:
+    said = CliRunner().invoke(main, ["vllm-flags"]).output
+    assert f"pip install --no-deps fairgate=={version('fairgate')}\n" in said
+    assert "VLLM_PLUGINS=fairgate vllm serve MODEL --enable-prompt-tokens-details" in said
