@@ -1,4 +1,4 @@
-"""Runs every benchmark against one engine and writes docs/benchmarks.md with its figures from the results.
+"""Runs every benchmark against one engine and writes docs/benchmarks-all.md with its figures from the results.
 
     python -m bench.all [--quick] [--render]
 
@@ -245,10 +245,10 @@ PLOTS = {
 
 
 def render(results: Results) -> str:
-    """The text of docs/benchmarks.md."""
+    """The text of docs/benchmarks-all.md."""
     some = next(iter(results.values()))
     lines = [
-        "# Benchmarks",
+        "# Every benchmark",
         "",
         "Written by `python -m bench.all` (`make bench`); each part also runs alone, see `bench/README.md`. The engine "
         "is a real vLLM on the CPU with a tiny model: 32 running sequences, 255 usable KV blocks of 32 tokens.",
@@ -337,7 +337,7 @@ def main() -> None:
         draw_flood(results["flood"])
     if "cpu" in results:
         draw_cpu(results["cpu"])
-    path = ROOT / "docs" / "benchmarks.md"
+    path = ROOT / "docs" / "benchmarks-all.md"
     path.write_text(render(results))
     print(f"wrote {path.relative_to(ROOT)}")
 
