@@ -188,8 +188,8 @@ def _metrics() -> Iterator[str]:
     yield from (
         "",
         "`GET /metrics` of the admin listener has them in Prometheus' format. Only so many tenants and models have",
-        "labels of their own: 1,000 tenants, 100 of them in histograms, and 100 models. The rest are together under `other`.",
-        "Times are in seconds. What describes the process itself (`process_...`) is Prometheus' own.",
+        "labels of their own: 1,000 tenants, 100 of them in histograms, and 100 models. The rest are together under",
+        "`other`. Times are in seconds. What describes the process itself (`process_...`) is Prometheus' own.",
     )
     rows = [[code(one.name), one.kind, one.meaning, ", ".join(map(code, one.labels))] for one in metric_families()]
     yield from table(["metric", "kind", "what it says", "labels"], rows)
