@@ -26,6 +26,7 @@ suppress_warnings = [
 html_theme = "furo"
 html_title = f"fairgate {release}".strip()
 html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 html_show_sphinx = False
 html_copy_source = False
 html_show_sourcelink = False

@@ -75,13 +75,12 @@ def _config() -> Iterator[str]:
                 code(one.path.rpartition(".")[2]),
                 _in_markdown(one.meaning),
                 one.default if one.default == "required" else code(one.default),
-                one.unit,
-                one.bounds,
+                f"{one.unit}, {one.bounds}" if one.unit and one.bounds else one.unit or one.bounds,
                 code(one.example),
             ]
             for one in members
         ]
-        yield from table(["field", "what it says", "default", "unit", "bounds", "example"], rows)
+        yield from table(["field", "what it says", "default", "unit and bounds", "example"], rows)
 
 
 def _in_markdown(text: str) -> str:
@@ -284,11 +283,8 @@ def _reasons() -> Iterator[str]:
         "OpenAI's clients find the reason as `code` of the error, Anthropic's before its message. Where the request is",
         "wrong by itself, an engine may say so in words and codes of its own.",
     )
-    rows = [
-        [code(reason.value), str(ApiError(reason, "").status), *_line(RUNBOOK["reasons"].get(reason.value))]
-        for reason in Reason
-    ]
-    yield from table(["reason", "status", "what happened", "is it bad?", "what to do"], rows)
+    for reason in Reason:
+        yield from _entry(reason.value, RUNBOOK["reasons"].get(reason.value), f"Status {ApiError(reason, '').status}. ")
     for title, text, words in (
         ("Outcomes", "How a request ended: `outcome` in the access log and in metrics.", "outcomes"),
         (
@@ -304,12 +300,14 @@ def _reasons() -> Iterator[str]:
         ),
     ):
         yield from ("", f"## {title}", "", text)
-        rows = [[code(word), *_line(said)] for word, said in RUNBOOK[words].items()]
-        yield from table(["word" if words != "log" else "message", "what happened", "is it bad?", "what to do"], rows)
+        for word, said in RUNBOOK[words].items():
+            yield from _entry(word, said)
 
 
-def _line(said: dict[str, str] | None) -> list[str]:
-    return ["", "", ""] if said is None else [said["happened"], said["bad"], said["do"]]
+def _entry(word: str, said: dict[str, str] | None, before: str = "") -> Iterator[str]:
+    if said is not None:
+        yield from ("", f"### `{word}`", "", f"{before}{said['happened']}", "")
+        yield from (f"**Is it bad?** {said['bad']}", "", f"**What to do:** {said['do']}")
 
 
 def log_messages() -> set[str]:

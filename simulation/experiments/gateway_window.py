@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from statistics import mean
 
 from backends.simulated.engine import EngineModel
@@ -112,6 +113,7 @@ def gateway_window(arrivals: Sequence[Arrival], points: int = 3) -> Outcome:
         *(shown(f"production, KV ceiling {share:g}", "", point.cell()) for share, point in ceilings.items()),
     ]
     without = (("fairgate, no window", ours), ("inside vLLM", inside), ("nothing in front", direct))
+    gap_of, rate_of = attrgetter("gap"), attrgetter("tokens_per_s")
     figures = [
         Figure(
             name, title, "requests that a fixed window lets into the engine", y_label,
@@ -121,8 +123,8 @@ def gateway_window(arrivals: Sequence[Arrival], points: int = 3) -> Outcome:
             ],
         )
         for name, title, y_label, value in (
-            ("gateway-window", "How unfair: average difference of service", "weighted tokens", lambda each: each.gap),
-            ("gateway-window-rate", "How fast: tokens per second", "tokens/s", lambda each: each.tokens_per_s),
+            ("gateway-window", "How unfair: average difference of service", "weighted tokens", gap_of),
+            ("gateway-window-rate", "How fast: tokens per second", "tokens/s", rate_of),
         )
     ]  # fmt: skip
     notes = [
