@@ -22,7 +22,7 @@ from simulation.run import Arrival, Record
 
 FIGURES = Path(__file__).parents[1] / "figures"
 COLORS = {"heavy": "#d9822b", "light": "#2f7fd1", "third": "#3a9d5d"}
-BOX, GAP, LEFT = 22, 4, 150
+BOX, GAP, LEFT = 22, 4, 172
 STYLE = (
     "<style>text{font:13px system-ui,-apple-system,'Segoe UI',sans-serif;fill:#57606a}.on{font-size:11px;fill:#fff}"
     ".title{font-weight:600}@media (prefers-color-scheme:dark){text{fill:#adbac7}.on{fill:#fff}}</style>"
@@ -93,7 +93,7 @@ def lane(y: int, title: str, asks: Sequence[Ask], note: str = "") -> str:
 
 
 def picture(
-    name: str, described: str, lanes: Sequence[str], legend: Sequence[tuple[str, str]], width: int = 760
+    name: str, described: str, lanes: Sequence[str], legend: Sequence[tuple[str, str]], width: int = 780
 ) -> None:
     y = 40 * len(lanes) + 8
     parts, x = list(lanes), LEFT
@@ -121,7 +121,7 @@ def draw() -> None:
         "unfair-and-fair",
         "First come, first served: the light user's requests are last. With fairgate both take turns.",
         [
-            lane(0, "First come, first", served("fcfs", HEAVY_FIRST), "5.4 s"),
+            lane(0, "First come, first served", served("fcfs", HEAVY_FIRST), "5.4 s"),
             lane(40, "With fairgate", served("fairserve", HEAVY_FIRST), "0.05 s"),
         ],
         measured,

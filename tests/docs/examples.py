@@ -120,7 +120,7 @@ class Page:
         self._environment = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.environ.get("PYTHONPATH") or str(ROOT),
             "FAIRGATE_ADMIN_TOKEN": "a-token-of-this-page",
             "ADMIN_TOKEN": "a-token-of-this-page",
             "ADMIN_ADDRESS": f"127.0.0.1:{self._ports['8190']}",
