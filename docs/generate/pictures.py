@@ -22,7 +22,7 @@ from simulation.run import Arrival, Record
 
 FIGURES = Path(__file__).parents[1] / "figures"
 COLORS = {"heavy": "#d9822b", "light": "#2f7fd1", "third": "#3a9d5d"}
-BOX, GAP, LEFT = 22, 4, 172
+BOX, GAP, LEFT = 22, 4, 184
 STYLE = (
     "<style>text{font:13px system-ui,-apple-system,'Segoe UI',sans-serif;fill:#57606a}.on{font-size:11px;fill:#fff}"
     ".title{font-weight:600}@media (prefers-color-scheme:dark){text{fill:#adbac7}.on{fill:#fff}}</style>"
@@ -93,7 +93,7 @@ def lane(y: int, title: str, asks: Sequence[Ask], note: str = "") -> str:
 
 
 def picture(
-    name: str, described: str, lanes: Sequence[str], legend: Sequence[tuple[str, str]], width: int = 780
+    name: str, described: str, lanes: Sequence[str], legend: Sequence[tuple[str, str]], width: int = 800
 ) -> None:
     y = 40 * len(lanes) + 8
     parts, x = list(lanes), LEFT
@@ -116,13 +116,13 @@ BOTH = [("heavy", "a heavy user, who came first"), ("light", "a light user")]
 
 def draw() -> None:
     """All drawings."""
-    measured = [("heavy", "a user with 64 streams"), ("light", "a user with few requests, and how long they wait")]
+    measured = [("heavy", "a user with 64 streams"), ("light", "a user with a few requests")]
     picture(
         "unfair-and-fair",
         "First come, first served: the light user's requests are last. With fairgate both take turns.",
         [
-            lane(0, "First come, first served", served("fcfs", HEAVY_FIRST), "5.4 s"),
-            lane(40, "With fairgate", served("fairserve", HEAVY_FIRST), "0.05 s"),
+            lane(0, "First come, first served", served("fcfs", HEAVY_FIRST), "waits 5.4 s"),
+            lane(40, "With fairgate", served("fairserve", HEAVY_FIRST), "waits 0.05 s"),
         ],
         measured,
     )
