@@ -57,6 +57,9 @@ def allow_files() -> None:
 
 def supervise(config: Config, load: Load | None) -> None:
     """Serve with several processes; exits with their status. `load` reads the config again; None: it is in no file."""
+    # What every process needs is loaded once, before they part: so each is there within milliseconds.
+    import gateway.app  # noqa: F401
+    from gateway.workers import hub
     from gateway.workers.supervisor import share_of, supervise, with_keys, with_known_keys
 
     config, minted = with_keys(config)
@@ -73,8 +76,6 @@ def supervise(config: Config, load: Load | None) -> None:
         run(lambda: serve_one(share_of(config, index), own, worker))
 
     def serve_hub(config: Config, child: Child) -> None:
-        from gateway.workers import hub
-
         _log(config)
         run(lambda: hub.serve_hub(config, None if load is None else reload, client_port, child))
 

@@ -137,7 +137,12 @@ def workers_app(workers: Workers) -> web.Application:
     async def one_knows(request: web.Request) -> web.Response:
         """Of several, one had the request."""
         answers = await workers.ask_all(request.raw_path)
-        return _passed(min((one for one in answers if one.status), key=lambda one: one.status, default=None))
+        found = next((one for one in answers if one.status == 200), None)
+        silent = [one.name for one in answers if not one.status]
+        if found is None and silent:
+            error = f"{', '.join(silent)} {NO_ANSWER}, and no other knows of it"
+            return web.json_response({"error": error}, status=503)
+        return _passed(found or answers[0])
 
     async def any_knows(request: web.Request) -> web.Response:
         """What all answer alike."""

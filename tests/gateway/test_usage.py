@@ -170,8 +170,8 @@ async def test_workers_count_into_one_file(tmp_path: Path) -> None:
         config = config_file(tmp_path, upstream.url, tenants=TENANTS, usage=url, workers=2)
         async with running("serve", "-c", config) as command:
             address = (await command.says(r"serving on (http://\S+) with 2 workers"))[1] + CHAT
-            await command.says(r"worker 0: admin on")
-            await command.says(r"worker 1: admin on")
+            await command.says(r"worker 0 serves")
+            await command.says(r"worker 1 serves")
             for number in range(20):
                 async with aiohttp.ClientSession() as http:  # a connection of its own, for either worker
                     headers = {"authorization": "Bearer k"}
