@@ -45,10 +45,19 @@ class ExchangeServer:
         self._epoch_s = meeting.epoch_s
         self._exchanges: dict[str, Exchange] = {}
         self._learned: dict[str, bytes] = {}
+        self._server: asyncio.Server | None = None
 
     async def listen(self, listener: socket.socket) -> None:
-        """Until the process ends."""
-        await asyncio.get_running_loop().create_unix_server(lambda: _Worker(self), sock=listener)
+        """Until `close`."""
+        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Worker(self), sock=listener)
+
+    def close(self) -> None:
+        """End all connections, and take no more."""
+        if self._server is not None:
+            self._server.close()
+        for worker in list(self.connections):
+            if worker.transport is not None:
+                worker.transport.close()
 
     def about(self, pool: str) -> Exchange:
         """What is shared of one pool, or of all."""

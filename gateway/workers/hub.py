@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gateway.usage.database import Database
     from gateway.workers.supervisor import Child
 
-__all__ = ["serve_hub"]
+__all__ = ["go_on", "serve_hub"]
 
 logger = logging.getLogger("fairgate")
 
@@ -52,7 +52,7 @@ async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int
     loop.add_signal_handler(signal.SIGTERM, lambda: None)  # it ends after the workers, whoever is told to end
     server = ExchangeServer(meeting)
     exchange, admin = child.listeners
-    going_on = asyncio.create_task(_go_on(config, server, is_first=child.lives == 1))
+    going_on = asyncio.create_task(go_on(config, server, is_first=child.lives == 1))
     await asyncio.wait({going_on}, timeout=USAGE_S)
     await server.listen(exchange)
     workers = Workers(
@@ -81,7 +81,7 @@ async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int
         os._exit(0)  # pages that are open are cut: nobody waits for them
 
 
-async def _go_on(config: Config, server: ExchangeServer, *, is_first: bool) -> None:
+async def go_on(config: Config, server: ExchangeServer, *, is_first: bool) -> None:
     """Limits of a day go on from what is written down. Of a hub that is not the first of this run, that is as good as
     what workers tell it, and not worth waiting for."""
     if config.usage is None or config.state.redis_url is not None:

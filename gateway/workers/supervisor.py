@@ -25,7 +25,7 @@ from gateway.http.sockets import listening
 from gateway.request.identity import Keyring, MintedKey
 from gateway.workers.seat import Meeting, Seat
 
-__all__ = ["Child", "reloaded", "share_of", "supervise", "with_keys", "with_known_keys"]
+__all__ = ["Child", "reloaded", "share_of", "supervise", "unix_listener", "with_keys", "with_known_keys"]
 
 BACKLOG = 1024
 RESTART_S = 0.1
@@ -139,7 +139,7 @@ def supervise(
     try:
         announce(int(listeners[0].getsockname()[1]), int(admin.getsockname()[1]))
         lifeline, held = os.pipe()
-        hub = Child("the hub", serve_hub, Seat(-1, meeting), (_unix_listener(meeting.exchange), admin), lifeline)
+        hub = Child("the hub", serve_hub, Seat(-1, meeting), (unix_listener(meeting.exchange), admin), lifeline)
         workers = [
             Child(f"worker {index}", serve, Seat(index, meeting), (listener,), lifeline)
             for index, listener in enumerate(listeners)
@@ -204,7 +204,7 @@ def reloaded(config: Config, load: Callable[[], Config] | None) -> Config:
     return config if needs_restart(config, changes(config, fresh), fresh) else fresh
 
 
-def _unix_listener(path: str) -> socket.socket:
+def unix_listener(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
     listener.listen(BACKLOG)
