@@ -109,22 +109,25 @@ class Workers:
         return whole
 
 
-def workers_app(workers: Workers) -> web.Application:
-    """The admin listener of a gateway with several workers."""
+class _Answers:
+    """What is asked of all workers, and how their answers become one."""
 
-    async def health(request: web.Request) -> web.Response:
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+
+    async def health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
-    async def ready(request: web.Request) -> web.Response:
-        said = [(one.name, _ready(one)) for one in await workers.ask_all("/ready")]
+    async def ready(self, request: web.Request) -> web.Response:
+        said = [(one.name, _ready(one)) for one in await self._workers.ask_all("/ready")]
         faults = said_by([(name, answer["why_not"]) for name, answer in said])
         answer: dict[str, object] = {"ready": not faults, "why_not": faults}
         if (state := state_of([(name, answer.get("state")) for name, answer in said])) is not None:
             answer["state"] = state
         return web.json_response(answer, status=503 if faults else 200)
 
-    async def metrics(request: web.Request) -> web.Response:
-        answers = [one for one in await workers.ask_all("/metrics") if one.status == 200]
+    async def metrics(self, request: web.Request) -> web.Response:
+        answers = [one for one in await self._workers.ask_all("/metrics") if one.status == 200]
         if not answers:
             return _nobody()
         text = await asyncio.to_thread(lambda: merged([one.content.decode() for one in answers]))
@@ -134,9 +137,9 @@ def workers_app(workers: Workers) -> web.Application:
         )
         return web.Response(body=(text + count).encode(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    async def one_knows(request: web.Request) -> web.Response:
+    async def one_knows(self, request: web.Request) -> web.Response:
         """Of several, one had the request."""
-        answers = await workers.ask_all(request.raw_path)
+        answers = await self._workers.ask_all(request.raw_path)
         found = next((one for one in answers if one.status == 200), None)
         silent = [one.name for one in answers if not one.status]
         if found is None and silent:
@@ -144,30 +147,30 @@ def workers_app(workers: Workers) -> web.Application:
             return web.json_response({"error": error}, status=503)
         return _passed(found or answers[0])
 
-    async def any_knows(request: web.Request) -> web.Response:
+    async def any_knows(self, request: web.Request) -> web.Response:
         """What all answer alike."""
         content = await request.read()
-        for index in range(workers.config.workers):
-            answer = await workers.ask(
+        for index in range(self._workers.config.workers):
+            answer = await self._workers.ask(
                 index, request.raw_path, method=request.method, content=content, within_s=CHANGE_S
             )
             if answer.status:
                 return _passed(answer)
         return _nobody()
 
-    async def reload(request: web.Request) -> web.Response:
+    async def reload(self, request: web.Request) -> web.Response:
         """By one; if it takes the config over, all do."""
-        for index in range(workers.config.workers):
-            answer = await workers.ask(index, "/reload", method="POST", within_s=CHANGE_S)
+        for index in range(self._workers.config.workers):
+            answer = await self._workers.ask(index, "/reload", method="POST", within_s=CHANGE_S)
             if answer.status:
                 if answer.status == 200:
-                    workers.has_reloaded()
+                    self._workers.has_reloaded()
                 return _passed(answer)
         return _nobody()
 
-    async def drain(request: web.Request) -> web.Response:
+    async def drain(self, request: web.Request) -> web.Response:
         """Everywhere, and its requests counted together."""
-        answers = await workers.ask_all(request.raw_path, method="POST")
+        answers = await self._workers.ask_all(request.raw_path, method="POST")
         done = [json.loads(one.content) for one in answers if one.status == 200]
         if not done:
             return _passed(max((one for one in answers if one.status), key=lambda one: one.status, default=None))
@@ -179,22 +182,26 @@ def workers_app(workers: Workers) -> web.Application:
             answer["warning"] = "; ".join(warnings)
         return web.json_response(answer)
 
+
+def workers_app(workers: Workers) -> web.Application:
+    """The admin listener of a gateway with several workers."""
+    answers = _Answers(workers)
     feed = Feed(workers)
     app = web.Application(middlewares=[guard(lambda: workers.config)])
     app.add_routes(
         [
-            web.get("/health", health),
-            web.get("/ready", ready),
-            web.get("/metrics", metrics),
-            web.get("/explain/{id}", one_knows),
+            web.get("/health", answers.health),
+            web.get("/ready", answers.ready),
+            web.get("/metrics", answers.metrics),
+            web.get("/explain/{id}", answers.one_knows),
             web.get("/events", feed.events),
-            web.post("/reload", reload),
-            web.post("/drain/{backend:.+}", drain),
-            web.post("/resume/{backend:.+}", drain),
-            web.get("/usage", any_knows),
-            web.get("/keys", any_knows),
-            web.post("/keys", any_knows),
-            web.delete("/keys/{hash}", any_knows),
+            web.post("/reload", answers.reload),
+            web.post("/drain/{backend:.+}", answers.drain),
+            web.post("/resume/{backend:.+}", answers.drain),
+            web.get("/usage", answers.any_knows),
+            web.get("/keys", answers.any_knows),
+            web.post("/keys", answers.any_knows),
+            web.delete("/keys/{hash}", answers.any_knows),
             *views(workers),
             *page(),
         ]
