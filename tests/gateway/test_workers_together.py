@@ -199,6 +199,10 @@ async def test_one_worker_may_use_the_whole_engine_and_all_answers_are_of_all_wo
         assert re.search(r"^heavy +4 ", out, re.M)
         await asyncio.gather(heavy.end(), light.end())
         assert heavy.faults == light.faults == []
+        [name] = [one["backend"] for one in (await gate.see("/backends"))["pools"][0]["backends"]]
+        drained = await gate.see(f"/drain/{name}", "POST")
+        assert (drained["drained"], drained["running"], "no backend" in drained["warning"]) == (True, 0, True)
+        assert (await gate.see(f"/resume/{name}", "POST"))["in_service"]
         page = await gate.see("/metrics")
         ended = re.findall(r'^fairgate_requests_total\{.*tenant="(\w+)"\} (\d+)\.0$', page, re.M)
         assert dict(ended)["heavy"] == str(heavy.answers)
