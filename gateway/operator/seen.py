@@ -206,7 +206,7 @@ def said_by(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
 def state_of(workers: Sequence[tuple[str, str | None]]) -> str | None:
     """Is state shared? Where not, of which worker."""
     faults = [(name, [state]) for name, state in workers if state is not None and state != "shared"]
-    return "; ".join(said_by(faults)) if faults else workers[0][1]
+    return "; ".join(said_by(faults)) if faults else next((state for _, state in workers if state), None)
 
 
 def _together(pools: Sequence[SeenPool]) -> SeenPool:
