@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 __all__ = ["Allowance", "CapacitySettings", "Gauges"]
+
+USAGE_DIFFERS_MAX: Final = 0.02
+"""An engine counts its blocks a little differently in one place than in another (the null block)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,26 @@ class Gauges:
             running=None if running is None else ceil(running * part),
             waiting=None if waiting is None else ceil(waiting * part),
             kv_capacity_tokens=None if tokens is None else int(tokens * part),
+            max_num_seqs=None if self.max_num_seqs is None else max(1, int(self.max_num_seqs * part)),
         )
+
+    def contradiction(self) -> str:
+        """What in this step cannot be? Empty: nothing."""
+        running, waiting, slots = self.running, self.waiting, self.max_num_seqs
+        free, total, usage = self.free_blocks, self.total_blocks, self.kv_usage
+        counts = (running, waiting, slots, free, total, self.scheduled_tokens, self.scheduled_tokens_max)
+        if any(count is not None and count < 0 for count in counts):
+            return "a count is negative"
+        if running is not None and slots is not None and running > slots:
+            return f"{running} sequences run in {slots} slots"
+        if free is not None and total is not None:
+            if free > total:
+                return f"{free} of {total} blocks are free"
+            if usage is not None and abs(usage - (1 - free / max(1, total))) > USAGE_DIFFERS_MAX:
+                return f"{free} of {total} blocks are free, but {usage:.0%} of them in use"
+        if self.scheduled_tokens and self.scheduled_tokens_max and self.scheduled_tokens > self.scheduled_tokens_max:
+            return f"a step of {self.scheduled_tokens} tokens, where {self.scheduled_tokens_max} are the most"
+        return ""
 
 
 class Allowance(NamedTuple):

@@ -25,6 +25,14 @@ __all__ = ["KvCache", "KvUse"]
 ENDED_MAX: Final = 1024
 FORECAST_S_PER_LEASE: Final = 0.0004
 """A forecast is reused for this long per request in it: in a fuller engine one request changes less."""
+EVENLY: Final = 0.95
+"""Starts are spread as if only this part of the cache could be filled. A gap between starts comes back as a gap between
+ends, and then as one between the starts that wait for them, with each generation. Starts that are a little slower close
+it; what is then still missing is filled by starts in place of ends."""
+PROMPT_PART_SHARE_MAX: Final = 0.05
+PROMPT_PART_SHARE_PER_S: Final = 0.5
+"""What one comparison of gauge and books counts for, at most and for each second since the one before it: hundreds of
+steps in a second say no more of prefixes in common than ten pages do."""
 NOTHING_MORE: Final = Growing(0.0, 0.0, 0, 0.0, 0.0)
 
 
@@ -59,6 +67,7 @@ class KvCache:
         self._ended: deque[tuple[float, float]] = deque(maxlen=ENDED_MAX)
         """When requests ended since the last scrape, and the tokens they held. A scrape taken before that still counts
         them."""
+        self._compared_s = float("-inf")
         self._prompt_part = 1.0
         """Fraction of the prompt tokens that is really held. The rest are prefixes in common with other prompts."""
         self._spare_tokens = 0.0
@@ -118,7 +127,7 @@ class KvCache:
             return None
         forecast = self._looked_ahead(now)
         candidate = self._candidate(request, now)
-        if spreads and not forecast.is_level_with(candidate, limit):
+        if spreads and not forecast.is_level_with(candidate, EVENLY * limit):
             return Obstacle.SPREAD
         if fits_whole or forecast.peak_with(candidate, self._first_token_steps(), limit) <= limit:
             return None
@@ -180,22 +189,35 @@ class KvCache:
             self._ended.append((now, lease.request.prompt_tokens + lease.output_tokens))
         self._forecast = None
 
-    def observe(self, gauges: Gauges, *, starting_tokens: int, elsewhere: Allowance | None) -> None:
-        """The engine was scraped. `elsewhere` says what other gateways hold there."""
+    def observe(self, gauges: Gauges, *, starting_tokens: int, elsewhere: Allowance | None, preempted: bool) -> None:
+        """The engine said how it is.
+
+        Args:
+            elsewhere: what other gateways hold there.
+            preempted: it has thrown out requests that the books count as running. They hold nothing until it takes
+                them in again, so what it shows below the books is not theirs to keep.
+        """
         if gauges.block_size:
             self._block_size = gauges.block_size
         if gauges.kv_capacity_tokens:
             self.capacity_tokens = gauges.kv_capacity_tokens
         if gauges.kv_usage is not None and self.capacity_tokens is not None:
             held_then = sum(tokens for ended_s, tokens in self._ended if ended_s >= gauges.taken_s)
-            self._correct(gauges.kv_usage * self.capacity_tokens - held_then, starting_tokens, elsewhere)
+            used_tokens = gauges.kv_usage * self.capacity_tokens - held_then
+            passed_s, self._compared_s = gauges.taken_s - self._compared_s, gauges.taken_s
+            share = 0.0 if preempted else min(PROMPT_PART_SHARE_MAX, PROMPT_PART_SHARE_PER_S * max(0.0, passed_s))
+            self._correct(used_tokens, starting_tokens, elsewhere, share)
         self._ended.clear()
         self._forecast = None
 
     # --- the model ---
 
-    def _correct(self, used_tokens: float, starting_tokens: int, elsewhere: Allowance | None) -> None:
-        """Compare the gauge with the books. A surplus belongs to others; a shortfall are prefixes in common."""
+    def _correct(
+        self, used_tokens: float, starting_tokens: int, elsewhere: Allowance | None, prompt_part_share: float
+    ) -> None:
+        """Compare the gauge with the books. A surplus belongs to others; a shortfall are prefixes in common, of which
+        this comparison says so much (`prompt_part_share`).
+        """
         prompts, outputs = self._held_now()
         others = 0
         if elsewhere is not None:
@@ -209,7 +231,7 @@ class KvCache:
         self._foreign_tokens += 0.5 * (beyond - self._foreign_tokens)
         if prompts > 0:
             part = min(1.0, max(0.05, (used_tokens - outputs) / prompts))
-            self._prompt_part += 0.05 * (part - self._prompt_part)
+            self._prompt_part += prompt_part_share * (part - self._prompt_part)
 
     def _held_now(self) -> tuple[float, float]:
         """Tokens held now by the prompts and by the outputs of what was dispatched."""

@@ -64,6 +64,10 @@ class BackendLedger:
         """Dispatched requests by the adapter they ask for."""
         self._settings = settings
         self._gauges: Gauges | None = None
+        self._preempted = 0
+        """Sequences that it has started and that wait inside it again, as of its last step."""
+        self._doubted_until_s = float("-inf")
+        """It said of a step what cannot be. Until then only pages of metrics are believed."""
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
         self._kv_held_back = False
@@ -195,6 +199,9 @@ class BackendLedger:
         gauges = self._gauges
         if gauges is None or gauges.waiting is None or now >= gauges.taken_s + self._settings.gauge_trust_s:
             return False
+        if self._preempted:
+            # It takes those in again first, so nobody else starts. Whatever takes their room makes it throw out more.
+            return True
         # The engine serves first come, first served. Each request that started since the scrape has left its queue, and
         # each that ended has let another one start.
         left = max(self._starts_since_gauges, self._ends_since_gauges)
@@ -293,16 +300,37 @@ class BackendLedger:
             self.slots.refused(self._running())
 
     def observe(self, gauges: Gauges, now: float, *, arrived_s: float = float("-inf")) -> None:
-        """It was scraped: correct the model. `arrived_s`: when the last request arrived."""
+        """It said how it is, on a page of metrics or after a step: correct the model. A step that cannot be is not
+        believed, nor are those that follow it within the time for which a gauge is trusted.
+
+        `arrived_s`: when the last request arrived.
+        """
         gauges = gauges.scaled(self._settings.part)
+        if gauges.is_step and not self._believes(gauges, now):
+            return
         before, self._gauges = self._gauges, gauges
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
         self._kv_held_back = False
+        if gauges.is_step:
+            self.slots.told(gauges.max_num_seqs)
+            self.prefill.told(gauges.scheduled_tokens_max)
         if gauges.waiting is not None:
             self._infer_starts(gauges, now)
             self._adapt(gauges, before, now, is_sustained=now - arrived_s < SUSTAINED_S)
-        self.kv.observe(gauges, starting_tokens=self.starting_tokens, elsewhere=self.allowance)
+            starting = sum([lease.request.sequences for lease in self.starting.values()])
+            self._preempted = max(0, gauges.waiting - starting) if gauges.is_step else 0
+        preempted = self._preempted > 0
+        self.kv.observe(gauges, starting_tokens=self.starting_tokens, elsewhere=self.allowance, preempted=preempted)
+
+    def _believes(self, step: Gauges, now: float) -> bool:
+        """Can this step be? One that says less than is known to be true would let too much in."""
+        known = self.kv.capacity_tokens
+        if step.contradiction() or (known and step.kv_capacity_tokens and step.kv_capacity_tokens > known):
+            self._doubted_until_s = now + self._settings.gauge_trust_s
+            self.slots.told(None)
+            self.prefill.told(None)
+        return now >= self._doubted_until_s
 
     def estimate(self, now: float) -> None:
         """Update the answers that are not streamed, by the pace of those that are streamed or have ended."""

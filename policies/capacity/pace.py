@@ -57,6 +57,15 @@ class PrefillWindow:
     def __init__(self) -> None:
         self.tokens = PREFILL_TOKENS_MIN
         self._held_back = False
+        self._is_told = False
+
+    def told(self, step_tokens_max: int | None) -> None:
+        """The engine says how many tokens one step of it computes at most; None: what it said is not believed any
+        more.
+        """
+        self._is_told = step_tokens_max is not None
+        if step_tokens_max is not None:
+            self.tokens = min(PREFILL_TOKENS_MAX, max(PREFILL_TOKENS_MIN, step_tokens_max))
 
     def held_back(self) -> None:
         """A request waits because the window is full."""
@@ -64,6 +73,8 @@ class PrefillWindow:
 
     def observed(self, *, engine_queues: bool, engine_waits: bool) -> None:
         """The engine was scraped. `engine_queues`: more wait inside it than the target. `engine_waits`: any wait."""
+        if self._is_told:
+            return
         if engine_queues:
             self.tokens = max(PREFILL_TOKENS_MIN, self.tokens * 3 // 4)
         elif not engine_waits and self._held_back:
