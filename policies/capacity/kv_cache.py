@@ -60,6 +60,8 @@ class KvCache:
         self.held_tokens = 0
         """By all dispatched requests, each at its largest."""
         self.settings = settings
+        self._unsure_tokens = 0.0
+        """Those of them that stand for answers of unknown length."""
         self._leases = leases
         self._pace = pace
         self._block_size = 16
@@ -109,7 +111,10 @@ class KvCache:
         capacity = self.capacity_tokens
         if capacity is None:
             return None
-        limit = whole = capacity * self.settings.kv_ceiling - self._foreign_tokens
+        footprint_tokens = self.footprint_tokens(request)
+        held_tokens = self.held_tokens + footprint_tokens
+        unsure_tokens = self._unsure_tokens + _unsure_part(request) * footprint_tokens
+        limit = whole = self._ceiling_tokens(capacity, unsure_tokens / held_tokens) - self._foreign_tokens
         if allowance is not None:
             if not self._leases and allowance.kv_tokens >= int(limit):
                 return None
@@ -119,7 +124,6 @@ class KvCache:
         elif keep_headroom:
             # Keep room for the next request of a tenant below its fair share, as large as such requests have been.
             limit -= self._kept_tokens(capacity)
-        held_tokens = self.held_tokens + self.footprint_tokens(request)
         fits_whole = held_tokens <= limit
         # Where such requests could fill every slot, slots are the scarce resource. Starts then need no spread.
         spreads = slots is not None and held_tokens * slots > whole * sequences
@@ -147,7 +151,8 @@ class KvCache:
         """How much may be held in all? 0: the capacity is not known."""
         if self.capacity_tokens is None:
             return 0
-        return max(0, round(self.capacity_tokens * self.settings.kv_ceiling - self._foreign_tokens))
+        unsure_part = self._unsure_tokens / self.held_tokens if self.held_tokens else 0.0
+        return max(0, round(self._ceiling_tokens(self.capacity_tokens, unsure_part) - self._foreign_tokens))
 
     def needed_tokens(self, request: Request, use: KvUse, now: float) -> int:
         """How many tokens must be free, beyond what is in use, so that this request can start?"""
@@ -162,6 +167,8 @@ class KvCache:
 
     def add(self, lease: Lease, *, spare: bool) -> None:
         lease.held_tokens = round(self.footprint_tokens(lease.request))
+        lease.unsure_tokens = _unsure_part(lease.request) * lease.held_tokens
+        self._unsure_tokens += lease.unsure_tokens
         if spare:
             self._spare_tokens += 0.2 * (lease.held_tokens - self._spare_tokens)
         self.held_tokens += lease.held_tokens
@@ -185,6 +192,7 @@ class KvCache:
 
     def remove(self, lease: Lease, now: float) -> None:
         self.held_tokens -= lease.held_tokens
+        self._unsure_tokens = self._unsure_tokens - lease.unsure_tokens if self._leases else 0.0
         if lease.started_s is not None:
             self._ended.append((now, lease.request.prompt_tokens + lease.output_tokens))
         self._forecast = None
@@ -242,6 +250,12 @@ class KvCache:
                 prompts += lease.request.prompt_tokens
         return prompts, outputs
 
+    def _ceiling_tokens(self, capacity_tokens: float, unsure_part: float) -> float:
+        """How much may be held in all? What is below the capacity is kept for answers that turn out longer than
+        expected, so nothing is where all lengths are known.
+        """
+        return capacity_tokens * (1.0 - (1.0 - self.settings.kv_ceiling) * min(1.0, unsure_part))
+
     def _kept_tokens(self, capacity_tokens: float) -> float:
         return min(self._spare_tokens, capacity_tokens * self.settings.headroom)
 
@@ -270,3 +284,15 @@ class KvCache:
         )
         starting_s = (now if lease.started_s is None else lease.started_s) - lease.dispatched_s
         return Growing(grows, held, each, done + grows + spread / 2, done + starting_s / self._pace.token_s, spread)
+
+
+def _unsure_part(request: Request) -> float:
+    """How much of its answer's length is not known: 0 where all such answers are alike, up to 1."""
+    progress, each = request.progress, request.sequences
+    grows, spread = still_to_come(
+        progress.output_tokens_expected / each,
+        progress.output_tokens_reserved / each,
+        request.output_tokens_max / each,
+        0.0,
+    )
+    return spread / (grows + spread) if spread >= 1.0 else 0.0

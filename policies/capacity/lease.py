@@ -15,7 +15,7 @@ class Lease:
 
     __slots__ = (
         "backend", "charged_tokens", "dispatched_s", "held_tokens", "output_tokens", "prefill_tokens", "request",
-        "started_s",
+        "started_s", "unsure_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, backend: str, dispatched_s: float) -> None:
@@ -28,6 +28,8 @@ class Lease:
         """When its first token was seen, or is inferred to have come."""
         self.held_tokens = 0
         """KV tokens that it is counted with, at its largest."""
+        self.unsure_tokens = 0.0
+        """Part of these that stands for an answer of unknown length."""
         self.prefill_tokens = 0
         """Prompt tokens that its engine is expected to compute, since it has not cached them."""
         self.charged_tokens = 0
