@@ -60,8 +60,8 @@ class KvCache:
         self.held_tokens = 0
         """By all dispatched requests, each at its largest."""
         self.settings = settings
-        self._unsure_tokens = 0.0
-        """Those of them that stand for answers of unknown length."""
+        self._unsure_tokens = 0
+        """Those of them that were reserved for requests whose answers may take more."""
         self._leases = leases
         self._pace = pace
         self._block_size = 16
@@ -113,7 +113,7 @@ class KvCache:
             return None
         footprint_tokens = self.footprint_tokens(request)
         held_tokens = self.held_tokens + footprint_tokens
-        unsure_tokens = self._unsure_tokens + _unsure_part(request) * footprint_tokens
+        unsure_tokens = self._unsure_tokens + (footprint_tokens if _may_outgrow(request) else 0.0)
         limit = whole = self._ceiling_tokens(capacity, unsure_tokens / held_tokens) - self._foreign_tokens
         if allowance is not None:
             if not self._leases and allowance.kv_tokens >= int(limit):
@@ -167,7 +167,7 @@ class KvCache:
 
     def add(self, lease: Lease, *, spare: bool) -> None:
         lease.held_tokens = round(self.footprint_tokens(lease.request))
-        lease.unsure_tokens = _unsure_part(lease.request) * lease.held_tokens
+        lease.unsure_tokens = lease.held_tokens if _may_outgrow(lease.request) else 0
         self._unsure_tokens += lease.unsure_tokens
         if spare:
             self._spare_tokens += 0.2 * (lease.held_tokens - self._spare_tokens)
@@ -192,7 +192,7 @@ class KvCache:
 
     def remove(self, lease: Lease, now: float) -> None:
         self.held_tokens -= lease.held_tokens
-        self._unsure_tokens = self._unsure_tokens - lease.unsure_tokens if self._leases else 0.0
+        self._unsure_tokens -= lease.unsure_tokens
         if lease.started_s is not None:
             self._ended.append((now, lease.request.prompt_tokens + lease.output_tokens))
         self._forecast = None
@@ -286,13 +286,6 @@ class KvCache:
         return Growing(grows, held, each, done + grows + spread / 2, done + starting_s / self._pace.token_s, spread)
 
 
-def _unsure_part(request: Request) -> float:
-    """How much of its answer's length is not known: 0 where all such answers are alike, up to 1."""
-    progress, each = request.progress, request.sequences
-    grows, spread = still_to_come(
-        progress.output_tokens_expected / each,
-        progress.output_tokens_reserved / each,
-        request.output_tokens_max / each,
-        0.0,
-    )
-    return spread / (grows + spread) if spread >= 1.0 else 0.0
+def _may_outgrow(request: Request) -> bool:
+    """May its answer take more than is reserved for it?"""
+    return request.progress.output_tokens_reserved < request.output_tokens_max

@@ -20,7 +20,7 @@ from policies.capacity.kv_cache import KvCache
 from policies.capacity.lease import Lease
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.pace import Pace, PrefillWindow
-from policies.capacity.slots import Slots
+from policies.capacity.slots import MANY, Slots
 from policies.request import Request
 
 __all__ = ["BackendLedger"]
@@ -28,6 +28,8 @@ __all__ = ["BackendLedger"]
 KV_IS_SHORT: Final = 0.7
 """Above this KV occupancy a request in the engine's queue may wait for KV. It then says nothing about the number of
 slots."""
+FEW: Final = 64
+"""Up to so many requests are looked at one by one for those about to end."""
 LOOK_AGAIN_S: Final = 0.01
 SUSTAINED_S: Final = 0.25
 """Requests keep coming if the last one arrived within this time."""
@@ -70,7 +72,7 @@ class BackendLedger:
         """It said of a step what cannot be. Until then only pages of metrics are believed."""
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
-        self._kv_held_back = False
+        self._looks_again = False
         self._closed_until_s = 0.0
         self._backoff_s = 0.0
 
@@ -91,6 +93,7 @@ class BackendLedger:
         absent: bool,
         now: float,
         paced: bool = False,
+        due: int = MANY,
         cached_tokens: int = 0,
     ) -> Obstacle | None:
         """What keeps this request from starting now? None: nothing.
@@ -99,6 +102,7 @@ class BackendLedger:
             spare: its tenant is below its fair share, so it may use the headroom.
             absent: some active tenant has nothing queued, so the headroom is kept for its next request.
             paced: more of its tenant waits than can start soon, so starts are spread to keep the KV evenly full.
+            due: tenants that may come before another slot becomes free: no more slots than these are kept.
             cached_tokens: part of its prompt that the engine need not compute.
         """
         allowance = self.allowance
@@ -112,7 +116,8 @@ class BackendLedger:
         prefill_limit = self.prefill.tokens * (1.5 if spare and absent else 1.0)
         sequences = self.sequences + request.sequences
         if allowance is None:
-            if sequences > self.slots.most(unkept=not keep):
+            most = self.slots.most(unkept=not keep, due=due)
+            if sequences > most and not (keep and not due and sequences <= most + self._ending()):
                 return Obstacle.SLOTS
         elif sequences > allowance.sequences:
             return Obstacle.SLOTS
@@ -148,6 +153,32 @@ class BackendLedger:
     def sequences_in_all(self) -> int:
         """Sequences that this gateway and others have dispatched to it."""
         return self.sequences + (0 if self.allowance is None else self.allowance.sequences_elsewhere)
+
+    def _ending(self) -> int:
+        """How many sequences are at their longest, and end before a request dispatched now could start?
+
+        Of many slots those few that are empty until the next request has come are no loss, and not counted.
+        """
+        if len(self.leases) > FEW:
+            return 0
+        steps, ending = self.pace.first_token_s / self.pace.token_s, 0
+        for lease in self.leases.values():
+            request = lease.request
+            left = request.output_tokens_max - lease.output_tokens
+            if lease.started_s is not None and left <= steps * request.sequences:
+                ending += request.sequences
+        return ending
+
+    def has_few_slots(self, request: Request) -> bool:
+        """Would this request take a slot that may have to be kept?"""
+        return self.slots.are_few(self.sequences + request.sequences)
+
+    def next_end_s(self) -> float:
+        """How long does it take until one of its requests ends, after those that are about to?"""
+        if not self.leases or len(self.leases) > FEW:
+            return self.pace.lifetime_s / max(1, len(self.leases))
+        left = sorted([lease.expected_left() for lease in self.leases.values()])
+        return left[min(self._ending(), len(left) - 1)] * self.pace.token_s
 
     def occupancy(self, head: Request | None, obstacle: Obstacle | None, now: float) -> tuple[float, str]:
         """How full is the KV cache as a fraction of its capacity, and how is that known? Measured if possible, else
@@ -185,8 +216,8 @@ class BackendLedger:
         unseen = [lease.dispatched_s for lease in starting if not lease.request.streamed]
         if unseen:
             times.append(max(min(unseen) + self.pace.first_token_s, now + 0.005))
-        if self._kv_held_back:
-            # Running requests make room as they age, and no event announces it.
+        if self._looks_again:
+            # Running requests make room as they age, or nobody comes for a slot that is kept. No event announces it.
             times.append(now + LOOK_AGAIN_S)
         return min(times, default=None)
 
@@ -222,6 +253,8 @@ class BackendLedger:
     def held_back(self, request: Request, obstacle: Obstacle) -> None:
         """The next request in order could not start here for this reason. The ledger learns from it."""
         if obstacle is Obstacle.SLOTS:
+            # A slot that is kept for a tenant that is due is free again when it has not come.
+            self._looks_again = self._looks_again or self.sequences + request.sequences <= self.slots.count
             # Where others use less than they are granted, slots stay empty for that reason, and not because requests
             # are on their way.
             allowance = self.allowance
@@ -231,7 +264,7 @@ class BackendLedger:
         elif obstacle is Obstacle.PREFILL:
             self.prefill.held_back()
         elif obstacle is Obstacle.KV or obstacle is Obstacle.SPREAD:
-            self._kv_held_back = True
+            self._looks_again = True
 
     def add(self, lease: Lease, *, spare: bool = False) -> None:
         """A request was dispatched to it. `spare`: its tenant is below its fair share."""
@@ -311,7 +344,7 @@ class BackendLedger:
         before, self._gauges = self._gauges, gauges
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
-        self._kv_held_back = False
+        self._looks_again = False
         if gauges.is_step:
             self.slots.told(gauges.max_num_seqs)
             self.prefill.told(gauges.scheduled_tokens_max)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from math import ceil
 from typing import Final
 
-__all__ = ["Slots"]
+__all__ = ["MANY", "Slots"]
 
 FIRST_SLOTS: Final = 4
 """Assumed for an engine that has not shown anything yet."""
 PROBING: Final = 2
 """Dispatched beyond the target, to find out whether there are more slots."""
+MANY: Final = 1_000_000
 PERIOD_S_MIN: Final = 1.0
 """Least time over which slots are seen to stay empty."""
 
@@ -67,15 +68,28 @@ class Slots:
         self._is_known = bool(known)
         self.count = min(known) if known else self.count
 
-    def most(self, *, unkept: bool) -> int:
-        """How many sequences may be dispatched in all? `unkept`: the headroom included."""
+    def most(self, *, unkept: bool, due: int = MANY) -> int:
+        """How many sequences may be dispatched in all?
+
+        Args:
+            unkept: the headroom included.
+            due: tenants that may come before another slot becomes free. No more slots than these are kept.
+        """
         if not (self._is_known or self._is_learned):
             limit = self.count + self._on_the_way + self._waiting_target + (PROBING if unkept else 0)
         elif unkept:
             limit = self.count + self._on_the_way + self._waiting_target
         else:
-            limit = self.count + self._on_the_way - max(1, round(self.count * self._headroom))
+            limit = self.count + self._on_the_way - min(due, self._kept())
         return max(1, limit if self._most is None else min(limit, self._most))
+
+    def _kept(self) -> int:
+        """How many are kept at most for tenants below their fair share?"""
+        return max(1, round(self.count * self._headroom))
+
+    def are_few(self, sequences: int) -> bool:
+        """With so many sequences dispatched, are no more slots left than may have to be kept?"""
+        return sequences > self.count - self._kept()
 
     def known(self) -> int | None:
         """How many there are; None: neither configured nor learned."""
