@@ -403,7 +403,9 @@ class _Driver:
             self._result.records[victim].preemptions += 1
         self._result.waiting_max = max(self._result.waiting_max, model.gauges().waiting)
         if self._says_steps:
-            self._at(now + step.duration_s + self._network_s, partial(self._said, name, read_step(name, model, step, now)))
+            self._at(
+                now + step.duration_s + self._network_s, partial(self._said, name, read_step(name, model, step, now))
+            )
         self._at(now + step.duration_s + self._network_s, partial(self._answered, name, step))
         self._at(now + step.duration_s, partial(self._step, name))
 

@@ -6,8 +6,8 @@ of the engine by a page of metrics ten times a second, or after each step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 
 from backends.simulated.engine import EngineModel, Step
@@ -113,10 +113,21 @@ def press(case: Case, engine: AdmissionEngine, *, steps: bool = False, network_s
         sent += 1
         prompt, output = random.choice(case.lengths)
         flow = Flow(f"heavy-{client % case.tenants}")
-        return Arrival(f"{client}-{sent}", flow, now, prompt, output, output_tokens_max=max(output, 1024) if len(case.lengths) > 1 else output)
+        return Arrival(
+            f"{client}-{sent}",
+            flow,
+            now,
+            prompt,
+            output,
+            output_tokens_max=max(output, 1024) if len(case.lengths) > 1 else output,
+        )
 
     def following(record: Record, now: float) -> Arrival | None:
-        if record.arrival.flow == LIGHT or now > ends_s or (case.requests_max is not None and sent >= case.requests_max):
+        if (
+            record.arrival.flow == LIGHT
+            or now > ends_s
+            or (case.requests_max is not None and sent >= case.requests_max)
+        ):
             return None
         return request(int(record.arrival.id.partition("-")[0]), now + 0.0005)
 
@@ -139,7 +150,9 @@ def press(case: Case, engine: AdmissionEngine, *, steps: bool = False, network_s
     ttft = sorted(r.ttft_s or 0.0 for r in run.records.values() if r.arrival.flow == LIGHT) or [0.0]
     done = [r for r in run.records.values() if r.finished_s is not None and begins_s <= r.finished_s < until_s + 1e-9]
     tokens = sum(1 for r in run.records.values() for at in r.token_s if begins_s <= at < until_s + 1e-9)
-    tokens += sum(r.arrival.prompt_tokens for r in run.records.values() if r.token_s and begins_s <= r.token_s[0] < until_s)
+    tokens += sum(
+        r.arrival.prompt_tokens for r in run.records.values() if r.token_s and begins_s <= r.token_s[0] < until_s
+    )
     preempted = sum(r.preemptions for r in run.records.values())
     return Pressed(
         sum(one[1] * one[2] for one in inside) / busy_s,
