@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
+from policies.capacity.ends import next_end_s
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -168,7 +169,7 @@ class PoolRoom:
 
     def _obstacle(self, request: Request, ledger: BackendLedger, standing: _Standing) -> Obstacle | None:
         spare, absent, paced, now = standing.spare, standing.absent, standing.paced, self._now
-        due = self._due(ledger) if standing.keeps and ledger.has_few_slots(request) else 0
+        due = self._due(ledger) if standing.keeps and ledger.slots.are_few(ledger.sequences + request.sequences) else 0
         obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced, due=due)
         if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, ledger.name)):
             obstacle = ledger.obstacle(
@@ -180,7 +181,9 @@ class PoolRoom:
 
     def _due(self, ledger: BackendLedger) -> int:
         """How many absent tenants may come before another slot of this engine becomes free?"""
-        return self._visits.due(self._now, ledger.next_end_s(), lambda tenant: not self._tenants.waits(tenant))
+        return self._visits.due(
+            self._now, next_end_s(ledger.leases, ledger.pace), lambda tenant: not self._tenants.waits(tenant)
+        )
 
     def _cached_tokens(self, request: Request, engine: str) -> int:
         if self.prefixes is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Final, NamedTuple
 
-__all__ = ["Allowance", "CapacitySettings", "Gauges"]
+__all__ = ["Allowance", "CapacitySettings", "Gauges", "StepTrust"]
 
 USAGE_DIFFERS_MAX: Final = 0.02
 """An engine counts its blocks a little differently in one place than in another (the null block)."""
@@ -14,10 +14,14 @@ USAGE_DIFFERS_MAX: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class CapacitySettings:
-    """How is capacity judged? `headroom` is a fraction of the KV capacity and of the slots."""
+    """How is capacity judged? `headroom` is the largest fraction of the KV capacity and of the slots that is kept for
+    tenants below their fair share.
+    """
 
     waiting_target: int = 2
-    kv_ceiling: float = 0.98
+    kv_ceiling: float = 0.96
+    """The risk that is taken: fraction of the KV capacity up to which requests are started, their expected growth
+    included, as far as their answers may become longer than expected. Where none may, all of it is used."""
     headroom: float = 0.05
     concurrency_max: int | None = None
     gauge_trust_s: float = 1.0
@@ -80,6 +84,23 @@ class Gauges:
         if self.scheduled_tokens and self.scheduled_tokens_max and self.scheduled_tokens > self.scheduled_tokens_max:
             return f"a step of {self.scheduled_tokens} tokens, where {self.scheduled_tokens_max} are the most"
         return ""
+
+
+class StepTrust:
+    """Are the steps that an engine tells of believed? After one that cannot be, none is for a while."""
+
+    def __init__(self) -> None:
+        self._doubted_until_s = float("-inf")
+
+    def believes(self, step: Gauges, capacity_tokens: int | None, now: float, doubt_s: float) -> bool:
+        """Is this step believed, where the KV cache is known to hold `capacity_tokens`?
+
+        One that says less than is known to be true would let too much in.
+        """
+        claims = step.kv_capacity_tokens
+        if step.contradiction() or (claims and capacity_tokens and claims > capacity_tokens):
+            self._doubted_until_s = now + doubt_s
+        return now >= self._doubted_until_s
 
 
 class Allowance(NamedTuple):

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from policies.capacity.gauges import Allowance, CapacitySettings, Gauges
+from policies.capacity.ends import ending
+from policies.capacity.gauges import Allowance, CapacitySettings, Gauges, StepTrust
 from policies.capacity.kv_cache import KvCache
 from policies.capacity.lease import Lease
 from policies.capacity.obstacle import Obstacle
@@ -28,8 +29,6 @@ __all__ = ["BackendLedger"]
 KV_IS_SHORT: Final = 0.7
 """Above this KV occupancy a request in the engine's queue may wait for KV. It then says nothing about the number of
 slots."""
-FEW: Final = 64
-"""Up to so many requests are looked at one by one for those about to end."""
 LOOK_AGAIN_S: Final = 0.01
 SUSTAINED_S: Final = 0.25
 """Requests keep coming if the last one arrived within this time."""
@@ -68,8 +67,7 @@ class BackendLedger:
         self._gauges: Gauges | None = None
         self._preempted = 0
         """Sequences that it has started and that wait inside it again, as of its last step."""
-        self._doubted_until_s = float("-inf")
-        """It said of a step what cannot be. Until then only pages of metrics are believed."""
+        self._trust = StepTrust()
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
         self._looks_again = False
@@ -117,7 +115,7 @@ class BackendLedger:
         sequences = self.sequences + request.sequences
         if allowance is None:
             most = self.slots.most(unkept=not keep, due=due)
-            if sequences > most and not (keep and not due and sequences <= most + self._ending()):
+            if sequences > most and not (keep and not due and sequences <= most + ending(self.leases, self.pace)):
                 return Obstacle.SLOTS
         elif sequences > allowance.sequences:
             return Obstacle.SLOTS
@@ -153,32 +151,6 @@ class BackendLedger:
     def sequences_in_all(self) -> int:
         """Sequences that this gateway and others have dispatched to it."""
         return self.sequences + (0 if self.allowance is None else self.allowance.sequences_elsewhere)
-
-    def _ending(self) -> int:
-        """How many sequences are at their longest, and end before a request dispatched now could start?
-
-        Of many slots those few that are empty until the next request has come are no loss, and not counted.
-        """
-        if len(self.leases) > FEW:
-            return 0
-        steps, ending = self.pace.first_token_s / self.pace.token_s, 0
-        for lease in self.leases.values():
-            request = lease.request
-            left = request.output_tokens_max - lease.output_tokens
-            if lease.started_s is not None and left <= steps * request.sequences:
-                ending += request.sequences
-        return ending
-
-    def has_few_slots(self, request: Request) -> bool:
-        """Would this request take a slot that may have to be kept?"""
-        return self.slots.are_few(self.sequences + request.sequences)
-
-    def next_end_s(self) -> float:
-        """How long does it take until one of its requests ends, after those that are about to?"""
-        if not self.leases or len(self.leases) > FEW:
-            return self.pace.lifetime_s / max(1, len(self.leases))
-        left = sorted([lease.expected_left() for lease in self.leases.values()])
-        return left[min(self._ending(), len(left) - 1)] * self.pace.token_s
 
     def occupancy(self, head: Request | None, obstacle: Obstacle | None, now: float) -> tuple[float, str]:
         """How full is the KV cache as a fraction of its capacity, and how is that known? Measured if possible, else
@@ -339,7 +311,11 @@ class BackendLedger:
         `arrived_s`: when the last request arrived.
         """
         gauges = gauges.scaled(self._settings.part)
-        if gauges.is_step and not self._believes(gauges, now):
+        if gauges.is_step and not self._trust.believes(
+            gauges, self.kv.capacity_tokens, now, self._settings.gauge_trust_s
+        ):
+            self.slots.told(None)
+            self.prefill.told(None)
             return
         before, self._gauges = self._gauges, gauges
         self._starts_since_gauges = 0
@@ -355,15 +331,6 @@ class BackendLedger:
             self._preempted = max(0, gauges.waiting - starting) if gauges.is_step else 0
         preempted = self._preempted > 0
         self.kv.observe(gauges, starting_tokens=self.starting_tokens, elsewhere=self.allowance, preempted=preempted)
-
-    def _believes(self, step: Gauges, now: float) -> bool:
-        """Can this step be? One that says less than is known to be true would let too much in."""
-        known = self.kv.capacity_tokens
-        if step.contradiction() or (known and step.kv_capacity_tokens and step.kv_capacity_tokens > known):
-            self._doubted_until_s = now + self._settings.gauge_trust_s
-            self.slots.told(None)
-            self.prefill.told(None)
-        return now >= self._doubted_until_s
 
     def estimate(self, now: float) -> None:
         """Update the answers that are not streamed, by the pace of those that are streamed or have ended."""

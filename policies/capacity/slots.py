@@ -1,8 +1,8 @@
 """How many sequences may be dispatched to an engine at once?
 
 How many sequences an engine runs side by side is configured, or the engine says so after each step. A page of metrics
-does not say it. The number is then learned from how many were seen to run, and from where the running gauge levels off while others wait. For an engine
-without gauges it is learned from whether answers get slower.
+does not say it. Then the number is learned from how many were seen to run, and from where the running gauge levels off
+while others wait. For an engine without gauges it is learned from whether answers get slower.
 """
 
 from __future__ import annotations
