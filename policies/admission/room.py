@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from policies.capacity.ends import next_end_s
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.pace import next_end_s
 from policies.capacity.visits import Visits
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.request import Request

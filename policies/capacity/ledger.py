@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from policies.capacity.ends import ending
 from policies.capacity.gauges import Allowance, CapacitySettings, Gauges, StepTrust
 from policies.capacity.kv_cache import KvCache
 from policies.capacity.lease import Lease
 from policies.capacity.obstacle import Obstacle
-from policies.capacity.pace import Pace, PrefillWindow
+from policies.capacity.pace import Pace, PrefillWindow, ending
 from policies.capacity.slots import MANY, Slots
 from policies.request import Request
 
