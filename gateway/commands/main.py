@@ -122,7 +122,7 @@ def serve(
 
 
 @main.command()
-@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, help="0 takes a free one.")
 @click.option("--profile", default="demo", show_default=True, help="Which engine and GPU to imitate.")
 @click.option("--model", "models", multiple=True, default=("simulated",), show_default=True, help="Served model name.")
