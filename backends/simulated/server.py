@@ -155,6 +155,7 @@ class SimulatedServer:
 
     def _deliver(self, step: Step) -> None:
         """The step has ended: publish its gauges and hand out its tokens."""
+        self.steps.ranks[0].scheduled = step.scheduled_tokens
         self._set_gauges()
         for request_id, cached_tokens in step.cached_tokens.items():
             if request_id in self._outputs:
