@@ -134,9 +134,7 @@ class Metrics:
         )
         self.interactions = Gauge("fairgate_open_interactions", "Interactions under way.", registry=registry)
         self.up = Gauge("fairgate_backend_up", "1 if in service.", ["pool", "backend"], registry=registry)
-        self.on_steps = Gauge(
-            "fairgate_backend_on_steps", "1 if steps are heard.", ["pool", "backend"], registry=registry
-        )
+        self.on_steps = Gauge("fairgate_backend_on_steps", "1 if on steps.", ["pool", "backend"], registry=registry)
         self.granted = Gauge(
             "fairgate_granted_sequences", "Of the backend, this replica's own.", ["pool", "backend"], registry=registry
         )
