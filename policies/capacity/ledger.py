@@ -252,7 +252,7 @@ class BackendLedger:
             self.pace.started(lease, now)
             self.slots.seen_running(self._running())
         self._backoff_s = 0.0
-        self.kv.changed()
+        self.kv.started(lease, now)
 
     def remove(self, lease: Lease, now: float) -> None:
         """The request ended, in whatever way."""
@@ -302,17 +302,17 @@ class BackendLedger:
         if gauges.waiting is not None:
             self._infer_starts(gauges, now)
             self._adapt(gauges, before, now, is_sustained=now - arrived_s < SUSTAINED_S)
-        self.kv.observe(gauges, starting_tokens=self.starting_tokens, elsewhere=self.allowance)
+        self.kv.observe(gauges, now, starting_tokens=self.starting_tokens, elsewhere=self.allowance)
 
     def estimate(self, now: float) -> None:
-        """Update the answers that are not streamed, by the pace of those that are streamed or have ended."""
+        """Time has passed. An answer that is not streamed has started by now, if others have taken so long to their first
+        token.
+        """
+        self.kv.pass_time(now)
         if self.has_gauges():
             for lease in list(self.starting.values()):
                 if not lease.request.streamed and now - lease.dispatched_s >= self.pace.first_token_s:
                     self.started(lease, now)
-        for lease in self.leases.values():
-            if not lease.request.streamed and lease.started_s is not None:
-                lease.output_tokens = self.pace.output_tokens(lease, now)
 
     def _running(self) -> int:
         """Sequences that are known to have started."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import sqrt
 
 import pytest
@@ -19,6 +20,13 @@ from policies.request import Request
 from tests.policies.making import make_request
 
 SETTINGS = CapacitySettings()
+
+
+def forecast(requests: Iterable[Growing]) -> KvForecast:
+    made = KvForecast()
+    for request in requests:
+        made.add(request)
+    return made
 
 
 def start(
@@ -283,7 +291,7 @@ def test_the_peak_is_that_of_growing_everything_token_by_token(
     expected = max(
         sum(each.held + moment * each.sequences for each in everybody if each.grows >= moment) for moment in moments
     )
-    assert KvForecast(others).peak_with(candidate, delay) == pytest.approx(expected)
+    assert forecast(others).peak_with(candidate, delay) == pytest.approx(expected)
 
 
 @settings(max_examples=200, deadline=None)
@@ -305,7 +313,7 @@ def test_a_spread_of_ends_is_their_mean_and_a_standard_deviation(requests: list[
     ends = [step for each in growing[1:] for step in (each.grows, each.grows + each.spread)]
     looks = [max(ends, default=0.0) / 2**look for look in range(LOOKS + 1)]
     expected = max(map(level, [growing[0].grows, *ends, *looks]))
-    assert KvForecast(growing[1:]).peak_with(growing[0]) == pytest.approx(expected, abs=0.01)
+    assert forecast(growing[1:]).peak_with(growing[0]) == pytest.approx(expected, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -331,10 +339,10 @@ def test_starts_are_level_when_spread_and_not_when_together() -> None:
     fresh = Growing(200.0, 290.0, 1, 200.0, 0.0)
     spread = [Growing(200.0 - 10 * step, 290.0 + 10 * step, 1, 200.0, 10.0 * step) for step in range(1, 19)]
     together = [fresh] * 16
-    assert KvForecast(spread).is_level_with(fresh, capacity)
-    assert not KvForecast(together).is_level_with(fresh, capacity)
-    assert KvForecast([]).is_level_with(fresh, capacity)
-    assert KvForecast(together).is_level_with(Growing(100.0, 290.0, 1, 200.0, 0.0, 200.0), capacity), "nor end together"
+    assert forecast(spread).is_level_with(fresh, capacity)
+    assert not forecast(together).is_level_with(fresh, capacity)
+    assert forecast([]).is_level_with(fresh, capacity)
+    assert forecast(together).is_level_with(Growing(100.0, 290.0, 1, 200.0, 0.0, 200.0), capacity), "nor end together"
 
 
 def test_an_answer_that_outgrows_its_reserve_takes_more_of_the_ledger() -> None:
@@ -342,10 +350,10 @@ def test_an_answer_that_outgrows_its_reserve_takes_more_of_the_ledger() -> None:
     lease = start(ledger, make_request(prompt=100, output_max=1000, reserved=50))
     assert lease.held_tokens == 158
     lease.output_tokens = 40
-    ledger.kv.regrown(lease)
+    ledger.kv.regrown(lease, 0.0)
     assert lease.held_tokens == 158
     lease.output_tokens = 80
-    ledger.kv.regrown(lease)
+    ledger.kv.regrown(lease, 0.0)
     assert lease.held_tokens == 208, "a quarter of what it has taken, on top"
     ledger.remove(lease, 1.0)
     assert (ledger.kv.held_tokens, ledger.sequences, len(ledger.starting)) == (0, 0, 0)
