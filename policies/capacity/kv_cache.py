@@ -23,8 +23,9 @@ from policies.request import Request
 __all__ = ["KvCache", "KvUse"]
 
 ENDED_MAX: Final = 1024
-OFF_BY_TOKENS: Final = 8.0
-"""A request that is so far from where the forecast takes it to be is noted anew."""
+OFF_BY_TOKENS: Final = 1.0
+OFF_BY_TOKENS_PER_LEASE: Final = 0.01
+"""A request that is so far from where the forecast takes it to be is noted anew: in a fuller engine one counts less."""
 OFF_BY_PART: Final = 0.02
 """The same of the part of prompts that is really held: then all are."""
 CLOCK_MAX: Final = 65536.0
@@ -186,7 +187,7 @@ class KvCache:
         lease.counted_tokens = lease.output_tokens
         if growing is not None:
             off_by = lease.output_each() - growing.done() - (forecast.clock - growing.noted)
-            if abs(off_by) > OFF_BY_TOKENS:
+            if abs(off_by) > OFF_BY_TOKENS + OFF_BY_TOKENS_PER_LEASE * len(self._leases):
                 self._note(lease, now)
         if lease.output_tokens * OUTGROWN <= request.progress.output_tokens_reserved:
             return
@@ -293,14 +294,16 @@ class KvCache:
         forecast = self._forecast
         if lease.growing is not None:
             forecast.remove(lease.growing)
-        lease.growing = self._growing(lease, now)
+        wait_s = self._pace.first_token_s - (now - lease.dispatched_s) if lease.started_s is None else 0.0
+        lease.growing = self._growing(lease, now, max(0.0, wait_s))
         forecast.add(lease.growing)
 
     def _candidate(self, request: Request, now: float) -> Growing:
-        return self._growing(Lease(request, "", now), now)
+        return self._growing(Lease(request, "", now), now, 0.0)
 
-    def _growing(self, lease: Lease, now: float) -> Growing:
-        request, each = lease.request, lease.request.sequences
+    def _growing(self, lease: Lease, now: float, wait_s: float) -> Growing:
+        """How does a lease grow, if its first token comes after `wait_s`?"""
+        request, each, token_s = lease.request, lease.request.sequences, self._pace.token_s
         output_tokens = lease.output_tokens if request.streamed else self._pace.output_tokens(lease, now)
         done = output_tokens / each
         prompt = request.prompt_tokens * (self._prompt_part if lease.started_s is not None else 1.0)
@@ -311,5 +314,6 @@ class KvCache:
             request.output_tokens_max / each,
             done,
         )
+        grows += wait_s / token_s
         starting_s = (now if lease.started_s is None else lease.started_s) - lease.dispatched_s
-        return Growing(grows, held, each, done + grows + spread / 2, done + starting_s / self._pace.token_s, spread, request.id)
+        return Growing(grows, held, each, done + grows + spread / 2, done + starting_s / token_s, spread, request.id)

@@ -194,6 +194,11 @@ class KvForecast:
         """All work."""
         self._l0 = self._l1 = 0.0
         """What all hold on average over their lives."""
+        # What the last questions found: it holds until something is noted or forgotten.
+        self._full_at = self._full_own = -1.0
+        self._full_tokens = 0.0
+        """At this step the last candidate did not fit, and so much is held without it."""
+        self._lead_tokens = self._lead_clock = self._lead_capacity = -1.0
 
     def due(self) -> list[Growing]:
         """Those whose end has become possible: they must be noted anew, as they are now."""
@@ -230,6 +235,7 @@ class KvForecast:
             self._h0 = self._h1 = self._w0 = self._w1 = self._w2 = self._l0 = self._l1 = 0.0
 
     def _sum(self, one: Growing, sign: float) -> None:
+        self._full_at = self._lead_clock = -1.0
         base, n, width = one.base, one.sequences, one.spread
         at_start, whole = one.at_start(), one.whole
         w1 = w2 = l1 = 0.0
@@ -276,7 +282,12 @@ class KvForecast:
 
         Requests that end before then make room for it. Above the `limit`, the first occupancy found is returned.
         """
-        clock = self.clock
+        clock, own_end = self.clock, candidate.grows
+        if self._full_at >= clock + delay or (self._full_at >= clock and self._full_own == own_end):
+            ahead = self._full_at - clock
+            peak = self._full_tokens + candidate.share_at(ahead) * (candidate.held + candidate.sequences * ahead)
+            if peak > limit:
+                return peak
         fixed, opened = self._steps.cells, self._open.cells
         fixed_count, open_count = len(fixed), len(opened)
         # Of those not open, as polynomials in the step by the clock; of those open, as polynomials in the steps ahead.
@@ -289,7 +300,7 @@ class KvForecast:
             u1, u2 = u1 + q, u2 - q / width
         last = max(fixed[-1].at() - clock if fixed_count else 0.0, opened[-1].at() if open_count else 0.0)
         look, looks = last / 2.0**LOOKS, LOOKS
-        own_end, own_held, own_n = candidate.grows, candidate.held, candidate.sequences
+        own_held, own_n = candidate.held, candidate.sequences
         own_at = own_end if own_end > delay else delay
         i = j = 0
         next_fixed = fixed[0].at() - clock if fixed_count else inf
@@ -307,14 +318,15 @@ class KvForecast:
                 ahead = own_end if step == own_at else step
                 at = clock + ahead
                 share = candidate.share_at(ahead)
-                level = h0 + (h1 + h2 * at) * at + m0 + (m1 + m2 * ahead) * ahead + share * (own_held + own_n * ahead)
+                held = h0 + (h1 + h2 * at) * at + m0 + (m1 + m2 * ahead) * ahead
                 variance = v0 + (v1 + v2 * at) * at + (u1 + u2 * ahead) * ahead
-                variance += share * (1.0 - share) * own_held * own_held
-                if variance > 0.0:
-                    level += sqrt(variance)
+                level = held + share * (own_held + own_n * ahead)
+                level += sqrt(max(0.0, variance + share * (1.0 - share) * own_held * own_held))
                 if level > peak:
                     peak = level
                     if peak > limit:
+                        self._full_at, self._full_own = at, own_end if step == own_at else -1.0
+                        self._full_tokens = held + sqrt(max(0.0, variance))
                         return peak
             if not is_change:
                 if step == own_at:
@@ -348,18 +360,28 @@ class KvForecast:
         candidate itself, and part of what is missing in a cache that has become empty. Answers whose lengths differ by
         `spread` steps end that far apart, even if they start together.
         """
-        clock = self.clock
         work = candidate.work()
-        level = (self._l0 + self._l1 * clock) / capacity_tokens
+        level = (self._l0 + self._l1 * self.clock) / capacity_tokens
         missing = max(0.0, 1.0 - TOLERATED - level)
         ahead = work / capacity_tokens * (1.0 + AHEAD) + candidate.whole * CATCHING_UP * missing + candidate.spread
-        all_work = work + self._w0 + (self._w1 + self._w2 * clock) * clock
-        for cell in reversed(self._starts.cells):
-            allowed = capacity_tokens * (clock - cell.at() + ahead)
-            if all_work <= allowed:
-                return True
-            own = cell.h0 + (cell.h1 + cell.h2 * clock) * clock
-            if work + own * (1.0 - 1.0 / cell.count) > allowed:
-                return False
-            work += own
-        return True
+        return self._lead(capacity_tokens) + work <= capacity_tokens * ahead
+
+    def _lead(self, capacity_tokens: float) -> float:
+        """How much more work has been started than a cache of this size gets through, within the k steps where that is
+        most?
+        """
+        clock = self.clock
+        if clock != self._lead_clock or capacity_tokens != self._lead_capacity:
+            lead, work = 0.0, 0.0
+            all_work = self._w0 + (self._w1 + self._w2 * clock) * clock
+            for cell in reversed(self._starts.cells):
+                allowed = capacity_tokens * (clock - cell.at())
+                if all_work - allowed <= lead:
+                    break
+                own = cell.h0 + (cell.h1 + cell.h2 * clock) * clock
+                beyond = work + own * (1.0 - 1.0 / cell.count) - allowed
+                if beyond > lead:
+                    lead = beyond
+                work += own
+            self._lead_tokens, self._lead_clock, self._lead_capacity = lead, clock, capacity_tokens
+        return self._lead_tokens

@@ -23,12 +23,13 @@ from policies.capacity.pace import Pace, PrefillWindow
 from policies.capacity.slots import Slots
 from policies.request import Request
 
-__all__ = ["BackendLedger"]
+__all__ = ["LOOK_AGAIN_S", "BackendLedger"]
 
 KV_IS_SHORT: Final = 0.7
 """Above this KV occupancy a request in the engine's queue may wait for KV. It then says nothing about the number of
 slots."""
 LOOK_AGAIN_S: Final = 0.01
+"""Running requests make room in the KV cache as they age, and no event announces it."""
 SUSTAINED_S: Final = 0.25
 """Requests keep coming if the last one arrived within this time."""
 
@@ -182,7 +183,6 @@ class BackendLedger:
         if unseen:
             times.append(max(min(unseen) + self.pace.first_token_s, now + 0.005))
         if self._kv_held_back:
-            # Running requests make room as they age, and no event announces it.
             times.append(now + LOOK_AGAIN_S)
         return min(times, default=None)
 
@@ -305,8 +305,8 @@ class BackendLedger:
         self.kv.observe(gauges, now, starting_tokens=self.starting_tokens, elsewhere=self.allowance)
 
     def estimate(self, now: float) -> None:
-        """Time has passed. An answer that is not streamed has started by now, if others have taken so long to their first
-        token.
+        """Time has passed. An answer that is not streamed has started by now if others have taken so long to their
+        first token.
         """
         self.kv.pass_time(now)
         if self.has_gauges():
