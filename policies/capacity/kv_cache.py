@@ -14,7 +14,7 @@ from math import ceil
 from typing import Final
 
 from policies.capacity.gauges import Allowance, CapacitySettings, Gauges
-from policies.capacity.kv_forecast import Growing, KvForecast, still_to_come
+from policies.capacity.kv_forecast import Growing, KvForecast, lasts, still_to_come
 from policies.capacity.lease import OUTGROWN, Lease
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.pace import Pace
@@ -25,7 +25,7 @@ __all__ = ["KvCache", "KvUse"]
 ENDED_MAX: Final = 1024
 OFF_BY_TOKENS: Final = 1.0
 OFF_BY_TOKENS_PER_LEASE: Final = 0.01
-"""A request that is so far from where the forecast takes it to be is noted anew: in a fuller engine one counts less."""
+"""A request that is farther from where the forecast takes it to be is noted anew."""
 OFF_BY_PART: Final = 0.02
 """The same of the part of prompts that is really held: then all are."""
 CLOCK_MAX: Final = 65536.0
@@ -187,7 +187,7 @@ class KvCache:
         lease.counted_tokens = lease.output_tokens
         if growing is not None:
             off_by = lease.output_each() - growing.done() - (forecast.clock - growing.noted)
-            if abs(off_by) > OFF_BY_TOKENS + OFF_BY_TOKENS_PER_LEASE * len(self._leases):
+            if abs(off_by) > self._off_by():
                 self._note(lease, now)
         if lease.output_tokens * OUTGROWN <= request.progress.output_tokens_reserved:
             return
@@ -308,12 +308,18 @@ class KvCache:
         done = output_tokens / each
         prompt = request.prompt_tokens * (self._prompt_part if lease.started_s is not None else 1.0)
         held = prompt + output_tokens + each * self._block_size / 2
-        grows, spread = still_to_come(
-            request.progress.output_tokens_expected / each,
-            request.progress.output_tokens_reserved / each,
-            request.output_tokens_max / each,
-            done,
-        )
-        grows += wait_s / token_s
+        expected = request.progress.output_tokens_expected / each
+        reserved = request.progress.output_tokens_reserved / each
+        most, wait = request.output_tokens_max / each, wait_s / token_s
+        grows, spread = still_to_come(expected, reserved, most, done)
+        grows += wait
+        same = wait + lasts(expected, reserved, most, done, self._off_by())
         starting_s = (now if lease.started_s is None else lease.started_s) - lease.dispatched_s
-        return Growing(grows, held, each, done + grows + spread / 2, done + starting_s / token_s, spread, request.id)
+        age = done + starting_s / token_s
+        return Growing(grows, held, each, done + grows + spread / 2, age, spread, same, request.id)
+
+    def _off_by(self) -> float:
+        """So many tokens may a request be from where the forecast takes it to be. In a fuller engine one counts
+        less.
+        """
+        return OFF_BY_TOKENS + OFF_BY_TOKENS_PER_LEASE * len(self._leases)

@@ -20,7 +20,7 @@ from bisect import bisect_left
 from math import inf, sqrt
 from typing import Final
 
-__all__ = ["Growing", "KvForecast", "still_to_come"]
+__all__ = ["Growing", "KvForecast", "lasts", "still_to_come"]
 
 
 AHEAD: Final = 0.2
@@ -39,6 +39,8 @@ FINE: Final = 7
 FINE_OPEN: Final = 5
 """The same of the stretches of open requests."""
 
+NEVER: Final = -1
+
 
 def still_to_come(expected: float, reserved: float, most: float, done: float) -> tuple[float, float]:
     """How many more tokens will an answer add? At least the first number, and up to the second number more.
@@ -55,12 +57,26 @@ def still_to_come(expected: float, reserved: float, most: float, done: float) ->
     return min(least, left), min(width, max(0.0, left - least))
 
 
+def lasts(expected: float, reserved: float, most: float, done: float, off_by: float) -> float:
+    """For how many more tokens does `still_to_come` name the same end, to within about `off_by` tokens?"""
+    mean = max(0.0, reserved - expected) / LATE
+    least, width = still_to_come(expected, reserved, most, done)
+    if least > 0.0:
+        # From four fifths of the expected length on it may outgrow its reserve, by more with each token.
+        steady = 0.8 * expected - done
+        steady = min(least, steady if steady > 0.0 else off_by)
+    else:
+        steady = 4 * mean - done if done < 4 * mean else 2 * off_by
+    beyond = most - done - least - width
+    return min(steady, beyond if beyond > 0.0 else off_by)
+
+
 class Growing:
     """One request in the cache, in tokens. `grows`, `whole` and `spread` are per sequence."""
 
     __slots__ = (
-        "age", "base", "begins", "begins_key", "ends", "ends_key", "grows", "held", "is_open", "name", "noted",
-        "sequences", "spread", "starts", "starts_key", "whole",
+        "age", "base", "begins", "begins_key", "due", "due_key", "ends", "ends_key", "grows", "held", "is_open",
+        "lasts", "name", "noted", "sequences", "spread", "starts", "starts_key", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -71,9 +87,12 @@ class Growing:
         whole: float,
         age: float,
         spread: float = 0.0,
+        lasts: float = inf,
         name: str = "",
     ) -> None:
         self.name = name
+        self.lasts = lasts
+        """For how many steps this is so, if it grows by a token in each."""
         self.grows = grows
         """What each sequence will add at least."""
         self.held = held
@@ -90,8 +109,8 @@ class Growing:
         self.base = 0.0
         """What it would have held when the clock was 0."""
         self.is_open = False
-        self.begins = self.ends = self.starts = 0.0
-        self.begins_key = self.ends_key = self.starts_key = 0
+        self.begins = self.ends = self.starts = self.due = 0.0
+        self.begins_key = self.ends_key = self.starts_key = self.due_key = 0
 
     def done(self) -> float:
         """What each sequence had added when it was noted."""
@@ -123,7 +142,7 @@ class _Cell:
         """Sum of the places."""
         self.h0 = self.h1 = self.h2 = self.v0 = self.v1 = self.v2 = 0.0
         self.requests: dict[Growing, None] = {}
-        """Those whose end becomes possible here."""
+        """Those that must be noted anew from here on."""
 
     def at(self) -> float:
         return self.place / self.count
@@ -185,6 +204,8 @@ class KvForecast:
         self._open = _Cells()
         """Open requests, by the stretch ahead of them: base, sequences; base squared, base * sequences, sequences
         squared."""
+        self._due = _Cells()
+        """Until when what was noted is so."""
         self._starts = _Cells()
         """By when they started: their work, as a polynomial in the step."""
         self._count = 0
@@ -201,9 +222,9 @@ class KvForecast:
         self._lead_tokens = self._lead_clock = self._lead_capacity = -1.0
 
     def due(self) -> list[Growing]:
-        """Those whose end has become possible: they must be noted anew, as they are now."""
+        """Those that must be noted anew, as they are now."""
         due: list[Growing] = []
-        for cell in self._steps.cells:
+        for cell in self._due.cells:
             if cell.at() >= self.clock:
                 break
             due += cell.requests
@@ -224,6 +245,9 @@ class KvForecast:
             one.begins_key = _key(one.begins, one.grows, FINE)
             one.ends_key = _key(one.ends, one.ends - clock, FINE)
         one.starts_key = _key(one.starts, one.age, FINE)
+        until = one.lasts if one.is_open or one.lasts < one.grows else one.grows
+        one.due = clock + until
+        one.due_key = _key(one.due, until, FINE) if until < inf else NEVER
         self._count += 1
         self._sum(one, 1.0)
 
@@ -238,6 +262,12 @@ class KvForecast:
         self._full_at = self._lead_clock = -1.0
         base, n, width = one.base, one.sequences, one.spread
         at_start, whole = one.at_start(), one.whole
+        if one.due_key != NEVER:
+            if sign > 0:
+                self._due.cell(one.due_key).requests[one] = None
+            else:
+                del self._due.cell(one.due_key).requests[one]
+            self._due.add(one.due_key, sign, one.due, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         w1 = w2 = l1 = 0.0
         if one.is_open:
             self._open.add(one.begins_key, sign, width, base, n, 0.0, base * base, base * n, n * n)
@@ -247,10 +277,6 @@ class KvForecast:
         else:
             self._h0 += sign * base
             self._h1 += sign * n
-            if sign > 0:
-                self._steps.cell(one.begins_key).requests[one] = None
-            else:
-                del self._steps.cell(one.begins_key).requests[one]
             self._sum_steps(one, sign)
         w0, l0 = whole * (at_start + n * whole / 2), at_start + n * whole / 2
         self._starts.add(one.starts_key, sign, one.starts, w0, w1, w2, 0.0, 0.0, 0.0)

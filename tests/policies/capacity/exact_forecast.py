@@ -1,80 +1,14 @@
-"""How full will a KV cache get if one more request starts now? A forecast over the dispatched requests.
-
-Every sequence grows by one token per step until it ends. Occupancy rises until a sequence ends, and then falls. The
-peak is therefore at one of the ends (as in LightLLM's admission check). For most answers only the distribution of the
-length is known. The end is then equally likely at every step of a stretch of steps. Occupancy at a step is a sum over
-many requests, so its mean plus one standard deviation is used. The margin against long answers therefore grows with the
-square root of their number.
-"""
+"""The forecast of `policies.capacity.kv_forecast` made anew, end by end: what the kept one must say."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf, sqrt
 from operator import attrgetter, itemgetter
-from typing import Final
 
-__all__ = ["Growing", "KvForecast", "still_to_come"]
+from policies.capacity.kv_forecast import AHEAD, CATCHING_UP, LOOKS, TOLERATED, Growing
 
-
-AHEAD: Final = 0.2
-"""How far starts may run ahead of an even spread, as a fraction of the distance between two starts."""
-TOLERATED: Final = 0.1
-"""Fraction of the capacity that may be unused before starts run further ahead to fill it."""
-CATCHING_UP: Final = 0.5
-"""Fraction of the unused capacity beyond that which may be filled at once. The rest is spread, so that a wave halves
-each time."""
-LATE: Final = 1.3
-"""One in ten exponentially distributed lengths exceeds the mean by at least this many times the mean: ln 10 - 1."""
-LOOKS: Final = 6
-"""Where ends are spread, occupancy is also checked at 1/2, 1/4, ... 1/2^6 of the way to the last end."""
-
-
-def still_to_come(expected: float, reserved: float, most: float, done: float) -> tuple[float, float]:
-    """How many more tokens will an answer add? At least the first number, and up to the second number more.
-
-    Similar answers take `expected` tokens on average, and nine of ten take at most `reserved`. This fits answers that
-    end at random from some length on: an answer that has come that far still has the same mean ahead of it, whatever it
-    has taken. An answer near its reserve may well outgrow it, and then adds a quarter of its length on average. It ends
-    at `most` at the latest.
-    """
-    mean = max(0.0, reserved - expected) / LATE
-    least = max(0.0, expected - mean - done)
-    width = max(2 * mean, done / 2 - 2 * least)
-    left = max(0.0, most - done)
-    return min(least, left), min(width, max(0.0, left - least))
-
-
-class Growing:
-    """One request in the cache, in tokens. `grows`, `whole` and `spread` are per sequence."""
-
-    __slots__ = ("age", "grows", "held", "sequences", "spread", "whole")
-
-    def __init__(
-        self, grows: float, held: float, sequences: int, whole: float, age: float, spread: float = 0.0
-    ) -> None:
-        self.grows = grows
-        """What each sequence will add at least."""
-        self.held = held
-        """What it holds now, over all its sequences."""
-        self.sequences = sequences
-        self.whole = whole
-        """What each sequence adds on average from its start to its end."""
-        self.age = age
-        """Time since its dispatch, in steps of the engine."""
-        self.spread = spread
-        """It may add any number of tokens from `grows` to `grows + spread`."""
-
-    def work(self) -> float:
-        """Token-steps from its start to its end."""
-        at_start = self.held - self.sequences * (self.whole - self.grows - self.spread / 2)
-        return self.whole * (at_start + self.sequences * self.whole / 2)
-
-    def share_at(self, step: float) -> float:
-        """Probability that it has not ended by this step."""
-        if step <= self.grows:
-            return 1.0
-        return (self.grows + self.spread - step) / self.spread if step < self.grows + self.spread else 0.0
+__all__ = ["ExactForecast"]
 
 
 class _Stretch:
@@ -88,8 +22,8 @@ class _Stretch:
         self.v0, self.v1, self.v2 = v0, v1, v2
 
 
-class KvForecast:
-    """The dispatched requests of one backend, by when they end. Building it is O(n log n), each question O(n)."""
+class ExactForecast:
+    """The dispatched requests of one backend, by when they end."""
 
     def __init__(self, requests: Iterable[Growing]) -> None:
         self._youngest_first = sorted(requests, key=attrgetter("age"))
@@ -161,7 +95,7 @@ def _stretches(requests: list[Growing]) -> list[_Stretch]:
         # 0 over the width. The variance is held**2 * p * (1 - p).
         ends = begins + width
         m0, m1, m2 = held * ends / width, (sequences * ends - held) / width, -sequences / width
-        q = (held / width) ** 2
+        q = ((held + sequences * begins / 2) / width) ** 2
         u0, u1, u2 = -q * begins * ends, q * (begins + ends), -q
         changes.append((begins, m0 - held, m1 - sequences, m2, u0, u1, u2))
         changes.append((ends, -m0, -m1, -m2, -u0, -u1, -u2))
