@@ -8,7 +8,7 @@ from math import inf
 from typing import Final, Protocol
 
 from policies.capacity.fair_shares import FairShares
-from policies.capacity.ledger import LOOK_AGAIN_S, BackendLedger
+from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.request import Request
@@ -127,12 +127,9 @@ class PoolRoom:
             self._valid_until_s = inf
             self._answers.clear()
 
-    def _note_end(self, ledger: BackendLedger, obstacle: Obstacle) -> None:
-        """This obstacle may disappear through time alone."""
-        if obstacle is Obstacle.SLOTS:
-            return
-        is_kv = obstacle is Obstacle.KV or obstacle is Obstacle.SPREAD
-        opens_s = self._now + LOOK_AGAIN_S if is_kv else ledger.opens_s(self._now)
+    def _note_end(self, ledger: BackendLedger) -> None:
+        """The obstacle there may disappear through time alone."""
+        opens_s = ledger.opens_s(self._now)
         if opens_s is not None and opens_s < self._valid_until_s:
             self._valid_until_s = opens_s
 
@@ -174,7 +171,7 @@ class PoolRoom:
                 free.append(ledger)
                 continue
             obstacles[name] = obstacle
-            self._note_end(ledger, obstacle)
+            self._note_end(ledger)
             if (
                 obstacle is Obstacle.SLOTS
                 and standing.keeps is self._full_for_keeping

@@ -142,7 +142,7 @@ class KvCache:
         peak, limit = float(self.held_tokens), self.limit_tokens()
         if capacity is not None and self._leases:
             peak = min(peak, self._looked_ahead(now).peak_with(NOTHING_MORE))
-        prompts, outputs = self._held_now(now)
+        prompts, outputs = self._held_now()
         held = round(self._prompt_part * prompts + outputs) + starting_tokens
         return KvUse(held, round(peak), limit, round(self._kept_tokens(limit)))
 
@@ -183,8 +183,9 @@ class KvCache:
     def regrown(self, lease: Lease, now: float) -> None:
         """Count the output of a lease. If it has outgrown its reserve, it is expected to grow further."""
         request, growing, forecast = lease.request, lease.growing, self._forecast
-        self._outputs += lease.output_tokens - lease.counted_tokens
-        lease.counted_tokens = lease.output_tokens
+        if request.streamed:
+            self._outputs += lease.output_tokens - lease.counted_tokens
+            lease.counted_tokens = lease.output_tokens
         if growing is not None:
             off_by = lease.output_each() - growing.done() - (forecast.clock - growing.noted)
             if abs(off_by) > self._off_by():
@@ -224,14 +225,14 @@ class KvCache:
             self.capacity_tokens = gauges.kv_capacity_tokens
         if gauges.kv_usage is not None and self.capacity_tokens is not None:
             held_then = sum([tokens for ended_s, tokens in self._ended if ended_s >= gauges.taken_s])
-            self._correct(gauges.kv_usage * self.capacity_tokens - held_then, now, starting_tokens, elsewhere)
+            self._correct(gauges.kv_usage * self.capacity_tokens - held_then, starting_tokens, elsewhere)
         self._ended.clear()
 
     # --- the model ---
 
-    def _correct(self, used_tokens: float, now: float, starting_tokens: int, elsewhere: Allowance | None) -> None:
+    def _correct(self, used_tokens: float, starting_tokens: int, elsewhere: Allowance | None) -> None:
         """Compare the gauge with the books. A surplus belongs to others; a shortfall are prefixes in common."""
-        prompts, outputs = self._held_now(now)
+        prompts, outputs = self._held_now()
         others = 0
         if elsewhere is not None:
             used_tokens -= elsewhere.kv_tokens_elsewhere
@@ -246,11 +247,11 @@ class KvCache:
             part = min(1.0, max(0.05, (used_tokens - outputs) / prompts))
             self._prompt_part += 0.05 * (part - self._prompt_part)
 
-    def _held_now(self, now: float) -> tuple[float, float]:
+    def _held_now(self) -> tuple[float, float]:
         """Tokens held now by the prompts and by the outputs of what was dispatched."""
         outputs = self._outputs
         for lease in self._unstreamed.values():
-            outputs += self._pace.output_tokens(lease, now)
+            outputs += lease.output_tokens
         return self._prompts, outputs
 
     def _kept_tokens(self, capacity_tokens: float) -> float:
@@ -274,6 +275,12 @@ class KvCache:
         self._forecast_s, self._forecast_clock = now, forecast.clock
         for growing in forecast.due():
             self._note(self._leases[growing.name], now)
+
+    def estimate(self, now: float) -> None:
+        """Time has passed: estimate the answers that are not streamed."""
+        for lease in self._unstreamed.values():
+            lease.output_tokens = self._pace.output_tokens(lease, now)
+        self.pass_time(now)
 
     def _look_anew(self, now: float) -> None:
         """Note all leases as they are now."""
@@ -304,10 +311,9 @@ class KvCache:
     def _growing(self, lease: Lease, now: float, wait_s: float) -> Growing:
         """How does a lease grow, if its first token comes after `wait_s`?"""
         request, each, token_s = lease.request, lease.request.sequences, self._pace.token_s
-        output_tokens = lease.output_tokens if request.streamed else self._pace.output_tokens(lease, now)
-        done = output_tokens / each
+        done = lease.output_each()
         prompt = request.prompt_tokens * (self._prompt_part if lease.started_s is not None else 1.0)
-        held = prompt + output_tokens + each * self._block_size / 2
+        held = prompt + lease.output_tokens + each * self._block_size / 2
         expected = request.progress.output_tokens_expected / each
         reserved = request.progress.output_tokens_reserved / each
         most, wait = request.output_tokens_max / each, wait_s / token_s

@@ -23,7 +23,7 @@ from policies.capacity.pace import Pace, PrefillWindow
 from policies.capacity.slots import Slots
 from policies.request import Request
 
-__all__ = ["LOOK_AGAIN_S", "BackendLedger"]
+__all__ = ["BackendLedger"]
 
 KV_IS_SHORT: Final = 0.7
 """Above this KV occupancy a request in the engine's queue may wait for KV. It then says nothing about the number of
@@ -308,7 +308,7 @@ class BackendLedger:
         """Time has passed. An answer that is not streamed has started by now if others have taken so long to their
         first token.
         """
-        self.kv.pass_time(now)
+        self.kv.estimate(now)
         if self.has_gauges():
             for lease in list(self.starting.values()):
                 if not lease.request.streamed and now - lease.dispatched_s >= self.pace.first_token_s:
