@@ -303,27 +303,27 @@ class KvForecast:
         """What all hold now."""
         return sum([cell.h0 + cell.h1 * self.clock for cell in self._open.cells], self._h0 + self._h1 * self.clock)
 
+    def _peak_at_full(self, candidate: Growing, delay: float) -> float:
+        """Occupancy with this candidate at the step where the last one did not fit; 0 if that says nothing."""
+        ahead = self._full_at - self.clock
+        if ahead < 0.0 or (ahead < delay and self._full_own != candidate.grows):
+            return 0.0
+        return self._full_tokens + candidate.share_at(ahead) * (candidate.held + candidate.sequences * ahead)
+
     def peak_with(self, candidate: Growing, delay: float = 0.0, limit: float = inf) -> float:
         """Largest occupancy ahead, in tokens, if the candidate starts in `delay` steps and nothing starts after it.
 
         Requests that end before then make room for it. Above the `limit`, the first occupancy found is returned.
         """
+        peak = self._peak_at_full(candidate, delay)
+        if peak > limit:
+            return peak
         clock, own_end = self.clock, candidate.grows
-        if self._full_at >= clock + delay or (self._full_at >= clock and self._full_own == own_end):
-            ahead = self._full_at - clock
-            peak = self._full_tokens + candidate.share_at(ahead) * (candidate.held + candidate.sequences * ahead)
-            if peak > limit:
-                return peak
         fixed, opened = self._steps.cells, self._open.cells
         fixed_count, open_count = len(fixed), len(opened)
         # Of those not open, as polynomials in the step by the clock; of those open, as polynomials in the steps ahead.
         h0, h1, h2, v0, v1, v2 = self._h0, self._h1, 0.0, 0.0, 0.0, 0.0
-        m0 = m1 = m2 = u1 = u2 = 0.0
-        for cell in opened:
-            width, held = cell.at(), cell.h0 + cell.h1 * clock
-            q = (cell.v0 + (2.0 * cell.v1 + cell.v2 * clock) * clock) / width
-            m0, m1, m2 = m0 + held, m1 + cell.h1 - held / width, m2 - cell.h1 / width
-            u1, u2 = u1 + q, u2 - q / width
+        m0, m1, m2, u1, u2 = self._open_ahead()
         last = max(fixed[-1].at() - clock if fixed_count else 0.0, opened[-1].at() if open_count else 0.0)
         look, looks = last / 2.0**LOOKS, LOOKS
         own_held, own_n = candidate.held, candidate.sequences
@@ -374,6 +374,17 @@ class KvForecast:
                 u1, u2 = u1 - q, u2 + q / width
                 j += 1
                 next_open = opened[j].at() if j < open_count else inf
+
+    def _open_ahead(self) -> tuple[float, float, float, float, float]:
+        """What open requests hold, and its variance, as polynomials in the steps ahead."""
+        clock = self.clock
+        m0 = m1 = m2 = u1 = u2 = 0.0
+        for cell in self._open.cells:
+            width, held = cell.at(), cell.h0 + cell.h1 * clock
+            q = (cell.v0 + (2.0 * cell.v1 + cell.v2 * clock) * clock) / width
+            m0, m1, m2 = m0 + held, m1 + cell.h1 - held / width, m2 - cell.h1 / width
+            u1, u2 = u1 + q, u2 - q / width
+        return m0, m1, m2, u1, u2
 
     def is_level_with(self, candidate: Growing, capacity_tokens: float) -> bool:
         """Would starts still be evenly spread if the candidate started now?
