@@ -318,20 +318,17 @@ class KvForecast:
         peak = self._peak_at_full(candidate, delay)
         if peak > limit:
             return peak
-        clock, own_end = self.clock, candidate.grows
+        clock, own_end, own_held, own_n = self.clock, candidate.grows, candidate.held, candidate.sequences
         fixed, opened = self._steps.cells, self._open.cells
         fixed_count, open_count = len(fixed), len(opened)
-        # Of those not open, as polynomials in the step by the clock; of those open, as polynomials in the steps ahead.
         h0, h1, h2, v0, v1, v2 = self._h0, self._h1, 0.0, 0.0, 0.0, 0.0
         m0, m1, m2, u1, u2 = self._open_ahead()
         last = max(fixed[-1].at() - clock if fixed_count else 0.0, opened[-1].at() if open_count else 0.0)
         look, looks = last / 2.0**LOOKS, LOOKS
-        own_held, own_n = candidate.held, candidate.sequences
         own_at = own_end if own_end > delay else delay
-        i = j = 0
+        i, j, peak = 0, 0, 0.0
         next_fixed = fixed[0].at() - clock if fixed_count else inf
         next_open = opened[0].at() if open_count else inf
-        peak = 0.0
         while True:
             # The next step at which anything changes, or is to be checked.
             step = next_fixed if next_fixed <= next_open else next_open
@@ -342,8 +339,7 @@ class KvForecast:
                     return peak
             if step >= delay:
                 ahead = own_end if step == own_at else step
-                at = clock + ahead
-                share = candidate.share_at(ahead)
+                at, share = clock + ahead, candidate.share_at(ahead)
                 held = h0 + (h1 + h2 * at) * at + m0 + (m1 + m2 * ahead) * ahead
                 variance = v0 + (v1 + v2 * at) * at + (u1 + u2 * ahead) * ahead
                 level = held + share * (own_held + own_n * ahead)
