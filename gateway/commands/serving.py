@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gateway import BUILD, __version__
+
 if TYPE_CHECKING:
     from gateway.app import Gateway
     from gateway.commands.stderr_log import StderrLog
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["BAD_INPUT", "allow_files", "run", "serve_one", "supervise"]
 
 BAD_INPUT = 2
+_VERSION = f"  version {__version__}, {BUILD}"
 
 
 def run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -74,6 +77,7 @@ def supervise(config: Config, load: Load | None) -> None:
         url = _url(config, port)
         lines = [
             f"fairgate: serving on {url} with {config.workers} workers, each with an admin listener of its own",
+            _VERSION,
             "  they share every engine and every limit by Redis"
             if config.state.redis_url is not None
             else f"  each worker owns 1/{config.workers} of every engine and every limit, and is fair within that part",
@@ -212,7 +216,10 @@ def _announcement(gateway: Gateway) -> str:
     """Where is it, and how can it be tried?"""
     admin_host, _ = gateway.config.admin_address
     url = _url(gateway.config, gateway.port)
-    lines = [f"fairgate: serving on {url}, admin on http://{admin_host}:{gateway.admin_port} (/ is a live page)"]
+    lines = [
+        f"fairgate: serving on {url}, admin on http://{admin_host}:{gateway.admin_port} (/ is a live page)",
+        _VERSION,
+    ]
     for pool in gateway.pools:
         models = ", ".join(pool.models()) or "(not known yet)"
         lines.append(f"  pool {pool.name}: {len(pool.backends)} backends, policy {pool.policy_name}, models: {models}")
@@ -246,5 +253,6 @@ def _examples(url: str, key: str, model: str) -> list[str]:
         "  try it:",
         f"    {curl} -d '{body('')}'",
         f"    {curl} -N -d '{body(streaming)}'",
-        f'    .venv/bin/python -c "{python}"',
+        "  with the package openai:",
+        f'    python -c "{python}"',
     ]
