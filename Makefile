@@ -93,7 +93,7 @@ $(RUNS): deploy/requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fairgate needs Python 3.11 or later; try: make PYTHON=python3.12")'
 	@echo "fairgate: installing the $$(grep -c == $<) packages that it runs on into $(VENV), once"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --require-hashes -r $<
+	$(BIN)/pip install --disable-pip-version-check --no-compile --require-hashes -r $<
 	@echo '$(CURDIR)' >"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/fairgate.pth"
 	@printf '#!/bin/sh\nexec "%s/python" -P -m gateway.commands.main "$$@"\n' '$(CURDIR)/$(BIN)' >$(BIN)/fairgate
 	@chmod +x $(BIN)/fairgate && touch $@
