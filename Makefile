@@ -79,8 +79,9 @@ test-install: wheel  ## installs each wheel into an empty environment by pip, pi
 release-check: $(INSTALLED)  ## is this commit fit to be released? All of CI among it, so it takes an hour
 	PATH=$(CURDIR)/$(BIN):$$PATH bash .ci/release-check
 
+UPGRADE := --upgrade
 lock: $(INSTALLED)  ## pin the newest versions that pyproject.toml allows, and of them what the image needs to run
-	$(BIN)/uv pip compile --upgrade --extra dev --extra docs --extra opentelemetry --extra bench --extra tokenize --universal --generate-hashes \
+	$(BIN)/uv pip compile $(UPGRADE) --extra dev --extra docs --extra opentelemetry --extra bench --extra tokenize --universal --generate-hashes \
 	    --no-emit-index-url --no-annotate --no-header pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile -c requirements.lock --universal --generate-hashes \
 	    --no-emit-index-url --no-annotate --no-header pyproject.toml -o deploy/requirements.lock
