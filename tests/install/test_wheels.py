@@ -72,6 +72,14 @@ async def test_each_tool_installs_each_wheel(tool: str, build: str, tmp_path: Pa
     assert version(fairgate, tmp_path) == f"fairgate {__version__}, {build}"
 
 
+@pytest.mark.wheels
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(DIST is None, reason="takes minutes, most of them compiling: run `make test-install`")
+def test_the_sources_are_compiled_where_they_are_installed(tmp_path: Path) -> None:
+    [sources] = Path(DIST or "").glob("*.tar.gz")
+    assert version(installed("uv", sources, tmp_path), tmp_path) == f"fairgate {__version__}, compiled"
+
+
 def test_a_wheel_holds_our_packages_and_its_licence(pure: Path) -> None:
     names = zipfile.ZipFile(pure).namelist()
     about = f"fairgate-{__version__}.dist-info"
