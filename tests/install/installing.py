@@ -19,7 +19,7 @@ import aiohttp
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("gateway", "policies", "backends", "simulation")
 PARTS = (*PACKAGES, "pyproject.toml", "hatch_build.py", "README.md", "CHANGELOG.md", "LICENSE", "config.example.yaml")
-INSTALL_S_MAX = 580.0
+INSTALL_S_MAX = 1500.0
 FIRST_TOKEN_S_MAX = 60.0
 TOOLS = ("pip", "pipx", "uv")
 

@@ -73,7 +73,7 @@ async def test_each_tool_installs_each_wheel(tool: str, build: str, tmp_path: Pa
 
 
 @pytest.mark.wheels
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1600)
 @pytest.mark.skipif(DIST is None, reason="takes minutes, most of them compiling: run `make test-install`")
 def test_the_sources_are_compiled_where_they_are_installed(tmp_path: Path) -> None:
     [sources] = Path(DIST or "").glob("*.tar.gz")
