@@ -61,8 +61,8 @@ bench: compiled  ## the tables of docs/benchmarks.md; needs nginx with its echo 
 	bash deploy/real-vllm/setup.sh
 	$(WITH_COMPILED) $(BIN)/python -m bench.all
 
-$(COMPILED)/.built: $(INSTALLED) pyproject.toml hatch_build.py $(shell find policies gateway backends simulation -name '*.py') \
-    $(wildcard gateway/operator/page/*)
+$(COMPILED)/.built: $(INSTALLED) pyproject.toml hatch_build.py \
+    $(shell find policies gateway backends simulation -type f -not -path '*/__pycache__/*')
 	rm -rf build && mkdir -p build/source
 	cp -r $(PACKAGED) build/source
 	cd build/source && HATCH_BUILD_HOOKS_ENABLE=1 $(CURDIR)/$(BIN)/hatchling build -t wheel -d ..

@@ -57,5 +57,5 @@ def test_run_takes_what_was_compiled_only_while_it_is_current(clone: Path) -> No
     assert "build/compiled" not in would_do(clone, "run")
     stamped(clone, RUNS, INSTALLED, BUILT)
     assert f"PYTHONPATH={clone}/build/compiled:{clone}" in would_do(clone, "run")
-    (clone / "gateway/app.py").touch()
+    (clone / "gateway/exchange.lua").touch()
     assert "build/compiled" not in would_do(clone, "run")
