@@ -14,7 +14,7 @@ WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(COMPILED):$(CURDIR)
 # The same, where `make compiled` has been run and nothing changed since.
 WHERE_COMPILED = $(shell $(MAKE) --question compiled >/dev/null 2>&1 && echo '$(WITH_COMPILED)')
 
-.PHONY: run test servers check format test-vllm bench compiled test-compiled wheel test-install release-check lock clean
+.PHONY: run test servers check format test-vllm bench compiled test-compiled wheel test-install release-check docs lock clean
 
 run: $(RUNS)  ## the gateway with config.example.yaml: simulated engines, all state in memory; also PORT=, ADMIN_PORT=
 	@$(WHERE_COMPILED) $(BIN)/fairgate serve -c config.example.yaml --access-log access.log \
@@ -57,7 +57,7 @@ compiled: $(COMPILED)/.built  ## the gateway as machine code, in build/compiled;
 test-compiled: compiled servers  ## the tests on the compiled gateway
 	$(WITH_COMPILED) $(BIN)/pytest -q -o pythonpath=
 
-bench: compiled  ## the tables of docs/benchmarks.md; needs nginx with its echo module, and wrk
+bench: compiled  ## the tables of docs/benchmarks-all.md; needs nginx with its echo module, and wrk
 	bash deploy/real-vllm/setup.sh
 	$(WITH_COMPILED) $(BIN)/python -m bench.all
 
@@ -78,6 +78,10 @@ test-install: wheel  ## installs each wheel into an empty environment by pip, pi
 
 release-check: $(INSTALLED)  ## is this commit fit to be released? All of CI among it, so it takes an hour
 	PATH=$(CURDIR)/$(BIN):$$PATH bash .ci/release-check
+
+docs: $(INSTALLED)  ## the site, in build/docs; a warning is an error. `make docs LINKS=1` also asks for every link to elsewhere
+	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
+	$(if $(LINKS),$(BIN)/sphinx-build -q -b linkcheck docs build/linkcheck)
 
 UPGRADE := --upgrade
 lock: $(INSTALLED)  ## pin the newest versions that pyproject.toml allows, and of them what the image needs to run
