@@ -3,17 +3,21 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What the gateway needs to run is installed; and then what tests, checks and builds need, too.
+RUNS := $(VENV)/.runs
 INSTALLED := $(VENV)/.installed
 COMPILED := build/compiled
-# Our functions call one another directly instead of through the tables of a shared library: a tenth less CPU.
-COMPILED_FLAGS := -fvisibility=hidden -fno-semantic-interposition -fno-plt
+# All that is in a distribution. Built from a copy: compiled modules beside the sources would be found before them.
+PACKAGED := pyproject.toml hatch_build.py README.md CHANGELOG.md LICENSE config.example.yaml policies gateway backends simulation
 # Finds the compiled modules before the sources, in every process that is started.
 WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(COMPILED):$(CURDIR)
+# The same, where `make compiled` has been run and nothing changed since.
+WHERE_COMPILED = $(shell $(MAKE) --question compiled >/dev/null 2>&1 && echo '$(WITH_COMPILED)')
 
-.PHONY: run test servers check format test-vllm bench compiled test-compiled docs lock clean
+.PHONY: run test servers check format test-vllm bench compiled test-compiled wheel test-install release-check docs lock clean
 
-run: $(INSTALLED)  ## the gateway with config.example.yaml: simulated engines, all state in memory; also PORT=, ADMIN_PORT=
-	@$(BIN)/fairgate serve -c config.example.yaml --access-log access.log \
+run: $(RUNS)  ## the gateway with config.example.yaml: simulated engines, all state in memory; also PORT=, ADMIN_PORT=
+	@$(WHERE_COMPILED) $(BIN)/fairgate serve -c config.example.yaml --access-log access.log \
 	    $(if $(PORT),--port $(PORT)) $(if $(ADMIN_PORT),--admin-port $(ADMIN_PORT))
 
 test: $(INSTALLED) servers  ## the tests that need no vLLM
@@ -29,11 +33,16 @@ servers:
 	    || echo "redis-server, openssl, nginx, haproxy, promtool, PostgreSQL or chromium is missing and could not be installed: the" \
 	        "tests that need the first two will fail, those that need the others are skipped" >&2
 
-check: $(INSTALLED)  ## format, lint, types, import rules
+check: $(INSTALLED)  ## format, lint, types, import rules; what the forge reads
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/zizmor --offline --quiet --no-progress .github
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.dependabot .github/dependabot.yml
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
@@ -52,31 +61,50 @@ bench: compiled  ## the tables of docs/benchmarks-all.md; needs nginx with its e
 	bash deploy/real-vllm/setup.sh
 	$(WITH_COMPILED) $(BIN)/python -m bench.all
 
-$(COMPILED)/.built: $(INSTALLED) pyproject.toml $(shell find policies gateway backends simulation -name '*.py') \
-    $(wildcard gateway/operator/page/*)
+$(COMPILED)/.built: $(INSTALLED) pyproject.toml hatch_build.py \
+    $(shell find policies gateway backends simulation -type f -not -path '*/__pycache__/*')
 	rm -rf build && mkdir -p build/source
-	cp -r pyproject.toml README.md policies gateway backends simulation build/source
-	cd build/source && HATCH_BUILD_HOOKS_ENABLE=1 CFLAGS="$(COMPILED_FLAGS)" $(CURDIR)/$(BIN)/hatchling build -t wheel -d ..
+	cp -r $(PACKAGED) build/source
+	cd build/source && HATCH_BUILD_HOOKS_ENABLE=1 $(CURDIR)/$(BIN)/hatchling build -t wheel -d ..
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(COMPILED) build/fairgate-*.whl
 	@touch $@
+
+wheel: compiled  ## dist/: a wheel of compiled modules for this platform, one that runs anywhere, and the sources
+	rm -rf dist && mkdir dist && cp build/fairgate-*.whl dist
+	cd build/source && HATCH_BUILD_NO_HOOKS=true $(CURDIR)/$(BIN)/hatchling build -t sdist -t wheel -d $(CURDIR)/dist
+
+test-install: wheel  ## installs each wheel into an empty environment by pip, pipx and uv, and asks for a first token
+	FAIRGATE_TEST_WHEELS=$(CURDIR)/dist $(BIN)/pytest -q -rA -m wheels tests/install
+
+release-check: $(INSTALLED)  ## is this commit fit to be released? All of CI among it, so it takes an hour
+	PATH=$(CURDIR)/$(BIN):$$PATH bash .ci/release-check
 
 docs: $(INSTALLED)  ## the site, in build/docs; a warning is an error. `make docs LINKS=1` also asks for every link to elsewhere
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
 	$(if $(LINKS),$(BIN)/sphinx-build -q -b linkcheck docs build/linkcheck)
 
+UPGRADE := --upgrade
 lock: $(INSTALLED)  ## pin the newest versions that pyproject.toml allows, and of them what the image needs to run
-	$(BIN)/pip install -q uv
-	$(BIN)/uv pip compile --upgrade --extra dev --extra docs --extra opentelemetry --extra bench --extra tokenize --universal --generate-hashes \
+	$(BIN)/uv pip compile $(UPGRADE) --extra dev --extra docs --extra opentelemetry --extra bench --extra tokenize --universal --generate-hashes \
 	    --no-emit-index-url --no-annotate --no-header pyproject.toml -o requirements.lock
 	$(BIN)/uv pip compile -c requirements.lock --universal --generate-hashes \
 	    --no-emit-index-url --no-annotate --no-header pyproject.toml -o deploy/requirements.lock
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(INSTALLED): requirements.lock pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fairgate needs Python 3.11 or later; try: make PYTHON=python3.12")'
+# The sources are found where they are; `make test` installs them the usual way, by what builds wheels.
+$(RUNS): deploy/requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fairgate needs Python 3.11 or later; try: make PYTHON=python3.12")'
+	@echo "fairgate: installing the $$(grep -c == $<) packages that it runs on into $(VENV), once"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/pip install --disable-pip-version-check --no-compile --require-hashes -r $<
+	@echo '$(CURDIR)' >"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/fairgate.pth"
+	@printf '#!/bin/sh\nexec "%s/python" -P -m gateway.commands.main "$$@"\n' '$(CURDIR)/$(BIN)' >$(BIN)/fairgate
+	@chmod +x $(BIN)/fairgate && touch $@
+
+$(INSTALLED): $(RUNS) requirements.lock pyproject.toml
+	@echo "fairgate: installing what tests, checks and builds need into $(VENV), once"
+	$(BIN)/pip install --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
+from gateway import BUILD, __version__
 from gateway.commands.admin import NotAnswered, admin_of, asks_admin
 from gateway.commands.changing import drain, reload, resume
 from gateway.commands.keys import keys
@@ -21,14 +21,8 @@ from gateway.commands.vllm_flags import vllm_flags
 __all__ = ["main"]
 
 
-def _build() -> str:
-    """Does the source run as it is, or compiled?"""
-    spec = find_spec("policies.admission.engine")
-    return "interpreted" if spec is None or (spec.origin or "").endswith(".py") else "compiled"
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="fairgate", message=f"%(prog)s %(version)s, {_build()}")
+@click.version_option(__version__, prog_name="fairgate", message=f"%(prog)s %(version)s, {BUILD}")
 def main() -> None:
     """Fair serving of large language models: a gateway in front of vLLM and other OpenAI-compatible engines.
 
@@ -330,4 +324,4 @@ def top(path: Path | None, admin: str | None, once: bool, interval_s: float) -> 
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="fairgate")

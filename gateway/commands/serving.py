@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gateway import BUILD, __version__
+
 if TYPE_CHECKING:
     from gateway.app import Gateway
     from gateway.commands.stderr_log import StderrLog
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["BAD_INPUT", "allow_files", "run", "serve_one", "supervise"]
 
 BAD_INPUT = 2
+_VERSION = f"  version {__version__}, {BUILD}"
 
 
 def run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -86,6 +89,7 @@ def supervise(config: Config, load: Load | None) -> None:
         lines = [
             f"fairgate: serving on {_url(config, port)} with {config.workers} workers, admin on"
             f" http://{host}:{admin_port} for all of them (/ is a live page)",
+            _VERSION,
             *_without_key(config),
         ]
         if minted:
@@ -227,7 +231,10 @@ def _announcement(gateway: Gateway) -> str:
     """Where is it, and how can it be tried?"""
     admin_host, _ = gateway.config.admin_address
     url = _url(gateway.config, gateway.port)
-    lines = [f"fairgate: serving on {url}, admin on http://{admin_host}:{gateway.admin_port} (/ is a live page)"]
+    lines = [
+        f"fairgate: serving on {url}, admin on http://{admin_host}:{gateway.admin_port} (/ is a live page)",
+        _VERSION,
+    ]
     for pool in gateway.pools:
         models = ", ".join(pool.models()) or "(not known yet)"
         lines.append(f"  pool {pool.name}: {len(pool.backends)} backends, policy {pool.policy_name}, models: {models}")
@@ -261,5 +268,6 @@ def _examples(url: str, key: str, model: str) -> list[str]:
         "  try it:",
         f"    {curl} -d '{body('')}'",
         f"    {curl} -N -d '{body(streaming)}'",
-        f'    .venv/bin/python -c "{python}"',
+        "  with the package openai:",
+        f'    python -c "{python}"',
     ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +16,7 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-import policies.request
+from gateway import BUILD, __version__
 from gateway.telemetry.record import Record
 from policies.interactions import Interactions
 
@@ -36,16 +35,6 @@ TENANTS_IN_HISTOGRAMS_MAX: Final = 100
 MODELS_MAX: Final = 100
 OTHERS: Final = "other"
 
-
-def _version() -> str:
-    try:
-        return version("fairgate")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-_VERSION: Final = _version()
-_BUILD: Final = "interpreted" if policies.request.__file__.endswith(".py") else "compiled"
 _WAIT_BUCKETS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _TOTAL_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
@@ -341,7 +330,7 @@ class Metrics:
         for pool, outcome, count in self._news:
             news.add_metric([pool, outcome], count)
         build = GaugeMetricFamily("fairgate_build_info", "1; the labels say what runs.", labels=["version", "build"])
-        build.add_metric([_VERSION, _BUILD], 1)
+        build.add_metric([__version__, BUILD], 1)
         yield from (queued, wasted, exchanges, news, build)
 
     def read_gauges(self, pools: Iterable[Pool], interactions: Interactions | None) -> None:

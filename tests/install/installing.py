@@ -1,0 +1,142 @@
+"""Wheels of this tree, installed as a user does, into environments that held nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("gateway", "policies", "backends", "simulation")
+PARTS = (*PACKAGES, "pyproject.toml", "hatch_build.py", "README.md", "CHANGELOG.md", "LICENSE", "config.example.yaml")
+INSTALL_S_MAX = 1500.0
+FIRST_TOKEN_S_MAX = 60.0
+TOOLS = ("pip", "pipx", "uv")
+
+
+def beside_python(name: str) -> str:
+    """A command of the environment in which the tests run."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Nothing of this tree is found by accident."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    return kept | more
+
+
+def built(directory: Path, *, target: str = "wheel", **more: str) -> Path:
+    """A distribution of this tree, of its modules as they are written unless `more` says otherwise."""
+    source = directory / "source"
+    for part in PARTS:
+        kept = shutil.ignore_patterns("__pycache__")
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, source / part, ignore=kept)
+        else:
+            shutil.copy(ROOT / part, source / part)
+    subprocess.run(
+        [beside_python("hatchling"), "build", "-t", target, "-d", directory],
+        cwd=source,
+        env=environment(**({"HATCH_BUILD_NO_HOOKS": "true"} | more)),
+        check=True,
+        capture_output=True,
+    )
+    [found] = [path for path in directory.iterdir() if path.is_file()]
+    return found
+
+
+def installed(tool: str, wheel: Path, directory: Path) -> Path:
+    """The command `fairgate` of a new environment that has this wheel and what it asks for."""
+    base = Path(sys.base_prefix, "bin", f"python{sysconfig.get_python_version()}")
+    commands = directory / "bin"
+    steps: dict[str, tuple[list[str], dict[str, str]]] = {
+        "pip": (["pip", "install"], {}),
+        "pipx": (
+            ["pipx", "install", "--python", str(base)],
+            {
+                "PIPX_HOME": str(directory / "pipx"),
+                "PIPX_BIN_DIR": str(commands),
+                "PIPX_MAN_DIR": str(directory / "man"),
+            },
+        ),
+        "uv": (
+            ["uv", "tool", "install", "--python", str(base)],
+            {"UV_TOOL_DIR": str(directory / "uv"), "UV_TOOL_BIN_DIR": str(commands)},
+        ),
+    }
+    command, more = steps[tool]
+    if tool == "pip":
+        subprocess.run([base, "-m", "venv", directory], env=environment(), check=True, timeout=INSTALL_S_MAX)
+        command[0] = str(commands / "pip")
+    else:
+        command[0] = beside_python(tool)
+    subprocess.run(
+        [*command, wheel],
+        env=environment(**more),
+        check=True,
+        capture_output=True,
+        timeout=INSTALL_S_MAX,
+        cwd=directory.parent,
+    )
+    return commands / "fairgate"
+
+
+def misleading(directory: Path) -> Path:
+    """A working directory in which every package of ours is found first by whoever looks there."""
+    for name in PACKAGES:
+        (directory / name).mkdir(parents=True)
+        (directory / name / "__init__.py").write_text("raise SystemExit('the wrong package')\n")
+    return directory
+
+
+@asynccontextmanager
+async def running(fairgate: Path, where: Path, *arguments: str, says: str) -> AsyncIterator[re.Match[str]]:
+    """The command in this directory, once it has said so on either of its outputs."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        fairgate, *arguments, cwd=where, env=environment(), stdout=pipe, stderr=asyncio.subprocess.STDOUT
+    )
+    assert process.stdout is not None
+    said = ""
+    reading: asyncio.Future[bytes] | None = None
+    try:
+        async with asyncio.timeout(FIRST_TOKEN_S_MAX):
+            while (found := re.search(says, said)) is None:
+                line = await process.stdout.readline()
+                assert line, said
+                said += line.decode()
+        reading = asyncio.ensure_future(process.stdout.read())
+        yield found
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await (process.stdout.read() if reading is None else reading)
+        await process.wait()
+
+
+async def first_token(url: str) -> str:
+    """The first piece of a streamed answer."""
+    body = {"model": "simulated", "stream": True, "max_tokens": 4, "messages": [{"role": "user", "content": "Hello"}]}
+    headers = {"authorization": "Bearer somebody"}
+    async with (
+        aiohttp.ClientSession() as http,
+        asyncio.timeout(FIRST_TOKEN_S_MAX),
+        http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response,
+    ):
+        assert response.status == 200, await response.text()
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                for choice in json.loads(line[6:])["choices"]:
+                    if choice["delta"].get("content"):
+                        return str(choice["delta"]["content"])
+    raise AssertionError("the answer ended without a token")

@@ -1,0 +1,117 @@
+"""What is installed from a wheel serves, from whatever directory; what a distribution holds.
+
+A wheel is installed by uv here, which takes seconds. By every tool, and compiled, with `make test-install`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from gateway import __version__
+from tests.install.installing import PACKAGES, TOOLS, built, environment, first_token, installed, misleading, running
+
+DIST = os.environ.get("FAIRGATE_TEST_WHEELS")
+SERVE = ("serve", "--backend", "sim:demo", "--port", "0", "--admin-port", "0")
+
+
+@pytest.fixture(scope="module")
+def pure(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("pure"))
+
+
+def wheel(build: str) -> Path:
+    """The one that `make wheel` has built so."""
+    [found] = [
+        path for path in Path(DIST or "").glob("*.whl") if ("-none-any" in path.name) == (build == "interpreted")
+    ]
+    return found
+
+
+def version(fairgate: Path, where: Path) -> str:
+    command = [fairgate, "--version"]
+    return subprocess.run(command, cwd=where, env=environment(), capture_output=True, text=True).stdout.strip()
+
+
+async def served(fairgate: Path, directory: Path) -> str:
+    """The first token, from a directory that holds folders of our names."""
+    where = misleading(directory / "elsewhere")
+    async with running(fairgate, where, *SERVE, says=r"serving on (http://[^ ,]+)") as url:
+        return await first_token(url[1])
+
+
+async def test_an_installed_wheel_serves_from_any_directory(pure: Path, tmp_path: Path) -> None:
+    fairgate = installed("uv", pure, tmp_path)
+    assert await served(fairgate, tmp_path)
+    where = tmp_path / "elsewhere"
+    assert version(fairgate, where) == f"fairgate {__version__}, interpreted"
+    engine = running(fairgate, where, "sim", "--port", "0", says=r"(http://127\.0\.0\.1:\d+)")
+    async with engine as found:
+        workers = (*SERVE[:2], found[1], *SERVE[3:], "--workers", "2")
+        async with running(fairgate, where, *workers, says=r"serving on (http://[^ ,]+)") as url:
+            assert await first_token(url[1])
+
+
+@pytest.mark.wheels
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(DIST is None, reason="takes minutes, most of them compiling: run `make test-install`")
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("build", ["interpreted", "compiled"])
+async def test_each_tool_installs_each_wheel(tool: str, build: str, tmp_path: Path) -> None:
+    started_s = time.monotonic()
+    fairgate = installed(tool, wheel(build), tmp_path)
+    assert await served(fairgate, tmp_path)
+    print(f"{tool}, {build}: {time.monotonic() - started_s:.1f} s from an empty environment to the first token")
+    assert version(fairgate, tmp_path) == f"fairgate {__version__}, {build}"
+
+
+@pytest.mark.wheels
+@pytest.mark.timeout(1600)
+@pytest.mark.skipif(DIST is None, reason="takes minutes, most of them compiling: run `make test-install`")
+def test_the_sources_are_compiled_where_they_are_installed(tmp_path: Path) -> None:
+    [sources] = Path(DIST or "").glob("*.tar.gz")
+    assert version(installed("uv", sources, tmp_path), tmp_path) == f"fairgate {__version__}, compiled"
+
+
+def test_a_wheel_holds_our_packages_and_its_licence(pure: Path) -> None:
+    names = zipfile.ZipFile(pure).namelist()
+    about = f"fairgate-{__version__}.dist-info"
+    assert {name.split("/")[0] for name in names} == {*PACKAGES, about}
+    assert f"{about}/licenses/LICENSE" in names
+    assert {"gateway/redis/exchange.lua", "gateway/operator/page/index.html", "simulation/replay.html"} <= {*names}
+    assert f"fairgate-{__version__}-py3-none-any.whl" == pure.name
+
+
+def test_the_sources_hold_what_builds_them(tmp_path: Path) -> None:
+    archive = built(tmp_path, target="sdist")
+    names = {name.partition("/")[2] for name in tarfile.open(archive).getnames()}
+    assert {"pyproject.toml", "hatch_build.py", "LICENSE", "README.md", "CHANGELOG.md", "config.example.yaml"} <= names
+    assert {name.split("/")[0] for name in names} & {"tests", "bench", "docs", "deploy"} == set()
+
+
+@pytest.mark.parametrize(("compiler", "asks"), [("cc", True), ("/no/such/compiler", False)])
+def test_a_build_asks_for_a_compiler_of_python_only_where_one_of_c_is(
+    compiler: str, asks: bool, tmp_path: Path
+) -> None:
+    """So that whoever has no compiler needs no mypy either, and installs what runs as it is."""
+    cc = tmp_path / "cc"
+    cc.write_text("")
+    cc.chmod(0o755)
+    code = "from hatchling.build import get_requires_for_build_wheel as asks; print(*asks())"
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        env=environment(CC=str(cc) if compiler == "cc" else compiler),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ("hatch-mypyc" in said.stdout) == asks
+    assert ("msgspec" in said.stdout) == asks
