@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import Final
 
 import click
+
+from gateway import __version__
 
 __all__ = ["vllm_flags"]
 
@@ -31,4 +32,4 @@ def vllm_flags() -> None:
     With the plug-in vLLM says after each step what it holds, and its metrics are hardly read. Without it all works, by
     its metrics.
     """
-    click.echo(_TEXT.format(version=version("fairgate")), nl=False)
+    click.echo(_TEXT.format(version=__version__), nl=False)

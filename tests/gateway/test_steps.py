@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +19,7 @@ from backends.metrics import CHECK_INTERVAL_S, Scraper
 from backends.steps import SILENCE_S, StepFeed
 from backends.vllm import VllmAdapter
 from backends.vllm_plugin import steps
+from gateway import __version__
 from gateway.commands.main import main
 from tests.gateway.live import SMALL, Live, Starter, chat, simulated, until
 
@@ -259,5 +259,5 @@ async def watched(url: str, http: aiohttp.ClientSession, heard: list[BackendSnap
 
 def test_what_to_start_vllm_with_is_printed_for_this_version() -> None:
     said = CliRunner().invoke(main, ["vllm-flags"]).output
-    assert f"pip install --no-deps fairgate=={version('fairgate')}\n" in said
+    assert f"pip install --no-deps fairgate=={__version__}\n" in said
     assert "VLLM_PLUGINS=fairgate vllm serve MODEL --enable-prompt-tokens-details" in said
