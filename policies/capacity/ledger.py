@@ -186,6 +186,11 @@ class BackendLedger:
             times.append(now + LOOK_AGAIN_S)
         return min(times, default=None)
 
+    @property
+    def preemptions_total(self) -> int | None:
+        """How often has the engine taken the KV cache from a running request? As it says; None: it does not."""
+        return None if self._gauges is None else self._gauges.preemptions_total
+
     def has_gauges(self) -> bool:
         """Does the engine report how many requests wait inside it?"""
         return self._gauges is not None and self._gauges.waiting is not None
