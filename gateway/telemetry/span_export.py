@@ -213,7 +213,7 @@ class _Sender(SpanExporter):
         self.found_no_room = 0
         """Noted by the loop; the rest by the thread of the SDK."""
         self._lost_said = 0
-        self._why = _LastMessage()
+        self._is_closed = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """In the thread of the SDK."""
@@ -227,9 +227,7 @@ class _Sender(SpanExporter):
                 self._lost_said = lost
             return result
         if self.lost == self._lost_said:
-            logger.warning(
-                "spans cannot be sent to %s, and are lost: %s", self.place, self._why.text or "no reason given"
-            )
+            logger.warning("spans cannot be sent to %s, and are lost: %s", self.place, _SAID.text or "no reason given")
         self.not_sent += len(spans)
         return result
 
@@ -245,12 +243,13 @@ class _Sender(SpanExporter):
             logger.warning("%d spans were not sent to %s", lost, self.place)
 
     def shutdown(self) -> None:
-        self.exporter.shutdown()  # type: ignore[no-untyped-call]
-        logging.getLogger("opentelemetry").removeHandler(self._why)
+        if not self._is_closed:
+            self._is_closed = True
+            self.exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
 class _LastMessage(logging.Handler):
-    """What the SDK says goes here: it says it for every batch, and `_Sender` once."""
+    """What the SDK says goes here and nowhere else: it says it for every batch, and `_Sender` once."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -261,3 +260,6 @@ class _LastMessage(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.text = record.getMessage()[:TEXT_MAX]
+
+
+_SAID: Final = _LastMessage()

@@ -70,7 +70,7 @@ class Load:
 
     def __init__(self, live: Live) -> None:
         self._live = live
-        self._tasks = [asyncio.create_task(self._keep_asking(tenant)) for tenant in TENANTS for _ in range(4)]
+        self._tasks = [asyncio.create_task(self._keep_asking(tenant)) for tenant in TENANTS for _ in range(10)]
 
     async def _keep_asking(self, tenant: str) -> None:
         talk = "the same beginning of every prompt " * 20
