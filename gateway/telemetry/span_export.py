@@ -102,17 +102,16 @@ class SpanExport:
     def _span(self, record: Record, trace: Trace, policy: str) -> ReadableSpan:
         epoch_s = time.time() - time.monotonic()
         state = TraceState.from_header([trace.state.decode("ascii", "replace")]) if trace.state else TraceState()
-        trace_id = int(trace.trace_id, 16)
         parent = None
         if trace.parent_id:
-            parent = SpanContext(trace_id, int(trace.parent_id, 16), is_remote=True, trace_flags=_SAMPLED)
+            parent = SpanContext(trace.trace_id, trace.parent_id, is_remote=True, trace_flags=_SAMPLED)
         operation = _OPERATIONS.get(record.path, "")
         # A model that is in no pool is what a client invents, and names of spans are few.
         name = f"{operation} {record.model}" if operation and record.pool else operation or "request"
         failed = record.outcome == Outcome.FAILED
         return ReadableSpan(
             name,
-            SpanContext(trace_id, int(trace.span_id, 16), False, _SAMPLED, state),
+            SpanContext(trace.trace_id, trace.span_id, False, _SAMPLED, state),
             parent,
             self._resource,
             _attributes(record, trace, operation, policy),
@@ -169,7 +168,7 @@ def _attributes(record: Record, trace: Trace, operation: str, policy: str) -> di
         ("fairgate.policy", policy),
         ("fairgate.pool", record.pool),
         ("fairgate.backend", record.backend),
-        ("fairgate.tries", record.tries),
+        ("fairgate.tries", record.tries if record.tries > 1 else 0),
     )
     found |= {name: value for name, value in known if value}
     if operation:
@@ -185,7 +184,6 @@ def _tell_of_admission(record: Record, found: dict[str, AttributeValue]) -> None
     found["gen_ai.request.stream"] = record.stream
     found["fairgate.app"] = record.app
     found["fairgate.queue_s"] = record.queue_s
-    found["fairgate.stage"] = request.progress.stage
     if service.prompt:
         found["gen_ai.usage.input_tokens"] = service.prompt
         found["gen_ai.usage.output_tokens"] = service.output
@@ -195,6 +193,7 @@ def _tell_of_admission(record: Record, found: dict[str, AttributeValue]) -> None
         found["gen_ai.response.time_to_first_chunk"] = record.first_token_s
     if name := interaction_name(request):
         found["fairgate.interaction"] = name
+        found["fairgate.stage"] = request.progress.stage
     if user := hidden(request.flow.user):
         found["fairgate.user"] = user
     for obstacle, seconds in record.waited_s.items():

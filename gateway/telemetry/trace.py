@@ -19,35 +19,36 @@ TRACEPARENT: Final = re.compile(
 )
 """The trace, the span in it that asks, and its flags."""
 _STATE_BYTES_MAX: Final = 512
-_FIELDS: Final = frozenset({b"traceparent", b"tracestate"})
+_LOW_64_BITS: Final = (1 << 64) - 1
 
 
 class Trace:
     """One request's place in a trace."""
 
-    __slots__ = ("host", "is_sampled", "parent_id", "span_id", "state", "trace_id")
+    __slots__ = ("host", "is_sampled", "parent_id", "said", "span_id", "state", "trace_id")
 
-    def __init__(self, trace_id: str, span_id: str, *, is_sampled: bool) -> None:
-        """In hexadecimal digits."""
+    def __init__(self, trace_id: int, span_id: int, *, is_sampled: bool, said: bool) -> None:
         self.trace_id = trace_id
         self.span_id = span_id
         """Of this gateway's span."""
         self.is_sampled = is_sampled
-        self.parent_id = ""
-        """Of the client's span; "": it has none."""
+        self.said = said
+        """Did the client send anything about a trace, right or wrong?"""
+        self.parent_id = 0
+        """Of the client's span; 0: it has none."""
         self.state = b""
         """The client's `tracestate`."""
         self.host = b""
         """What the client calls this gateway, if recorded."""
 
     def passed_on(self, headers: list[Header]) -> list[Header]:
-        """The header fields of the request, with this gateway's span as the one that asks."""
-        flags = "01" if self.is_sampled else "00"
-        fields = [field for field in headers if field[0] not in _FIELDS]
-        fields.append((b"traceparent", f"00-{self.trace_id}-{self.span_id}-{flags}".encode()))
-        if self.state:
-            fields.append((b"tracestate", self.state))
-        return fields
+        """The header fields of the request, with this gateway's span as the one that asks. May change the list."""
+        if self.said:
+            headers = [field for field in headers if field[0] != b"traceparent" and field[0] != b"tracestate"]
+            if self.state:
+                headers.append((b"tracestate", self.state))
+        headers.append((b"traceparent", b"00-%032x-%016x-%02x" % (self.trace_id, self.span_id, self.is_sampled)))
+        return headers
 
 
 class Sampler:
@@ -66,14 +67,15 @@ class Sampler:
                 state = state + b"," + value if state else value
         found = TRACEPARENT.fullmatch(said) if said else None
         if found is None:
-            digits = f"{getrandbits(192):048x}"
-            is_sampled = int(digits[16:32], 16) < self._bound  # as OpenTelemetry's samplers do by the id of a trace
-            trace = Trace(digits[:32], digits[32:], is_sampled=is_sampled)
+            digits = getrandbits(192)
+            trace_id = digits >> 64
+            is_sampled = trace_id & _LOW_64_BITS < self._bound  # as OpenTelemetry's own samplers do
+            trace = Trace(trace_id, digits & _LOW_64_BITS, is_sampled=is_sampled, said=bool(said or state))
+        elif not int(found[3], 16) & 1:
+            return None
         else:
-            if not int(found[3], 16) & 1:
-                return None
-            trace = Trace(found[1].decode(), f"{getrandbits(64):016x}", is_sampled=True)
-            trace.parent_id = found[2].decode()
+            trace = Trace(int(found[1], 16), getrandbits(64), is_sampled=True, said=True)
+            trace.parent_id = int(found[2], 16)
             trace.state = state if len(state) <= _STATE_BYTES_MAX else b""
         if trace.is_sampled:
             trace.host = next((value for name, value in headers if name == b"host"), b"")
