@@ -8,7 +8,6 @@ receiver that answers 200 and reads nothing of them.
 """
 
 import argparse
-import asyncio
 from contextlib import AsyncExitStack
 
 from aiohttp import web
@@ -44,9 +43,7 @@ async def run(options: argparse.Namespace) -> None:
         routes: dict[str, Route] = {}
         for name, ratio in WAYS.items():
             fields = {} if ratio is None else {"tracing": {"endpoint": collector, "sample_ratio": ratio}}
-            gateway = fairgate(
-                upstream_url, {TENANT: 1.0}, "openai", MODEL, cpu=PROXY_CORE, concurrency=4096, **fields
-            )
+            gateway = fairgate(upstream_url, {TENANT: 1.0}, "openai", MODEL, cpu=PROXY_CORE, concurrency=4096, **fields)
             routes[name] = await stack.enter_async_context(gateway)
         for turn in range(options.rounds):
             order = list(WAYS)

@@ -15,9 +15,12 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.semconv._incubating.attributes import client_attributes, gen_ai_attributes, url_attributes
 from opentelemetry.semconv.attributes import error_attributes, server_attributes
+from pydantic import ValidationError
 
 from gateway.app import Gateway
+from gateway.config.changes import changes, needs_restart
 from gateway.config.model import hash_key
+from gateway.redis.errors import StoreRefused
 from gateway.telemetry import span_export
 from gateway.telemetry.trace import Sampler
 from tests.gateway.capture import Upstream, answer, replies
@@ -296,3 +299,53 @@ def test_two_parents_are_none() -> None:
     trace = Sampler(1.0).begin([(b"traceparent", RECORDED.encode())] * 2)
     assert trace is not None
     assert trace.parent_id == 0
+
+
+# --- what the config may say ---
+
+
+@pytest.mark.parametrize(
+    ("tracing", "place", "said"),
+    [
+        ({"endpoint": "collector:4318"}, "endpoint", "should be the http(s) url of a collector"),
+        ({"endpoint": "http://me:secret@collector"}, "endpoint", "credentials go into headers"),
+        ({"headers": {"a b": "c"}}, "headers", "is not the name of a header field"),
+        ({"headers": {"a": "secret\r\nb: c"}}, "headers", "cannot stand in an HTTP header"),
+        ({"sample_ratio": 1.5}, "sample_ratio", "less than or equal to 1"),
+    ],
+)
+def test_what_cannot_be_sent_to_is_a_fault(start: Starter, tracing: dict[str, Any], place: str, said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        start.config("sim:", tracing=tracing)
+    (fault,) = caught.value.errors(include_url=False, include_input=False)
+    assert fault["loc"][:2] == ("tracing", place)
+    assert said in fault["msg"]
+    assert "secret" not in str(caught.value)
+
+
+def test_a_collector_without_a_path_is_asked_where_otlp_is(start: Starter) -> None:
+    for endpoint, asked in (
+        ("http://collector:4318", "http://collector:4318/v1/traces"),
+        ("https://collector/", "https://collector/v1/traces"),
+        ("http://collector/own/path", "http://collector/own/path"),
+    ):
+        tracing = start.config("sim:", tracing=endpoint).tracing
+        assert tracing is not None
+        assert tracing.endpoint == asked
+
+
+def test_a_change_needs_a_restart_and_shows_no_secret(start: Starter) -> None:
+    before, after = (start.config("sim:", tracing={"headers": {"a": value}}) for value in ("secret-1", "secret-2"))
+    found = [change for change in changes(before, after) if change.path.startswith("tracing")]
+    assert [str(change) for change in found] == ["tracing.headers[a]: (a secret), changed"]
+    assert needs_restart(before, found, after) == {"tracing.headers[a]": "is set at the start"}
+
+
+async def test_without_the_packages_it_does_not_start_and_says_so(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "gateway.telemetry.span_export")
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(StoreRefused, match=r"pip install 'fairgate\[opentelemetry\]'"):
+        async with start("sim:", tracing={}):
+            pass
