@@ -79,7 +79,7 @@ class Gateway:
         self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=not config.keys_are_shared)
         self.usage: UsageRecorder | None = None
         self._usage: UsageCounts | None = None
-        self._spans: SpanExport | None = None
+        self.spans: SpanExport | None = None
         self.keys: KeyTable | None = None
         """Keys that are made while the gateway runs. None: there is no place for them."""
         self.store: Store | None = None
@@ -242,8 +242,8 @@ class Gateway:
         if self.usage is not None:
             await self.usage.close()
         await self._pools.stop_embedded()
-        if self._spans is not None:
-            await asyncio.to_thread(self._spans.close)
+        if self.spans is not None:
+            await asyncio.to_thread(self.spans.close)
         await self._closing_logs.stop()
         await asyncio.to_thread(self._access_log.close)
 
@@ -283,8 +283,8 @@ class Gateway:
             from gateway.telemetry.span_export import SpanExport  # the SDK is loaded only where spans are sent
         except ModuleNotFoundError as error:
             raise StoreRefused("tracing: needs OpenTelemetry: pip install 'fairgate[opentelemetry]'") from error
-        self._spans = SpanExport(tracing)
-        self.metrics.registry.register(self._spans)
+        self.spans = SpanExport(tracing)
+        self.metrics.registry.register(self.spans)
 
     def _replicate(self, store: Store) -> None:
         """Be one of several gateways in front of the same engines."""
@@ -339,8 +339,8 @@ class Gateway:
         if self._usage is not None:
             self._usage.ended(record)
         self._access_log.write(record, policy)
-        if self._spans is not None:
-            self._spans.ended(record, policy)
+        if self.spans is not None:
+            self.spans.ended(record, policy)
 
 
 def _deployments(config: Config) -> list[Deployment]:

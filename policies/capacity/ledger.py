@@ -64,6 +64,8 @@ class BackendLedger:
         """Dispatched requests by the adapter they ask for."""
         self._settings = settings
         self._gauges: Gauges | None = None
+        self.preemptions_total: int | None = None
+        """How often has the engine taken the KV cache from a running request? As it says; None: it does not."""
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
         self._kv_held_back = False
@@ -186,11 +188,6 @@ class BackendLedger:
             times.append(now + LOOK_AGAIN_S)
         return min(times, default=None)
 
-    @property
-    def preemptions_total(self) -> int | None:
-        """How often has the engine taken the KV cache from a running request? As it says; None: it does not."""
-        return None if self._gauges is None else self._gauges.preemptions_total
-
     def has_gauges(self) -> bool:
         """Does the engine report how many requests wait inside it?"""
         return self._gauges is not None and self._gauges.waiting is not None
@@ -301,6 +298,8 @@ class BackendLedger:
         """It was scraped: correct the model. `arrived_s`: when the last request arrived."""
         gauges = gauges.scaled(self._settings.part)
         before, self._gauges = self._gauges, gauges
+        if gauges.preemptions_total is not None:
+            self.preemptions_total = gauges.preemptions_total
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
         self._kv_held_back = False

@@ -204,10 +204,16 @@ class Starter:
         return Config.model_validate(data)
 
     @asynccontextmanager
-    async def __call__(self, *urls: str, trusting: ssl.SSLContext | None = None, **fields: Any) -> AsyncIterator[Live]:
-        """`trusting`: how its client speaks TLS."""
+    async def __call__(
+        self,
+        *urls: str,
+        trusting: ssl.SSLContext | None = None,
+        load: Callable[[], Config] | None = None,
+        **fields: Any,
+    ) -> AsyncIterator[Live]:
+        """`trusting`: how its client speaks TLS. `load`: what is read when it is told to reload."""
         config = self.config(*urls, **fields)
-        gateway = Gateway(config)
+        gateway = Gateway(config, load=load)
         connector = aiohttp.TCPConnector(limit=0, ssl=trusting or True)
         async with aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=self._wait_s)

@@ -17,7 +17,6 @@ from opentelemetry.semconv._incubating.attributes import client_attributes, gen_
 from opentelemetry.semconv.attributes import error_attributes, server_attributes
 from pydantic import ValidationError
 
-from gateway.app import Gateway
 from gateway.config.changes import changes, needs_restart
 from gateway.config.model import hash_key
 from gateway.redis.errors import StoreRefused
@@ -89,11 +88,6 @@ def values(holder: Any) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def in_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(span_export, "BATCH_S", 0.02)
-
-
-def sent(gateway: Gateway) -> int:
-    assert gateway._spans is not None
-    return gateway._spans._sender.sent
 
 
 TENANTS = [{"name": "ann", "keys": [{"hash": hash_key("k"), "apps": ["ide", "default"]}]}]
@@ -197,7 +191,7 @@ async def test_without_tracing_what_a_client_says_goes_on_as_it_is(start: Starte
     async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
         await live.ask("/v1/chat/completions", chat(), traceparent="any", tracestate="thing")
         await live.ask("/v1/chat/completions", chat())
-        assert live.gateway._spans is None
+        assert live.gateway.spans is None
     first, second = (seen.headers for seen in upstream.requests)
     assert (first["traceparent"], first["tracestate"]) == ("any", "thing")
     assert "traceparent" not in second
@@ -230,7 +224,7 @@ async def test_a_collector_that_is_away_costs_spans_which_are_counted_and_said(
         taken.status = 400
         async with start(upstream.url, tracing={"endpoint": taken.url, "sample_ratio": 1}) as live:
             assert (await live.ask("/v1/chat/completions", chat())).status == 200
-            spans = live.gateway._spans
+            spans = live.gateway.spans
             assert spans is not None
             await until(lambda: spans.lost == 1)
             taken.status = 200
@@ -265,8 +259,8 @@ async def test_only_so_many_spans_wait(
             await reached.wait()
             for _ in range(10):
                 assert (await live.ask("/v1/chat/completions", chat())).status == 200
-            assert live.gateway._spans is not None
-            assert live.gateway._spans.lost == 5
+            assert live.gateway.spans is not None
+            assert live.gateway.spans.lost == 5
     server.close()
     for writer in silent:
         writer.close()

@@ -102,8 +102,10 @@ async def test_every_alert_finds_its_trouble(start: Starter, tmp_path: Path) -> 
                 {"name": "slow", "models": [MODEL], "backends": [{"url": slow.url, "name": "slow"}]},
             ],
         }
+        wrong_config = tmp_path / "wrong.yaml"
+        wrong_config.write_text("no_such_field: 1")
         async with AsyncExitStack() as stack:
-            async with start(**fields) as live:
+            async with start(load=partial(load_config, wrong_config), **fields) as live:
                 prometheus = await stack.enter_async_context(scraping(live))
                 alerts = Alerts(prometheus)
                 await prometheus.finds("up == 1")
@@ -117,9 +119,6 @@ async def test_every_alert_finds_its_trouble(start: Starter, tmp_path: Path) -> 
 
 async def gateway_troubles(alerts: Alerts, live: Live, redis: RedisServer, folder: Path) -> None:
     """Its config is wrong, its disk is full, its Redis and its database are gone."""
-    wrong = folder / "wrong.yaml"
-    wrong.write_text("no_such_field: 1")
-    live.gateway.reloading._load = partial(load_config, wrong)
     assert (await live.gateway.reloading.run()).outcome == "refused"
     await alerts.finds("FairgateReloadFailed")
     await redis.kill()
