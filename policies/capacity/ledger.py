@@ -296,7 +296,6 @@ class BackendLedger:
 
     def observe(self, gauges: Gauges, now: float, *, arrived_s: float = float("-inf")) -> None:
         """It was scraped: correct the model. `arrived_s`: when the last request arrived."""
-        gauges = gauges.scaled(self._settings.part)
         before, self._gauges = self._gauges, gauges
         if gauges.preemptions_total is not None:
             self.preemptions_total = gauges.preemptions_total

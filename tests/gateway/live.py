@@ -22,6 +22,7 @@ from backends.simulated.profiles import EngineProfile
 from backends.simulated.server import SimulatedServer
 from gateway.app import Gateway
 from gateway.config.model import Config
+from gateway.workers.seat import Seat
 from policies.admission.engine import AdmissionEngine
 from policies.request import Request, ServiceTokens
 
@@ -208,12 +209,14 @@ class Starter:
         self,
         *urls: str,
         trusting: ssl.SSLContext | None = None,
+        seat: Seat | None = None,
         load: Callable[[], Config] | None = None,
         **fields: Any,
     ) -> AsyncIterator[Live]:
-        """`trusting`: how its client speaks TLS. `load`: what is read when it is told to reload."""
+        """`trusting`: how its client speaks TLS. `seat`: it is a worker beside others. `load`: what is read when it is
+        told to reload."""
         config = self.config(*urls, **fields)
-        gateway = Gateway(config, load=load)
+        gateway = Gateway(config, seat=seat, load=load)
         connector = aiohttp.TCPConnector(limit=0, ssl=trusting or True)
         async with aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=self._wait_s)
