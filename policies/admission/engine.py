@@ -78,7 +78,7 @@ class AdmissionEngine:
         lengths = lengths if lengths is not None else OutputLengths()
         self.books = Books(policy, self.limits, lengths, self.interactions, quotas)
         self.backends = self.books.backends
-        self.room = PoolRoom(self.backends, self.books.tenants)
+        self.room = PoolRoom(self.backends, self.books.tenants, self.books.visits)
         self.room.prefixes = policy.prefixes
         self.elsewhere: Elsewhere | None = None
         """None: this gateway is the only one that counts."""

@@ -8,6 +8,8 @@ from typing import Final, Protocol
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.pace import next_end_s
+from policies.capacity.visits import Visits
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.request import Request
 
@@ -62,13 +64,14 @@ class PoolRoom:
     `changed`.
     """
 
-    def __init__(self, backends: Mapping[str, BackendLedger], tenants: FairShares) -> None:
+    def __init__(self, backends: Mapping[str, BackendLedger], tenants: FairShares, visits: Visits) -> None:
         self.rivals: Rivals | None = None
         """None: this gateway is the only one."""
         self.prefixes: PrefixIndex | None = None
         """What the engines are expected to have cached; None: nothing reads it."""
         self._backends: Final = backends
         self._tenants: Final = tenants
+        self._visits: Final = visits
         self._blocked: dict[str, Blocked] = {}
         """By request: the obstacles found since anything changed, so that asking again costs O(1)."""
         self._full: dict[str, Obstacle] = {}
@@ -166,14 +169,21 @@ class PoolRoom:
 
     def _obstacle(self, request: Request, ledger: BackendLedger, standing: _Standing) -> Obstacle | None:
         spare, absent, paced, now = standing.spare, standing.absent, standing.paced, self._now
-        obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced)
+        due = self._due(ledger) if standing.keeps and ledger.slots.are_few(ledger.sequences + request.sequences) else 0
+        obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced, due=due)
         if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, ledger.name)):
             obstacle = ledger.obstacle(
-                request, spare=spare, absent=absent, now=now, paced=paced, cached_tokens=cached_tokens
+                request, spare=spare, absent=absent, now=now, paced=paced, due=due, cached_tokens=cached_tokens
             )
         if obstacle is not None:
             ledger.held_back(request, obstacle)
         return obstacle
+
+    def _due(self, ledger: BackendLedger) -> int:
+        """How many absent tenants may come before another slot of this engine becomes free?"""
+        return self._visits.due(
+            self._now, next_end_s(ledger.leases, ledger.pace), lambda tenant: not self._tenants.waits(tenant)
+        )
 
     def _cached_tokens(self, request: Request, engine: str) -> int:
         if self.prefixes is None:
@@ -186,7 +196,7 @@ class PoolRoom:
 
 def _is_full(ledger: BackendLedger, *, keeps: bool) -> bool:
     """Is there no slot for any request? `keeps`: of those that leave the headroom free."""
-    return ledger.allowance is None and ledger.sequences >= ledger.slots.most(unkept=not keeps)
+    return ledger.allowance is None and ledger.sequences >= ledger.slots.most(unkept=not keeps, due=0)
 
 
 def _slot_wait_s(ledger: BackendLedger, request: Request) -> float:

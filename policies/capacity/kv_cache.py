@@ -25,6 +25,14 @@ __all__ = ["KvCache", "KvUse"]
 ENDED_MAX: Final = 1024
 FORECAST_S_PER_LEASE: Final = 0.0004
 """A forecast is reused for this long per request in it: in a fuller engine one request changes less."""
+EVENLY: Final = 0.95
+"""Starts are spread as if only this part of the cache could be filled. A gap between starts comes back as a gap between
+ends, and then as one between the starts that wait for them, with each generation. Starts that are a little slower close
+it; what is then still missing is filled by starts in place of ends."""
+PROMPT_PART_SHARE_MAX: Final = 0.05
+PROMPT_PART_SHARE_PER_S: Final = 0.5
+"""What one comparison of gauge and books counts for, at most and for each second since the one before it: hundreds of
+steps in a second say no more of prefixes in common than ten pages do."""
 NOTHING_MORE: Final = Growing(0.0, 0.0, 0, 0.0, 0.0)
 
 
@@ -52,6 +60,8 @@ class KvCache:
         self.held_tokens = 0
         """By all dispatched requests, each at its largest."""
         self.settings = settings
+        self._unsure_tokens = 0
+        """Those of them that were reserved for requests whose answers may take more."""
         self._leases = leases
         self._pace = pace
         self._block_size = 16
@@ -59,6 +69,7 @@ class KvCache:
         self._ended: deque[tuple[float, float]] = deque(maxlen=ENDED_MAX)
         """When requests ended since the last scrape, and the tokens they held. A scrape taken before that still counts
         them."""
+        self._compared_s = float("-inf")
         self._prompt_part = 1.0
         """Fraction of the prompt tokens that is really held. The rest are prefixes in common with other prompts."""
         self._spare_tokens = 0.0
@@ -100,7 +111,10 @@ class KvCache:
         capacity = self.capacity_tokens
         if capacity is None:
             return None
-        limit = whole = capacity * self.settings.kv_ceiling - self._foreign_tokens
+        footprint_tokens = self.footprint_tokens(request)
+        held_tokens = self.held_tokens + footprint_tokens
+        unsure_tokens = self._unsure_tokens + (footprint_tokens if _may_outgrow(request) else 0.0)
+        limit = whole = self._ceiling_tokens(capacity, unsure_tokens / held_tokens) - self._foreign_tokens
         if allowance is not None:
             if not self._leases and allowance.kv_tokens >= int(limit):
                 return None
@@ -110,7 +124,6 @@ class KvCache:
         elif keep_headroom:
             # Keep room for the next request of a tenant below its fair share, as large as such requests have been.
             limit -= self._kept_tokens(capacity)
-        held_tokens = self.held_tokens + self.footprint_tokens(request)
         fits_whole = held_tokens <= limit
         # Where such requests could fill every slot, slots are the scarce resource. Starts then need no spread.
         spreads = slots is not None and held_tokens * slots > whole * sequences
@@ -118,7 +131,7 @@ class KvCache:
             return None
         forecast = self._looked_ahead(now)
         candidate = self._candidate(request, now)
-        if spreads and not forecast.is_level_with(candidate, limit):
+        if spreads and not forecast.is_level_with(candidate, EVENLY * limit):
             return Obstacle.SPREAD
         if fits_whole or forecast.peak_with(candidate, self._first_token_steps(), limit) <= limit:
             return None
@@ -138,7 +151,8 @@ class KvCache:
         """How much may be held in all? 0: the capacity is not known."""
         if self.capacity_tokens is None:
             return 0
-        return max(0, round(self.capacity_tokens * self.settings.kv_ceiling - self._foreign_tokens))
+        unsure_part = self._unsure_tokens / self.held_tokens if self.held_tokens else 0.0
+        return max(0, round(self._ceiling_tokens(self.capacity_tokens, unsure_part) - self._foreign_tokens))
 
     def needed_tokens(self, request: Request, use: KvUse, now: float) -> int:
         """How many tokens must be free, beyond what is in use, so that this request can start?"""
@@ -153,6 +167,8 @@ class KvCache:
 
     def add(self, lease: Lease, *, spare: bool) -> None:
         lease.held_tokens = round(self.footprint_tokens(lease.request))
+        lease.unsure_tokens = lease.held_tokens if _may_outgrow(lease.request) else 0
+        self._unsure_tokens += lease.unsure_tokens
         if spare:
             self._spare_tokens += 0.2 * (lease.held_tokens - self._spare_tokens)
         self.held_tokens += lease.held_tokens
@@ -176,26 +192,40 @@ class KvCache:
 
     def remove(self, lease: Lease, now: float) -> None:
         self.held_tokens -= lease.held_tokens
+        self._unsure_tokens -= lease.unsure_tokens
         if lease.started_s is not None:
             self._ended.append((now, lease.request.prompt_tokens + lease.output_tokens))
         self._forecast = None
 
-    def observe(self, gauges: Gauges, *, starting_tokens: int, elsewhere: Allowance | None) -> None:
-        """The engine was scraped. `elsewhere` says what other gateways hold there."""
+    def observe(self, gauges: Gauges, *, starting_tokens: int, elsewhere: Allowance | None, preempted: bool) -> None:
+        """The engine said how it is.
+
+        Args:
+            elsewhere: what other gateways hold there.
+            preempted: it has thrown out requests that the books count as running. They hold nothing until it takes
+                them in again, so what it shows below the books is not theirs to keep.
+        """
         if gauges.block_size:
             self._block_size = gauges.block_size
         if gauges.kv_capacity_tokens:
             self.capacity_tokens = gauges.kv_capacity_tokens
         if gauges.kv_usage is not None and self.capacity_tokens is not None:
             held_then = sum(tokens for ended_s, tokens in self._ended if ended_s >= gauges.taken_s)
-            self._correct(gauges.kv_usage * self.capacity_tokens - held_then, starting_tokens, elsewhere)
+            used_tokens = gauges.kv_usage * self.capacity_tokens - held_then
+            passed_s, self._compared_s = gauges.taken_s - self._compared_s, gauges.taken_s
+            share = 0.0 if preempted else min(PROMPT_PART_SHARE_MAX, PROMPT_PART_SHARE_PER_S * max(0.0, passed_s))
+            self._correct(used_tokens, starting_tokens, elsewhere, share)
         self._ended.clear()
         self._forecast = None
 
     # --- the model ---
 
-    def _correct(self, used_tokens: float, starting_tokens: int, elsewhere: Allowance | None) -> None:
-        """Compare the gauge with the books. A surplus belongs to others; a shortfall are prefixes in common."""
+    def _correct(
+        self, used_tokens: float, starting_tokens: int, elsewhere: Allowance | None, prompt_part_share: float
+    ) -> None:
+        """Compare the gauge with the books. A surplus belongs to others; a shortfall are prefixes in common, of which
+        this comparison says so much (`prompt_part_share`).
+        """
         prompts, outputs = self._held_now()
         others = 0
         if elsewhere is not None:
@@ -209,7 +239,7 @@ class KvCache:
         self._foreign_tokens += 0.5 * (beyond - self._foreign_tokens)
         if prompts > 0:
             part = min(1.0, max(0.05, (used_tokens - outputs) / prompts))
-            self._prompt_part += 0.05 * (part - self._prompt_part)
+            self._prompt_part += prompt_part_share * (part - self._prompt_part)
 
     def _held_now(self) -> tuple[float, float]:
         """Tokens held now by the prompts and by the outputs of what was dispatched."""
@@ -219,6 +249,12 @@ class KvCache:
             if lease.started_s is not None:
                 prompts += lease.request.prompt_tokens
         return prompts, outputs
+
+    def _ceiling_tokens(self, capacity_tokens: float, unsure_part: float) -> float:
+        """How much may be held in all? What is below the capacity is kept for answers that turn out longer than
+        expected, so nothing is where all lengths are known.
+        """
+        return capacity_tokens * (1.0 - (1.0 - self.settings.kv_ceiling) * min(1.0, unsure_part))
 
     def _kept_tokens(self, capacity_tokens: float) -> float:
         return min(self._spare_tokens, capacity_tokens * self.settings.headroom)
@@ -248,3 +284,8 @@ class KvCache:
         )
         starting_s = (now if lease.started_s is None else lease.started_s) - lease.dispatched_s
         return Growing(grows, held, each, done + grows + spread / 2, done + starting_s / self._pace.token_s, spread)
+
+
+def _may_outgrow(request: Request) -> bool:
+    """May its answer take more than is reserved for it?"""
+    return request.progress.output_tokens_reserved < request.output_tokens_max

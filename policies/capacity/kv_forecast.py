@@ -17,8 +17,6 @@ from typing import Final
 __all__ = ["Growing", "KvForecast", "still_to_come"]
 
 
-AHEAD: Final = 0.2
-"""How far starts may run ahead of an even spread, as a fraction of the distance between two starts."""
 TOLERATED: Final = 0.1
 """Fraction of the capacity that may be unused before starts run further ahead to fill it."""
 CATCHING_UP: Final = 0.5
@@ -128,7 +126,7 @@ class KvForecast:
         work = candidate.work()
         level = sum([request.work() / max(request.whole, 1.0) for request in self._youngest_first]) / capacity_tokens
         missing = max(0.0, 1.0 - TOLERATED - level)
-        ahead = work / capacity_tokens * (1.0 + AHEAD) + candidate.whole * CATCHING_UP * missing + candidate.spread
+        ahead = work / capacity_tokens + candidate.whole * CATCHING_UP * missing + candidate.spread
         for request in self._youngest_first:
             if work > capacity_tokens * (request.age + ahead):
                 return False

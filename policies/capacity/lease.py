@@ -15,7 +15,7 @@ class Lease:
 
     __slots__ = (
         "backend", "charged_tokens", "dispatched_s", "held_tokens", "output_tokens", "prefill_tokens", "request",
-        "started_s",
+        "started_s", "unsure_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, backend: str, dispatched_s: float) -> None:
@@ -28,6 +28,8 @@ class Lease:
         """When its first token was seen, or is inferred to have come."""
         self.held_tokens = 0
         """KV tokens that it is counted with, at its largest."""
+        self.unsure_tokens = 0
+        """The same at its dispatch, if its answer may take more than was reserved."""
         self.prefill_tokens = 0
         """Prompt tokens that its engine is expected to compute, since it has not cached them."""
         self.charged_tokens = 0
@@ -35,6 +37,12 @@ class Lease:
 
     def output_each(self) -> float:
         return self.output_tokens / self.request.sequences
+
+    def expected_left(self) -> float:
+        """Output tokens that each of its sequences will still add, as similar answers do."""
+        progress, each = self.request.progress, self.request.sequences
+        most = (self.request.output_tokens_max - self.output_tokens) / each
+        return max(0.0, min(most, max(progress.output_tokens_expected / each - self.output_each(), 1.0)))
 
     def reserve_left(self) -> float:
         """Output tokens that each of its sequences may still add, by the cautious estimate."""
