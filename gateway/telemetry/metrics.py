@@ -169,7 +169,6 @@ class Metrics:
         self._queues: list[tuple[str, str, int]] = []
         """Pool, tenant, and how much waited when it was read."""
         self._tenants: list[tuple[str, str, float, float]] = []
-        """Pool, tenant, and what it received and was due within the last minute."""
         self._preemptions: list[tuple[str, str, int]] = []
         self._exchanges: list[tuple[str, str, int]] = []
         self._news: list[tuple[str, str, int]] = []
