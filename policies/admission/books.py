@@ -141,7 +141,7 @@ class Books:
             received = ServiceTokens(request.prompt_tokens, lease.output_tokens)
             self.policy.charge(request, received, now, final=False)
             held = lease.held_tokens
-            self.backends[lease.backend].kv.regrown(lease)
+            self.backends[lease.backend].kv.regrown(lease, now)
             if lease.held_tokens != held:
                 self.tenants.grew(request, lease.held_tokens - held)
 

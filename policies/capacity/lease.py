@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from policies.capacity.kv_forecast import Growing
 from policies.request import Request
 
 __all__ = ["OUTGROWN", "Lease"]
@@ -14,8 +15,8 @@ class Lease:
     """One dispatched request, and what it holds of its engine. A lease ends exactly once, in one way."""
 
     __slots__ = (
-        "backend", "charged_tokens", "dispatched_s", "held_tokens", "output_tokens", "prefill_tokens", "request",
-        "started_s", "unsure_tokens",
+        "backend", "charged_tokens", "counted_tokens", "dispatched_s", "growing", "held_tokens", "output_tokens",
+        "prefill_tokens", "request", "started_s", "unsure_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, backend: str, dispatched_s: float) -> None:
@@ -34,6 +35,10 @@ class Lease:
         """Prompt tokens that its engine is expected to compute, since it has not cached them."""
         self.charged_tokens = 0
         """Output tokens at the last charge."""
+        self.counted_tokens = 0
+        """Output tokens that its ledger counts as held."""
+        self.growing: Growing | None = None
+        """How the forecast of its ledger knows it."""
 
     def output_each(self) -> float:
         return self.output_tokens / self.request.sequences

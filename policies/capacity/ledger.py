@@ -29,6 +29,7 @@ KV_IS_SHORT: Final = 0.7
 """Above this KV occupancy a request in the engine's queue may wait for KV. It then says nothing about the number of
 slots."""
 LOOK_AGAIN_S: Final = 0.01
+"""Running requests make room in the KV cache as they age, and no event announces it."""
 SUSTAINED_S: Final = 0.25
 """Requests keep coming if the last one arrived within this time."""
 
@@ -265,7 +266,7 @@ class BackendLedger:
             self.pace.started(lease, now)
             self.slots.seen_running(self._running())
         self._backoff_s = 0.0
-        self.kv.changed()
+        self.kv.started(lease, now)
 
     def remove(self, lease: Lease, now: float) -> None:
         """The request ended, in whatever way."""
@@ -332,17 +333,18 @@ class BackendLedger:
             starting = sum([lease.request.sequences for lease in self.starting.values()])
             self._preempted = max(0, gauges.waiting - starting) if gauges.is_step else 0
         preempted = self._preempted > 0
-        self.kv.observe(gauges, starting_tokens=self.starting_tokens, elsewhere=self.allowance, preempted=preempted)
+        starting_tokens, elsewhere = self.starting_tokens, self.allowance
+        self.kv.observe(gauges, now, starting_tokens=starting_tokens, elsewhere=elsewhere, preempted=preempted)
 
     def estimate(self, now: float) -> None:
-        """Update the answers that are not streamed, by the pace of those that are streamed or have ended."""
+        """Time has passed. An answer that is not streamed has started by now if others have taken so long to their
+        first token.
+        """
+        self.kv.estimate(now)
         if self.has_gauges():
             for lease in list(self.starting.values()):
                 if not lease.request.streamed and now - lease.dispatched_s >= self.pace.first_token_s:
                     self.started(lease, now)
-        for lease in self.leases.values():
-            if not lease.request.streamed and lease.started_s is not None:
-                lease.output_tokens = self.pace.output_tokens(lease, now)
 
     def _running(self) -> int:
         """Sequences that are known to have started."""
