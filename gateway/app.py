@@ -28,7 +28,7 @@ from gateway.pool.learned_file import LearnedFile
 from gateway.pool.pool import Pool
 from gateway.pool.pools import CannotTakeOver, Pools
 from gateway.pool.shared import Shared
-from gateway.redis.errors import StoreUnavailable
+from gateway.redis.errors import StoreRefused, StoreUnavailable
 from gateway.replicas.store import Deployment
 from gateway.request.cors import Cors
 from gateway.request.identity import Keyring, MintedKey
@@ -38,13 +38,16 @@ from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.lately import Lately
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Outcome, Record
+from gateway.telemetry.trace import Sampler
 from gateway.usage.counts import UsageCounts
 
 if TYPE_CHECKING:
+    from gateway.config.tracing import TracingConfig
     from gateway.config.usage import UsageConfig
     from gateway.replicas.news import NewsChannel
     from gateway.replicas.store import Store
     from gateway.replicas.ticker import Exchanges
+    from gateway.telemetry.span_export import SpanExport
     from gateway.usage.recorder import UsageRecorder
     from gateway.workers.seat import Seat
 
@@ -79,6 +82,7 @@ class Gateway:
         self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=not config.keys_are_shared)
         self.usage: UsageRecorder | None = None
         self._usage: UsageCounts | None = None
+        self.spans: SpanExport | None = None
         self.keys: KeyTable | None = None
         """Keys that are made while the gateway runs. None: there is no place for them."""
         self.store: Store | None = None
@@ -141,6 +145,8 @@ class Gateway:
             self._replicate(self.store)
         if config.usage is not None:
             await self._count_usage(config.usage)
+        if config.tracing is not None:
+            self._follow_traces(config.tracing)
         if config.state_file is not None:
             self._learned = LearnedFile(Path(config.state_file), self._pools.engines)
             self._learned.restore()
@@ -160,6 +166,7 @@ class Gateway:
             cors=Cors(config.cors_origins),
             unqueued=self._unqueued,
             aliases=config.aliases,
+            sampler=None if config.tracing is None else Sampler(config.tracing.sample_ratio),
         )
         self._server = HttpServer(
             pipeline.handle,
@@ -242,6 +249,8 @@ class Gateway:
         if self.usage is not None:
             await self.usage.close()
         await self._pools.stop_embedded()
+        if self.spans is not None:
+            await asyncio.to_thread(self.spans.close)
         await self._closing_logs.stop()
         await asyncio.to_thread(self._access_log.close)
 
@@ -283,6 +292,14 @@ class Gateway:
         if self.keys is None:
             self.keys = DatabaseKeys(self.usage.database)
             self._watchers.append(asyncio.create_task(follow(self.keys, self._keyring)))
+
+    def _follow_traces(self, tracing: TracingConfig) -> None:
+        try:
+            from gateway.telemetry.span_export import SpanExport  # the SDK is loaded only where spans are sent
+        except ModuleNotFoundError as error:
+            raise StoreRefused("tracing: needs OpenTelemetry: pip install 'fairgate[opentelemetry]'") from error
+        self.spans = SpanExport(tracing)
+        self.metrics.registry.register(self.spans)
 
     def _replicate(self, store: Store) -> None:
         """Be one of several gateways in front of the same engines."""
@@ -337,6 +354,8 @@ class Gateway:
         if self._usage is not None:
             self._usage.ended(record)
         self._access_log.write(record, policy)
+        if self.spans is not None:
+            self.spans.ended(record, policy)
 
 
 def _deployments(config: Config) -> list[Deployment]:
