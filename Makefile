@@ -10,7 +10,7 @@ COMPILED_FLAGS := -fvisibility=hidden -fno-semantic-interposition -fno-plt
 # Finds the compiled modules before the sources, in every process that is started.
 WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(COMPILED):$(CURDIR)
 
-.PHONY: run test servers check format test-vllm bench compiled test-compiled lock clean
+.PHONY: run test servers check format test-vllm test-deploy bench compiled test-compiled lock clean
 
 run: $(INSTALLED)  ## the gateway with config.example.yaml: simulated engines, all state in memory; also PORT=, ADMIN_PORT=
 	@$(BIN)/fairgate serve -c config.example.yaml --access-log access.log \
@@ -42,6 +42,9 @@ format: $(INSTALLED)
 test-vllm: $(INSTALLED)  ## installs a pinned CPU build of vLLM (3.5 GB) and runs the tests against it
 	bash deploy/real-vllm/setup.sh
 	FAIRGATE_TEST_VLLM=1 $(BIN)/pytest -q -m vllm tests/vllm --timeout 600
+
+test-deploy: $(INSTALLED)  ## as root on Debian: builds the image without a container engine, and runs compose's profiles
+	FAIRGATE_TEST_DEPLOY=1 $(BIN)/pytest -q -s -m deploy tests/deploy
 
 compiled: $(COMPILED)/.built  ## the gateway as machine code, in build/compiled; needs a C compiler, takes some minutes
 

@@ -17,7 +17,7 @@ import yaml
 from tests.deploy.container import WAIT_S, Container, Image, Mount, Sandbox
 from tests.deploy.network import Network
 
-__all__ = ["Composition", "Service"]
+__all__ = ["Composition", "Service", "interpolated"]
 
 NOT_HELD = {"build", "mem_limit", "pids_limit", "ports", "profiles", "restart"}
 READ = {
@@ -125,7 +125,7 @@ class Composition:
         self.services: dict[str, list[Service]] = {}
         self._image = image
         self._home = file.parent
-        said = _interpolated(yaml.safe_load(file.read_text()), environment)
+        said = interpolated(yaml.safe_load(file.read_text()), environment)
         self._said = {name: each for name, each in said["services"].items() if profile in each.get("profiles", [profile])}
         for name, service in self._said.items():
             if unknown := service.keys() - READ - NOT_HELD:
@@ -200,7 +200,7 @@ class Composition:
         return found
 
 
-def _interpolated(value: Any, environment: Mapping[str, str]) -> Any:
+def interpolated(value: Any, environment: Mapping[str, str]) -> Any:
     """With the variables filled in as compose does."""
 
     def filled(found: re.Match[str]) -> str:
@@ -213,8 +213,8 @@ def _interpolated(value: Any, environment: Mapping[str, str]) -> Any:
     if isinstance(value, str):
         return _VARIABLE.sub(filled, value)
     if isinstance(value, list):
-        return [_interpolated(each, environment) for each in value]
+        return [interpolated(each, environment) for each in value]
     if isinstance(value, dict):
-        return {key: _interpolated(each, environment) for key, each in value.items()}
+        return {key: interpolated(each, environment) for key, each in value.items()}
     return value
 
