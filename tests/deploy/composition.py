@@ -1,7 +1,7 @@
 """The services of one profile of docker-compose.yml as processes, each in network, mounts and user of its own.
 
-What is said of a container holds here: command, environment, user, read-only disk, capabilities, volumes, names, health,
-replicas and how it is stopped. Only bounds on memory and processes are not held, since they need control groups.
+What is said of a container holds here: command, environment, user, read-only disk, capabilities, volumes, names,
+health, replicas, and how it is stopped. Bounds on memory and processes do not: they need control groups.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ class Composition:
         self._image = image
         self._home = file.parent
         said = interpolated(yaml.safe_load(file.read_text()), environment)
-        self._said = {name: each for name, each in said["services"].items() if profile in each.get("profiles", [profile])}
+        self._said = {
+            name: each for name, each in said["services"].items() if profile in each.get("profiles", [profile])
+        }
         for name, service in self._said.items():
             if unknown := service.keys() - READ - NOT_HELD:
                 raise ValueError(f"{file}: {name}: {', '.join(sorted(unknown))}: not understood here")
@@ -217,4 +219,3 @@ def interpolated(value: Any, environment: Mapping[str, str]) -> Any:
     if isinstance(value, dict):
         return {key: interpolated(each, environment) for key, each in value.items()}
     return value
-

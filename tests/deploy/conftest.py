@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def images() -> Iterator[Images]:
-    """Every image that docker-compose.yml names: those of others by what stands for them, ours as the Dockerfile makes it."""
+    """By the names of docker-compose.yml: ours as the Dockerfile makes it, and what stands for those of others."""
     if os.geteuid() or (missing := [name for name in _PROGRAMS if shutil.which(name) is None]):
         pytest.fail(f"needs root, and {', '.join(_PROGRAMS)}" + ("" if os.geteuid() else f"; missing: {missing}"))
     names = yaml.safe_load(COMPOSE.read_text())["x-images"]

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -80,7 +80,7 @@ async def built(file: Path, context: Path, arguments: Mapping[str, str], base: B
     known: dict[str, str] = {}
     stages: dict[str, Image] = {}
     image: Image | None = None
-    for each in instructions(file.read_text()):
+    for each in instructions(file.read_text()):  # noqa: ASYNC240 (nobody else waits)
         if each.name == "ARG" and image is None:
             known[each.text] = arguments[each.text]
         elif each.name == "FROM":
@@ -200,9 +200,13 @@ async def _pip_settings() -> tuple[dict[str, str], list[Mount]]:
         found = re.fullmatch(r"(?:global|install|:env:)\.([a-z-]+)='(.*)'", line)
         if found is not None:
             settings["PIP_" + found[1].replace("-", "_").upper()] = found[2]
+    return settings, [Mount(path, Path(path), read_only=True) for path in _local(settings)]
+
+
+def _local(settings: Mapping[str, str]) -> list[str]:
+    """The files and folders that are named there."""
     paths = {word.removeprefix("file://") for value in settings.values() for word in value.split()}
-    local = sorted({str(_top(Path(path))) for path in paths if path.startswith("/") and Path(path).exists()})
-    return settings, [Mount(path, Path(path), read_only=True) for path in local]
+    return sorted({str(_top(Path(path))) for path in paths if path.startswith("/") and Path(path).exists()})
 
 
 def _top(path: Path) -> Path:

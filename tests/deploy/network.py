@@ -1,4 +1,4 @@
-"""A network of containers as Docker makes one: a bridge, an address for each, and names that are asked at 127.0.0.11."""
+"""A network of containers as Docker makes one: a bridge, an address for each, and names by 127.0.0.11."""
 
 from __future__ import annotations
 

@@ -85,7 +85,8 @@ class StandIns:
 _PREPARE = """
 mkdir -p /data /var/cache/nginx
 [ ! -e /usr/bin/python3 ] || ln -s /usr/bin/python3 /usr/local/bin/python
-[ ! -e /usr/sbin/nginx ] || { groupadd -f nginx; useradd -r -g nginx nginx; chown nginx /var/cache/nginx; chown redis /data; }
+[ ! -e /usr/sbin/nginx ] || { groupadd -f nginx; useradd -r -g nginx nginx; chown nginx /var/cache/nginx; }
+[ ! -e /usr/bin/redis-server ] || chown redis /data
 """
 
 

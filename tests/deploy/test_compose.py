@@ -73,7 +73,9 @@ def test_the_ports_of_what_only_watches_are_for_this_machine() -> None:
         assert all(port.startswith("127.0.0.1:") for port in services()[name]["ports"])
 
 
-@pytest.mark.parametrize(("name", "variable"), [("prometheus", "FAIRGATE_ADMIN_TOKEN"), ("grafana", "GRAFANA_PASSWORD")])
+@pytest.mark.parametrize(
+    ("name", "variable"), [("prometheus", "FAIRGATE_ADMIN_TOKEN"), ("grafana", "GRAFANA_PASSWORD")]
+)
 def test_what_lacks_its_secret_says_so_and_does_not_start(name: str, variable: str) -> None:
     service = services()[name]
     done = subprocess.run(service["entrypoint"], env=service["environment"], capture_output=True, text=True, timeout=20)

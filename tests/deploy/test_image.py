@@ -41,7 +41,7 @@ async def test_the_image_serves_answers_its_health_check_and_drains(images: Imag
         await gateway.until_healthy()
         await engine.stop()
         async with asyncio.timeout(30):
-            while await gateway.is_healthy():
+            while await gateway.is_healthy():  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 
 
@@ -51,7 +51,7 @@ async def test_the_image_may_do_nothing_that_it_need_not(images: Images, tmp_pat
         await gateway.until_healthy()
         status = dict(
             line.split(":\t", 1)
-            for line in Path(f"/proc/{gateway.container.pid}/status").read_text().splitlines()
+            for line in Path(f"/proc/{gateway.container.pid}/status").read_text().splitlines()  # noqa: ASYNC240
             if ":\t" in line
         )
         assert status["Uid"].split() == status["Gid"].split() == ["10001"] * 4
@@ -61,7 +61,9 @@ async def test_the_image_may_do_nothing_that_it_need_not(images: Images, tmp_pat
         for path in ("/x", "/opt/fairgate/x", "/etc/fairgate/config.yaml"):
             said = (await gateway.container.execute(["sh", "-c", f": >> {path}"]))[1]
             assert "Read-only file system" in said or "Permission denied" in said, (path, said)
-        assert (await gateway.container.execute(["sh", "-c", "rm -r /opt/fairgate || : > /tmp/x && cat /tmp/x"]))[0] == 0
+        assert (await gateway.container.execute(["sh", "-c", "rm -r /opt/fairgate || : > /tmp/x && cat /tmp/x"]))[
+            0
+        ] == 0
         code = "import policies.admission.engine as e; print(e.__file__)"
         said = (await gateway.container.execute(["python", "-c", code]))[1]
         assert said.strip().endswith(".so"), "the gateway is compiled"

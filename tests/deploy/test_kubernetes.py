@@ -115,9 +115,7 @@ def test_a_gateway_is_probed_drained_and_reloaded(folder: str) -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_the_config_is_one_that_the_gateway_takes(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_config_is_one_that_the_gateway_takes(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(one(folder, "ConfigMap")["data"]["config.yaml"])
     [gateway] = one(folder, "Deployment")["spec"]["template"]["spec"]["containers"]
@@ -142,7 +140,10 @@ def test_replicas_are_spread_scaled_and_not_all_taken_at_once() -> None:
     assert [each["topologyKey"] for each in spread] == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
     selectors = [each["labelSelector"]["matchLabels"] for each in spread]
     selectors += [one(folder, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"]]
-    selectors += [one(folder, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"], one(folder, "Service")["spec"]["selector"]]
+    selectors += [
+        one(folder, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+        one(folder, "Service")["spec"]["selector"],
+    ]
     assert all(selector.items() <= labels.items() for selector in selectors)
     redis = one(folder, "StatefulSet", "redis")["spec"]["template"]["metadata"]["labels"]
     for name in ("redis", "fairgate-to-redis"):

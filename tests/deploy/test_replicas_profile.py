@@ -22,6 +22,9 @@ pytestmark = pytest.mark.deploy
 
 CONFIG = "/etc/fairgate/config.yaml"
 SHARES_S = 20.0
+RESTARTS = 6
+SETTLE_S = 10.0
+"""Between two restarts, as docs/deploying.md has it: nginx asks for the names every 5 s."""
 
 
 class Deployed:
@@ -34,8 +37,8 @@ class Deployed:
         self.http = http
         self.keys: dict[str, str] = {}
 
-    def clients(self, tenant: str) -> Clients:
-        return Clients(self.http, f"http://{self.balancer.address}:8080", self.keys[tenant])
+    def clients(self, tenant: str, tokens: int = 32) -> Clients:
+        return Clients(self.http, f"http://{self.balancer.address}:8080", self.keys[tenant], tokens)
 
     async def create_keys(self) -> None:
         """As config.compose.yaml says."""
@@ -46,7 +49,7 @@ class Deployed:
             [self.keys[tenant]] = re.findall(r"key: +(\S+)", said)
         async with asyncio.timeout(10):
             for tenant in self.keys:
-                while await self.clients(tenant).ask(stream=False):  # a new key is known within a second
+                while await self.clients(tenant).ask(stream=False):  # noqa: ASYNC110  # a new key is known within a second
                     await asyncio.sleep(0.2)
 
     def served_by(self, replica: Service) -> int:
@@ -57,7 +60,7 @@ class Deployed:
         """Until the balancer has found it."""
         before = self.served_by(replica)
         async with asyncio.timeout(30):
-            while self.served_by(replica) == before:
+            while self.served_by(replica) == before:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 
 
@@ -72,9 +75,7 @@ async def running(images: Images, folder: Path) -> AsyncIterator[Deployed]:
     environment = {"REDIS_PASSWORD": "secret"}
     async with (
         Composition(COMPOSE, "cpu-replicas", images, folder, environment) as composition,
-        aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=60)
-        ) as http,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=60)) as http,
     ):
         for service in composition.all():
             await service.until_healthy()
@@ -109,7 +110,7 @@ async def test_a_replica_that_is_killed_takes_only_what_it_had_under_way(deploye
         await asyncio.sleep(1)  # what was under way there has failed by now
         failed_at_once, served = len(alice.failed), alice.served
         async with asyncio.timeout(30):
-            while alice.served < served + 200:
+            while alice.served < served + 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert len(alice.failed) == failed_at_once, alice.faults()
         await killed.start()
@@ -121,16 +122,19 @@ async def test_a_replica_that_is_killed_takes_only_what_it_had_under_way(deploye
 
 
 async def test_a_rolling_restart_fails_no_request(deployed: Deployed) -> None:
-    alice, bob = deployed.clients("alice"), deployed.clients("bob")
+    short, long = deployed.clients("alice", tokens=1), deployed.clients("bob", tokens=100)
     began_s = time.monotonic()
-    async with alice.asking(12), bob.asking(36):
-        for _ in range(3):
+    async with short.asking(24), long.asking(12):
+        for _ in range(RESTARTS // 2):
             for replica in deployed.replicas:
                 assert await replica.stop() == 0
                 await replica.start()
                 await replica.until_healthy()
-                await deployed.until_used(replica)
+                await asyncio.sleep(SETTLE_S)
     took_s = time.monotonic() - began_s
-    print(f"\n6 restarts in {took_s:.0f} s: {alice.served + bob.served} served, failed: {alice.faults() + bob.faults()}")
-    assert alice.served > 100
-    assert alice.failed + bob.failed == []
+    faults = dict(short.faults() + long.faults())
+    print(
+        f"\n{RESTARTS} restarts in {took_s:.0f} s: {short.served} short and {long.served} long served, failed: {faults}"
+    )
+    assert min(short.served, long.served) > 50
+    assert faults == {}
