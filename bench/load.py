@@ -6,6 +6,7 @@ httptools; server-sent events are counted by their `data: ` prefix, never decode
 
 import asyncio
 import json
+import os
 import random
 import re
 from collections.abc import Sequence
@@ -36,6 +37,10 @@ WORDS = """
 VOCABULARY = tuple(WORDS.split())
 
 
+MODEL = os.environ.get("FAIRGATE_BENCH_MODEL", "tiny")
+"""Every engine of our own serves this one. `bench.gpu` names the model of somebody else's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a client asks for: lengths in words and tokens, and who asks."""
@@ -46,7 +51,7 @@ class Request:
     key: str = ""
     user: str = ""
     usage: bool = False
-    model: str = "tiny"
+    model: str = MODEL
     interaction: str = ""
     """The id of the interaction that it says it is part of."""
 

@@ -194,9 +194,12 @@ async def flooding(leg: Leg, streams: int) -> AsyncIterator[None]:
         client.close()
 
 
-async def run_light(leg: Leg, streams: int = 64) -> Measures:
-    """A light tenant beside a flood, on time; a flood that is refused waits as long as it is told to, up to 5 s."""
-    requests = [keyed(HEAVY, leg.route, "heavy")] * streams
+async def run_light(leg: Leg, streams: int | None = None) -> Measures:
+    """A light tenant beside a flood, on time; a flood that is refused waits as long as it is told to, up to 5 s.
+
+    Without a number, the flood has 64 streams for each engine: as many in all would not fill three of them.
+    """
+    requests = [keyed(HEAVY, leg.route, "heavy")] * (streams or 64 * len(leg.engines))
     async with engine_measures(leg.engines) as measures:
         got = await run_leg(leg.route, leg.all, requests, LIGHT_EVERY_S, leg.options.window_s)
     tell(got.failures)
@@ -300,7 +303,8 @@ CASES = {
         tenants(AGENTS) | {"heavy": 1.0},
     ),
     "light": Case(
-        "64 streams of one tenant, and a short request of another one every 0.5 s.", run_light, LIGHT, FLOOD
+        "64 streams of one tenant for each engine, and a short request of another one every 0.5 s.",
+        run_light, LIGHT, FLOOD,
     ),
     "weights": Case(
         "Two tenants with weights 4:1 and 128 streams each.",

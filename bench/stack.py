@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import uvloop
 import yaml
 
-from bench.load import Client
+from bench.load import MODEL, Client
 from gateway.config.model import hash_key
 
 Result = TypeVar("Result")
@@ -328,7 +328,7 @@ async def fairgate(
     upstream_urls: str | Sequence[str],
     tenants: dict[str, float],
     engine_type: str = "vllm",
-    model: str = "tiny",
+    model: str = MODEL,
     cpu: int | None = None,
     policy: str | dict[str, object] | None = None,
     concurrency: int | None = None,

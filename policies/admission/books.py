@@ -97,8 +97,9 @@ class Books:
             else:
                 self.waiting.remove(request)
             self.waits.ended(request, now)
+        if entries & (WAIT | LEASE):
+            self._expect(request)  # when it is dispatched, more is known than when it began to wait
         if entries & WAIT:
-            self._expect(request)
             self.waiting.add(request, front=entries & REJOIN != 0)
         if entries & (JOIN | REJOIN | LEAVE | LEASE):
             self._reorder(entries, request, backend, now)

@@ -147,3 +147,18 @@ def test_the_first_to_give_way_is_not_the_one_that_a_backend_returned() -> None:
     assert engine.queued == LIMITS.requests_max
     rejected = [decision.id for decision in engine.arrived(make_request("b"), 0.15) if isinstance(decision, Reject)]
     assert rejected == [f"later{LIMITS.requests_max - 2}"]
+
+
+def test_what_was_learned_while_a_request_waited_counts_when_it_is_dispatched() -> None:
+    engine = engine_of(slots=1)
+    for number in range(8):
+        engine.arrived(make_request("a", id=f"short-{number}"), 0.0)
+        engine.finished(f"short-{number}", ServiceTokens(10, 5), 0.0)
+    queued = [make_request("a", id=f"long-{number}") for number in range(6)]
+    for request in queued:
+        engine.arrived(request, 0.1)
+    assert queued[-1].progress.output_tokens_expected == 5
+    for request in queued[:-1]:
+        engine.finished(request.id, ServiceTokens(10, 100), 0.2)
+    assert queued[-1].id in engine.books.leases
+    assert queued[-1].progress.output_tokens_expected > 50

@@ -1,0 +1,107 @@
+"""The tables of a light tenant's wait, shares and bursts before an engine of yours, on a GPU or not.
+
+    python -m bench.gpu http://localhost:8000 [--quick] [--slots N]
+
+It needs the address of a vLLM and nothing else. That vLLM should be idle and stay so, and should not ask for a key. The
+load fits itself to the engine: a probe finds out how many requests it runs at once, and then a heavy tenant keeps
+twice as many streams open, and six times as many. The other benchmarks of this folder run as they are, against this
+engine and its model. Words are about a token each with the usual tokenizers; answers are of an exact length
+(`ignore_eos`).
+
+About 12 minutes; `--quick` takes one short round of each, about 4. Clients and fairgate should be on another machine
+than the engine, or on cores that it does not need: they use two.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import sys
+
+from bench.flood import HEAVY, keyed, watch
+from bench.load import Client, Request
+from bench.stack import ROOT, RUNNING, BenchError, Engine, Route, engine, run_bench
+
+PROBE_STREAMS, PROBE_S, SAMPLE_EVERY_S = 1500, 6.0, 0.1
+STREAMS_MAX = 4000
+PART_LIMIT_S = 1200.0
+
+
+async def model_of(url: str) -> str:
+    """The first model that the engine names. BenchError if it names none."""
+    client = Client(url)
+    reply = await client.get("/v1/models")
+    client.close()
+    try:
+        return str(json.loads(reply.body)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError):
+        raise BenchError(f"{url}/v1/models names no model: {reply.failure or reply.status}") from None
+
+
+async def slots_of(target: Engine, model: str) -> int:
+    """How many requests does it run at once? Found out by sending it more than it can run."""
+    client = Client(target.url)
+    request = Request(HEAVY.words_in, HEAVY.tokens_out, model=model)
+    route = Route("direct", target.url)
+    async with watch(target, SAMPLE_EVERY_S, RUNNING) as running:
+        tasks = [asyncio.create_task(client.send(keyed(request, route, ""))) for _ in range(PROBE_STREAMS)]
+        await asyncio.wait(tasks, timeout=PROBE_S)
+        client.abandon(started=True)
+        await asyncio.wait(tasks)
+    client.close()
+    await target.wait_idle()
+    if not (found := int(max(running, default=0))):
+        raise BenchError(f"the engine at {target.url} ran nothing within {PROBE_S:g} s")
+    return found
+
+
+def parts(slots: int, quick: bool) -> list[list[str]]:
+    """The benchmarks, with as many clients as this engine needs to be full."""
+    counts = [min(STREAMS_MAX, times * slots) for times in (2, 6)]
+    routes = "direct,nginx,fairgate" if shutil.which("nginx") else "direct,fairgate"
+    rounds, window_s = ("1", "10") if quick else ("3", "20")
+    return [
+        ["bench.flood", "--clients", ",".join(map(str, counts)), "--routes", routes, "--rounds", rounds,
+         "--window", window_s],
+        ["bench.shares", "--clients", str(counts[0]), "--window", "20" if quick else "60"],
+        ["bench.burst", "--arrivals", str(counts[1]), "--rounds", rounds],
+    ]  # fmt: skip
+
+
+async def run_part(command: list[str], url: str, model: str) -> None:
+    environment = os.environ | {"FAIRGATE_BENCH_MODEL": model}
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", *command, "--engine-url", url, cwd=ROOT, env=environment
+    )
+    try:
+        status = await asyncio.wait_for(child.wait(), PART_LIMIT_S)
+    except TimeoutError:
+        child.terminate()
+        await child.wait()
+        raise BenchError(f"{command[0]} took more than {PART_LIMIT_S:.0f} s") from None
+    if status:
+        raise BenchError(f"{command[0]} ended with status {status}")
+
+
+async def run(options: argparse.Namespace) -> None:
+    async with engine(options.url) as target:
+        model = await model_of(target.url)
+        await target.wait_idle()
+        slots = options.slots or await slots_of(target, model)
+        print(f"{model} at {target.url} runs {slots} requests at once\n", flush=True)
+        for command in parts(slots, options.quick):
+            await run_part(command, target.url, model)
+    print("All numbers are in bench/results/. Please send them with the GPU, the vLLM version and its flags.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="a light tenant's wait, shares and bursts before an engine of yours")
+    parser.add_argument("url", help="a running vLLM")
+    parser.add_argument("--slots", type=int, default=0, help="requests it runs at once; default: found out")
+    parser.add_argument("--quick", action="store_true", help="one short round of each")
+    run_bench("bench.gpu", run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
