@@ -36,14 +36,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def images() -> Iterator[Images]:
-    """By the names of docker-compose.yml: ours as the Dockerfile makes it, and what stands for those of others."""
+def stand_ins() -> StandIns:
+    """Debian in the place of what a registry has."""
     if os.geteuid() or (missing := [name for name in _PROGRAMS if shutil.which(name) is None]):
         pytest.fail(f"needs root, and {', '.join(_PROGRAMS)}" + ("" if os.geteuid() else f"; missing: {missing}"))
-    names = yaml.safe_load(COMPOSE.read_text())["x-images"]
     kept = Path(os.environ.get("FAIRGATE_DEBIAN", Path.home() / ".cache" / "fairgate" / "debian"))
     kept.mkdir(parents=True, exist_ok=True)
-    stand_ins = StandIns(names, kept)
+    return StandIns(yaml.safe_load(COMPOSE.read_text())["x-images"], kept)
+
+
+@pytest.fixture(scope="session")
+def images(stand_ins: StandIns) -> Iterator[Images]:
+    """By the names of docker-compose.yml: ours as the Dockerfile makes it, and what stands for those of others."""
+    names = yaml.safe_load(COMPOSE.read_text())["x-images"]
     where = Path(tempfile.mkdtemp(prefix="fairgate-image-"))
     try:
         arguments = {"BUILD_IMAGE": names["build"], "RUN_IMAGE": names["python"]}

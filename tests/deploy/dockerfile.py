@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tests.deploy.container import Image, Mount, Sandbox, run
 
-__all__ = ["built", "context_files", "instructions"]
+__all__ = ["UNDERSTOOD", "based_on", "built", "context_files", "instructions"]
 
 BUILD_S = 1500.0
 Base = Callable[[str, Path], Awaitable[Image]]
@@ -182,6 +182,9 @@ _STEPS: dict[str, Callable[[Image, str, _Surroundings], Awaitable[None]]] = {
     "STOPSIGNAL": _stop_signal,
     "EXPOSE": _says_only,
 }
+
+
+UNDERSTOOD = frozenset(("ARG", "FROM", *_STEPS))
 
 
 def _substituted(text: str, known: Mapping[str, str]) -> str:

@@ -51,7 +51,7 @@ class StandIns:
     async def image(self, name: str) -> Image:
         """The one that stands for this."""
         kind = self._kinds[name]
-        image = Image(await self._debian(BASES[kind]))
+        image = Image(await self.debian(BASES[kind]))
         if kind == "nginx":
             image.command = ["nginx", "-g", "daemon off;"]
             (image.root / "etc/nginx/nginx.conf").write_text(NGINX_CONF)
@@ -65,7 +65,8 @@ class StandIns:
         await run(["cp", "-a", str(image.root), str(root)], 120)
         return based_on(image, root)
 
-    async def _debian(self, packages: tuple[str, ...]) -> Path:
+    async def debian(self, packages: tuple[str, ...]) -> Path:
+        """The folder of a bare one with these packages."""
         root = self._folder / "-".join((SUITE, *packages))
         if root.exists():
             return root
