@@ -10,7 +10,7 @@ COMPILED_FLAGS := -fvisibility=hidden -fno-semantic-interposition -fno-plt
 # Finds the compiled modules before the sources, in every process that is started.
 WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(COMPILED):$(CURDIR)
 
-.PHONY: run test servers check format test-vllm test-deploy bench compiled test-compiled lock clean
+.PHONY: run test servers check format test-vllm test-deploy bench compiled test-compiled docs lock clean
 
 run: $(INSTALLED)  ## the gateway with config.example.yaml: simulated engines, all state in memory; also PORT=, ADMIN_PORT=
 	@$(BIN)/fairgate serve -c config.example.yaml --access-log access.log \
@@ -51,7 +51,7 @@ compiled: $(COMPILED)/.built  ## the gateway as machine code, in build/compiled;
 test-compiled: compiled servers  ## the tests on the compiled gateway
 	$(WITH_COMPILED) $(BIN)/pytest -q -o pythonpath=
 
-bench: compiled  ## the tables of docs/benchmarks.md; needs nginx with its echo module, and wrk
+bench: compiled  ## the tables of docs/benchmarks-all.md; needs nginx with its echo module, and wrk
 	bash deploy/real-vllm/setup.sh
 	$(WITH_COMPILED) $(BIN)/python -m bench.all
 
@@ -62,6 +62,10 @@ $(COMPILED)/.built: $(INSTALLED) pyproject.toml $(shell find policies gateway ba
 	cd build/source && HATCH_BUILD_HOOKS_ENABLE=1 CFLAGS="$(COMPILED_FLAGS)" $(CURDIR)/$(BIN)/hatchling build -t wheel -d ..
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(COMPILED) build/fairgate-*.whl
 	@touch $@
+
+docs: $(INSTALLED)  ## the site, in build/docs; a warning is an error. `make docs LINKS=1` also asks for every link to elsewhere
+	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
+	$(if $(LINKS),$(BIN)/sphinx-build -q -b linkcheck docs build/linkcheck)
 
 lock: $(INSTALLED)  ## pin the newest versions that pyproject.toml allows, and of them what the image needs to run
 	$(BIN)/pip install -q uv

@@ -86,13 +86,26 @@ class Request:
 class Reply:
     """One reply as it comes in: status, events so far, and when the first one came (loop time, seconds)."""
 
-    __slots__ = ("body", "broken", "error", "events", "first_s", "retry_after", "sent_s", "sse", "status", "tail")
+    __slots__ = (
+        "body",
+        "broken",
+        "error",
+        "events",
+        "first_s",
+        "request_id",
+        "retry_after",
+        "sent_s",
+        "sse",
+        "status",
+        "tail",
+    )
 
     def __init__(self, sent_s: float) -> None:
         self.sent_s = sent_s
         self.first_s = 0.0
         self.status = 0
         self.retry_after = ""
+        self.request_id = ""
         self.events = 0
         self.sse = False
         self.error = False
@@ -212,6 +225,8 @@ class Connection(asyncio.Protocol):
             self.reply.sse = value.startswith(b"text/event-stream")
         elif name.lower() == b"retry-after":
             self.reply.retry_after = value.decode("latin-1")
+        elif name.lower() == b"x-request-id":
+            self.reply.request_id = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self.reply.status = self.parser.get_status_code()

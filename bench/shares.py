@@ -48,12 +48,19 @@ TENANTS = ("first", "second")
 
 
 class Tenant:
-    """One tenant's flood, and the service it has had. `pick`: which of the routes is the next request's?"""
+    """One tenant's flood, and the service it has had. `pick`: which of the routes is the next request's? `made`: a
+    client for each route that is there already, with connections."""
 
     def __init__(
-        self, routes: Sequence[Route], name: str, users: int, clients: int, pick: Callable[[], int] = lambda: 0
+        self,
+        routes: Sequence[Route],
+        name: str,
+        users: int,
+        clients: int,
+        pick: Callable[[], int] = lambda: 0,
+        made: Sequence[Client] = (),
     ) -> None:
-        self.clients = [Client(route.url) for route in routes]
+        self.clients = list(made) or [Client(route.url) for route in routes]
         self.pick = pick
         self.settled = 0
         self.failed = 0

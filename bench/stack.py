@@ -73,7 +73,7 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def process(command: list[str], log: Path, cpu: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def process(command: list[str], log: Path, cpu: int | str | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """Runs a command while the block runs, pinned to one core if asked; SIGTERM at the end, then SIGKILL."""
     pinned = ["taskset", "-c", str(cpu), *command] if cpu is not None else command
     with log.open("ab") as out:
@@ -329,7 +329,7 @@ async def fairgate(
     tenants: dict[str, float],
     engine_type: str = "vllm",
     model: str = MODEL,
-    cpu: int | None = None,
+    cpu: int | str | None = None,
     policy: str | dict[str, object] | None = None,
     concurrency: int | None = None,
     **fields: object,

@@ -21,7 +21,7 @@ from gateway.http.errors import ApiError, Reason
 from gateway.http.server import HttpServer, ServerLimits
 from gateway.http.sockets import listening
 from gateway.keys.issued import KeyTable, follow
-from gateway.operator.listener import admin_app
+from gateway.operator.listener import admin_app, worker_app
 from gateway.operator.reloading import Reloading
 from gateway.pipeline import Pipeline
 from gateway.pool.learned_file import LearnedFile
@@ -29,6 +29,7 @@ from gateway.pool.pool import Pool
 from gateway.pool.pools import CannotTakeOver, Pools
 from gateway.pool.shared import Shared
 from gateway.redis.errors import StoreUnavailable
+from gateway.replicas.store import Deployment
 from gateway.request.cors import Cors
 from gateway.request.identity import Keyring, MintedKey
 from gateway.request.routes import GENERATE, ONE_ANSWER, PASS, Routes
@@ -41,10 +42,11 @@ from gateway.usage.counts import UsageCounts
 
 if TYPE_CHECKING:
     from gateway.config.usage import UsageConfig
-    from gateway.redis.news import NewsChannel
-    from gateway.redis.store import Deployment, Store
-    from gateway.redis.ticker import Exchanges
+    from gateway.replicas.news import NewsChannel
+    from gateway.replicas.store import Store
+    from gateway.replicas.ticker import Exchanges
     from gateway.usage.recorder import UsageRecorder
+    from gateway.workers.seat import Seat
 
 __all__ = ["Gateway"]
 
@@ -63,12 +65,13 @@ class Gateway:
         listener: socket.socket | None = None,
         *,
         load: Callable[[], Config] | None = None,
-        ask_others: Callable[[], None] | None = None,
+        seat: Seat | None = None,
     ) -> None:
-        """`listener`: a socket that listens already, instead of the configured address. `load`, `ask_others`: how it is
-        reloaded (`Reloading`)."""
+        """`listener`: a socket that listens already, instead of the configured address. `load`: how it is reloaded
+        (`Reloading`). `seat`: it is one of several workers, and its hub listens for the operator."""
         self.config = config
         self._listener = listener
+        self._seat = seat
         self.metrics = Metrics()
         self.lately = Lately()
         self.shared = Shared.of(config)
@@ -94,7 +97,7 @@ class Gateway:
         self._admin: web.AppRunner | None = None
         self._is_stopping = False
         self._closing_logs = Background()
-        self.reloading = Reloading(self, load, ask_others)
+        self.reloading = Reloading(self, load)
 
     @property
     def pools(self) -> list[Pool]:
@@ -136,8 +139,7 @@ class Gateway:
         """Listen. OSError if an address is taken, StoreRefused if the Redis is not one to be used; backends that are
         down, and a Redis that is, do not matter."""
         config = self.config
-        if config.state.redis_url is not None:
-            await self._share(config.state.redis_url)
+        await self._share()
         self._pools.commit(config, self.shared, await self._pools.prepare(config))
         if self.store is not None:
             self._replicate(self.store)
@@ -173,6 +175,11 @@ class Gateway:
         )
         with listening("the listener for clients", config.listen_address, "listen", "--port"):
             self.port = await self._server.listen(*config.listen_address, sock=self._listener)
+        if self._seat is not None:
+            self._admin = web.AppRunner(worker_app(self), access_log=None)
+            await self._admin.setup()
+            await web.UnixSite(self._admin, self._seat.meeting.worker(self._seat.index)).start()
+            return
         self._admin = web.AppRunner(admin_app(self), access_log=None)
         await self._admin.setup()
         host, port = config.admin_address
@@ -243,42 +250,50 @@ class Gateway:
         await self._closing_logs.stop()
         await asyncio.to_thread(self._access_log.close)
 
-    async def _share(self, url: str) -> None:
-        """Join the other replicas, now or as soon as Redis can be asked."""
-        from gateway.redis.issued_keys import RedisKeys  # redis-py is loaded only where there is a Redis
-        from gateway.redis.store import Store
+    async def _share(self) -> None:
+        """Join the other replicas, if there are any: now, or as soon as their store can be asked."""
+        url, seat, deployments = self.config.state.redis_url, self._seat, _deployments(self.config)
+        if url is not None:
+            from gateway.redis.issued_keys import RedisKeys  # redis-py is loaded only where there is a Redis
+            from gateway.redis.store import RedisStore
 
-        self.store = Store(url, _deployments(self.config))
+            self.store = self.metrics.redis = redis = RedisStore(url, deployments)
+            self.keys = RedisKeys(redis)
+        elif seat is not None:
+            from gateway.workers.store import HubStore
+
+            self.store = HubStore(seat.meeting, deployments)
+        else:
+            return
         self.metrics.store = self.store
         try:
             await self.store.open()
         except StoreUnavailable:
             pass  # the store says so, and goes on trying
         self._watchers.append(asyncio.create_task(self.store.keep()))
-        self.keys = RedisKeys(self.store)
-        self._watchers.append(asyncio.create_task(follow(self.keys, self._keyring)))
+        if self.keys is not None:
+            self._watchers.append(asyncio.create_task(follow(self.keys, self._keyring)))
 
     async def _count_usage(self, usage: UsageConfig) -> None:
-        """Write down what is used; where no Redis has the keys, the same database has them."""
+        """Write down what is used; where no Redis has the keys, the same database has them. Limits of a day go on from
+        it, unless replicas count them together: then their store does."""
         from gateway.usage.issued_keys import DatabaseKeys
         from gateway.usage.recorder import UsageRecorder
 
-        has_redis = self.config.state.redis_url is not None  # which keeps the limits of a day, too
-        quotas = None if has_redis else self.shared.quotas
-        self.usage = UsageRecorder(usage, quotas, self.config.workers)
+        self.usage = UsageRecorder(usage, None if self.store is not None else self.shared.quotas)
         self._usage = self.usage.counts
         self.metrics.registry.register(self.usage)
         await self.usage.open()
         self._watchers.append(asyncio.create_task(self.usage.keep()))
-        if not has_redis:
+        if self.keys is None:
             self.keys = DatabaseKeys(self.usage.database)
             self._watchers.append(asyncio.create_task(follow(self.keys, self._keyring)))
 
     def _replicate(self, store: Store) -> None:
         """Be one of several gateways in front of the same engines."""
-        from gateway.redis.learned import Lessons
-        from gateway.redis.news import NewsChannel
-        from gateway.redis.ticker import Exchanges
+        from gateway.replicas.learned import Lessons
+        from gateway.replicas.news import NewsChannel
+        from gateway.replicas.ticker import Exchanges
 
         shared, dispatchers = self.shared, [pool.dispatcher for pool in self.pools]
         self.exchanges = [Exchanges.of_pool(store, pool.name, pool.dispatcher) for pool in self.pools]
@@ -332,8 +347,6 @@ class Gateway:
 
 def _deployments(config: Config) -> list[Deployment]:
     """What the replicas must agree on."""
-    from gateway.redis.store import Deployment
-
     return [
         Deployment(pool.name, config.policy.name, tuple(backend.url for backend in pool.backends))
         for pool in config.pools

@@ -12,9 +12,11 @@ __all__ = ["COLOURS", "Series", "chart"]
 COLOURS = ("#2f6f9f", "#d08c4a", "#5a9367", "#a8476b", "#7a68a6", "#8a7a4d", "#3b9ca3", "#9a9a9a")
 """Taken in turn; from the second round on, lines are dashed."""
 
+INK = "#6e7781"
+"""Text and grid: read on light and on dark ground, since nothing is behind them."""
+
 WIDTH, HEIGHT = 640, 320
 LEFT, RIGHT, TOP, BOTTOM = 64, 150, 32, 44
-TICKS_MAX = 8
 TICKS_MAX = 8
 NAMES_MAX = 14
 """Lines named in the legend; more would not fit beside the plot."""
@@ -44,8 +46,7 @@ def chart(
     y_axis = _Axis(min(0.0, *ys), max(y_to, *ys), HEIGHT - BOTTOM, TOP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" width="{width}" height="{HEIGHT}" '
-        'font-family="sans-serif" font-size="11" fill="#333">',
-        f'<rect width="{width}" height="{HEIGHT}" fill="#fff"/>',
+        f'font-family="sans-serif" font-size="11" fill="{INK}">',
         f'<text x="{LEFT}" y="18" font-size="13">{escape(title)}</text>',
         *_grid(x_axis, y_axis, x_label, y_label, width),
     ]
@@ -84,7 +85,7 @@ def _grid(x_axis: _Axis, y_axis: _Axis, x_label: str, y_label: str, width: int) 
     parts = []
     for tick in y_axis.ticks:
         y = y_axis.at(tick)
-        parts.append(f'<path d="M{LEFT} {y:.1f}H{right}" stroke="#e4e4e4"/>')
+        parts.append(f'<path d="M{LEFT} {y:.1f}H{right}" stroke="{INK}" stroke-opacity="0.25"/>')
         parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_number(tick)}</text>')
     parts += [
         f'<text x="{x_axis.at(tick):.1f}" y="{bottom + 16}" text-anchor="middle">{_number(tick)}</text>'

@@ -20,6 +20,7 @@ INTRODUCTION = """\
 
 What the papers print, what comes out here, what is required, and whether it is met. This page is written by
 
+<!-- not run: takes minutes; tests/simulation runs what is in it -->
 ```sh
 fairgate reproduce --docs docs
 ```

@@ -13,7 +13,7 @@ from gateway.commands.keys import loaded
 if TYPE_CHECKING:
     from gateway.config.model import Config
 
-__all__ = ["Admin", "NotAnswered", "admins", "asks_admin"]
+__all__ = ["Admin", "NotAnswered", "admin_of", "asks_admin"]
 
 USUAL_URL: Final = "http://127.0.0.1:8190"
 TIMEOUT_S: Final = 3.0
@@ -46,7 +46,7 @@ class NotAnswered(Exception):
 
 
 class Admin:
-    """The admin listener of one process."""
+    """The admin listener of one gateway."""
 
     def __init__(self, url: str, token: str | None) -> None:
         self.url = url
@@ -77,22 +77,21 @@ class Admin:
             raise NotAnswered(f"{url}: {error}", 0) from None
 
 
-def admins(path: Path | None, admin: str | None) -> list[Admin]:
-    """The admin listener of the gateway, or of each of its workers: what `--admin` says, or else the file."""
+def admin_of(path: Path | None, admin: str | None) -> Admin:
+    """The admin listener of the gateway: what `--admin` says, or else the file."""
     config = loaded(path) if path is not None else None
     token = config.admin_token if config is not None else None
     secret = token.get_secret_value() if token is not None else None
     if admin is not None and not admin.startswith(("http://", "https://")):
         raise click.BadParameter("must be http://host:port of the admin listener", param_hint="--admin")
-    urls = [admin.rstrip("/")] if admin is not None else _urls(config)
-    return [Admin(url, secret) for url in urls]
+    return Admin(admin.rstrip("/") if admin is not None else _url(config), secret)
 
 
-def _urls(config: Config | None) -> list[str]:
-    """Where a command finds them, on the gateway's own machine."""
+def _url(config: Config | None) -> str:
+    """Where a command finds it, on the gateway's own machine."""
     if config is None:
-        return [USUAL_URL]
+        return USUAL_URL
     host, port = config.admin_address
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     host = f"[{host}]" if ":" in host else host
-    return [f"http://{host}:{port + worker}" for worker in range(config.workers)]
+    return f"http://{host}:{port}"

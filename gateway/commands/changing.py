@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from gateway.commands.admin import NotAnswered, admins, asks_admin
+from gateway.commands.admin import NotAnswered, admin_of, asks_admin
 
 __all__ = ["drain", "reload", "resume"]
 
@@ -29,7 +29,7 @@ def reload(path: Path | None, admin: str | None) -> None:
     Says what changed. Exits with 1 if the gateway keeps the config that it had, and says why.
     """
     try:
-        answer = admins(path, admin)[0].post("/reload")  # a worker has the others do the same
+        answer = admin_of(path, admin).post("/reload")
     except NotAnswered as error:
         answer = _refused(error)
     for line in answer["changes"]:
@@ -68,20 +68,15 @@ def resume(backend: str, path: Path | None, admin: str | None) -> None:
 
 
 def _drain(backend: str, path: Path | None, admin: str | None, what: str) -> None:
-    failed = False
-    for each in admins(path, admin):
-        try:
-            answer = each.post(f"/{what}/{urllib.parse.quote(backend, safe='')}")
-        except NotAnswered as error:
-            click.echo(f"fairgate: {error}", err=True)
-            failed = True
-            continue
-        state = "drained" if answer["drained"] else "in service" if answer["in_service"] else "resumed, out of service"
-        click.echo(f"{answer['pool']}/{answer['backend']}: {state}, {answer['running']} running there")
-        if "warning" in answer:
-            click.echo(f"fairgate: warning: {answer['warning']}", err=True)
-    if failed:
+    try:
+        answer = admin_of(path, admin).post(f"/{what}/{urllib.parse.quote(backend, safe='')}")
+    except NotAnswered as error:
+        click.echo(f"fairgate: {error}", err=True)
         sys.exit(1)
+    state = "drained" if answer["drained"] else "in service" if answer["in_service"] else "resumed, out of service"
+    click.echo(f"{answer['pool']}/{answer['backend']}: {state}, {answer['running']} running there")
+    if "warning" in answer:
+        click.echo(f"fairgate: warning: {answer['warning']}", err=True)
 
 
 def _refused(error: NotAnswered) -> dict[str, Any]:

@@ -243,9 +243,9 @@ async def _table_of(config: Config) -> AsyncIterator[KeyTable]:
     """Where this config's gateways look for keys."""
     if (url := config.state.redis_url) is not None:
         from gateway.redis.issued_keys import RedisKeys
-        from gateway.redis.store import Store
+        from gateway.redis.store import RedisStore
 
-        store = Store(url)
+        store = RedisStore(url)
         try:
             await store.open()
             yield RedisKeys(store)

@@ -6,11 +6,11 @@ import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
-from gateway.commands.admin import NotAnswered, admins, asks_admin
+from gateway.commands.admin import NotAnswered, admin_of, asks_admin
 from gateway.commands.changing import drain, reload, resume
 from gateway.commands.keys import keys
 from gateway.commands.replaying import replay
@@ -18,8 +18,6 @@ from gateway.commands.serving import BAD_INPUT, allow_files, run, serve_one, sup
 from gateway.commands.usage import usage
 
 __all__ = ["main"]
-
-NOT_FOUND: Final = 404
 
 
 def _build() -> str:
@@ -47,6 +45,13 @@ def _host(context: click.Context, option: click.Parameter, text: str | None) -> 
     return text
 
 
+def _workers(context: click.Context, option: click.Parameter, text: str | None) -> int | str | None:
+    if text is None or text == "auto":
+        return text
+    found: int = click.IntRange(1, 256)(text, option, context)
+    return found
+
+
 def _named_keys(context: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """HASH=NAME as (hash, name)."""
     found = [(hashed, name) for hashed, _, name in (text.partition("=") for text in texts)]
@@ -66,7 +71,10 @@ def _named_keys(context: click.Context, option: click.Parameter, texts: tuple[st
     "--admin-port", type=click.IntRange(0, 65535), help="Port of the admin listener.  [default: the file's, or 8190]"
 )
 @click.option(
-    "--workers", type=click.IntRange(1, 256), help="Processes that share the port.  [default: the file's, or 1]"
+    "--workers",
+    callback=_workers,
+    metavar="INTEGER|auto",
+    help="Processes that share the port; auto: one for each core.  [default: the file's, or 1]",
 )
 @click.option("--access-log", help="Where request lines go: stdout, off, or a file.  [default: the file's, or stdout]")
 @click.option(
@@ -122,7 +130,7 @@ def serve(
 
 
 @main.command()
-@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=8000, show_default=True, help="0 takes a free one.")
 @click.option("--profile", default="demo", show_default=True, help="Which engine and GPU to imitate.")
 @click.option("--model", "models", multiple=True, default=("simulated",), show_default=True, help="Served model name.")
@@ -166,7 +174,8 @@ def check(file: Path) -> None:
     if not all(fault.is_warning for fault in found):
         sys.exit(BAD_INPUT)
     backends = sum(len(pool.backends) for pool in config.pools)
-    click.echo(f"{file}: ok: {len(config.tenants)} tenants, {len(config.pools)} pools, {backends} backends")
+    workers = f", {config.workers} workers" if config.workers > 1 else ""
+    click.echo(f"{file}: ok: {len(config.tenants)} tenants, {len(config.pools)} pools, {backends} backends{workers}")
 
 
 @main.command()
@@ -266,12 +275,11 @@ def healthcheck(path: Path | None, admin: str | None) -> None:
     """Exit with 0 if the gateway, and each of its workers, is ready, 1 if not (for containers)."""
     import json
 
-    for one in admins(path, admin):
-        try:
-            click.echo(json.dumps(one.get("/ready")))
-        except NotAnswered as error:
-            click.echo(str(error), err=True)
-            sys.exit(1)
+    try:
+        click.echo(json.dumps(admin_of(path, admin).get("/ready")))
+    except NotAnswered as error:
+        click.echo(str(error), err=True)
+        sys.exit(1)
 
 
 @main.command()
@@ -290,17 +298,12 @@ def explain(request_id: str, path: Path | None, admin: str | None) -> None:
     import json
     import urllib.parse
 
-    found: NotAnswered | None = None
-    for one in admins(path, admin):  # of several workers, one had it
-        try:
-            click.echo(json.dumps(one.get(f"/explain/{urllib.parse.quote(request_id, safe='')}"), indent=2))
-            return
-        except NotAnswered as error:
-            found = error
-            if error.status != NOT_FOUND:
-                break
-    click.echo(f"fairgate: {found}", err=True)
-    sys.exit(1 if found is not None and found.status else BAD_INPUT)
+    try:
+        answer = admin_of(path, admin).get(f"/explain/{urllib.parse.quote(request_id, safe='')}")
+    except NotAnswered as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(1 if error.status else BAD_INPUT)
+    click.echo(json.dumps(answer, indent=2))
 
 
 @main.command()
@@ -315,13 +318,11 @@ def top(path: Path | None, admin: str | None, once: bool, interval_s: float) -> 
     \b
     fairgate top -c config.yaml
     fairgate top --once --admin http://127.0.0.1:8191
-
-    Of several workers it shows the first; the n-th has the n-th admin port.
     """
     from gateway.commands.top import watch
 
     try:
-        watch(admins(path, admin)[0], interval_s=interval_s, once=once)
+        watch(admin_of(path, admin), interval_s=interval_s, once=once)
     except NotAnswered as error:
         click.echo(f"fairgate: {error}", err=True)
         sys.exit(1 if error.status else BAD_INPUT)

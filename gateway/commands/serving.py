@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gateway.app import Gateway
     from gateway.commands.stderr_log import StderrLog
     from gateway.config.model import Config
-    from gateway.workers import Worker
+    from gateway.workers.supervisor import Child
 
     Load = Callable[[], Config]
     """Reads the config again; raises ConfigError."""
@@ -57,26 +57,35 @@ def allow_files() -> None:
 
 def supervise(config: Config, load: Load | None) -> None:
     """Serve with several processes; exits with their status. `load` reads the config again; None: it is in no file."""
-    from gateway.workers import share_of, supervise, with_keys, with_known_keys
+    # What every process needs is loaded once, before they part: so each is there within milliseconds.
+    import gateway.app  # noqa: F401
+    from gateway.workers import hub
+    from gateway.workers.supervisor import share_of, supervise, with_keys, with_known_keys
 
     config, minted = with_keys(config)
     started = config
+    client_port = 0
 
     def reload() -> Config:
         assert load is not None
         return with_known_keys(load(), started)
 
-    def serve(config: Config, worker: Worker) -> None:
-        own = None if load is None else lambda: share_of(reload(), worker.index)
-        run(lambda: serve_one(share_of(config, worker.index), own, worker))
+    def serve(config: Config, worker: Child) -> None:
+        index = worker.seat.index
+        own = None if load is None else lambda: share_of(reload(), index)
+        run(lambda: serve_one(share_of(config, index), own, worker))
 
-    def announce(port: int) -> None:
-        url = _url(config, port)
+    def serve_hub(config: Config, child: Child) -> None:
+        _log(config)
+        run(lambda: hub.serve_hub(config, None if load is None else reload, client_port, child))
+
+    def announce(port: int, admin_port: int) -> None:
+        nonlocal client_port
+        client_port = port
+        host, _ = config.admin_address
         lines = [
-            f"fairgate: serving on {url} with {config.workers} workers, each with an admin listener of its own",
-            "  they share every engine and every limit by Redis"
-            if config.state.redis_url is not None
-            else f"  each worker owns 1/{config.workers} of every engine and every limit, and is fair within that part",
+            f"fairgate: serving on {_url(config, port)} with {config.workers} workers, admin on"
+            f" http://{host}:{admin_port} for all of them (/ is a live page)",
             *_without_key(config),
         ]
         if minted:
@@ -88,6 +97,7 @@ def supervise(config: Config, load: Load | None) -> None:
         status = supervise(
             config,
             serve,
+            serve_hub,
             announce,
             lambda text: click.echo(f"fairgate: {text}", err=True),
             None if load is None else reload,
@@ -96,6 +106,17 @@ def supervise(config: Config, load: Load | None) -> None:
         click.echo(f"fairgate: {error}", err=True)
         sys.exit(1)
     sys.exit(status)
+
+
+def _log(config: Config) -> StderrLog:
+    """Where this process says what happens."""
+    import logging
+
+    from gateway.commands.stderr_log import StderrLog
+
+    log = StderrLog()  # whoever does not read it must not keep requests waiting
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=config.log_level.upper(), handlers=[log])
+    return log
 
 
 def _spare_collection() -> None:
@@ -110,28 +131,21 @@ def _spare_collection() -> None:
     gc.set_threshold(10 * young, middle, 100 * old)
 
 
-async def serve_one(config: Config, load: Load | None = None, worker: Worker | None = None) -> None:
+async def serve_one(config: Config, load: Load | None = None, worker: Child | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once. A worker ends with its supervisor.
 
-    SIGHUP reloads the config by `load`. A worker that is asked by its admin listener has its supervisor ask the others.
+    SIGHUP reloads the config by `load`.
     """
-    import logging
-    import os
     import signal
 
     from gateway.app import Gateway
     from gateway.background import Background
-    from gateway.commands.stderr_log import StderrLog
 
-    log = StderrLog()  # whoever does not read it must not keep requests waiting
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=config.log_level.upper(), handlers=[log])
-    supervisor = os.getppid()
-    gateway = Gateway(
-        config,
-        None if worker is None else worker.listener,
-        load=load,
-        ask_others=None if worker is None else lambda: os.kill(supervisor, signal.SIGHUP),
-    )
+    log = _log(config)
+    if worker is None:
+        gateway = Gateway(config, load=load)
+    else:
+        gateway = Gateway(config, worker.listeners[0], load=load, seat=worker.seat)
     reloads = Background()
     stop, now = asyncio.Event(), asyncio.Event()
 
@@ -198,13 +212,14 @@ def _without_key(config: Config) -> list[str]:
     ]
 
 
-def _worker_announcement(gateway: Gateway, worker: Worker) -> str:
-    """Where are its numbers to be had?"""
-    host, _ = gateway.config.admin_address
-    lines = [f"fairgate: worker {worker.index}: admin on http://{host}:{gateway.admin_port} (/ready, /metrics)"]
-    lines += [f"  worker {worker.index} not ready: {fault}" for fault in gateway.not_ready()]
-    if (state := gateway.state()) is not None:
-        lines.append(f"  worker {worker.index} state: {state}")
+def _worker_announcement(gateway: Gateway, worker: Child) -> str:
+    """Which process is it, and what keeps it from serving?"""
+    import os
+
+    lines = [f"fairgate: {worker.name} serves (process {os.getpid()})"]
+    lines += [f"  {worker.name} not ready: {fault}" for fault in gateway.not_ready()]
+    if (state := gateway.state()) is not None and state != "shared":
+        lines.append(f"  {worker.name} state: {state}")
     return "\n".join(lines)
 
 

@@ -20,7 +20,14 @@ __all__ = ["usage"]
 @click.option("--since", default="24h", show_default=True, help="24h, 7d, today, a day, or a time; by UTC.")
 @click.option("--until", help="The same.  [default: now]")
 @click.option("--by", default="tenant", show_default=True, help="hour, day, tenant, app, user, model; with commas.")
-@click.option("--format", "form", default="table", show_default=True, type=click.Choice(["table", "csv", "json"]))
+@click.option(
+    "--format",
+    "form",
+    default="table",
+    show_default=True,
+    type=click.Choice(["table", "csv", "json"]),
+    help="Its form.",
+)
 def usage(path: Path | None, url: str | None, since: str, until: str | None, by: str, form: str) -> None:
     """Who used how much? Requests, tokens and time in the queue, in the hours that were asked for.
 

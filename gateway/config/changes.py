@@ -86,7 +86,7 @@ def config_hash(config: Config) -> str:
 
 def needs_restart(before: Config, found: list[Change], after: Config) -> dict[str, str]:
     """What of these changes a running gateway cannot take over, by path, with the reason."""
-    of_replicas = {} if before.state.redis_url is None else _of_replicas(before, after)
+    of_replicas = _of_replicas(before, after) if before.has_replicas else {}
     reasons = {}
     for one in found:
         if re.split(r"[.\[]", one.path)[0] not in LIVE:

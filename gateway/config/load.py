@@ -84,7 +84,8 @@ class Given:
     host: str | None = None
     port: int | None = None
     admin_port: int | None = None
-    workers: int | None = None
+    workers: int | str | None = None
+    """A number, or auto."""
     access_log: str | None = None
     log_level: str | None = None
     names: tuple[tuple[str, str], ...] = ()

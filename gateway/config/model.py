@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
@@ -50,6 +51,7 @@ from gateway.config.state import StateConfig
 from gateway.config.throttle import OverloadConfig, QuotaConfig, ThrottleConfig
 from gateway.config.tls import BackendTlsConfig, ListenerTlsConfig
 from gateway.config.usage import UsageConfig
+from gateway.config.workers import WORKERS_MAX, no_text, or_auto, with_workers
 
 __all__ = [
     "AppConfig",
@@ -200,9 +202,11 @@ class Config(Section):
     """Who is throttled then."""
     quota: QuotaConfig = QuotaConfig()
     """Limits of every tenant at any time; none by default."""
-    workers: int = Field(default=1, ge=1, le=256)
-    """Processes that serve the address. Each owns an equal part of every engine and every limit, unless they share them
-    by `state: redis://...`; the admin listener of the n-th is on the n-th port from `admin`."""
+    workers: Annotated[int, BeforeValidator(no_text)] = Field(
+        default=1, ge=1, le=WORKERS_MAX, json_schema_extra=or_auto
+    )
+    """Processes that serve the address, as one gateway: they use every engine and every limit together. auto: one for
+    each core that this process may use."""
     state: Annotated[StateConfig, bare_text_is("url", str | StateConfig)] = Field(
         default=StateConfig(), json_schema_extra={"default": "memory"}
     )
@@ -250,6 +254,11 @@ class Config(Section):
         return self.state.redis_url is not None or (self.usage is not None and self.usage.is_server)
 
     @property
+    def has_replicas(self) -> bool:
+        """Do several gateways use its engines and limits together: processes with one Redis, or workers?"""
+        return self.state.redis_url is not None or self.workers > 1
+
+    @property
     def warnings(self) -> tuple[tuple[str, str], ...]:
         """What is no fault and most likely not meant, each with its field and what to do."""
         if self.admin_token is None and not is_loopback(self.admin_address[0]):
@@ -266,6 +275,7 @@ class Config(Section):
     @classmethod
     def _consistent(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Report what contradicts itself together with what is wrong by itself, not after it is mended."""
+        data = with_workers(data)
         faults = [InitErrorDetails(type=fault(text), loc=loc, input=None) for loc, text in _contradictions(data)]
         try:
             config = handler(data)
@@ -363,11 +373,8 @@ def _address_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
     hosts = {host, admin_host}
     is_same_host = len(hosts) == 1 or bool(hosts & {"0.0.0.0", "::"})
     is_same_host = is_same_host or ("localhost" in hosts and hosts <= {"localhost", "127.0.0.1", "::1"})
-    if admin_port > 0 and admin_port <= port < admin_port + workers and is_same_host:
-        takes = "takes the port" if workers == 1 else f"takes {workers} ports, one for each worker, among them that"
-        yield ("admin",), f"{takes} of listen ({addresses[0]}); give it another one"
-    if admin_port <= 65535 < admin_port + workers - 1:
-        yield ("admin",), f"takes {workers} ports, one for each worker: begin lower"
+    if admin_port > 0 and admin_port == port and is_same_host:
+        yield ("admin",), f"takes the port of listen ({addresses[0]}); give it another one"
     backends = [backend for _, pool in _items(config, "pools") for _, backend in _items(pool, "backends")]
     simulated = any(str(_get(backend, "url")).startswith("sim:") for backend in backends)
     field = "workers" if workers > 1 else "state" if _state_url(config) != "memory" else None

@@ -14,7 +14,7 @@ class Provenance(NamedTuple):
     """Where one value comes from."""
 
     source: Literal["file", "environment", "command line", "workers", "default"]
-    """workers: this process has its part of what the whole gateway may."""
+    """workers: made at the start, so that all workers have the same."""
     line: int = 0
     """Of the file; 0: it is not there."""
     variable: str = ""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from aiohttp import web
-
-from gateway.config.fields import is_loopback
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -16,13 +13,10 @@ __all__ = ["changing_routes"]
 
 
 def changing_routes(gateway: Gateway) -> list[web.RouteDef]:
-    """For the admin listener. A page in a browser may not use them: it sends the origin that it is from. Where no token
-    is asked for, other machines may look, and change nothing."""
+    """For the admin listener, whose guard says who may (`gateway.operator.guard`)."""
 
     async def reload(request: web.Request) -> web.Response:
-        if (refusal := _refusal(gateway, request)) is not None:
-            return refusal
-        reloaded = await gateway.reloading.run(everywhere=True)
+        reloaded = await gateway.reloading.run()
         return web.json_response(reloaded.as_json(), status=409 if reloaded.outcome == "refused" else 200)
 
     async def drain(request: web.Request) -> web.Response:
@@ -39,8 +33,6 @@ def changing_routes(gateway: Gateway) -> list[web.RouteDef]:
 
 
 def _drained(gateway: Gateway, request: web.Request, *, drained: bool) -> web.Response:
-    if (refusal := _refusal(gateway, request)) is not None:
-        return refusal
     name = request.match_info["backend"]
     for pool in gateway.pools:
         backend = pool.backends.get(name)
@@ -62,15 +54,3 @@ def _drained(gateway: Gateway, request: web.Request, *, drained: bool) -> web.Re
     known = sorted(name for pool in gateway.pools for name in pool.backends)
     error = f"there is no backend {name[:200]!r}; there are: {', '.join(known)}"
     return web.json_response({"error": error}, status=404)
-
-
-def _refusal(gateway: Gateway, request: web.Request) -> web.Response | None:
-    """May whoever sends this not change anything? Browsers let any page send a POST, and say on whose behalf."""
-    origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.host:
-        error = "this request is from a page of another origin; send it with curl, or with `fairgate`"
-    elif gateway.config.admin_token is None and not is_loopback(request.remote or ""):
-        error = "without an admin_token in the config, nothing is changed from other machines: set one, or use SIGHUP"
-    else:
-        return None
-    return web.json_response({"error": error}, status=403)

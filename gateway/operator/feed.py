@@ -14,18 +14,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from aiohttp import web
 from msgspec.json import encode
 
 from gateway.operator.present import backends, queue, tenants
-from gateway.operator.spans import SPAN_S, Taken, point, running
+from gateway.operator.seen import Look, Seen
+from gateway.operator.spans import SPAN_S, Taken, point
 from gateway.telemetry.lately import WINDOW_S, End
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL, OF_WAIT
-
-if TYPE_CHECKING:
-    from gateway.app import Gateway
 
 __all__ = ["Feed"]
 
@@ -58,8 +56,8 @@ class _Part:
 class Feed:
     """One for each gateway."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, source: Look) -> None:
+        self._source = source
         self._id = token_hex(8)
         self._epoch_s = time.time() - time.monotonic()
         self._parts: dict[str, _Part] = {}
@@ -154,21 +152,18 @@ class Feed:
     async def _look_once(self) -> float:
         """Returns the CPU seconds that it cost, about."""
         begun_s, now = time.thread_time(), time.monotonic()
-        gateway = self._gateway
-        self._put("gateway", encode(self._of_gateway()))  # first: by it the page knows that the gateway was restarted
+        is_span = now - self._pointed_s >= SPAN_S
+        source, seen = self._source, await self._source.look(with_running=is_span)
+        self._put("gateway", encode(self._of_gateway(seen)))  # first: by it the page knows of a restart
         self._put("words", WORDS)
-        self._put("queue", encode(queue(gateway.pools, QUEUED_SHOWN)))
-        self._put("backends", encode(backends(gateway.pools)))
-        self._put("ended", encode([self._ended(end) for end in gateway.lately.latest(ENDS_SHOWN)]))
-        if now - self._pointed_s < SPAN_S:
+        self._put("queue", encode(queue(seen, QUEUED_SHOWN)))
+        self._put("backends", encode(backends(seen)))
+        self._put("ended", encode([self._ended(end) for end in source.lately.latest(ENDS_SHOWN)]))
+        if not is_span:
             return time.thread_time() - begun_s
-        ends, _ = gateway.lately.within(now, min(WINDOW_S, now - self._pointed_s))
-        taken = [
-            Taken(pool.name, now, ends, running(engine), engine.books.waiting.by_tenant())
-            for pool in gateway.pools
-            for engine in [pool.dispatcher.engine]
-        ]
-        sum_up = partial(self._sum_up, now, tenants(gateway.pools, gateway.lately), taken)
+        ends, _ = source.lately.within(now, min(WINDOW_S, now - self._pointed_s))
+        taken = [Taken(pool.pool, now, ends, pool.running, pool.waiting) for pool in seen.pools]
+        sum_up = partial(self._sum_up, now, tenants(seen, source.lately), taken)
         cost_s = time.thread_time() - begun_s
         summed, points, summing_s = await asyncio.to_thread(sum_up)
         self._put("tenants", summed)
@@ -192,17 +187,17 @@ class Feed:
             self._serial += 1
             part.data, part.serial = data, self._serial
 
-    def _of_gateway(self) -> dict[str, Any]:
-        gateway, config = self._gateway, self._gateway.config
+    def _of_gateway(self, seen: Seen) -> dict[str, Any]:
+        config = self._source.config
         return {
             "id": self._id,
             "at_s": round(time.time(), 1),
-            "not_ready": gateway.not_ready(),
-            "state": gateway.state(),
+            "not_ready": seen.not_ready,
+            "state": seen.state,
             "workers": config.workers,
-            "port": gateway.port,
+            "port": seen.port,
             "tls": config.tls is not None,
-            "models": {pool.name: next(iter(pool.models()), "") for pool in gateway.pools},
+            "models": {pool.pool: next(iter(pool.models), "") for pool in seen.pools},
             "cost_cores": round(self._spent_s / max(1.0, time.monotonic() - self._since_s), 5),
             "counts_usage": config.usage is not None,
         }

@@ -5,37 +5,57 @@ of them, usage and keys, on a listener of their own.
 from __future__ import annotations
 
 import asyncio
-from hmac import compare_digest
-from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from aiohttp import web
-from aiohttp.typedefs import Handler, Middleware
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.commands.explain import explain
-from gateway.config.fields import is_loopback
 from gateway.operator.changing import changing_routes
 from gateway.operator.feed import Feed
+from gateway.operator.guard import guard
 from gateway.operator.keys import key_routes
-from gateway.operator.page.files import PAGE_PATHS, page
+from gateway.operator.page.files import page
+from gateway.operator.seen import Here, encoded, seen
 from gateway.operator.usage import usage_routes
 from gateway.operator.views import views
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
 
-__all__ = ["admin_app"]
-
-
-OPEN = frozenset(("/health", "/ready")) | PAGE_PATHS
-"""Probes have no token, and learn nothing that a request would not show. The page itself asks whoever opens it."""
+__all__ = ["admin_app", "worker_app"]
 
 
 def admin_app(gateway: Gateway) -> web.Application:
     """Never queued. What it asks for is `admin_token`; without one it belongs on loopback, and answers there only those
     who call it by an address of this machine.
     """
+    here = Here(gateway)
+    feed = Feed(here)
+    app = web.Application(middlewares=[guard(lambda: gateway.config)])
+    app.add_routes([*_own(gateway), web.get("/events", feed.events), *views(here), *page()])
+    app.on_shutdown.append(feed.close)
+    return app
+
+
+def worker_app(gateway: Gateway) -> web.Application:
+    """What a worker answers its hub, which asks for all of them (`gateway.operator.of_workers`)."""
+
+    async def look(request: web.Request) -> web.Response:
+        """How it stands, and its ends since the hub had so many of them. If there were never so many, the hub had them
+        of a worker before this one."""
+        lately, known = gateway.lately, int(request.query["ends"])
+        ends = lately.latest(lately.count - known if known <= lately.count else lately.count)[::-1]
+        found = seen(gateway, with_running="running" in request.query)
+        return web.Response(body=encoded(found, ends, lately.count))
+
+    app = web.Application()
+    app.add_routes([*_own(gateway), web.get("/seen", look)])
+    return app
+
+
+def _own(gateway: Gateway) -> list[web.RouteDef]:
+    """What one process says of itself."""
 
     async def health(request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
@@ -63,57 +83,12 @@ def admin_app(gateway: Gateway) -> web.Application:
             return web.json_response({"request_id": request_id[:128], "error": error}, status=404)
         return web.json_response(found)
 
-    feed = Feed(gateway)
-    app = web.Application(middlewares=[_asks_for_token(gateway)])
-    app.add_routes(
-        [
-            web.get("/health", health),
-            web.get("/ready", ready),
-            web.get("/metrics", metrics),
-            web.get("/explain/{id}", explanation),
-            web.get("/events", feed.events),
-            *changing_routes(gateway),
-            *key_routes(gateway),
-            *usage_routes(gateway),
-            *views(gateway),
-            *page(),
-        ]
-    )
-    app.on_shutdown.append(feed.close)
-    return app
-
-
-def _asks_for_token(gateway: Gateway) -> Middleware:
-    """Lets pass who sends the token that is configured now, and anybody to what is open."""
-
-    @web.middleware
-    async def asks(request: web.Request, handler: Handler) -> web.StreamResponse:
-        token = gateway.config.admin_token
-        if token is None and _is_strangers(request):
-            error = "call it by an IP address or localhost: without an admin_token, no other name is answered to here"
-            return web.json_response({"error": error}, status=421)
-        if token is None or request.path in OPEN:
-            return await handler(request)
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        sent = given.strip().encode("utf-8", "surrogateescape")
-        if scheme.lower() == "bearer" and compare_digest(sent, token.get_secret_value().encode()):
-            return await handler(request)
-        error = "send the config's admin_token as 'Authorization: Bearer TOKEN'; `fairgate explain` does with -c FILE"
-        return web.json_response({"error": error}, status=401, headers={"www-authenticate": "Bearer"})
-
-    return asks
-
-
-def _is_strangers(request: web.Request) -> bool:
-    """Has a web page made this request? A browser takes any name of its author's for this machine, if the name server
-    says so (DNS rebinding), and lets the page read the answer. Such a page cannot choose an address as its name.
-    """
-    own = request.transport.get_extra_info("sockname") if request.transport is not None else None
-    name = request.url.host or ""
-    if not own or not is_loopback(own[0]) or is_loopback(name) or name.endswith(".localhost"):
-        return False
-    try:
-        ip_address(name)
-    except ValueError:
-        return True
-    return False
+    return [
+        web.get("/health", health),
+        web.get("/ready", ready),
+        web.get("/metrics", metrics),
+        web.get("/explain/{id}", explanation),
+        *changing_routes(gateway),
+        *key_routes(gateway),
+        *usage_routes(gateway),
+    ]

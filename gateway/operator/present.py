@@ -7,68 +7,45 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from gateway.operator.seen import Seen, SeenPool
 from gateway.operator.shares import due
-from gateway.operator.spans import Usual, part_within, percentile, running
-from gateway.pool.pool import Pool
-from gateway.telemetry.access_log import hidden
+from gateway.operator.spans import Usual, part_within, percentile
 from gateway.telemetry.lately import End, Lately
 from gateway.telemetry.record import Outcome
 from policies.admission.explanation import OF_OBSTACLE
-from policies.capacity.obstacle import Blocked, Obstacle
-from policies.request import Request, State
+from policies.capacity.obstacle import Obstacle
 
-__all__ = ["REQUESTS_MAX", "backends", "limited_by", "queue", "tenants"]
+__all__ = ["backends", "limited_by", "queue", "tenants"]
 
-REQUESTS_MAX: Final = 100
 TENANTS_MAX: Final = 200
 
 
-def queue(pools: Iterable[Pool], requests_max: int) -> dict[str, Any]:
+def queue(seen: Seen, requests_max: int) -> dict[str, Any]:
     """Who waits, and for what?"""
-    return {"pools": [_queue(pool, requests_max) for pool in pools]}
+    return {"pools": [_queue(pool, seen.at_s, requests_max) for pool in seen.pools]}
 
 
-def _queue(pool: Pool, requests_max: int) -> dict[str, Any]:
-    dispatcher = pool.dispatcher
-    engine, now = dispatcher.engine, dispatcher.clock()
-    waiting = engine.books.waiting
-    by_tenant = sorted(waiting.by_tenant().items(), key=lambda item: (-item[1].requests, item[0]))
-    oldest = [_waiting(request, now) for request in islice(waiting.requests.values(), requests_max)]
+def _queue(pool: SeenPool, now: float, requests_max: int) -> dict[str, Any]:
+    by_tenant = sorted(pool.waiting.items(), key=lambda item: (-item[1].requests, item[0]))
+    oldest = pool.requests[:requests_max]
     return {
-        "pool": pool.name,
-        "policy": pool.policy_name,
-        "queued_requests": engine.queued,
-        "queued_bytes": engine.queued_bytes,
-        "dispatched_requests": engine.dispatched,
+        "pool": pool.pool,
+        "policy": pool.policy,
+        "queued_requests": pool.queued_requests,
+        "queued_bytes": pool.queued_bytes,
+        "dispatched_requests": pool.dispatched_requests,
         **_limit(pool),
-        "next_request_id": engine.blocked.request.id if engine.blocked is not None else None,
+        "next_request_id": pool.next_request_id,
         "tenants": [
             {"tenant": name, "queued_requests": one.requests, "oldest_wait_s": _seconds(now - one.oldest_s)}
             for name, one in by_tenant[:TENANTS_MAX]
         ],
         "tenants_left_out": max(0, len(by_tenant) - TENANTS_MAX),
         "requests": oldest,
-        "requests_left_out": engine.queued - len(oldest),
-    }
-
-
-def _waiting(request: Request, now: float) -> dict[str, Any]:
-    flow, progress = request.flow, request.progress
-    return {
-        "request_id": request.id,
-        "client_request_id": request.client_id,
-        "tenant": flow.tenant,
-        "app": flow.app,
-        "user": hidden(flow.user),
-        "wait_s": _seconds(now - request.arrived_s),
-        "expires_in_s": _seconds(progress.deadline_s - now),
-        "inside_an_interaction": progress.inside,
-        "asks_other_gateways": progress.state is not State.QUEUED,
-        "prompt_tokens_estimated": request.prompt_tokens,
+        "requests_left_out": pool.queued_requests - len(oldest),
     }
 
 
@@ -90,15 +67,14 @@ class _Tenant:
 class _Taken:
     """The requests of one pool as they are now: taken on the loop, since that costs little, and summed up beside it."""
 
-    def __init__(self, pool: Pool, ends: Sequence[End], window_s: float) -> None:
-        engine = pool.dispatcher.engine
-        self.pool = pool.name
-        self.policy = pool.policy_name
+    def __init__(self, pool: SeenPool, now: float, ends: Sequence[End], window_s: float) -> None:
+        self.pool = pool.pool
+        self.policy = pool.policy
         self.ends = ends
-        self.now = pool.dispatcher.clock()
+        self.now = now
         self.since_s = self.now - window_s
-        self.waiting = engine.books.waiting.by_tenant()
-        self.running = running(engine)
+        self.waiting = pool.waiting
+        self.running = pool.running
 
     def answer(self) -> dict[str, Any]:
         found = self._sums()
@@ -138,13 +114,13 @@ class _Taken:
         return found
 
 
-def tenants(pools: Iterable[Pool], lately: Lately) -> Callable[[], dict[str, Any]]:
+def tenants(seen: Seen, lately: Lately) -> Callable[[], dict[str, Any]]:
     """Who received how much of the engines within the last minute, who was due how much, and how long did they wait?
 
-    Taken now. What is returned sums it up, which takes milliseconds: call it beside the loop.
+    `seen` with what runs. What is returned sums it up, which takes milliseconds: call it beside the loop.
     """
     ends, window_s = lately.within(time.monotonic())
-    taken = [_Taken(pool, ends, window_s) for pool in pools]
+    taken = [_Taken(pool, seen.at_s, ends, window_s) for pool in seen.pools]
     return lambda: {"window_s": round(window_s, 1), "pools": [one.answer() for one in taken]}
 
 
@@ -165,76 +141,41 @@ def _tenant(name: str, one: _Tenant, total: float, share_due: float) -> dict[str
     }
 
 
-def backends(pools: Iterable[Pool]) -> dict[str, Any]:
+def backends(seen: Seen) -> dict[str, Any]:
     """How full is each engine, and what keeps the next request in order from starting there?"""
-    return {"pools": [{"pool": pool.name, **_limit(pool), "backends": _backends(pool)} for pool in pools]}
+    return {"pools": [{"pool": pool.pool, **_limit(pool), "backends": _backends(pool)} for pool in seen.pools]}
 
 
-def _backends(pool: Pool) -> list[dict[str, Any]]:
-    engine, now = pool.dispatcher.engine, pool.dispatcher.clock()
-    obstacles = _obstacles(engine.blocked if engine.queued else None)
-    answer = []
-    for name, ledger in engine.backends.items():
-        backend = pool.backends.get(name)
-        kv_ratio, known_by = ledger.occupancy(None, None, now)
-        obstacle = obstacles.get(name)
-        answer.append(
-            {
-                "backend": name,
-                "url": backend.url if backend is not None else "",
-                "in_service": ledger.healthy,
-                "reason": backend.why_not if backend is not None and not ledger.healthy else "",
-                "running_sequences": ledger.sequences,
-                "slots": ledger.slots.count,
-                "starting_requests": len(ledger.starting),
-                "starting_prompt_tokens": ledger.prefill_tokens,
-                "kv_ratio": round(kv_ratio, 4),
-                "kv_ratio_is": known_by.removeprefix("KV cache, ").strip(","),
-                "kv_expected_ratio": round(ledger.kv_fraction(), 4),
-                "kv_capacity_tokens": ledger.kv.capacity_tokens,
-                "obstacle": obstacle,
-                "obstacle_is": OF_OBSTACLE[obstacle] if obstacle is not None else "",
-            }
-        )
-    return answer
+def _backends(pool: SeenPool) -> list[dict[str, Any]]:
+    return [{**one, "obstacle_is": OF_OBSTACLE[one["obstacle"]] if one["obstacle"] else ""} for one in pool.backends]
 
 
-def _obstacles(blocked: Blocked | None) -> dict[str, Obstacle]:
-    """By engine. Where each engine has a queue of its own, each next one waits for its own engine."""
-    if blocked is None:
-        return {}
-    found = dict(blocked.obstacles)
-    for other in blocked.others:
-        found.update(other.obstacles)
-    return found
+def _limit(pool: SeenPool) -> dict[str, Any]:
+    return {"limited_by": pool.obstacle, "limited_by_is": limited_by(pool)}
 
 
-def _limit(pool: Pool) -> dict[str, Any]:
-    engine = pool.dispatcher.engine
-    obstacle = engine.blocked.nearest() if engine.queued and engine.blocked is not None else None
-    return {"limited_by": obstacle, "limited_by_is": limited_by(pool, obstacle)}
-
-
-def limited_by(pool: Pool, obstacle: Obstacle | None) -> str:
+def limited_by(pool: SeenPool) -> str:
     """One sentence: what limits the pool just now?"""
-    engine = pool.dispatcher.engine
-    if not pool.is_healthy():
-        reasons = "; ".join(f"{backend.name}: {backend.why_not}" for backend in pool.backends.values())
-        return f"No engine is in service ({reasons}); {_requests(engine.queued)} in the queue."
-    if obstacle is None:
-        if engine.queued:
-            return f"{_requests(engine.queued)} in the queue: other gateways are asked about a limit."
-        if engine.dispatched:
-            return f"Nothing limits the pool: {_requests(engine.dispatched)} running, and each starts as it comes."
+    queued = _requests(pool.queued_requests)
+    if not pool.is_healthy:
+        reasons = "; ".join(f"{one['backend']}: {one['reason']}" for one in pool.backends)
+        return f"No engine is in service ({reasons}); {queued} in the queue."
+    if pool.obstacle is None:
+        if pool.queued_requests:
+            return f"{queued} in the queue: other gateways are asked about a limit."
+        if pool.dispatched_requests:
+            return (
+                f"Nothing limits the pool: {_requests(pool.dispatched_requests)} running, and each starts as it comes."
+            )
         return "Nothing limits the pool: no request waits or runs."
-    in_service = [ledger for ledger in engine.backends.values() if ledger.healthy]
+    in_service = [one for one in pool.backends if one["in_service"]]
     level = {
-        Obstacle.SLOTS: f" ({sum(one.sequences for one in in_service)} sequences run,"
-        f" {sum(one.slots.count for one in in_service)} slots)",
-        Obstacle.KV: f" (expected at {max([one.kv_fraction() for one in in_service], default=0.0):.0%} of it)",
-        Obstacle.PREFILL: f" ({sum(one.prefill_tokens for one in in_service)} prompt tokens)",
-    }.get(obstacle, "")
-    return f"{_requests(engine.queued)} in the queue: {OF_OBSTACLE[obstacle]}{level}."
+        Obstacle.SLOTS: f" ({sum(one['running_sequences'] for one in in_service)} sequences run,"
+        f" {sum(one['slots'] for one in in_service)} slots)",
+        Obstacle.KV: f" (expected at {max([one['kv_expected_ratio'] for one in in_service], default=0.0):.0%} of it)",
+        Obstacle.PREFILL: f" ({sum(one['starting_prompt_tokens'] for one in in_service)} prompt tokens)",
+    }.get(Obstacle(pool.obstacle), "")
+    return f"{queued} in the queue: {OF_OBSTACLE[Obstacle(pool.obstacle)]}{level}."
 
 
 def _requests(count: int) -> str:

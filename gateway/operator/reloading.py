@@ -49,14 +49,10 @@ class Reloaded:
 class Reloading:
     """One gateway's config, as its file says it now, and how the last attempt to take it over ended."""
 
-    def __init__(
-        self, gateway: Gateway, load: Callable[[], Config] | None, ask_others: Callable[[], None] | None = None
-    ) -> None:
-        """`load` reads the file anew, or raises ConfigError; None: there is no file. `ask_others`: has the other
-        workers do the same."""
+    def __init__(self, gateway: Gateway, load: Callable[[], Config] | None) -> None:
+        """`load` reads the file anew, or raises ConfigError; None: there is no file."""
         self._gateway = gateway
         self._load = load
-        self._ask_others = ask_others
         self._turn = asyncio.Lock()
         self.hash = config_hash(gateway.config)
         self.succeeded = True
@@ -64,17 +60,12 @@ class Reloading:
         """When the config was read that is in force, in seconds since the epoch."""
         gateway.metrics.registry.register(self)
 
-    async def run(self, *, everywhere: bool = False) -> Reloaded:
-        """Read, compare, and take over what is new. The access log is opened anew, and so is the certificate.
-
-        `everywhere`: at the other workers, too.
-        """
+    async def run(self) -> Reloaded:
+        """Read, compare, and take over what is new. The access log is opened anew, and so is the certificate."""
         async with self._turn:
             reloaded = await self._run()
         self.succeeded = reloaded.outcome != "refused"
         _log(reloaded)
-        if everywhere and self.succeeded and self._ask_others is not None:
-            self._ask_others()
         return reloaded
 
     async def _run(self) -> Reloaded:

@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
 from gateway.operator.effective import effective
-from gateway.operator.present import REQUESTS_MAX, backends, queue, tenants
-
-if TYPE_CHECKING:
-    from gateway.app import Gateway
+from gateway.operator.present import backends, queue, tenants
+from gateway.operator.seen import REQUESTS_MAX, Look
 
 __all__ = ["views"]
 
 
-def views(gateway: Gateway) -> list[web.RouteDef]:
+def views(source: Look) -> list[web.RouteDef]:
     """Never queued; each answer is bounded, and says how much it leaves out."""
 
     async def of_queue(request: web.Request) -> web.Response:
-        return web.json_response(queue(gateway.pools, REQUESTS_MAX))
+        return web.json_response(queue(await source.look(), REQUESTS_MAX))
 
     async def of_tenants(request: web.Request) -> web.Response:
-        return web.json_response(await asyncio.to_thread(tenants(gateway.pools, gateway.lately)))
+        seen = await source.look(with_running=True)
+        return web.json_response(await asyncio.to_thread(tenants(seen, source.lately)))
 
     async def of_backends(request: web.Request) -> web.Response:
-        return web.json_response(backends(gateway.pools))
+        return web.json_response(backends(await source.look()))
 
     async def of_config(request: web.Request) -> web.Response:
         # Thousands of tenants take long: beside the loop, so that no stream waits for it.
-        return web.json_response(await asyncio.to_thread(effective, gateway.config))
+        return web.json_response(await asyncio.to_thread(effective, source.config))
 
     return [
         web.get("/queue", of_queue),

@@ -38,7 +38,6 @@ def setup_of(gateway: Config, pool: PoolConfig, shared: Shared, policy: Policy |
             kv_ceiling=capacity.kv_ceiling,
             headroom=capacity.headroom,
             concurrency_max=capacity.max_concurrency,
-            part=1.0 if gateway.state.redis_url is not None else 1 / gateway.workers,
         ),
         overload=gateway.overload.settings(),
         interactions=shared.interactions,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from gateway.config.keys import KeyConfig
 from gateway.keys.issued import KEYS_MAX, TableFull, entry
-from gateway.redis.store import Script, Store
+from gateway.redis.store import RedisStore, Script
 
 __all__ = ["CHANGED", "TABLE", "RedisKeys"]
 
@@ -21,7 +21,7 @@ class RedisKeys:
 
     place = "redis"
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RedisStore) -> None:
         self._store = store
 
     async def changed(self) -> bytes | None:

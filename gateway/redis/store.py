@@ -1,4 +1,4 @@
-"""Where is what all replicas share? One Redis, Valkey or Redis Cluster, asked by scripts and by nothing else."""
+"""What replicas share, in one Redis, Valkey or Redis Cluster, asked by scripts and by nothing else."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from redis.exceptions import ResponseError
 
+from gateway.redis import news
 from gateway.redis.connection import Lane, Word
 from gateway.redis.errors import StoreError, StoreRefused, StoreUnavailable
+from gateway.replicas.store import Deployment
 from policies.replicas.schedule import DEADLINE_S
 
-__all__ = ["LAYOUT", "Deployment", "Script", "Store", "pool_key", "without_password"]
+__all__ = ["LAYOUT", "RedisStore", "Script", "pool_key", "without_password"]
 
 logger = logging.getLogger("fairgate")
 
@@ -31,6 +32,8 @@ MEMBER_S = 30.0
 """A replica counts as one of its deployment for so long after it was last heard of."""
 RENEW_S = 10.0
 RETRY_S = 1.0
+LEARNED_KEPT_S = 7 * 86_400
+BY_THE_CLOCK_OF_REDIS = ""
 
 
 class Script:
@@ -39,16 +42,6 @@ class Script:
     def __init__(self, file: str) -> None:
         self.source = (Path(__file__).parent / file).read_text(encoding="utf-8")
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """What the replicas of one pool must agree on: its policy, and at least one backend."""
-
-    pool: str
-    policy: str
-    backends: tuple[str, ...]
-    """Their urls."""
 
 
 def _tag(pool: str) -> str:
@@ -67,10 +60,11 @@ def without_password(url: str) -> str:
 
 
 _JOIN = Script("join.lua")
+_EXCHANGE = Script("exchange.lua")
 
 
-class Store:
-    """The shared state of one gateway process. `open`, `keep` in the background, `run`, then `close`."""
+class RedisStore:
+    """A `Store`, and what else is asked of Redis: `run` and `command`."""
 
     def __init__(self, url: str, pools: Sequence[Deployment] = (), *, deadline_s: float = DEADLINE_S) -> None:
         self.replica = secrets.token_hex(8)
@@ -83,6 +77,7 @@ class Store:
         """May be others at any time: the next renewal says so."""
         self._deadline_s = deadline_s
         self._lanes: dict[str, Lane] = {}  # one for each tag, of which there are as many as pools and kinds of keys
+        self._of_news: dict[str, Lane] = {}  # by pool; what may be lost is no fault of the shared state
         self._commands: set[asyncio.Task[Any]] = set()
         self._not_open: str | None = f"{self._where}: not asked yet"
         self._said: str | None = None
@@ -139,9 +134,30 @@ class Store:
             raise StoreUnavailable(self._not_open)
         return await self._passing(self._own(self._lane(key).ask(name, key, *args)))
 
-    def lane(self) -> Lane:
-        """A connection for what may be lost: its faults are not those of the shared state. Its caller closes it."""
-        return Lane(self._url, self._where, deadline_s=self._deadline_s)
+    # --- as a `Store` ---
+
+    async def exchange(self, about: str, number: int, told: bytes) -> bytes:
+        args = (self.replica, number, told, BY_THE_CLOCK_OF_REDIS)
+        heard: bytes = await self.run(_EXCHANGE, (pool_key(about, "replicas"), pool_key(about, "")), args)
+        return heard
+
+    async def leave(self, about: str) -> None:
+        await self.command("HDEL", pool_key(about, "replicas"), self.replica)
+
+    async def learned(self, pool: str) -> bytes | None:
+        found: bytes | None = await self.command("GET", pool_key(pool, "learned"))
+        return found
+
+    async def learn(self, pool: str, content: bytes) -> None:
+        await self.command("SET", pool_key(pool, "learned"), content, "EX", LEARNED_KEPT_S)
+
+    async def tell_news(self, pool: str, content: bytes) -> None:
+        lane = self._lane_of_news(pool)
+        await lane.ask("PUBLISH", _channel(pool, lane), content)
+
+    async def hear_news(self, pool: str, heard: Callable[[bytes], None]) -> None:
+        lane = self._lane_of_news(pool)
+        await news.hear(lane, _channel(pool, lane), heard)
 
     async def close(self) -> None:
         """Leave, so that others need not wait until this replica is forgotten, and disconnect."""
@@ -149,7 +165,7 @@ class Store:
             leaving = [self._run(_JOIN, _join_keys(pool), (LAYOUT, self.replica, 0)) for pool in self.pools]
             await asyncio.gather(*leaving, return_exceptions=True)  # else it is forgotten in time
         await asyncio.gather(*self._commands, return_exceptions=True)
-        for lane in self._lanes.values():
+        for lane in (*self._lanes.values(), *self._of_news.values()):
             await lane.close()
 
     # --- joining ---
@@ -210,6 +226,11 @@ class Store:
             self._lanes[tag] = Lane(self._url, self._where, deadline_s=self._deadline_s)
         return self._lanes[tag]
 
+    def _lane_of_news(self, pool: str) -> Lane:
+        if pool not in self._of_news:
+            self._of_news[pool] = Lane(self._url, self._where, deadline_s=self._deadline_s)
+        return self._of_news[pool]
+
     async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Word]) -> Any:
         rest = (len(keys), *keys, *args)
         ask = self._lane(keys[0]).ask("EVALSHA", script.sha, *rest, otherwise=("EVAL", script.source, *rest))
@@ -249,3 +270,8 @@ class Store:
 
 def _join_keys(pool: Deployment) -> tuple[str, str]:
     return f"fairgate:{_tag(pool.pool)}:layout", pool_key(pool.pool, "members")
+
+
+def _channel(pool: str, lane: Lane) -> str:
+    """Channels, unlike keys, are common to all databases of one server."""
+    return pool_key(pool, f"news:{lane.database}")

@@ -7,13 +7,13 @@ latest ends. They are kept in a ring of fixed size, so a request costs one entry
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Final, NamedTuple
 
 from gateway.telemetry.record import Record
 
-__all__ = ["WINDOW_S", "End", "Lately", "service_of"]
+__all__ = ["ENDS_MAX", "WINDOW_S", "End", "Lately", "service_of"]
 
 WINDOW_S: Final = 60.0
 ENDS_MAX: Final = 8192
@@ -51,13 +51,17 @@ class End(NamedTuple):
 class Lately:
     """The latest ends of requests that asked for admission."""
 
-    def __init__(self) -> None:
-        self._ends: deque[End] = deque(maxlen=ENDS_MAX)
+    def __init__(self, ends_max: int = ENDS_MAX) -> None:
+        self._ends: deque[End] = deque(maxlen=ends_max)
+        self._ends_max = ends_max
+        self.count = 0
+        """Ends so far, those included that are no longer kept."""
 
     def ended(self, record: Record) -> None:
         request = record.request
         if request is None:
             return
+        self.count += 1
         self._ends.append(
             End(
                 record.pool,
@@ -87,9 +91,15 @@ class Lately:
             if end.ended_s < now - window_s:
                 return found, window_s
             found.append(end)
-        if len(found) < ENDS_MAX:
+        if len(found) < self._ends_max:
             return found, window_s
         return found, max(1.0, now - found[-1].ended_s)
+
+    def take(self, ends: Iterable[End]) -> None:
+        """Ends of other processes, the latest last."""
+        for end in ends:
+            self.count += 1
+            self._ends.append(end)
 
     def latest(self, count: int) -> list[End]:
         """The latest first."""

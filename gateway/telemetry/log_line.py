@@ -1,4 +1,7 @@
-"""What is in one line of the access log? msgspec writes the structure in C; it stands apart from what is compiled."""
+"""What is in one line of the access log? msgspec writes the structure in C; it stands apart from what is compiled.
+
+What is said of a field here is what docs/reference/log-fields.md says of it.
+"""
 
 from __future__ import annotations
 
@@ -9,35 +12,65 @@ __all__ = ["Line", "encode_line"]
 
 class Line(msgspec.Struct):
     ts: float
+    """When it ended, in seconds since 1970."""
     request_id: str
+    """The gateway's name for it, as in the answer's `x-request-id`."""
     tenant: str
+    """Who pays. Empty: the key was not known."""
     app: str
+    """The kind of use, as the key allows it."""
     user: str
+    """A hash of the tenant's end user. Empty: none was named."""
     weight: float
+    """The tenant's weight when the request came."""
     interaction: str
+    """A hash that the calls behind one answer have in common. Empty: it belongs to none."""
     stage: int
+    """Its place among these calls, from 1."""
     model: str
+    """What the client asked for."""
     policy: str
+    """The pool's policy."""
     path: str
+    """What was asked, without a query."""
     stream: bool
+    """Was the answer asked for token by token?"""
     outcome: str
+    """How it ended: completed, abandoned, failed or refused."""
     reason: str
+    """Why it did not complete; empty if it did. See the page of reasons."""
     queue_ms: float
+    """From arrival to the dispatch to an engine, or to the end."""
     waited_ms: dict[str, float]
+    """What it waited for, in milliseconds by obstacle."""
     ttft_ms: float | None
+    """From arrival to the first token. null: none was seen."""
     total_ms: float
+    """From arrival to the end."""
     tokens_in: int
+    """Prompt tokens that were charged."""
     tokens_out: int
+    """Tokens of the answer that were charged."""
     tokens_cached: int
+    """Prompt tokens that the engine had in its prefix cache, as it says."""
     tokens_cached_expected: int
+    """The same as it was expected when the engine was chosen."""
     tokens_wasted: int
+    """What its interaction had taken for nothing, because this call was refused."""
     tokens_in_estimated: int
+    """Prompt tokens as they were estimated before the engine said how many."""
     tokens_out_max: int
+    """The longest answer that it could have had."""
     backend: str
+    """Which engine answered. Empty: none did."""
     placed: str
+    """Why it went to that engine."""
     tries: int
+    """How many engines it was sent to."""
     client: str
+    """The client's address."""
     client_request_id: str
+    """The client's own name for it (`x-request-id`), if it sent one."""
 
 
 encode_line = msgspec.json.Encoder().encode

@@ -23,9 +23,10 @@ from policies.interactions import Interactions
 
 if TYPE_CHECKING:
     from gateway.pool.pool import Pool
-    from gateway.redis.news import NewsChannel
-    from gateway.redis.store import Store
-    from gateway.redis.ticker import Exchanges
+    from gateway.redis.store import RedisStore
+    from gateway.replicas.news import NewsChannel
+    from gateway.replicas.store import Store
+    from gateway.replicas.ticker import Exchanges
     from gateway.telemetry.access_log import AccessLog
 
 __all__ = ["Metrics"]
@@ -141,6 +142,8 @@ class Metrics:
         )
         self.store: Store | None = None
         """What replicas share, if they do."""
+        self.redis: RedisStore | None = None
+        """The same, if it is in Redis."""
         self.access_log: AccessLog | None = None
         self._tallies: dict[tuple[str, str, str], _Tally] = {}
         """By (pool, tenant, model)."""
@@ -287,12 +290,14 @@ class Metrics:
             lost.add_metric([], self.access_log.lines_lost)
             yield lost
         if self.store is not None:
-            shared = GaugeMetricFamily("fairgate_state_shared", "1 while Redis can be asked, 0 while on its own.")
+            shared = GaugeMetricFamily("fairgate_state_shared", "1 while shared with replicas, 0 while on its own.")
             shared.add_metric([], self.store.fault is None)
+            yield shared
+        if self.redis is not None:
             commands = CounterMetricFamily("fairgate_redis_commands", "Sent to Redis.", labels=["outcome"])
-            commands.add_metric(["answered"], self.store.answered)
-            commands.add_metric(["failed"], self.store.failed)
-            yield from (shared, commands)
+            commands.add_metric(["answered"], self.redis.answered)
+            commands.add_metric(["failed"], self.redis.failed)
+            yield commands
 
     def _times(self) -> Iterator[Metric]:
         waits = HistogramMetricFamily(

@@ -34,9 +34,8 @@ FORGET_S = 3600.0
 class UsageRecorder:
     """Counts what one gateway is used for, and writes it down. `open`, `keep` in the background, then `close`."""
 
-    def __init__(self, config: UsageConfig, quotas: Quotas | None, part: int) -> None:
-        """`quotas`: limits of a day, which go on from what is written down; None: they need not. `part`: of every limit
-        the gateway has one of so many equal parts."""
+    def __init__(self, config: UsageConfig, quotas: Quotas | None) -> None:
+        """`quotas`: limits of a day, which go on from what is written down; None: they need not."""
         self.counts = UsageCounts(config.users_max)
         self.database = DatabaseThread(config)
         self.fault: str | None = None
@@ -44,7 +43,6 @@ class UsageRecorder:
         self.batches_written = 0
         self._config = config
         self._quotas = quotas
-        self._part = part
         self._writer = secrets.token_hex(8)
         self._numbered = 0
         self._batch: Batch | None = None
@@ -141,8 +139,7 @@ class UsageRecorder:
         self._has_gone_on = True
         if self._quotas is not None:
             for tenant in before.keys() | today.keys():
-                parts = before.get(tenant, 0) // self._part, today.get(tenant, 0) // self._part
-                self._quotas.go_on(tenant, *parts, time.monotonic())
+                self._quotas.go_on(tenant, before.get(tenant, 0), today.get(tenant, 0), time.monotonic())
 
     async def _forget(self) -> None:
         now = time.monotonic()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import ceil
+from dataclasses import dataclass
 from typing import NamedTuple
 
 __all__ = ["Allowance", "CapacitySettings", "Gauges"]
@@ -20,8 +19,6 @@ class CapacitySettings:
     gauge_trust_s: float = 1.0
     retry_backoff_s: float = 0.1
     retry_backoff_s_max: float = 5.0
-    part: float = 1.0
-    """Fraction of each engine, and of its gauges, that belongs to this process. Other processes own the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +43,6 @@ class Gauges:
     scheduled_tokens_max: int | None = None
     """The most that one step computes."""
     max_num_seqs: int | None = None
-
-    def scaled(self, part: float) -> Gauges:
-        """The gauges as an engine of this fraction of the size would report them."""
-        if part == 1.0:
-            return self
-        running, waiting, tokens = self.running, self.waiting, self.kv_capacity_tokens
-        return replace(
-            self,
-            running=None if running is None else ceil(running * part),
-            waiting=None if waiting is None else ceil(waiting * part),
-            kv_capacity_tokens=None if tokens is None else int(tokens * part),
-        )
 
 
 class Allowance(NamedTuple):

@@ -294,7 +294,6 @@ class BackendLedger:
 
     def observe(self, gauges: Gauges, now: float, *, arrived_s: float = float("-inf")) -> None:
         """It was scraped: correct the model. `arrived_s`: when the last request arrived."""
-        gauges = gauges.scaled(self._settings.part)
         before, self._gauges = self._gauges, gauges
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0

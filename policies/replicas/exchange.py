@@ -2,7 +2,7 @@
 
 This class and `gateway/redis/exchange.lua` decide the same things: who goes first, how an engine is divided, and what
 all gateways counted together. It is plain Python without a clock. A differential test checks that both give equal
-answers. Simulations use this class.
+answers. The hub of a gateway with several workers uses this class, and so do simulations.
 """
 
 from __future__ import annotations

@@ -213,7 +213,8 @@ def frontier(inputs: Inputs) -> Outcome:
             Series("LPM", [(fast.jain_visible, fast.throughput)], dots=True),
         ]
         name = f"dlpm-frontier-{label.lower()}"
-        figures.append(Figure(name, f"Throughput and fairness, {label}", "Jain's index", "service rate (1/s)", series))
+        title = f"Throughput and fairness, {label}"
+        figures.append(Figure(name, title, "Jain's index: 1 is equal", "service per second", series, x_from=0.9))
     return Outcome(rows, figures, (*NOTES, FRONTIER_NOTE))
 
 
@@ -233,7 +234,7 @@ def clients(inputs: Inputs) -> Outcome:
         rows.append(shown(f"{count:.0f} clients: DLPM / VTC", "above 1", ours / fair))
     series = [Series(name, points, dots=True) for name, points in rates.items()]
     return Outcome(
-        rows, [Figure("dlpm-clients", "More clients", "clients", "service rate (1/s)", series)], (*NOTES, CLIENTS_NOTE)
+        rows, [Figure("dlpm-clients", "More clients", "clients", "service per second", series)], (*NOTES, CLIENTS_NOTE)
     )
 
 
@@ -288,8 +289,8 @@ def workers(inputs: Inputs) -> Outcome:
         drawn = {name: by for name, by in studies.items() if name != UNFAIR}
         slug = workload.replace(", ", "-").replace(" ", "-").lower()
         figures += [
-            _by_workers(f"d2lpm-rate-{slug}", f"Throughput, {workload}", "service rate (1/s)", drawn, "throughput"),
-            _by_workers(f"d2lpm-latency-{slug}", f"Well-behaved clients, {workload}", "mean (s)", drawn, "mean_s"),
+            _by_workers(f"d2lpm-rate-{slug}", f"Throughput, {workload}", "service per second", drawn, "throughput"),
+            _by_workers(f"d2lpm-latency-{slug}", f"Well-behaved clients, {workload}", "mean seconds", drawn, "mean_s"),
         ]
     return Outcome(rows, figures, (*NOTES, PREBLE_NOTE, *WORKERS_NOTES))
 
@@ -355,7 +356,11 @@ def backend_quantum(inputs: Inputs) -> Outcome:
     series = [Series("D2LPM", points, dots=True)]
     return Outcome(
         rows,
-        [Figure("d2lpm-quantum", "Sticking to a worker", "Q^w", "service rate (1/s)", series)],
+        [
+            Figure(
+                "d2lpm-quantum", "Sticking to an engine", "quantum per engine, in tokens", "service per second", series
+            )
+        ],
         NOTES,
     )
 
@@ -369,7 +374,7 @@ def _by_workers(name: str, title: str, y_label: str, studies: Mapping[str, Mappi
         Series(scheduler, [(float(count), float(getattr(study, field))) for count, study in by.items()], dots=True)
         for scheduler, by in studies.items()
     ]
-    return Figure(name, title, "workers", y_label, series)
+    return Figure(name, title, "engines", y_label, series)
 
 
 def _all_active(records: Sequence[Record]) -> tuple[float, float]:

@@ -199,14 +199,14 @@ def _shown(one: Study) -> list[Row]:
 
 
 def _waits_figures(studies: Iterable[Study]) -> list[Figure]:
-    seconds = [0.1 * 1.25**step for step in range(32)]
+    seconds = [0.1 * step for step in range(1, 51)]
     drawn = []
     for inside, title in ((False, "Users one of whose calls"), (True, "Users one of whose calls inside interactions")):
         series = [
             Series(one.name, [(limit, 100 * one.delayed(limit, inside=inside)) for limit in seconds]) for one in studies
         ]
         name = "fairserve-waits-inside" if inside else "fairserve-waits"
-        drawn.append(Figure(name, f"{title} waited longer than this", "wait (s)", "users (%)", series))
+        drawn.append(Figure(name, f"{title} waited longer", "seconds", "percent of users", series))
     return drawn
 
 

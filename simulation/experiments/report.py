@@ -58,10 +58,25 @@ def as_markdown(experiment: Experiment, outcome: Outcome) -> str:
     return "\n".join(lines) + "\n"
 
 
+IN_WORDS = {
+    "LPM": "longest prefix",
+    "RR+LPM": "in turn + prefix",
+    "VTC+RR": "vtc, in turn",
+    "Preble-like": "prefix, then load",
+    "FS (W)": "wsc, as printed",
+    "FS (W+I)": "fairserve, printed",
+    "RPM(10)": "10 a minute",
+    "RPM(30)": "30 a minute",
+    "RPM(60)": "60 a minute",
+}
+"""What short names of the tables mean, for the legends of figures."""
+
+
 def draw(figure: Figure, directory: Path) -> Path:
     """Write a figure as SVG. Raises OSError."""
     path = directory / f"{figure.name}.svg"
-    path.write_text(chart(figure.series, figure.title, figure.x_label, figure.y_label, x_from=figure.x_from))
+    series = [one._replace(name=IN_WORDS.get(one.name, one.name)) for one in figure.series]
+    path.write_text(chart(series, figure.title, figure.x_label, figure.y_label, x_from=figure.x_from))
     return path
 
 

@@ -22,6 +22,7 @@ from backends.simulated.profiles import EngineProfile
 from backends.simulated.server import SimulatedServer
 from gateway.app import Gateway
 from gateway.config.model import Config
+from gateway.workers.seat import Seat
 from policies.admission.engine import AdmissionEngine
 from policies.request import Request, ServiceTokens
 
@@ -204,10 +205,12 @@ class Starter:
         return Config.model_validate(data)
 
     @asynccontextmanager
-    async def __call__(self, *urls: str, trusting: ssl.SSLContext | None = None, **fields: Any) -> AsyncIterator[Live]:
-        """`trusting`: how its client speaks TLS."""
+    async def __call__(
+        self, *urls: str, trusting: ssl.SSLContext | None = None, seat: Seat | None = None, **fields: Any
+    ) -> AsyncIterator[Live]:
+        """`trusting`: how its client speaks TLS. `seat`: it is a worker beside others."""
         config = self.config(*urls, **fields)
-        gateway = Gateway(config)
+        gateway = Gateway(config, seat=seat)
         connector = aiohttp.TCPConnector(limit=0, ssl=trusting or True)
         async with aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=self._wait_s)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import pty
 import re
-import socket
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -305,27 +303,3 @@ async def test_top_shows_in_colour_on_a_terminal_what_it_shows_without(start: St
             process.send_signal(2)
             assert await process.wait() == 0
             os.close(leader)
-
-
-def neighbouring_ports() -> int:
-    """A port on which nobody listens, nor on the next one."""
-    while True:
-        port = closed_port()
-        with socket.socket() as following, contextlib.suppress(OSError, OverflowError):
-            following.bind(("127.0.0.1", port + 1))
-            return port
-
-
-async def test_a_request_is_explained_by_the_worker_that_had_it(start: Starter, tmp_path: Path) -> None:
-    """Two gateways on neighbouring admin ports, as two workers have them."""
-    port = neighbouring_ports()
-    async with simulated(time_scale=0) as sim, start(sim.url, admin=f"127.0.0.1:{port}"):
-        async with start(sim.url, admin=f"127.0.0.1:{port + 1}") as other:
-            path = config_file(tmp_path, sim.url, admin=f"127.0.0.1:{port}", workers=2)
-            got = await other.ask(CHAT, chat(max_tokens=2))
-            code, out, _ = await run("explain", got.headers["x-request-id"], "-c", path)
-            assert code == 0
-            assert json.loads(out)["state"] == "dispatched"
-            code, _, said = await run("explain", "req_unknown", "-c", path)
-            assert code == 1
-            assert "no decision" in said

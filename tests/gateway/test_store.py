@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gateway.redis.errors import StoreRefused, StoreUnavailable
-from gateway.redis.store import LAYOUT, Deployment, Script, Store, pool_key
+from gateway.redis.store import LAYOUT, RedisStore, Script, pool_key
+from gateway.replicas.store import Deployment
 from tests.gateway.live import WAIT_S, closed_port, until
 from tests.redis_server import Proxy, RedisServer
 
@@ -36,8 +37,8 @@ COUNT = _Text("return redis.call('INCR', KEYS[1])")
 
 
 @asynccontextmanager
-async def opened(url: str, *pools: Deployment, **options: Any) -> AsyncIterator[Store]:
-    store = Store(url, pools or (POOL,), **options)
+async def opened(url: str, *pools: Deployment, **options: Any) -> AsyncIterator[RedisStore]:
+    store = RedisStore(url, pools or (POOL,), **options)
     try:
         await store.open()
         yield store
@@ -47,7 +48,7 @@ async def opened(url: str, *pools: Deployment, **options: Any) -> AsyncIterator[
 
 async def refused(url: str, pool: Deployment = POOL) -> str:
     """Why this Redis may not be used."""
-    store = Store(url, (pool,))
+    store = RedisStore(url, (pool,))
     try:
         with pytest.raises(StoreRefused) as caught:
             await store.open()
@@ -158,7 +159,7 @@ async def scripted(version: str) -> AsyncIterator[str]:
 
 async def test_nobody_there_passes() -> None:
     for where in (f"redis://127.0.0.1:{closed_port()}/0", "unix:///nowhere/redis.sock"):
-        store = Store(where, (POOL,))
+        store = RedisStore(where, (POOL,))
         with pytest.raises(StoreUnavailable, match=r"Connection refused|No such file"):
             await store.open()
         await store.close()
@@ -170,7 +171,7 @@ async def test_a_redis_that_is_full_or_a_cluster_that_is_not_whole_passes() -> N
         (RedisServer(cluster=True, slots=(0, 0)), "CLUSTERDOWN"),
     ):
         async with server as redis:
-            store = Store(redis.url, (POOL,))
+            store = RedisStore(redis.url, (POOL,))
             try:
                 with pytest.raises(StoreUnavailable, match=why):
                     await store.open()
@@ -246,7 +247,7 @@ async def test_a_command_that_is_not_answered_fails_and_its_answer_is_never_take
         assert store.fault is None
 
 
-async def answered(store: Store, word: str) -> Any:
+async def answered(store: RedisStore, word: str) -> Any:
     """What comes once Redis is back."""
     async with asyncio.timeout(WAIT_S):
         while True:
@@ -324,7 +325,7 @@ async def test_an_answer_that_is_none_is_never_a_crash(garbage: str) -> None:
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    store = Store(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", (POOL,), deadline_s=0.05)
+    store = RedisStore(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}", (POOL,), deadline_s=0.05)
     store._not_open = None  # it went mad later
     for _ in range(2):
         with pytest.raises(StoreUnavailable):
@@ -354,7 +355,7 @@ async def test_it_goes_on_trying_and_joins_when_redis_comes(monkeypatch: pytest.
     monkeypatch.setattr("gateway.redis.store.RETRY_S", 0.01)
     async with RedisServer() as redis:
         await redis.kill()
-        store = Store(redis.url, (POOL,))
+        store = RedisStore(redis.url, (POOL,))
         with pytest.raises(StoreUnavailable):
             await store.open()
         keeping = asyncio.create_task(store.keep())

@@ -170,8 +170,8 @@ async def test_workers_count_into_one_file(tmp_path: Path) -> None:
         config = config_file(tmp_path, upstream.url, tenants=TENANTS, usage=url, workers=2)
         async with running("serve", "-c", config) as command:
             address = (await command.says(r"serving on (http://\S+) with 2 workers"))[1] + CHAT
-            await command.says(r"worker 0: admin on")
-            await command.says(r"worker 1: admin on")
+            await command.says(r"worker 0 serves")
+            await command.says(r"worker 1 serves")
             for number in range(20):
                 async with aiohttp.ClientSession() as http:  # a connection of its own, for either worker
                     headers = {"authorization": "Bearer k"}
@@ -350,7 +350,7 @@ async def test_tables_of_another_version_are_not_touched(tmp_path: Path) -> None
     with database.transaction() as step:
         step.do("UPDATE fairgate_notes SET value = '2' WHERE name = 'layout'")
     database.close()
-    recorder = UsageRecorder(UsageConfig(url=SecretStr(url)), None, 1)
+    recorder = UsageRecorder(UsageConfig(url=SecretStr(url)), None)
     with pytest.raises(StoreRefused, match="tables of layout 2, and this version writes layout 1"):
         await recorder.open()
     await recorder.close()
@@ -371,20 +371,6 @@ async def test_a_limit_of_a_day_survives_a_restart(start: Starter, url: str) -> 
             assert (await live.ask(CHAT, chat(), key="b")).status == 200
         async with start(upstream.url, **{**fields, "usage": str(start.directory / "other.db")}) as live:
             assert (await live.ask(CHAT, chat())).status == 200
-
-
-async def test_a_worker_has_its_part_of_what_is_left(tmp_path: Path) -> None:
-    url = str(tmp_path / "usage.db")
-    tally = Tally()
-    tally.requests, tally.input, tally.output = 1, 60, 40
-    database = database_at(url)
-    add(database, Batch("before", 1, {(int(time.time()) // 3600, "t", "", "", ""): tally}), int(time.time()))
-    database.close()
-    quotas = Quotas(Quota(tokens_per_day=500))
-    recorder = UsageRecorder(UsageConfig(url=SecretStr(url)), quotas, 2)
-    await recorder.open()
-    await recorder.close()
-    assert quotas.standing("t", time.monotonic())[0].remaining == 450
 
 
 def test_a_day_goes_on_from_what_is_left_of_the_one_before() -> None:

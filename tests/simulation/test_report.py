@@ -258,4 +258,4 @@ def test_the_documentation_shows_what_the_commands_print() -> None:
     shown = re.findall(r"```sh\nfairgate replay (docs/examples/[^\n]*)\n```\n\n```\n(.*?)```\n", page, re.DOTALL)
     assert len(shown) == 2
     for arguments, output in shown:
-        assert run(*arguments.split()).stdout == output
+        assert run(*arguments.split()).stdout == output, "run: python -m docs.generate.replayed"

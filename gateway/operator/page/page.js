@@ -106,8 +106,7 @@ function showLink(state = place("link").dataset.state, text = null) {
   document.body.classList.toggle("stale", state === "away");
   const note = place("worker-note");
   note.hidden = !(said.gateway?.workers > 1);
-  note.textContent = note.hidden ? "" : `One of ${said.gateway.workers} workers, and its part of the whole: `
-    + "each has its own page, on admin ports one after another.";
+  note.textContent = note.hidden ? "" : `${said.gateway.workers} workers, together.`;
 }
 
 let awaySince = null;

@@ -11,7 +11,7 @@ import msgspec
 
 from gateway.pool.dispatcher import Dispatcher
 from gateway.redis.errors import StoreUnavailable
-from gateway.redis.store import Script, Store, pool_key
+from gateway.replicas.store import ALL_POOLS, Store
 from policies.admission.decisions import Decision
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
@@ -24,13 +24,9 @@ __all__ = ["Exchanges"]
 
 logger = logging.getLogger("fairgate")
 
-_EXCHANGE = Script("exchange.lua")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Heard).decode
-BY_THE_CLOCK_OF_REDIS = ""
 AFTER_FAULT_S = 1.0
-ALL_POOLS = "*"
-"""Stands for the name of a pool where the keys are of all of them."""
 
 
 class Exchanges:
@@ -46,7 +42,6 @@ class Exchanges:
         self._schedule = Schedule(speaker)
         self._store = store
         self._speaker = speaker
-        self._keys = (pool_key(name, "replicas"), pool_key(name, ""))
         self._carry_out = carry_out
         self._wakes = asyncio.Event()
 
@@ -106,7 +101,7 @@ class Exchanges:
     async def leave(self) -> None:
         """Give back at once what is ours, so that nobody waits until it is known that we are gone."""
         try:
-            await self._store.command("HDEL", self._keys[0], self._store.replica)
+            await self._store.leave(self.about)
         except StoreUnavailable:
             return  # it is known in a few seconds
 
@@ -114,8 +109,7 @@ class Exchanges:
         schedule = self._schedule
         number, told = schedule.ask(time.monotonic())
         try:
-            args = (self._store.replica, number, _encode(told), BY_THE_CLOCK_OF_REDIS)
-            heard = _decode(await self._store.run(_EXCHANGE, self._keys, args))
+            heard = _decode(await self._store.exchange(self.about, number, _encode(told)))
         except (StoreUnavailable, msgspec.DecodeError):
             # The store says why, in the log and at /ready.
             self.lost += 1

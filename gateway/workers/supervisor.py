@@ -1,8 +1,9 @@
 """How do several processes serve one port? A supervisor that decides nothing: it binds, starts, restarts and ends them.
 
 Every worker is a whole gateway with a listening socket of its own on the same port, among which the kernel spreads
-connections evenly (SO_REUSEPORT). The sockets are opened here and stay open here: what arrives while a worker is
-replaced waits for its successor. Workers share nothing, so each owns an equal part of every engine and of every limit.
+connections evenly (SO_REUSEPORT). One more process, the hub, answers the exchanges by which workers are replicas of
+each other, and the operator (`gateway.workers.hub`). The sockets are opened here and stay open here: what arrives while
+a process is replaced waits for its successor.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gateway.config.changes import changes, needs_restart
 from gateway.config.load import ConfigError, Fault
 from gateway.config.model import Config, KeyConfig, hash_key
-from gateway.config.policy import PolicyConfig, policy_settings
+from gateway.config.policy import policy_settings
 from gateway.http.sockets import listening
 from gateway.request.identity import Keyring, MintedKey
+from gateway.workers.seat import Meeting, Seat
 
-__all__ = ["Worker", "share_of", "supervise", "with_keys", "with_known_keys"]
+__all__ = ["Child", "reloaded", "share_of", "supervise", "unix_listener", "with_keys", "with_known_keys"]
 
 BACKLOG = 1024
 RESTART_S = 0.1
@@ -36,17 +38,22 @@ CANNOT_SERVE = (1, 2)
 CRASHED = 70
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
 
-Serve = Callable[[Config, "Worker"], None]
+Serve = Callable[[Config, "Child"], None]
 
 
-class Worker:
-    """One place among the workers, held by one process after another: its number, its socket and its lifeline."""
+class Child:
+    """One place among the processes, held by one after another: its sockets and its lifeline."""
 
-    def __init__(self, index: int, listener: socket.socket, lifeline: int) -> None:
-        self.index = index
-        self.listener = listener
+    def __init__(self, name: str, serve: Serve, seat: Seat, listeners: Sequence[socket.socket], lifeline: int) -> None:
+        """`serve`: what its process does."""
+        self.name = name
+        self.serve = serve
+        self.seat = seat
+        self.listeners = listeners
         self.lifeline = lifeline
         """A pipe that ends when the supervisor does, in whatever way."""
+        self.lives = 0
+        """How many processes have held the place, this one included."""
         self.pid = 0
         self.started_s = 0.0
         self.due_s = 0.0
@@ -54,10 +61,10 @@ class Worker:
 
 
 def share_of(config: Config, index: int) -> Config:
-    """The configuration of one worker: its own admin port and state file, and its part of whatever is counted.
+    """The configuration of one worker. What one machine has is divided: the bounds of the queue and of connections.
 
-    Of the engines, that is the configured slots; what they say of themselves is divided by the ledger. Workers that
-    share their state are replicas: they divide only what one machine has, the bounds of the queue and of connections.
+    Engines, limits and interactions are common to all workers, by their exchanges. The policy `rpm` counts in each
+    gateway by itself, so that is divided, too. What was learned is common as well: the first worker keeps the file.
     """
     count = config.workers
     limits = config.limits
@@ -67,62 +74,15 @@ def share_of(config: Config, index: int) -> Config:
         if (bound := getattr(limits, name)) is not None
     }
     own["queue_bytes_max"] = max(own["queue_bytes_max"], limits.body_bytes_max)
-    host, _, port = config.admin.rpartition(":")
-    config = config.model_copy(
-        update={
-            "admin": f"{host}:{int(port) + index if int(port) else 0}",
-            "state_file": None if config.state_file is None else f"{config.state_file}.{index}",
-            "limits": limits.model_copy(update=own),
-        }
-    )
-    return config if config.state.redis_url is not None else _part_of(config, count)
-
-
-def _part_of(config: Config, count: int) -> Config:
-    """One of so many equal parts of every engine and every limit."""
-
-    def part(number: int | None) -> int | None:
-        return None if number is None else max(1, number // count)
-
-    def parts(section: Any, *names: str) -> Any:
-        found = {name: part(value) for name in names if isinstance(value := getattr(section, name), int)}
-        return section.model_copy(update=found)
-
-    def quota(section: Any) -> Any:
-        return parts(section, "requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per_day")
-
-    def policy(section: PolicyConfig) -> PolicyConfig:
-        # What is not set is the policy's own default, and is divided as well.
-        known = policy_settings(section.name).get("requests_per_minute")
-        if known is None:
-            return section
-        whole = section.settings().get("requests_per_minute", known.default)
-        return section.model_copy(update={"requests_per_minute": part(whole)})
-
-    pools = [
-        pool.model_copy(
-            update={
-                "backends": tuple(parts(backend, "max_num_seqs") for backend in pool.backends),
-                "capacity": parts(pool.capacity, "max_concurrency"),
-            }
-        )
-        for pool in config.pools
-    ]
-    throttle = {
-        name: parts(getattr(config.throttle, name), "starts", "requests", "tokens")
-        for name in ("user", "app_user", "app")
-    }
-    tenants = [
-        tenant if tenant.quota is None else tenant.model_copy(update={"quota": quota(tenant.quota)})
-        for tenant in config.tenants
-    ]
+    policy = config.policy
+    if (known := policy_settings(policy.name).get("requests_per_minute")) is not None:
+        whole = policy.settings().get("requests_per_minute", known.default)
+        policy = policy.model_copy(update={"requests_per_minute": max(1, whole // count)})
     return config.model_copy(
         update={
-            "policy": policy(config.policy),
-            "pools": tuple(pools),
-            "quota": quota(config.quota),
-            "throttle": config.throttle.model_copy(update=throttle),
-            "tenants": tuple(tenants),
+            "state_file": config.state_file if index == 0 else None,
+            "limits": limits.model_copy(update=own),
+            "policy": policy,
         }
     )
 
@@ -158,41 +118,67 @@ def with_known_keys(config: Config, before: Config) -> Config:
 def supervise(
     config: Config,
     serve: Serve,
-    announce: Callable[[int], None],
+    serve_hub: Serve,
+    announce: Callable[[int, int], None],
     say: Callable[[str], None],
     load: Callable[[], Config] | None = None,
 ) -> int:
-    """Run `config.workers` processes of `serve` until SIGTERM or SIGINT; returns the exit status.
+    """Run a hub and `config.workers` processes of `serve` until SIGTERM or SIGINT; returns the exit status.
 
-    SIGHUP is passed on. A worker that is started later gets what `load` said then, unless that needs a restart of all.
+    SIGHUP is passed on. A process that is started later gets what `load` said then, unless that needs a restart of all.
 
-    Must be called before anything has started threads or an event loop, since it forks. OSError if the address is
-    taken. `announce` gets the port.
+    Must be called before anything has started threads or an event loop, since it forks. OSError if an address is
+    taken. `announce` gets the ports: that of clients, and that of the operator.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     with listening("the listener for clients", config.listen_address, "listen", "--port"):
         listeners = _listeners(*config.listen_address, config.workers)
-    announce(int(listeners[0].getsockname()[1]))
-    lifeline, held = os.pipe()
-    workers = [Worker(index, listener, lifeline) for index, listener in enumerate(listeners)]
+    with listening("the admin listener", config.admin_address, "admin", "--admin-port"):
+        admin = _listener(*config.admin_address)
+    meeting = Meeting.made(config.workers)
+    try:
+        announce(int(listeners[0].getsockname()[1]), int(admin.getsockname()[1]))
+        lifeline, held = os.pipe()
+        hub = Child("the hub", serve_hub, Seat(-1, meeting), (unix_listener(meeting.exchange), admin), lifeline)
+        workers = [
+            Child(f"worker {index}", serve, Seat(index, meeting), (listener,), lifeline)
+            for index, listener in enumerate(listeners)
+        ]
+        return _supervised(config, hub, workers, held, say, load)
+    finally:
+        meeting.end()
+
+
+def _supervised(
+    config: Config,
+    hub: Child,
+    workers: list[Child],
+    held: int,
+    say: Callable[[str], None],
+    load: Callable[[], Config] | None,
+) -> int:
+    """The life of the supervisor; returns the exit status."""
+    children = [hub, *workers]
     status, ending, kill_s = 0, False, float("inf")
     while True:
         now = time.monotonic()
-        for worker in workers:
-            if not worker.pid and not ending and now >= worker.due_s:
-                _start(worker, workers, config, serve, held)
+        for child in children:
+            # The hub is there until the last worker has ended: by it, they give back what is theirs.
+            if not child.pid and now >= child.due_s and (not ending or child is hub):
+                _start(child, children, config, held)
         if ending and not any(worker.pid for worker in workers):
+            _signal([hub], signal.SIGKILL)  # it keeps nothing that would be lost
             return status
         if now >= kill_s:
             _signal(workers, signal.SIGKILL)
             kill_s = float("inf")
-        due_s = [worker.due_s for worker in workers if not worker.pid and not ending]
+        due_s = [child.due_s for child in children if not child.pid and (not ending or child is hub)]
         received = signal.sigtimedwait(_SIGNALS, max(0.0, min([*due_s, kill_s, now + 3600.0]) - now))
         if received is not None and received.si_signo == signal.SIGHUP and not ending:
-            config = _reloaded(config, load)
-            _signal(workers, signal.SIGHUP)
+            config = reloaded(config, load)
+            _signal(children, signal.SIGHUP)
         stopped = received is not None and received.si_signo in (signal.SIGTERM, signal.SIGINT)
-        cannot_serve = _reap(workers, say, expected=ending)
+        cannot_serve = _reap(children, say, expected=ending)
         failed = 0 if ending else cannot_serve
         if stopped and not ending:
             say(f"draining for at most {config.drain_s:g} s; a second signal ends at once")
@@ -201,13 +187,14 @@ def supervise(
         if stopped or failed:
             ending = True
             for worker in workers:
-                worker.listener.close()  # the last copy refuses connections; until then they would wait for nobody
+                for listener in worker.listeners:
+                    listener.close()  # the last copy refuses connections; until then they would wait for nobody
             _signal(workers, signal.SIGTERM)
             kill_s = time.monotonic() + config.drain_s + KILL_AFTER_S
 
 
-def _reloaded(config: Config, load: Callable[[], Config] | None) -> Config:
-    """What a worker is started with from now on. The workers say what is wrong with it."""
+def reloaded(config: Config, load: Callable[[], Config] | None) -> Config:
+    """What a process is started with from now on. The workers say what is wrong with it."""
     if load is None:
         return config
     try:
@@ -217,10 +204,32 @@ def _reloaded(config: Config, load: Callable[[], Config] | None) -> Config:
     return config if needs_restart(config, changes(config, fresh), fresh) else fresh
 
 
+def unix_listener(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """OSError if another process listens there."""
+    family, _, _, _, address = _addresses(host, port)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(address)
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def _addresses(host: str, port: int) -> list[Any]:
+    return socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+
+
 def _listeners(host: str, port: int, count: int) -> list[socket.socket]:
     """So many sockets on one port. OSError if another process listens there."""
-    found_addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    family, _, _, _, address = found_addresses[0]
+    family, _, _, _, address = _addresses(host, port)[0]
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         # Sockets that share a port join any that share it already: only one that does not finds out.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -238,23 +247,25 @@ def _listeners(host: str, port: int, count: int) -> list[socket.socket]:
     return found
 
 
-def _start(worker: Worker, workers: list[Worker], config: Config, serve: Serve, held: int) -> None:
+def _start(child: Child, children: list[Child], config: Config, held: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    worker.started_s = time.monotonic()
-    worker.pid = os.fork()
-    if worker.pid:
+    child.started_s = time.monotonic()
+    child.lives += 1
+    child.pid = os.fork()
+    if child.pid:
         return
     status = CRASHED
     try:
         os.close(held)
-        for other in workers:
-            if other is not worker:
-                other.listener.close()
+        for other in children:
+            if other is not child:
+                for listener in other.listeners:
+                    listener.close()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it serves
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor passes on one
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        serve(config, worker)
+        child.serve(config, child)
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else CRASHED
@@ -266,30 +277,30 @@ def _start(worker: Worker, workers: list[Worker], config: Config, serve: Serve, 
         os._exit(status)
 
 
-def _reap(workers: list[Worker], say: Callable[[str], None], *, expected: bool) -> int:
+def _reap(children: list[Child], say: Callable[[str], None], *, expected: bool) -> int:
     """Take note of those that ended, and when to start them again. The status of one that says that none can serve."""
     failed = 0
-    for worker in workers:
-        if not worker.pid:
+    for child in children:
+        if not child.pid:
             continue
-        pid, wait_status = os.waitpid(worker.pid, os.WNOHANG)
+        pid, wait_status = os.waitpid(child.pid, os.WNOHANG)
         if not pid:
             continue
-        worker.pid = 0
+        child.pid = 0
         now = time.monotonic()
         status = os.waitstatus_to_exitcode(wait_status)
         failed = failed or (status if status in CANNOT_SERVE else 0)
         if expected or failed:
             continue
-        lived_long = now - worker.started_s >= LONG_LIFE_S
-        worker.pause_s = 0.0 if lived_long else min(max(RESTART_S, 2 * worker.pause_s), RESTART_S_MAX)
-        worker.due_s = now + worker.pause_s
+        lived_long = now - child.started_s >= LONG_LIFE_S
+        child.pause_s = 0.0 if lived_long else min(max(RESTART_S, 2 * child.pause_s), RESTART_S_MAX)
+        child.due_s = now + child.pause_s
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        say(f"worker {worker.index} {how}; started again in {worker.pause_s:g} s")
+        say(f"{child.name} {how}; started again in {child.pause_s:g} s")
     return failed
 
 
-def _signal(workers: list[Worker], number: signal.Signals) -> None:
-    for worker in workers:
-        if worker.pid:
-            os.kill(worker.pid, number)
+def _signal(children: list[Child], number: signal.Signals) -> None:
+    for child in children:
+        if child.pid:
+            os.kill(child.pid, number)

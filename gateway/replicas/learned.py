@@ -11,7 +11,7 @@ import logging
 import msgspec
 
 from gateway.redis.errors import StoreUnavailable
-from gateway.redis.store import Store, pool_key
+from gateway.replicas.store import Store
 from policies.admission import memory
 from policies.admission.engine import AdmissionEngine
 
@@ -20,7 +20,6 @@ __all__ = ["Lessons"]
 logger = logging.getLogger("fairgate")
 
 INTERVAL_S = 60.0
-KEPT_S = 7 * 86_400
 BYTES_MAX = 16 * 1024 * 1024
 
 
@@ -29,7 +28,7 @@ class Lessons:
 
     def __init__(self, store: Store, pool: str, engine: AdmissionEngine) -> None:
         self._store = store
-        self._key = pool_key(pool, "learned")
+        self._pool = pool
         self._engine = engine
         self._written = b""
 
@@ -43,16 +42,20 @@ class Lessons:
             await asyncio.sleep(INTERVAL_S)
 
     async def _adopt(self) -> None:
-        content = await self._store.command("GET", self._key)
+        content = await self._store.learned(self._pool)
         if content is None or content == self._written:
             return
         try:
             memory.adopt(self._engine, msgspec.json.decode(content))
         except (ValueError, RecursionError) as error:
-            logger.warning("%s holds nothing that can be learned from (%s); it is written anew", self._key, error)
+            logger.warning(
+                "pool %s: what is kept holds nothing that can be learned from (%s); it is written anew",
+                self._pool,
+                error,
+            )
 
     async def _write(self) -> None:
         content = msgspec.json.encode(memory.snapshot(self._engine))
         if content != self._written and len(content) <= BYTES_MAX:
-            await self._store.command("SET", self._key, content, "EX", KEPT_S)
+            await self._store.learn(self._pool, content)
             self._written = content

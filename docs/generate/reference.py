@@ -1,0 +1,337 @@
+"""Writes docs/reference/*.md from the code that they describe: `python -m docs.generate.reference`.
+
+Tests compare the pages with what this writes, so whoever adds a field, an option, a metric or a reason runs it again.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import yaml
+
+from docs.generate.config_fields import fields
+from gateway.commands.main import main as fairgate
+from gateway.http.errors import ApiError, Reason
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+REFERENCE = HERE.parent / "reference"
+HOW_TO_WRITE = "<!-- Written by `python -m docs.generate.reference` from the code; do not edit. -->"
+RUNBOOK: dict[str, dict[str, dict[str, str]]] = yaml.safe_load((HERE / "runbook.yaml").read_text(encoding="utf-8"))
+HEADERS: dict[str, dict[str, str]] = yaml.safe_load((HERE / "headers.yaml").read_text(encoding="utf-8"))
+OURS = ("gateway", "backends", "policies")
+
+
+def pages() -> dict[str, str]:
+    """The text of each page, by its file's name."""
+    written = {
+        "config.md": _config(),
+        "cli.md": _cli(),
+        "metrics.md": _metrics(),
+        "log-fields.md": _log_fields(),
+        "headers.md": _headers(),
+        "reasons.md": _reasons(),
+    }
+    return {name: "\n".join(_with_notice(lines)) + "\n" for name, lines in written.items()}
+
+
+def _with_notice(lines: Iterator[str]) -> Iterator[str]:
+    yield next(lines)
+    yield from ("", HOW_TO_WRITE)
+    yield from lines
+
+
+def table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
+    """A table in Markdown; what would end a cell is written otherwise."""
+    yield ""
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + " --- |" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in row) + " |"
+
+
+def code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+def _config() -> Iterator[str]:
+    yield "# Every field of the configuration"
+    yield from (
+        "",
+        "The configuration is one YAML file. `fairgate check FILE` names every fault in it with its line. Times are in",
+        "seconds and sizes in bytes, unless the unit says otherwise. A `[]` stands for each member of a list, a `*`",
+        "for each name. [config.example.yaml](../../config.example.yaml) is a file to start from.",
+    )
+    for section, members in groupby(sorted(fields(), key=lambda one: one.section), key=lambda one: one.section):
+        yield from ("", f"## {code(section) if section else 'The file itself'}")
+        rows = [
+            [
+                code(one.path.rpartition(".")[2]),
+                _in_markdown(one.meaning),
+                one.default if one.default == "required" else code(one.default),
+                f"{one.unit}, {one.bounds}" if one.unit and one.bounds else one.unit or one.bounds,
+                code(one.example),
+            ]
+            for one in members
+        ]
+        yield from table(["field", "what it says", "default", "unit and bounds", "example"], rows)
+
+
+def _in_markdown(text: str) -> str:
+    """A description, in which a star or an angle bracket means itself."""
+    return text.replace("*", "\\*").replace("<", "&lt;").replace("${", "\\${")
+
+
+def _cli() -> Iterator[str]:
+    yield "# The command line"
+    yield from ("", "Each command also says this itself: `fairgate COMMAND --help`.")
+    yield from table(
+        ["exit status", "means"],
+        [
+            ["0", "done"],
+            ["1", "it could not be done: a port is taken, a gateway said no, a required result was missed"],
+            ["2", "what was given is at fault: an option, a file, a Redis or a database that may not be used"],
+            ["130", "ended by Ctrl-C before it served"],
+        ],
+    )
+    yield from _commands(fairgate, "fairgate")
+
+
+def _commands(command: click.Command, name: str) -> Iterator[str]:
+    context = click.Context(command, info_name=name)
+    if isinstance(command, click.Group):
+        if name != "fairgate":
+            yield from ("", f"## `{name}`", "", *_help(command))
+        for sub in command.list_commands(context):
+            found = command.get_command(context, sub)
+            assert found is not None
+            yield from _commands(found, f"{name} {sub}")
+        return
+    usage = " ".join(command.collect_usage_pieces(context))
+    yield from ("", f"## `{name}`", "", *_help(command), "", "```text", f"{name} {usage}", "```")
+    options = [one for one in command.get_params(context) if isinstance(one, click.Option) and "--help" not in one.opts]
+    if options:
+        yield from table(["option", "what it does", "default"], [_option(one, context) for one in options])
+
+
+def _help(command: click.Command) -> Iterator[str]:
+    """The help of a command; lines that click must not wrap are shown as they are."""
+    for place, paragraph in enumerate((command.help or "").split("\n\n")):
+        if place:
+            yield ""
+        kept = paragraph.strip("\n")
+        if kept.lstrip().startswith("\b"):
+            yield from ("```text", *(line.strip() for line in kept.lstrip().removeprefix("\b").strip().split("\n")))
+            yield "```"
+        else:
+            yield " ".join(kept.split()).replace("*", "\\*")
+
+
+def _option(option: click.Option, context: click.Context) -> list[str]:
+    described = option.to_info_dict()
+    names = ", ".join(code(name) for name in [*option.opts, *option.secondary_opts])
+    metavar = "" if option.is_flag else f" {code(option.make_metavar(context))}"
+    text, _, written = (option.help or "").partition("[default: ")
+    default = written.rstrip("]") if written else _default(described["default"], option)
+    return [names + metavar, _in_markdown(text.strip()), default]
+
+
+def _default(value: Any, option: click.Option) -> str:
+    if value is None or value is False or "Sentinel" in type(value).__name__ or option.required:
+        return "required" if option.required else ""
+    if isinstance(value, list | tuple):
+        return code(", ".join(str(one) for one in value))
+    return code(str(value))
+
+
+class MetricFamily(NamedTuple):
+    name: str
+    """As it is scraped."""
+    kind: str
+    meaning: str
+    labels: tuple[str, ...]
+
+
+_KINDS = {
+    "Gauge": "gauge", "GaugeMetricFamily": "gauge", "CounterMetricFamily": "counter", "Counter": "counter",
+    "HistogramMetricFamily": "histogram", "Histogram": "histogram", "InfoMetricFamily": "info",
+}  # fmt: skip
+
+
+def metric_families() -> list[MetricFamily]:
+    """What is made anywhere in the gateway and named fairgate_..."""
+    found = []
+    for path in sorted((ROOT / "gateway").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in _KINDS:
+                continue
+            texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+            if len(texts) < 2 or not texts[0].startswith("fairgate_"):
+                continue
+            lists = [one for one in (*node.args, *(key.value for key in node.keywords)) if isinstance(one, ast.List)]
+            labels = tuple(str(one.value) for given in lists[:1] for one in given.elts if isinstance(one, ast.Constant))
+            kind = _KINDS[node.func.id]
+            ending = {"counter": "_total", "info": "_info"}.get(kind, "")
+            found.append(MetricFamily(texts[0].removesuffix(ending) + ending, kind, texts[1], labels))
+    return sorted(set(found))
+
+
+def _metrics() -> Iterator[str]:
+    yield "# Metrics"
+    yield from (
+        "",
+        "`GET /metrics` of the admin listener has them in Prometheus' format. Only so many tenants and models have",
+        "labels of their own: 1,000 tenants, 100 of them in histograms, and 100 models. The rest are together under",
+        "`other`. Times are in seconds. What describes the process itself (`process_...`) is Prometheus' own.",
+    )
+    rows = [[code(one.name), one.kind, one.meaning, ", ".join(map(code, one.labels))] for one in metric_families()]
+    yield from table(["metric", "kind", "what it says", "labels"], rows)
+    yield from (
+        "",
+        "The values of `outcome`, `reason` and `obstacle` are on the page of [reasons](reasons.md). `kind` is `input`,",
+        "`output` or `cached`, and for prompts at a backend also `expected` and `wrong`.",
+    )
+
+
+def log_fields() -> list[tuple[str, str, str]]:
+    """Name, type and meaning of each field of the access log."""
+    tree = ast.parse((ROOT / "gateway/telemetry/log_line.py").read_text(encoding="utf-8"))
+    [line] = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Line"]
+    found = []
+    for node, after in zip(line.body, [*line.body[1:], None], strict=True):
+        if isinstance(node, ast.AnnAssign):
+            said = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            meaning = str(after.value.value) if said else ""  # type: ignore[union-attr]
+            found.append((ast.unparse(node.target), ast.unparse(node.annotation), meaning))
+    return found
+
+
+_TYPES = {"str": "text", "int": "number", "float": "number", "bool": "true, false"}
+_TYPES |= {"float | None": "number or null", "dict[str, float]": "numbers by name"}
+
+
+def _log_fields() -> Iterator[str]:
+    yield "# The access log"
+    yield from (
+        "",
+        "Every request leaves one line of JSON, when it ends. It never holds content: no prompt, no answer, no key.",
+        "`..._ms` are milliseconds. `fairgate replay` reads these lines.",
+    )
+    yield from table(
+        ["field", "type", "what it says"],
+        [[code(name), _TYPES.get(kind, kind), text] for name, kind, text in log_fields()],
+    )
+    yield from (
+        "",
+        "What `outcome`, `reason`, `waited_ms` and `placed` may say is on the page of [reasons](reasons.md).",
+    )
+
+
+def _headers() -> Iterator[str]:
+    from gateway.http import headers
+
+    yield "# Header fields"
+    yield from ("", "Clients may send these, and need none of them but their key:")
+    yield from table(
+        ["field", "what it is for"], [[code(name), text] for name, text in HEADERS["from clients"].items()]
+    )
+    yield from ("", "Answers have these, beside what the engine itself says:")
+    yield from table(["field", "what it says"], [[code(name), text] for name, text in HEADERS["to clients"].items()])
+    dropped = forward_names(headers.forward_request_headers)
+    hidden = forward_names(headers.forward_response_headers)
+    yield from (
+        "",
+        "## What does not pass",
+        "",
+        "Some fields would steer an engine, tell it who the client is, or belong to one connection. They do not reach",
+        "it:",
+        "",
+        ", ".join(code(name) for name in dropped)
+        + ", and all that begin with `proxy-`, `x-fairgate-` or `x-forwarded-`.",
+        "",
+        "Some fields of an engine tell of its inside. They do not reach clients:",
+        "",
+        ", ".join(code(name) for name in hidden) + ".",
+    )
+
+
+def forward_names(forward: Any) -> list[str]:
+    """Which of all names that are written in gateway/http/headers.py does this function hold back?"""
+    tree = ast.parse((ROOT / "gateway/http/headers.py").read_text(encoding="utf-8"))
+    names = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, bytes)}
+    names = {
+        name for name in names if re.fullmatch(rb"[a-z0-9]+(-[a-z0-9]+)*", name) and name not in (b"bearer", b"close")
+    }
+    return sorted(name.decode() for name in names if not forward([(name, b"x")]))
+
+
+def _reasons() -> Iterator[str]:
+    yield "# Reasons and errors, and what to do"
+    yield from (
+        "",
+        "These words stand in answers, in the access log, in metrics and in `fairgate explain`. For each: what",
+        "happened, whether it is bad, and what to do.",
+        "",
+        "## Reasons",
+        "",
+        "OpenAI's clients find the reason as `code` of the error, Anthropic's before its message. Where the request is",
+        "wrong by itself, an engine may say so in words and codes of its own.",
+    )
+    for reason in Reason:
+        yield from _entry(reason.value, RUNBOOK["reasons"].get(reason.value), f"Status {ApiError(reason, '').status}. ")
+    for title, text, words in (
+        ("Outcomes", "How a request ended: `outcome` in the access log and in metrics.", "outcomes"),
+        (
+            "What a request waited for",
+            "The obstacles: `waited_ms` in the access log, `fairgate_held_back_seconds`, `fairgate explain`.",
+            "obstacles",
+        ),
+        ("Why it went to its engine", "`placed` in the access log.", "placed"),
+        (
+            "Messages of the gateway",
+            "Warnings and errors on standard error. A `%s` or `%d` stands for what differs from case to case.",
+            "log",
+        ),
+    ):
+        yield from ("", f"## {title}", "", text)
+        for word, said in RUNBOOK[words].items():
+            yield from _entry(word, said)
+
+
+def _entry(word: str, said: dict[str, str] | None, before: str = "") -> Iterator[str]:
+    if said is not None:
+        yield from ("", f"### `{word}`", "", f"{before}{said['happened']}", "")
+        yield from (f"**Is it bad?** {said['bad']}", "", f"**What to do:** {said['do']}")
+
+
+def log_messages() -> set[str]:
+    """Every warning and error that the gateway may write about itself, as it is written in the code."""
+    found = set()
+    for path in sorted(path for package in OURS for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("warning", "error", "exception", "critical")
+                and isinstance(node.func.value, ast.Name)
+                and node.func.value.id in ("logger", "_log")
+                and isinstance(node.args[0], ast.Constant)
+            ):
+                found.add(str(node.args[0].value))
+    return found
+
+
+def main() -> None:
+    REFERENCE.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (REFERENCE / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

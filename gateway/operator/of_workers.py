@@ -1,0 +1,225 @@
+"""One admin listener for all workers: it asks each, for a bounded time, and answers for all of them together.
+
+What is said by which worker matters only where they differ. docs/workers.md says how each answer is put together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Final, NamedTuple
+
+import aiohttp
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+from yarl import URL
+
+from gateway.config.model import Config
+from gateway.operator.feed import Feed
+from gateway.operator.guard import guard
+from gateway.operator.merged_metrics import merged
+from gateway.operator.page.files import page
+from gateway.operator.seen import Seen, decoded, said_by, state_of, together
+from gateway.operator.views import views
+from gateway.telemetry.lately import ENDS_MAX, End, Lately
+
+__all__ = ["Workers", "workers_app"]
+
+ANSWER_S: Final = 2.5
+"""A worker that has not answered by then is left out, and named. Commands wait for 3 s."""
+CHANGE_S: Final = 60.0
+"""A reload asks new engines how they are; a database may take long."""
+ANSWER_BYTES_MAX: Final = 64 << 20
+NO_ANSWER: Final = "does not answer"
+
+
+class Answer(NamedTuple):
+    """What one worker answered. `status`: 0: it did not."""
+
+    name: str
+    status: int
+    content: bytes
+
+
+class Workers:
+    """All workers, as the hub asks them. A `Look`."""
+
+    def __init__(self, config: Config, sockets: Sequence[str], *, port: int, has_reloaded: Callable[[], None]) -> None:
+        """`sockets`: on which each listens. `port`: that of clients. `has_reloaded`: one has taken over the config, and
+        all others should."""
+        self.config = config
+        self.lately = Lately(ENDS_MAX * len(sockets))
+        self.port = port
+        self.has_reloaded = has_reloaded
+        self._sockets = sockets
+        self._sessions: list[aiohttp.ClientSession] = []
+        self._ends = [0] * len(sockets)
+        """How many ends of each worker are known here."""
+        self._turn = asyncio.Lock()
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Until the stack is closed."""
+        for path in self._sockets:
+            session = aiohttp.ClientSession("http://worker", connector=aiohttp.UnixConnector(path, limit=0))
+            self._sessions.append(await stack.enter_async_context(session))
+
+    async def ask(
+        self, index: int, path: str, *, method: str = "GET", content: bytes = b"", within_s: float = ANSWER_S
+    ) -> Answer:
+        """What one worker answers. `path` as it stands in a request, its query included."""
+        name = f"worker {index}"
+        try:
+            async with asyncio.timeout(within_s):
+                async with self._sessions[index].request(method, URL(path, encoded=True), data=content) as response:
+                    found = await response.content.read(ANSWER_BYTES_MAX)
+                    while not response.content.at_eof() and len(found) < ANSWER_BYTES_MAX:
+                        found += await response.content.read(ANSWER_BYTES_MAX - len(found))
+                    return Answer(name, response.status, found)
+        except (OSError, TimeoutError, aiohttp.ClientError):
+            return Answer(name, 0, b"")
+
+    async def ask_all(self, path: str, *, method: str = "GET", within_s: float = ANSWER_S) -> list[Answer]:
+        """The same of all at once, those included that did not answer."""
+        asked = (self.ask(index, path, method=method, within_s=within_s) for index in range(len(self._sockets)))
+        return list(await asyncio.gather(*asked))
+
+    async def look(self, *, with_running: bool = False) -> Seen:
+        running = "&running" if with_running else ""
+        async with self._turn:  # each end is fetched once
+            asked = (self.ask(index, f"/seen?ends={known}{running}") for index, known in enumerate(self._ends))
+            answers = await asyncio.gather(*asked)
+            seen, silent = [], []
+            ends: list[End] = []
+            for index, answer in enumerate(answers):
+                if answer.status != 200:
+                    silent.append(answer.name)
+                    continue
+                found, latest, count = decoded(answer.content)
+                self._ends[index] = count
+                ends += latest
+                seen.append((answer.name, found))
+            self.lately.take(sorted(ends, key=lambda end: end.ended_s))
+        if not seen:
+            return Seen(0.0, ["no worker answers"], None, self.port, [])
+        whole = together(seen)
+        whole.not_ready += [f"{name}: {NO_ANSWER}" for name in silent]
+        whole.port = self.port
+        return whole
+
+
+class _Answers:
+    """What is asked of all workers, and how their answers become one."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+
+    async def health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    async def ready(self, request: web.Request) -> web.Response:
+        said = [(one.name, _ready(one)) for one in await self._workers.ask_all("/ready")]
+        faults = said_by([(name, answer["why_not"]) for name, answer in said])
+        answer: dict[str, object] = {"ready": not faults, "why_not": faults}
+        if (state := state_of([(name, answer.get("state")) for name, answer in said])) is not None:
+            answer["state"] = state
+        return web.json_response(answer, status=503 if faults else 200)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        answers = [one for one in await self._workers.ask_all("/metrics") if one.status == 200]
+        if not answers:
+            return _nobody()
+        text = await asyncio.to_thread(lambda: merged([one.content.decode() for one in answers]))
+        count = (
+            "# HELP fairgate_workers Workers that answered.\n# TYPE fairgate_workers gauge\n"
+            f"fairgate_workers {float(len(answers))}\n"
+        )
+        return web.Response(body=(text + count).encode(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def one_knows(self, request: web.Request) -> web.Response:
+        """Of several, one had the request."""
+        answers = await self._workers.ask_all(request.raw_path)
+        found = next((one for one in answers if one.status == 200), None)
+        silent = [one.name for one in answers if not one.status]
+        if found is None and silent:
+            error = f"{', '.join(silent)} {NO_ANSWER}, and no other knows of it"
+            return web.json_response({"error": error}, status=503)
+        return _passed(found or answers[0])
+
+    async def any_knows(self, request: web.Request) -> web.Response:
+        """What all answer alike."""
+        content = await request.read()
+        for index in range(self._workers.config.workers):
+            answer = await self._workers.ask(
+                index, request.raw_path, method=request.method, content=content, within_s=CHANGE_S
+            )
+            if answer.status:
+                return _passed(answer)
+        return _nobody()
+
+    async def reload(self, request: web.Request) -> web.Response:
+        """By one; if it takes the config over, all do."""
+        for index in range(self._workers.config.workers):
+            answer = await self._workers.ask(index, "/reload", method="POST", within_s=CHANGE_S)
+            if answer.status:
+                if answer.status == 200:
+                    self._workers.has_reloaded()
+                return _passed(answer)
+        return _nobody()
+
+    async def drain(self, request: web.Request) -> web.Response:
+        """Everywhere, and its requests counted together."""
+        answers = await self._workers.ask_all(request.raw_path, method="POST")
+        done = [json.loads(one.content) for one in answers if one.status == 200]
+        if not done:
+            return _passed(max((one for one in answers if one.status), key=lambda one: one.status, default=None))
+        answer = {**done[0], **{name: sum(one[name] for one in done) for name in ("running", "waiting")}}
+        answer["in_service"] = any(one["in_service"] for one in done)
+        missing = [f"{one.name} {NO_ANSWER}" for one in answers if one.status != 200]
+        warnings = [*dict.fromkeys(one["warning"] for one in done if "warning" in one), *missing]
+        if warnings:
+            answer["warning"] = "; ".join(warnings)
+        return web.json_response(answer)
+
+
+def workers_app(workers: Workers) -> web.Application:
+    """The admin listener of a gateway with several workers."""
+    answers = _Answers(workers)
+    feed = Feed(workers)
+    app = web.Application(middlewares=[guard(lambda: workers.config)])
+    app.add_routes(
+        [
+            web.get("/health", answers.health),
+            web.get("/ready", answers.ready),
+            web.get("/metrics", answers.metrics),
+            web.get("/explain/{id}", answers.one_knows),
+            web.get("/events", feed.events),
+            web.post("/reload", answers.reload),
+            web.post("/drain/{backend:.+}", answers.drain),
+            web.post("/resume/{backend:.+}", answers.drain),
+            web.get("/usage", answers.any_knows),
+            web.get("/keys", answers.any_knows),
+            web.post("/keys", answers.any_knows),
+            web.delete("/keys/{hash}", answers.any_knows),
+            *views(workers),
+            *page(),
+        ]
+    )
+    app.on_shutdown.append(feed.close)
+    return app
+
+
+def _ready(one: Answer) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(one.content) if one.status in (200, 503) else {"why_not": [NO_ANSWER]}
+    return found
+
+
+def _passed(answer: Answer | None) -> web.Response:
+    if answer is None:
+        return _nobody()
+    return web.Response(body=answer.content, status=answer.status, content_type="application/json")
+
+
+def _nobody() -> web.Response:
+    return web.json_response({"error": "no worker answers: see /ready, and the log"}, status=503)

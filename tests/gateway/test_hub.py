@@ -1,0 +1,145 @@
+"""What workers share by their hub, and how their pages of metrics become one."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.config.model import Config
+from gateway.operator.merged_metrics import LEAST, MOST, OWN, merged
+from gateway.usage.counts import Tally
+from gateway.usage.database import Database
+from gateway.usage.written import Batch, add
+from gateway.workers.exchange_server import CONNECTIONS_PER_WORKER, ExchangeServer
+from gateway.workers.hub import go_on
+from gateway.workers.seat import Meeting, Seat
+from gateway.workers.supervisor import unix_listener
+from gateway.workers.wire import FRAME_BYTES_MAX
+from tests.gateway.live import Starter, chat, simulated, until
+from tests.gateway.test_fairness_live import tenants
+from tests.gateway.test_shared_prefixes import ask, cached_in_turns, index_of, text
+
+WORKERS = 2
+
+
+@asynccontextmanager
+async def meeting() -> AsyncIterator[tuple[Meeting, ExchangeServer]]:
+    """The hub's exchange, in this process."""
+    met = Meeting.made(WORKERS)
+    server = ExchangeServer(met)
+    await server.listen(unix_listener(met.exchange))
+    try:
+        yield met, server
+    finally:
+        server.close()
+        met.end()
+
+
+async def test_a_prompt_is_found_where_another_worker_sent_it(start: Starter) -> None:
+    async with simulated() as a, simulated() as b, simulated() as c, start(a.url, b.url, c.url) as one:
+        expected = await cached_in_turns(one)
+    async with AsyncExitStack() as stack:
+        met, _ = await stack.enter_async_context(meeting())
+        engines = [(await stack.enter_async_context(simulated())).url for _ in range(3)]
+        lives = [await stack.enter_async_context(start(*engines, seat=Seat(at, met))) for at in range(WORKERS)]
+        await ask(lives[0], text(99, 100))
+        await until(lambda: len(index_of(lives[1])) == len(index_of(lives[0])) > 0)
+        assert await cached_in_turns(*lives) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\x00\x00\x00\x03abc",
+        (FRAME_BYTES_MAX + 1).to_bytes(4, "big"),
+        b"\x00\x00\x00\x01\x05",
+        b"\x00\x00\x00\x01\x90",
+        b"\x00\x00\x00\x09\x92\x01\xa6delete",
+        b"\x00\x00\x00\x0b\x92\x01\xa8exchange",
+    ],
+    ids=["no MessagePack", "too long", "no list", "nothing", "no such thing", "too little"],
+)
+async def test_what_makes_no_sense_ends_that_connection_only(start: Starter, said: bytes) -> None:
+    async with meeting() as (met, server), simulated(time_scale=0) as sim, start(sim.url, seat=Seat(0, met)) as live:
+        reader, writer = await asyncio.open_unix_connection(met.exchange)
+        writer.write(said)
+        assert await reader.read() == b""
+        writer.close()
+        await until(lambda: len(server.connections) == 1)
+        before = live.gateway.exchanges[0].answered
+        await until(lambda: live.gateway.exchanges[0].answered > before)
+        assert live.gateway.state() == "shared"
+
+
+async def test_connections_are_bounded() -> None:
+    async with meeting() as (met, server):
+        opened = [await asyncio.open_unix_connection(met.exchange) for _ in range(CONNECTIONS_PER_WORKER * WORKERS)]
+        await until(lambda: len(server.connections) == CONNECTIONS_PER_WORKER * WORKERS)
+        reader, writer = await asyncio.open_unix_connection(met.exchange)
+        assert await reader.read() == b""
+        for _, each in [*opened, (reader, writer)]:
+            each.close()
+        await until(lambda: not server.connections)
+
+
+async def test_a_limit_of_a_day_goes_on_from_what_was_used_before(start: Starter, tmp_path: Path) -> None:
+    url = str(tmp_path / "usage.db")
+    tally = Tally()
+    tally.requests, tally.input, tally.output = 1, 480, 500
+    config = Config.model_validate({
+        "usage": url, "pools": [{"name": "p", "backends": [{"url": "http://a:1"}]}], "open_access": True,
+    })  # fmt: skip
+    assert config.usage is not None
+    database = Database(config.usage, makes=True)
+    add(database, Batch("before", 1, {(int(time.time()) // 3600, "spent", "", "", ""): tally}), int(time.time()))
+    database.close()
+    named = [each | {"quota": {"tokens_per_day": 1000}} for each in tenants(spent=1, fresh=1)]
+    async with meeting() as (met, server), simulated(time_scale=0) as sim:
+        await go_on(config, server, is_first=True)
+        async with (
+            start(sim.url, seat=Seat(0, met), tenants=named, usage=url) as first,
+            start(sim.url, seat=Seat(1, met), tenants=named, usage=url) as second,
+        ):
+            body = chat("word " * 60, max_tokens=2)
+            for live in (first, second):
+                assert (await live.ask("/v1/chat/completions", body, key="key-of-spent")).status == 429
+                assert (await live.ask("/v1/chat/completions", body, key="key-of-fresh")).status == 200
+
+
+# --- metrics ---
+
+
+def test_pages_are_put_together_by_what_their_numbers_mean() -> None:
+    page = (
+        "# HELP fairgate_requests_total Ended.\n# TYPE fairgate_requests_total counter\n"
+        'fairgate_requests_total{tenant="a b"} %s\n'
+        "# HELP fairgate_backend_slots Slots.\n# TYPE fairgate_backend_slots gauge\n"
+        'fairgate_backend_slots{backend="x"} %s\n'
+        "# HELP fairgate_backend_up Up.\n# TYPE fairgate_backend_up gauge\n"
+        'fairgate_backend_up{backend="x"} %s\n'
+    )
+    more = '# HELP fairgate_requests_total Ended.\nfairgate_requests_total{tenant="c"} 5.0\nwithout a number\n'
+    assert merged([page % ("2.0", "8.0", "1.0"), page % ("3.0", "9.0", "0.0"), more]) == (
+        page.replace('{tenant="a b"} %s\n', '{tenant="a b"} 5.0\nfairgate_requests_total{tenant="c"} 5.0\n')
+        % ("9.0", "0.0")
+    )
+
+
+async def test_each_gauge_has_a_rule_by_which_it_is_put_together(start: Starter, tmp_path: Path) -> None:
+    quota = {"requests_per_minute": 100}
+    async with meeting() as (met, _), simulated() as sim:
+        async with start(sim.url, seat=Seat(0, met), usage=str(tmp_path / "usage.db"), quota=quota) as live:
+            gateway = live.gateway
+            await until(lambda: gateway.exchanges[0].answered > 0)
+            gateway.metrics.read_gauges(gateway.pools, gateway.shared.interactions)
+            gateway.metrics.read_exchanges(gateway.exchanges)
+            gauges = set(re.findall(r"^# TYPE (\S+) gauge$", gateway.metrics.render().decode(), re.M))
+    known = MOST | LEAST | OWN
+    assert gauges <= known, "say in gateway/operator/merged_metrics.py what several workers say together"
+    assert known <= gauges, "no such gauge"

@@ -1,0 +1,257 @@
+"""Several workers are one gateway: real processes, one engine, no Redis, whatever worker a connection comes to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.gateway.live import SMALL, WAIT_S, Simulated, chat, simulated, until
+from tests.gateway.test_command_line import Running, config_file, run, running
+from tests.gateway.test_fairness_live import tenants
+
+CHAT = "/v1/chat/completions"
+WORKERS = 2
+OUTPUT_TOKENS = 5
+ENGINE = replace(SMALL, base_s=2e-2)
+"""Slow enough that it is short of slots, not this process of time."""
+CONNECTIONS_MAX = 200
+"""To find one that the kernel gives to a certain worker."""
+TOKEN = "a-token-of-the-admin-listener-0123"
+
+
+class Gate:
+    """A running gateway with its workers, and connections to each of them."""
+
+    def __init__(self, command: Running, url: str, admin: str, stack: AsyncExitStack) -> None:
+        self.command = command
+        self.url = url
+        self.admin = admin
+        self.workers: list[str] = []
+        """The beginning of the ids of each worker's requests: it names the process."""
+        self._stack = stack
+
+    async def connection(self, worker: str | None = None) -> tuple[aiohttp.ClientSession, str]:
+        """A connection that stays, to this worker; else to any. And which it is."""
+        for _ in range(CONNECTIONS_MAX):
+            connector = aiohttp.TCPConnector(limit=1)
+            session = await self._stack.enter_async_context(aiohttp.ClientSession(self.url, connector=connector))
+            status, request_id, _ = await self.ask(session, "probe", max_tokens=1)
+            assert status == 200
+            if worker in (None, request_id[:16]):
+                return session, request_id[:16]
+            await session.close()
+        raise AssertionError(f"no connection of {CONNECTIONS_MAX} came to {worker}")
+
+    async def ask(self, session: aiohttp.ClientSession, tenant: str, **fields: Any) -> tuple[int, str, Any]:
+        headers = {"authorization": f"Bearer key-of-{tenant}"}
+        async with session.post(CHAT, json=chat(tenant, ignore_eos=True, **fields), headers=headers) as response:
+            return response.status, response.headers["x-request-id"], await response.json()
+
+    async def find_workers(self) -> None:
+        """Both of them, as they are now."""
+        self.workers = []
+        while len(self.workers) < WORKERS:
+            session, worker = await self.connection()
+            await session.close()
+            if worker not in self.workers:
+                self.workers.append(worker)
+
+    async def see(self, path: str, method: str = "GET") -> Any:
+        """What the admin listener answers."""
+        async with aiohttp.ClientSession() as http, http.request(method, self.admin + path) as response:
+            text = await response.text()
+            assert response.status == 200, text
+            return json.loads(text) if response.content_type == "application/json" else text
+
+    async def is_shared(self) -> bool:
+        async with aiohttp.ClientSession() as http, http.get(self.admin + "/ready") as response:
+            return dict(await response.json()).get("state") == "shared"
+
+    def pid(self, index: int) -> int:
+        return int(re.findall(rf"worker {index} serves \(process (\d+)\)", self.command.said)[-1])
+
+
+class Flood:
+    """A tenant's clients, each on a connection to one worker; what they were told that they used."""
+
+    def __init__(self, gate: Gate, tenant: str, sessions: list[aiohttp.ClientSession]) -> None:
+        self.answers = self.service = 0
+        self.faults: list[Any] = []
+        self._gate, self._tenant, self._is_over = gate, tenant, False
+        self._tasks = [asyncio.create_task(self._go_on(session)) for session in sessions]
+
+    @classmethod
+    async def at(cls, gate: Gate, tenant: str, worker: str, clients: int) -> Flood:
+        return cls(gate, tenant, [(await gate.connection(worker))[0] for _ in range(clients)])
+
+    async def _go_on(self, session: aiohttp.ClientSession) -> None:
+        while not self._is_over:
+            try:
+                status, _, body = await self._gate.ask(session, self._tenant, max_tokens=OUTPUT_TOKENS)
+            except aiohttp.ClientError as error:
+                self.faults.append(error)
+                return
+            if status != 200:
+                self.faults.append(body)
+                return
+            self.answers += 1
+            self.service += body["usage"]["prompt_tokens"] + 2 * body["usage"]["completion_tokens"]
+
+    async def end(self) -> None:
+        self._is_over = True
+        await asyncio.gather(*self._tasks)
+
+
+async def answered(*floods: Flood, more: int) -> None:
+    first = sum(flood.answers for flood in floods)
+    await until(lambda: sum(flood.answers for flood in floods) >= first + more or any(one.faults for one in floods))
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not await condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def is_full(gate: Gate) -> bool:
+    """Do the workers together use the engine, but for the headroom?"""
+    [pool] = (await gate.see("/backends"))["pools"]
+    return bool(pool["backends"][0]["running_sequences"] >= ENGINE.max_num_seqs - 1)
+
+
+def children(pid: int) -> set[int]:
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+@asynccontextmanager
+async def gate_of(directory: Path, engine: Simulated, **fields: Any) -> AsyncIterator[Gate]:
+    """The number of slots is configured: all workers together keep to it."""
+    pools = [{"name": "pool", "backends": [{"url": engine.url, "max_num_seqs": ENGINE.max_num_seqs}]}]
+    quotas = fields.pop("quotas", {})
+    named = [each | {"quota": quotas.get(each["name"])} for each in tenants(heavy=4, light=1, probe=1)]
+    config = config_file(
+        directory,
+        engine.url,
+        workers=WORKERS,
+        pools=pools,
+        policy=fields.pop("policy", "vtc"),
+        tenants=named,
+        access_log="off",
+        drain_s=1,
+        **fields,
+    )
+    async with running("serve", "-c", config) as command, AsyncExitStack() as stack:
+        found = await command.says(r"serving on (http://\S+) with 2 workers, admin on (http://\S+) for all of them")
+        for index in range(WORKERS):
+            await command.says(rf"worker {index} serves")
+        gate = Gate(command, found[1], found[2], stack)
+        await gate.find_workers()
+        yield gate
+        assert "Traceback" not in command.said, command.said
+
+
+async def test_floods_at_different_workers_are_served_by_weight(tmp_path: Path) -> None:
+    async with simulated(ENGINE) as engine, gate_of(tmp_path, engine) as gate:
+        heavy = await Flood.at(gate, "heavy", gate.workers[0], 20)
+        light = await Flood.at(gate, "light", gate.workers[1], 20)
+        await answered(heavy, light, more=100)
+        before = heavy.service, light.service
+        await answered(heavy, light, more=600)
+        ratio = (heavy.service - before[0]) / (light.service - before[1])
+        await asyncio.gather(heavy.end(), light.end())
+        assert heavy.faults == light.faults == []
+        assert ratio == pytest.approx(4, rel=0.1)
+        await until(engine.is_idle)
+
+
+async def test_one_worker_may_use_the_whole_engine_and_all_answers_are_of_all_workers(tmp_path: Path) -> None:
+    async with simulated(ENGINE) as engine, gate_of(tmp_path, engine) as gate:
+        ours, others = gate.workers
+        heavy, light = await Flood.at(gate, "heavy", ours, 20), await Flood.at(gate, "light", ours, 20)
+        await eventually(lambda: is_full(gate))
+        [pool] = (await gate.see("/queue"))["pools"]
+        assert pool["queued_requests"] == sum(one["queued_requests"] for one in pool["tenants"]) > 0
+        assert pool["limited_by_is"].startswith(f"{pool['queued_requests']} requests in the queue: ")
+        await answered(heavy, light, more=300)
+        [served] = (await gate.see("/tenants"))["pools"]
+        shares = {one["tenant"]: one["share_received"] for one in served["tenants"]}
+        assert shares["heavy"] == pytest.approx(0.8, abs=0.08)
+        other, _ = await gate.connection(others)
+        ids = [
+            (await gate.ask(session, "probe", max_tokens=1))[1] for session in (other, (await gate.connection(ours))[0])
+        ]
+        assert {each[:16] for each in ids} == set(gate.workers)
+        for each in ids:
+            assert (await gate.see(f"/explain/{each}"))["state"] == "dispatched"
+        code, out, said = await run("top", "--once", "--admin", gate.admin)
+        assert (code, said) == (0, "")
+        assert re.search(r"^heavy +4 ", out, re.M)
+        await asyncio.gather(heavy.end(), light.end())
+        assert heavy.faults == light.faults == []
+        [name] = [one["backend"] for one in (await gate.see("/backends"))["pools"][0]["backends"]]
+        drained = await gate.see(f"/drain/{name}", "POST")
+        assert (drained["drained"], drained["running"], "no backend" in drained["warning"]) == (True, 0, True)
+        assert (await gate.see(f"/resume/{name}", "POST"))["in_service"]
+        page = await gate.see("/metrics")
+        ended = re.findall(r'^fairgate_requests_total\{.*tenant="(\w+)"\} (\d+)\.0$', page, re.M)
+        assert dict(ended)["heavy"] == str(heavy.answers)
+        assert "fairgate_workers 2.0" in page
+        assert re.search(r"^fairgate_backend_slots\{.*\} 8\.0$", page, re.M), "which both see of one engine"
+        assert {one["path"]: one["value"] for one in (await gate.see("/config"))["values"]}["workers"] == WORKERS
+
+
+async def test_a_limit_is_exact_over_workers(tmp_path: Path) -> None:
+    async with simulated(time_scale=0) as engine:
+        async with gate_of(tmp_path, engine, quotas={"light": {"requests_per_minute": 40}}) as gate:
+            sessions = [(await gate.connection(worker))[0] for worker in gate.workers for _ in range(4)]
+            statuses: list[int] = []
+            for _ in range(15):
+                found = await asyncio.gather(*(gate.ask(session, "light", max_tokens=1) for session in sessions))
+                statuses += [status for status, _, _ in found]
+            assert (statuses.count(200), statuses.count(429)) == (40, 80)
+
+
+async def test_the_hub_may_die_and_workers_go_on(tmp_path: Path) -> None:
+    async with simulated(ENGINE) as engine, gate_of(tmp_path, engine) as gate:
+        floods = [await Flood.at(gate, name, gate.workers[at], 6) for at, name in enumerate(("heavy", "light"))]
+        await answered(*floods, more=50)
+        assert await gate.is_shared()
+        [hub] = children(gate.command.process.pid) - {gate.pid(0), gate.pid(1)}
+        os.kill(hub, signal.SIGSTOP)  # as good as gone, and not started again
+        await gate.command.says("state is not shared, this worker goes on with what it knows: the hub has not answered")
+        await answered(*floods, more=50)
+        os.kill(hub, signal.SIGKILL)
+        await gate.command.says(r"the hub was ended by signal 9; started again in 0\.1 s")
+        await eventually(gate.is_shared)  # who asks meanwhile waits for the next hub
+        await answered(*floods, more=50)
+        await asyncio.gather(*(flood.end() for flood in floods))
+        assert [flood.faults for flood in floods] == [[], []]
+
+
+async def test_what_a_dead_worker_had_is_the_others(tmp_path: Path) -> None:
+    async with simulated(ENGINE) as engine, gate_of(tmp_path, engine) as gate:
+        floods = [await Flood.at(gate, "heavy", worker, 12) for worker in gate.workers]
+        await answered(*floods, more=50)
+        before = gate.pid(0)
+        os.kill(before, signal.SIGKILL)
+        await until(lambda: any(len(flood.faults) == 12 for flood in floods))
+        await until(lambda: gate.pid(0) != before)
+        dead, lives = sorted(floods, key=lambda flood: -len(flood.faults))
+        await answered(lives, more=100)
+        assert not lives.faults
+        await eventually(lambda: is_full(gate))
+        await asyncio.gather(lives.end(), dead.end())
+        await eventually(gate.is_shared)
+        await gate.find_workers()
+        await until(engine.is_idle)
