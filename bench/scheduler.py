@@ -82,7 +82,8 @@ class Stopwatch:
         for item in items:
             call(item)
             count += 1
-        self.groups.setdefault(step, []).append((time.process_time_ns() - begun_ns) / 1e3 / count)
+        if count:
+            self.groups.setdefault(step, []).append((time.process_time_ns() - begun_ns) / 1e3 / count)
 
     def medians_us(self) -> dict[str, float]:
         return {step: report.median(groups) for step, groups in self.groups.items()}

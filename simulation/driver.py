@@ -21,27 +21,13 @@ from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.prefixes import SharedPrefixes
 from policies.replicas.schedule import DEADLINE_S, INTERVAL_S, Schedule
 from policies.request import ServiceTokens
+from simulation.gauges import read_gauges, read_step
 from simulation.run import IMPOSSIBLE, LOST, Arrival, Event, Record, Run, Stall, Store
 
-__all__ = ["read_gauges", "replay", "simulate"]
+__all__ = ["replay", "simulate"]
 
 TIMER_RESOLUTION_S = 1e-6
 """A timer never fires at the very instant that set it."""
-
-
-def read_gauges(name: str, model: EngineModel, now: float) -> Gauges:
-    """What a scrape of this backend says at this time."""
-    gauges, profile = model.gauges(now), model.profile
-    capacity_tokens = profile.usable_blocks * profile.block_size
-    return Gauges(
-        now,
-        running=gauges.running,
-        waiting=gauges.waiting,
-        kv_usage=gauges.kv_usage,
-        kv_capacity_tokens=capacity_tokens,
-        block_size=profile.block_size,
-        preemptions_total=gauges.preemptions_total,
-    )
 
 
 def simulate(
@@ -54,6 +40,7 @@ def simulate(
     refuses: Callable[[str, EngineGauges, float], bool] | None = None,
     ended: Callable[[Record], None] | None = None,
     scrape_interval_s: float = 0.1,
+    steps: bool = False,
     network_s: float = 0.001,
     timer_s_max: float | None = None,
     others: Sequence[AdmissionEngine] = (),
@@ -71,6 +58,7 @@ def simulate(
         refuses: does this backend answer 503 at this time?
         ended: hears of every request that has ended. The run then keeps no records, events and decisions, which of a
             long one would not fit in memory.
+        steps: backends also say how they are after each step.
         network_s: one way between gateway and backend.
         timer_s_max: the gateway's timer: set when none is, at most this far away. None: exactly when the engine asks.
         others: engines of further gateways in front of the same backends.
@@ -79,8 +67,8 @@ def simulate(
         stalls: when gateways stand still or die.
     """
     return _Driver(
-        [engine, *others], backends, next_arrival, scrape, refuses, ended, scrape_interval_s, network_s, timer_s_max,
-        arrives_at, store, stalls,
+        [engine, *others], backends, next_arrival, scrape, refuses, ended, scrape_interval_s, steps, network_s,
+        timer_s_max, arrives_at, store, stalls,
     ).run(iter(arrivals))  # fmt: skip
 
 
@@ -129,6 +117,7 @@ class _Driver:
         refuses: Callable[[str, EngineGauges, float], bool] | None,
         ended: Callable[[Record], None] | None,
         scrape_interval_s: float,
+        steps: bool,
         network_s: float,
         timer_s_max: float | None,
         arrives_at: Callable[[Arrival, float], int],
@@ -146,6 +135,7 @@ class _Driver:
         self._ended = ended
         self._keeps = ended is None
         self._scrape_interval_s = scrape_interval_s
+        self._says_steps = steps
         self._network_s = network_s
         self._timer_s_max = timer_s_max
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
@@ -379,6 +369,10 @@ class _Driver:
         for victim in step.preempted:
             self._result.records[victim].preemptions += 1
         self._result.waiting_max = max(self._result.waiting_max, model.gauges().waiting)
+        if self._says_steps:
+            self._at(
+                now + step.duration_s + self._network_s, partial(self._said, name, read_step(name, model, step, now))
+            )
         self._at(now + step.duration_s + self._network_s, partial(self._answered, name, step))
         self._at(now + step.duration_s, partial(self._step, name))
 
@@ -413,6 +407,12 @@ class _Driver:
             self._end(record, "completed", now)
             service = ServiceTokens(record.arrival.prompt_tokens, len(record.token_s), record.cached_tokens)
             self._tell(gateways[record.gateway], "finished", now, request_id, service)
+
+    def _said(self, name: str, gauges: Gauges, now: float) -> None:
+        """What a backend says of a step is at the gateways. What comes late is older, and nobody waits for it."""
+        for gateway in self._gateways:
+            if gateway.stalled_until_s <= now:
+                self._tell(gateway, "backend_changed", now, name, gauges)
 
     def _without_stalled(self, backend: str, step: Step, now: float) -> Step:
         """What is for gateways that stand still they read when they go on."""

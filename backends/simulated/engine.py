@@ -59,6 +59,8 @@ class Step:
     """What one batch did. It begins when `step` is called; everything in it holds `duration_s` seconds later."""
 
     duration_s: float
+    scheduled_tokens: int = 0
+    """Computed by it, of prompts and of answers."""
     tokens: list[tuple[str, int]] = field(default_factory=list)
     """(request, new tokens), in batch order."""
     started: list[str] = field(default_factory=list)
@@ -185,6 +187,7 @@ class EngineModel:
         self._generation_tokens += len(tokens)
         if done:
             self._finish(done, result)
+        result.scheduled_tokens = prefill_tokens + decoding
         result.duration_s = self.profile.step_s(prefill_tokens, decoding, context_tokens)
         self._gauges_before = self._gauges_after
         self._gauges_after = self._read_gauges()

@@ -112,10 +112,11 @@ class CapacityConfig(Section):
 
     waiting_target: int = Field(default=2, ge=0, le=1000)
     """Requests that may wait inside one engine. More uses it a little better; fewer is fairer."""
-    kv_ceiling: float = Field(default=0.98, ge=0.5, le=1)
-    """Share of an engine's KV cache up to which requests are dispatched, their expected growth included."""
+    kv_ceiling: float = Field(default=0.96, ge=0.5, le=1)
+    """Share of an engine's KV cache up to which requests are dispatched, their expected growth included, where answers
+    may become longer than expected. More fills it a little better, and has the engine preempt more."""
     headroom: float = Field(default=0.05, ge=0, lt=0.5)
-    """Share of KV cache and slots that is kept for flows below their fair share."""
+    """Largest share of KV cache and slots that is kept for flows below their fair share, while they are due."""
     scrape_interval_s: float = Field(default=0.1, ge=0.01, le=60)
     """Time between two reads of an engine's metrics."""
     max_concurrency: int | None = Field(default=None, ge=1, le=1_000_000)

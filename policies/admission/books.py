@@ -33,6 +33,7 @@ from policies.capacity.fair_shares import FairShares
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import OutputPredictor
+from policies.capacity.visits import Visits
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.queue.bounds import BoundedQueue, QueueLimits
@@ -59,6 +60,7 @@ class Books:
         self.leases: dict[str, Lease] = {}
         self.backends: dict[str, BackendLedger] = {}
         self.tenants = FairShares()
+        self.visits = Visits()
         self.policy = policy
         self.lengths = lengths
         self.interactions = interactions
@@ -139,7 +141,7 @@ class Books:
             received = ServiceTokens(request.prompt_tokens, lease.output_tokens)
             self.policy.charge(request, received, now, final=False)
             held = lease.held_tokens
-            self.backends[lease.backend].kv.regrown(lease)
+            self.backends[lease.backend].kv.regrown(lease, now)
             if lease.held_tokens != held:
                 self.tenants.grew(request, lease.held_tokens - held)
 
@@ -159,6 +161,8 @@ class Books:
             self.tenants.withdrawn(request)
         else:
             self.tenants.seen(request, now)
+            if not entries & REJOIN:
+                self.visits.came(request.flow.tenant, now)
             if entries & OPEN:
                 self.interactions.admitted(request, now)  # before the order asks for its stage
             self.policy.push(request, now, front=entries & REJOIN != 0)
@@ -175,4 +179,5 @@ class Books:
         lease = self.leases.pop(request.id)
         self.backends[lease.backend].remove(lease, now)
         self.tenants.ended(request, lease.held_tokens)
+        self.visits.stayed(request.flow.tenant, now - lease.dispatched_s)
         self.policy.charge(request, service, now, final=True)

@@ -78,7 +78,7 @@ class AdmissionEngine:
         lengths = lengths if lengths is not None else OutputLengths()
         self.books = Books(policy, self.limits, lengths, self.interactions, quotas)
         self.backends = self.books.backends
-        self.room = PoolRoom(self.backends, self.books.tenants)
+        self.room = PoolRoom(self.backends, self.books.tenants, self.books.visits)
         self.room.prefixes = policy.prefixes
         self.elsewhere: Elsewhere | None = None
         """None: this gateway is the only one that counts."""
@@ -276,9 +276,9 @@ class AdmissionEngine:
             self._waits.ended(request, now)
             self.books.change(BROKEN, request, now)
             rejected = self._reject(request, Refused(Refusal.BACKEND_FAILED, 1.0), now, CALM)
-            return [rejected, *self._room_changed(now)]
+            return [rejected, *self._room_changed(now, lease.backend)]
         self.books.change(RETURNED, request, now)
-        return self._room_changed(now)
+        return self._room_changed(now, lease.backend)
 
     def cancelled(self, request_id: str, now: float, service: ServiceTokens | None = None) -> Sequence[Decision]:
         """Its client is gone, or its answer broke off.
@@ -317,7 +317,7 @@ class AdmissionEngine:
         """Bring counters and ledgers up to the streamed tokens. Returns the time by the admission engine's clock."""
         now = self._charged_s = self._time(now)
         self.books.charge_progress(now)
-        self.room.charged(now)
+        self.room.at(now)
         return now
 
     # --- deciding ---
@@ -403,6 +403,7 @@ class AdmissionEngine:
             # It was waiting at the last dispatch, so the time since then is the time per place in the queue.
             self._dispatch_interval_s += 0.05 * (now - self._dispatched_s - self._dispatch_interval_s)
         self._dispatched_s = now
+        self.room.changed(now, backend)
         dispatch = Dispatch(request.id, backend)
         self.recent.note(dispatch, request, now, CALM)
         return dispatch

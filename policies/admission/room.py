@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Final, Protocol
 
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.pace import next_end_s
+from policies.capacity.visits import Visits
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.request import Request
 
@@ -18,6 +22,8 @@ PASSING: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.SPREAD})
 """An engine with one of these can soon start the request."""
 ABOUT_AS_SOON: Final = 2.0
 """Waits for a slot that differ by less than this are taken for equal."""
+ANSWERS_MAX: Final = 64
+"""Requests whose answers are kept. An order asks for few of them again and again."""
 
 
 class Rivals(Protocol):
@@ -48,29 +54,52 @@ class _Standing:
     __slots__ = ("absent", "keeps", "paced", "spare")
 
     def __init__(self, spare: bool, absent: bool, paced: bool) -> None:
-        self.spare = spare
+        self.spare = spare and absent
+        """The headroom is there for it. Where nobody is absent, nothing is kept for anybody."""
         self.absent = absent
         self.paced = paced
         self.keeps = absent and not spare
         """The headroom is not for it."""
 
+    def is_like(self, other: _Standing) -> bool:
+        return self.absent is other.absent and self.spare is other.spare and self.paced is other.paced
+
+
+class _Answer:
+    """What was found out about a request that had no room."""
+
+    __slots__ = ("again", "asked", "blocked", "standing")
+
+    def __init__(self, blocked: Blocked, standing: _Standing, asked: int, again: list[str]) -> None:
+        self.blocked = blocked
+        self.standing = standing
+        self.asked = asked
+        """The number of the last change that it knows of."""
+        self.again = again
+        """Engines that have room for it, but later than others: they are asked again whatever changes."""
+
 
 class PoolRoom:
     """The engines of one pool, within one event (`admission.policy.Engines`).
 
-    Asking is part of the event: the ledger learns why a request had to wait at its engine. An answer is valid until
-    `changed`.
+    Asking is part of the event: the ledger learns why a request had to wait at its engine. What an engine has answered
+    is valid until it has `changed`, so an event at one engine asks that engine only.
     """
 
-    def __init__(self, backends: Mapping[str, BackendLedger], tenants: FairShares) -> None:
+    def __init__(self, backends: Mapping[str, BackendLedger], tenants: FairShares, visits: Visits) -> None:
         self.rivals: Rivals | None = None
         """None: this gateway is the only one."""
         self.prefixes: PrefixIndex | None = None
         """What the engines are expected to have cached; None: nothing reads it."""
         self._backends: Final = backends
         self._tenants: Final = tenants
-        self._blocked: dict[str, Blocked] = {}
-        """By request: the obstacles found since anything changed, so that asking again costs O(1)."""
+        self._visits: Final = visits
+        self._answers: dict[str, _Answer] = {}
+        """By request."""
+        self._valid_until_s = inf
+        self._changes = 0
+        self._changed: OrderedDict[str, int] = OrderedDict()
+        """The number of the last change at each engine that has changed since all were to be asked, the latest last."""
         self._full: dict[str, Obstacle] = {}
         """Engines without a slot for any request: until something changes there, they need not be asked."""
         self._full_for_keeping = False
@@ -81,52 +110,88 @@ class PoolRoom:
 
     def changed(self, now: float, engine: str | None = None) -> None:
         """Something ended, started or became known at this engine, or at any: a blocked request may have room now."""
-        self._blocked.clear()
         self._now = now
+        self._changes += 1
         if engine is None:
+            self._answers.clear()
+            self._changed.clear()
             self._full.clear()
             self._open = dict(self._backends)
-        elif self._full.pop(engine, None) is not None:
+            return
+        self._changed[engine] = self._changes
+        self._changed.move_to_end(engine)
+        if self._full.pop(engine, None) is not None:
             self._open[engine] = self._backends[engine]
 
-    def charged(self, now: float) -> None:
-        """Running requests have grown: room in the KV caches has changed, slots have not."""
-        self._blocked.clear()
-        self._now = now
-
     def at(self, now: float) -> None:
-        """Set the time."""
+        """Set the time. Some answers are not valid for ever."""
         self._now = now
+        if now >= self._valid_until_s:
+            self._valid_until_s = inf
+            self._answers.clear()
+
+    def _note_end(self, ledger: BackendLedger) -> None:
+        """The obstacle there may disappear through time alone."""
+        opens_s = ledger.opens_s(self._now)
+        if opens_s is not None and opens_s < self._valid_until_s:
+            self._valid_until_s = opens_s
 
     def with_room(self, request: Request) -> Sequence[BackendLedger] | Blocked:
-        known = self._blocked.get(request.id)
-        if known is not None:
-            return known
         if self.rivals is not None and self.rivals.has_turn(request, self._now):
             return Blocked(request, dict.fromkeys(self._backends, Obstacle.TURN))
         standing = self._standing(request)
+        known = self._answers.get(request.id)
+        if known is not None and known.standing.is_like(standing):
+            return self._asked_again(request, standing, known)
         if standing.keeps != self._full_for_keeping:
             self._full_for_keeping = standing.keeps
-            self.changed(self._now)
+            self._full.clear()
+            self._open = dict(self._backends)
+        return self._found(request, standing, self._full.copy(), list(self._open.values()))
+
+    def _asked_again(self, request: Request, standing: _Standing, known: _Answer) -> Sequence[BackendLedger] | Blocked:
+        """Only where something has changed since."""
+        names = known.again.copy()
+        for name in reversed(self._changed):
+            if self._changed[name] <= known.asked:
+                break
+            if name not in known.again:
+                names.append(name)
+        if not names:
+            return known.blocked
+        return self._found(request, standing, known.blocked.obstacles.copy(), [self._backends[name] for name in names])
+
+    def _found(
+        self, request: Request, standing: _Standing, obstacles: dict[str, Obstacle], ledgers: list[BackendLedger]
+    ) -> Sequence[BackendLedger] | Blocked:
+        """Ask these engines. `obstacles`: what is known of the others."""
         free: list[BackendLedger] = []
-        full: list[str] = []
-        obstacles = self._full.copy()
-        for name, ledger in self._open.items():
+        for ledger in ledgers:
+            name = ledger.name
             obstacle = self._obstacle(request, ledger, standing)
             if obstacle is None:
+                obstacles.pop(name, None)
                 free.append(ledger)
                 continue
             obstacles[name] = obstacle
-            if obstacle is Obstacle.SLOTS and _is_full(ledger, keeps=standing.keeps):
-                full.append(name)
-        for name in full:
-            self._full[name] = Obstacle.SLOTS
-            del self._open[name]
+            self._note_end(ledger)
+            if (
+                obstacle is Obstacle.SLOTS
+                and standing.keeps is self._full_for_keeping
+                and _is_full(ledger, keeps=standing.keeps)
+            ):
+                self._full[name] = obstacle
+                self._open.pop(name, None)
+        again = [ledger.name for ledger in free]
         if free and len(self._backends) > 1:
             free = self._soonest(request, free, obstacles)
         if free:
+            self._answers.pop(request.id, None)
             return free
-        blocked = self._blocked[request.id] = Blocked(request, obstacles)
+        blocked = Blocked(request, obstacles)
+        if len(self._answers) >= ANSWERS_MAX:
+            self._answers.clear()
+        self._answers[request.id] = _Answer(blocked, standing, self._changes, again)
         return blocked
 
     def _soonest(
@@ -166,14 +231,21 @@ class PoolRoom:
 
     def _obstacle(self, request: Request, ledger: BackendLedger, standing: _Standing) -> Obstacle | None:
         spare, absent, paced, now = standing.spare, standing.absent, standing.paced, self._now
-        obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced)
+        due = self._due(ledger) if standing.keeps and ledger.slots.are_few(ledger.sequences + request.sequences) else 0
+        obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced, due=due)
         if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, ledger.name)):
             obstacle = ledger.obstacle(
-                request, spare=spare, absent=absent, now=now, paced=paced, cached_tokens=cached_tokens
+                request, spare=spare, absent=absent, now=now, paced=paced, due=due, cached_tokens=cached_tokens
             )
         if obstacle is not None:
             ledger.held_back(request, obstacle)
         return obstacle
+
+    def _due(self, ledger: BackendLedger) -> int:
+        """How many absent tenants may come before another slot of this engine becomes free?"""
+        return self._visits.due(
+            self._now, next_end_s(ledger.leases, ledger.pace), lambda tenant: not self._tenants.waits(tenant)
+        )
 
     def _cached_tokens(self, request: Request, engine: str) -> int:
         if self.prefixes is None:
@@ -186,7 +258,7 @@ class PoolRoom:
 
 def _is_full(ledger: BackendLedger, *, keeps: bool) -> bool:
     """Is there no slot for any request? `keeps`: of those that leave the headroom free."""
-    return ledger.allowance is None and ledger.sequences >= ledger.slots.most(unkept=not keeps)
+    return ledger.allowance is None and ledger.sequences >= ledger.slots.most(unkept=not keeps, due=0)
 
 
 def _slot_wait_s(ledger: BackendLedger, request: Request) -> float:

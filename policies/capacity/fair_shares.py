@@ -111,6 +111,11 @@ class FairShares:
         """Is some active tenant without a queued request? Its next one may arrive at any moment."""
         return self._present + self._present_elsewhere < len(self._tenants) or self._elsewhere.absent > 0
 
+    def waits(self, tenant: str) -> bool:
+        """Has this tenant something queued here?"""
+        own = self._tenants.get(tenant)
+        return own is not None and own.queued > 0
+
     def is_below(self, request: Request) -> bool:
         """Does its tenant hold less of the dispatched KV tokens than its weight entitles it to?"""
         own, elsewhere = self._tenants[request.flow.tenant], self._elsewhere

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-__all__ = ["Allowance", "CapacitySettings", "Gauges"]
+__all__ = ["Allowance", "CapacitySettings", "Gauges", "StepTrust"]
+
+USAGE_DIFFERS_MAX: Final = 0.02
+"""An engine counts its blocks a little differently in one place than in another (the null block)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CapacitySettings:
-    """How is capacity judged? `headroom` is a fraction of the KV capacity and of the slots."""
+    """How is capacity judged? `headroom` is the largest fraction of the KV capacity and of the slots that is kept for
+    tenants below their fair share.
+    """
 
     waiting_target: int = 2
-    kv_ceiling: float = 0.98
+    kv_ceiling: float = 0.96
+    """The risk that is taken: fraction of the KV capacity up to which requests are started, their expected growth
+    included, as far as their answers may become longer than expected. Where none may, all of it is used."""
     headroom: float = 0.05
     concurrency_max: int | None = None
     gauge_trust_s: float = 1.0
@@ -43,6 +50,41 @@ class Gauges:
     scheduled_tokens_max: int | None = None
     """The most that one step computes."""
     max_num_seqs: int | None = None
+
+    def contradiction(self) -> str:
+        """What in this step cannot be? Empty: nothing."""
+        running, waiting, slots = self.running, self.waiting, self.max_num_seqs
+        free, total, usage = self.free_blocks, self.total_blocks, self.kv_usage
+        counts = (running, waiting, slots, free, total, self.scheduled_tokens, self.scheduled_tokens_max)
+        if any(count is not None and count < 0 for count in counts):
+            return "a count is negative"
+        if running is not None and slots is not None and running > slots:
+            return f"{running} sequences run in {slots} slots"
+        if free is not None and total is not None:
+            if free > total:
+                return f"{free} of {total} blocks are free"
+            if usage is not None and abs(usage - (1 - free / max(1, total))) > USAGE_DIFFERS_MAX:
+                return f"{free} of {total} blocks are free, but {usage:.0%} of them in use"
+        if self.scheduled_tokens and self.scheduled_tokens_max and self.scheduled_tokens > self.scheduled_tokens_max:
+            return f"a step of {self.scheduled_tokens} tokens, where {self.scheduled_tokens_max} are the most"
+        return ""
+
+
+class StepTrust:
+    """Are the steps that an engine tells of believed? After one that cannot be, none is for a while."""
+
+    def __init__(self) -> None:
+        self._doubted_until_s = float("-inf")
+
+    def believes(self, step: Gauges, capacity_tokens: int | None, now: float, doubt_s: float) -> bool:
+        """Is this step believed, where the KV cache is known to hold `capacity_tokens`?
+
+        One that says less than is known to be true would let too much in.
+        """
+        claims = step.kv_capacity_tokens
+        if step.contradiction() or (claims and capacity_tokens and claims > capacity_tokens):
+            self._doubted_until_s = now + doubt_s
+        return now >= self._doubted_until_s
 
 
 class Allowance(NamedTuple):

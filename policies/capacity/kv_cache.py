@@ -14,7 +14,7 @@ from math import ceil
 from typing import Final
 
 from policies.capacity.gauges import Allowance, CapacitySettings, Gauges
-from policies.capacity.kv_forecast import Growing, KvForecast, still_to_come
+from policies.capacity.kv_forecast import Growing, KvForecast, lasts, still_to_come
 from policies.capacity.lease import OUTGROWN, Lease
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.pace import Pace
@@ -23,8 +23,21 @@ from policies.request import Request
 __all__ = ["KvCache", "KvUse"]
 
 ENDED_MAX: Final = 1024
-FORECAST_S_PER_LEASE: Final = 0.0004
-"""A forecast is reused for this long per request in it: in a fuller engine one request changes less."""
+EVENLY: Final = 0.95
+"""Starts are spread as if only this part of the cache could be filled. A gap between starts comes back as a gap between
+ends, and then as one between the starts that wait for them, with each generation. Starts that are a little slower close
+it; what is then still missing is filled by starts in place of ends."""
+PROMPT_PART_SHARE_MAX: Final = 0.05
+PROMPT_PART_SHARE_PER_S: Final = 0.5
+"""What one comparison of gauge and books counts for, at most and for each second since the one before it: hundreds of
+steps in a second say no more of prefixes in common than ten pages do."""
+OFF_BY_TOKENS: Final = 1.0
+OFF_BY_TOKENS_PER_LEASE: Final = 0.01
+"""A request that is farther from where the forecast takes it to be is noted anew."""
+OFF_BY_PART: Final = 0.02
+"""The same of the part of prompts that is really held: then all are."""
+CLOCK_MAX: Final = 65536.0
+"""The steps by the clock of a forecast, after which it is made anew: its sums stay exact."""
 NOTHING_MORE: Final = Growing(0.0, 0.0, 0, 0.0, 0.0)
 
 
@@ -52,6 +65,8 @@ class KvCache:
         self.held_tokens = 0
         """By all dispatched requests, each at its largest."""
         self.settings = settings
+        self._unsure_tokens = 0
+        """Those of them that were reserved for requests whose answers may take more."""
         self._leases = leases
         self._pace = pace
         self._block_size = 16
@@ -59,11 +74,19 @@ class KvCache:
         self._ended: deque[tuple[float, float]] = deque(maxlen=ENDED_MAX)
         """When requests ended since the last scrape, and the tokens they held. A scrape taken before that still counts
         them."""
+        self._compared_s = float("-inf")
         self._prompt_part = 1.0
         """Fraction of the prompt tokens that is really held. The rest are prefixes in common with other prompts."""
         self._spare_tokens = 0.0
-        self._forecast: KvForecast | None = None
+        self._prompts = self._outputs = 0.0
+        """Held by the prompts of what has started, and by the outputs that were counted, half blocks included."""
+        self._unstreamed: dict[str, Lease] = {}
+        """Those that have started and are not streamed: what they hold is estimated."""
+        self._forecast = KvForecast()
+        """Of all leases. `_forecast_s` and `_forecast_clock`: a time, and its clock then."""
         self._forecast_s = 0.0
+        self._forecast_clock = 0.0
+        self._forecast_part = 1.0
 
     # --- questions ---
 
@@ -100,7 +123,10 @@ class KvCache:
         capacity = self.capacity_tokens
         if capacity is None:
             return None
-        limit = whole = capacity * self.settings.kv_ceiling - self._foreign_tokens
+        footprint_tokens = self.footprint_tokens(request)
+        held_tokens = self.held_tokens + footprint_tokens
+        unsure_tokens = self._unsure_tokens + (footprint_tokens if _may_outgrow(request) else 0.0)
+        limit = whole = self._ceiling_tokens(capacity, unsure_tokens / held_tokens) - self._foreign_tokens
         if allowance is not None:
             if not self._leases and allowance.kv_tokens >= int(limit):
                 return None
@@ -110,7 +136,6 @@ class KvCache:
         elif keep_headroom:
             # Keep room for the next request of a tenant below its fair share, as large as such requests have been.
             limit -= self._kept_tokens(capacity)
-        held_tokens = self.held_tokens + self.footprint_tokens(request)
         fits_whole = held_tokens <= limit
         # Where such requests could fill every slot, slots are the scarce resource. Starts then need no spread.
         spreads = slots is not None and held_tokens * slots > whole * sequences
@@ -118,7 +143,7 @@ class KvCache:
             return None
         forecast = self._looked_ahead(now)
         candidate = self._candidate(request, now)
-        if spreads and not forecast.is_level_with(candidate, limit):
+        if spreads and not forecast.is_level_with(candidate, EVENLY * limit):
             return Obstacle.SPREAD
         if fits_whole or forecast.peak_with(candidate, self._first_token_steps(), limit) <= limit:
             return None
@@ -138,7 +163,8 @@ class KvCache:
         """How much may be held in all? 0: the capacity is not known."""
         if self.capacity_tokens is None:
             return 0
-        return max(0, round(self.capacity_tokens * self.settings.kv_ceiling - self._foreign_tokens))
+        unsure_part = self._unsure_tokens / self.held_tokens if self.held_tokens else 0.0
+        return max(0, round(self._ceiling_tokens(self.capacity_tokens, unsure_part) - self._foreign_tokens))
 
     def needed_tokens(self, request: Request, use: KvUse, now: float) -> int:
         """How many tokens must be free, beyond what is in use, so that this request can start?"""
@@ -153,18 +179,33 @@ class KvCache:
 
     def add(self, lease: Lease, *, spare: bool) -> None:
         lease.held_tokens = round(self.footprint_tokens(lease.request))
+        lease.unsure_tokens = lease.held_tokens if _may_outgrow(lease.request) else 0
+        self._unsure_tokens += lease.unsure_tokens
         if spare:
             self._spare_tokens += 0.2 * (lease.held_tokens - self._spare_tokens)
         self.held_tokens += lease.held_tokens
-        self._forecast = None
+        self._outputs += lease.request.sequences * self._block_size / 2
+        self.pass_time(lease.dispatched_s)
+        self._note(lease, lease.dispatched_s)
 
-    def changed(self) -> None:
-        """A running request has started or grown, so the forecast is out of date."""
-        self._forecast = None
+    def started(self, lease: Lease, now: float) -> None:
+        """Its first token was seen."""
+        self._prompts += lease.request.prompt_tokens
+        if not lease.request.streamed:
+            self._unstreamed[lease.request.id] = lease
+        self.pass_time(now)
+        self._note(lease, now)
 
-    def regrown(self, lease: Lease) -> None:
-        """Its output may have outgrown its reserve: count it with more."""
-        request = lease.request
+    def regrown(self, lease: Lease, now: float) -> None:
+        """Count the output of a lease. If it has outgrown its reserve, it is expected to grow further."""
+        request, growing, forecast = lease.request, lease.growing, self._forecast
+        if request.streamed:
+            self._outputs += lease.output_tokens - lease.counted_tokens
+            lease.counted_tokens = lease.output_tokens
+        if growing is not None:
+            off_by = lease.output_each() - growing.done() - (forecast.clock - growing.noted)
+            if abs(off_by) > self._off_by():
+                self._note(lease, now)
         if lease.output_tokens * OUTGROWN <= request.progress.output_tokens_reserved:
             return
         held = request.prompt_tokens + lease.output_tokens + lease.reserve_left() * request.sequences
@@ -172,30 +213,57 @@ class KvCache:
         if held > lease.held_tokens:
             self.held_tokens += round(held) - lease.held_tokens
             lease.held_tokens = round(held)
-            self._forecast = None
 
     def remove(self, lease: Lease, now: float) -> None:
+        request = lease.request
         self.held_tokens -= lease.held_tokens
+        self._unsure_tokens -= lease.unsure_tokens
+        self._outputs -= lease.counted_tokens + request.sequences * self._block_size / 2
         if lease.started_s is not None:
-            self._ended.append((now, lease.request.prompt_tokens + lease.output_tokens))
-        self._forecast = None
+            self._prompts -= request.prompt_tokens
+            self._unstreamed.pop(request.id, None)
+            self._ended.append((now, request.prompt_tokens + lease.output_tokens))
+        if lease.growing is not None:
+            self._forecast.remove(lease.growing)
+            lease.growing = None
+        if not self._leases:
+            self._outputs = 0.0
+            self._look_anew(now)
+        self.pass_time(now)
 
-    def observe(self, gauges: Gauges, *, starting_tokens: int, elsewhere: Allowance | None) -> None:
-        """The engine was scraped. `elsewhere` says what other gateways hold there."""
-        if gauges.block_size:
+    def observe(
+        self, gauges: Gauges, now: float, *, starting_tokens: int, elsewhere: Allowance | None, preempted: bool
+    ) -> None:
+        """The engine said how it is.
+
+        Args:
+            elsewhere: what other gateways hold there.
+            preempted: it has thrown out requests that the books count as running. They hold nothing until it takes
+                them in again, so what it shows below the books is not theirs to keep.
+        """
+        if gauges.block_size and gauges.block_size != self._block_size:
+            sequences = sum([lease.request.sequences for lease in self._leases.values()])
+            self._outputs += sequences * (gauges.block_size - self._block_size) / 2
             self._block_size = gauges.block_size
+            self._look_anew(now)
         if gauges.kv_capacity_tokens:
             self.capacity_tokens = gauges.kv_capacity_tokens
         if gauges.kv_usage is not None and self.capacity_tokens is not None:
-            held_then = sum(tokens for ended_s, tokens in self._ended if ended_s >= gauges.taken_s)
-            self._correct(gauges.kv_usage * self.capacity_tokens - held_then, starting_tokens, elsewhere)
+            held_then = sum([tokens for ended_s, tokens in self._ended if ended_s >= gauges.taken_s])
+            used_tokens = gauges.kv_usage * self.capacity_tokens - held_then
+            passed_s, self._compared_s = gauges.taken_s - self._compared_s, gauges.taken_s
+            share = 0.0 if preempted else min(PROMPT_PART_SHARE_MAX, PROMPT_PART_SHARE_PER_S * max(0.0, passed_s))
+            self._correct(used_tokens, starting_tokens, elsewhere, share)
         self._ended.clear()
-        self._forecast = None
 
     # --- the model ---
 
-    def _correct(self, used_tokens: float, starting_tokens: int, elsewhere: Allowance | None) -> None:
-        """Compare the gauge with the books. A surplus belongs to others; a shortfall are prefixes in common."""
+    def _correct(
+        self, used_tokens: float, starting_tokens: int, elsewhere: Allowance | None, prompt_part_share: float
+    ) -> None:
+        """Compare the gauge with the books. A surplus belongs to others; a shortfall are prefixes in common, of which
+        this comparison says so much (`prompt_part_share`).
+        """
         prompts, outputs = self._held_now()
         others = 0
         if elsewhere is not None:
@@ -209,16 +277,20 @@ class KvCache:
         self._foreign_tokens += 0.5 * (beyond - self._foreign_tokens)
         if prompts > 0:
             part = min(1.0, max(0.05, (used_tokens - outputs) / prompts))
-            self._prompt_part += 0.05 * (part - self._prompt_part)
+            self._prompt_part += prompt_part_share * (part - self._prompt_part)
 
     def _held_now(self) -> tuple[float, float]:
         """Tokens held now by the prompts and by the outputs of what was dispatched."""
-        prompts = outputs = 0.0
-        for lease in self._leases.values():
-            outputs += lease.output_tokens + lease.request.sequences * self._block_size / 2
-            if lease.started_s is not None:
-                prompts += lease.request.prompt_tokens
-        return prompts, outputs
+        outputs = self._outputs
+        for lease in self._unstreamed.values():
+            outputs += lease.output_tokens
+        return self._prompts, outputs
+
+    def _ceiling_tokens(self, capacity_tokens: float, unsure_part: float) -> float:
+        """How much may be held in all? What is below the capacity is kept for answers that turn out longer than
+        expected, so nothing is where all lengths are known.
+        """
+        return capacity_tokens * (1.0 - (1.0 - self.settings.kv_ceiling) * min(1.0, unsure_part))
 
     def _kept_tokens(self, capacity_tokens: float) -> float:
         return min(self._spare_tokens, capacity_tokens * self.settings.headroom)
@@ -227,24 +299,76 @@ class KvCache:
         """Steps of the engine until a request dispatched now has its first token."""
         return self._pace.first_token_s / self._pace.token_s
 
+    def pass_time(self, now: float) -> None:
+        """Bring the forecast up to now: what may end from now on is known by what it has taken."""
+        forecast = self._forecast
+        if (
+            now < self._forecast_s
+            or forecast.clock > CLOCK_MAX
+            or abs(self._prompt_part - self._forecast_part) > OFF_BY_PART
+        ):
+            self._look_anew(now)
+            return
+        self._looked_ahead(now)
+        self._forecast_s, self._forecast_clock = now, forecast.clock
+        for growing in forecast.due():
+            self._note(self._leases[growing.name], now)
+
+    def estimate(self, now: float) -> None:
+        """Time has passed: estimate the answers that are not streamed."""
+        for lease in self._unstreamed.values():
+            lease.output_tokens = self._pace.output_tokens(lease, now)
+        self.pass_time(now)
+
+    def _look_anew(self, now: float) -> None:
+        """Note all leases as they are now."""
+        self._forecast = KvForecast()
+        self._forecast_s, self._forecast_clock, self._forecast_part = now, 0.0, self._prompt_part
+        for lease in self._leases.values():
+            lease.growing = None
+            self._note(lease, now)
+
     def _looked_ahead(self, now: float) -> KvForecast:
-        if self._forecast is None or not 0 <= now - self._forecast_s < FORECAST_S_PER_LEASE * len(self._leases):
-            self._forecast = KvForecast([self._growing(lease, now) for lease in self._leases.values()])
-            self._forecast_s = now
-        return self._forecast
+        """The forecast as of now."""
+        forecast = self._forecast
+        forecast.clock = self._forecast_clock + (now - self._forecast_s) / self._pace.token_s
+        return forecast
+
+    def _note(self, lease: Lease, now: float) -> None:
+        """The forecast knows this lease as it is now."""
+        forecast = self._forecast
+        if lease.growing is not None:
+            forecast.remove(lease.growing)
+        wait_s = self._pace.first_token_s - (now - lease.dispatched_s) if lease.started_s is None else 0.0
+        lease.growing = self._growing(lease, now, max(0.0, wait_s))
+        forecast.add(lease.growing)
 
     def _candidate(self, request: Request, now: float) -> Growing:
-        return self._growing(Lease(request, "", now), now)
+        return self._growing(Lease(request, "", now), now, 0.0)
 
-    def _growing(self, lease: Lease, now: float) -> Growing:
-        request, done, each = lease.request, lease.output_each(), lease.request.sequences
+    def _growing(self, lease: Lease, now: float, wait_s: float) -> Growing:
+        """How does a lease grow, if its first token comes after `wait_s`?"""
+        request, each, token_s = lease.request, lease.request.sequences, self._pace.token_s
+        done = lease.output_each()
         prompt = request.prompt_tokens * (self._prompt_part if lease.started_s is not None else 1.0)
         held = prompt + lease.output_tokens + each * self._block_size / 2
-        grows, spread = still_to_come(
-            request.progress.output_tokens_expected / each,
-            request.progress.output_tokens_reserved / each,
-            request.output_tokens_max / each,
-            done,
-        )
+        expected = request.progress.output_tokens_expected / each
+        reserved = request.progress.output_tokens_reserved / each
+        most, wait = request.output_tokens_max / each, wait_s / token_s
+        grows, spread = still_to_come(expected, reserved, most, done)
+        grows += wait
+        same = wait + lasts(expected, reserved, most, done, self._off_by())
         starting_s = (now if lease.started_s is None else lease.started_s) - lease.dispatched_s
-        return Growing(grows, held, each, done + grows + spread / 2, done + starting_s / self._pace.token_s, spread)
+        age = done + starting_s / token_s
+        return Growing(grows, held, each, done + grows + spread / 2, age, spread, same, request.id)
+
+    def _off_by(self) -> float:
+        """So many tokens may a request be from where the forecast takes it to be. In a fuller engine one counts
+        less.
+        """
+        return OFF_BY_TOKENS + OFF_BY_TOKENS_PER_LEASE * len(self._leases)
+
+
+def _may_outgrow(request: Request) -> bool:
+    """May its answer take more than is reserved for it?"""
+    return request.progress.output_tokens_reserved < request.output_tokens_max

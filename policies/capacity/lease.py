@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from policies.capacity.kv_forecast import Growing
 from policies.request import Request
 
 __all__ = ["OUTGROWN", "Lease"]
@@ -14,8 +15,8 @@ class Lease:
     """One dispatched request, and what it holds of its engine. A lease ends exactly once, in one way."""
 
     __slots__ = (
-        "backend", "charged_tokens", "dispatched_s", "held_tokens", "output_tokens", "prefill_tokens", "request",
-        "started_s",
+        "backend", "charged_tokens", "counted_tokens", "dispatched_s", "growing", "held_tokens", "output_tokens",
+        "prefill_tokens", "request", "started_s", "unsure_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, backend: str, dispatched_s: float) -> None:
@@ -28,13 +29,25 @@ class Lease:
         """When its first token was seen, or is inferred to have come."""
         self.held_tokens = 0
         """KV tokens that it is counted with, at its largest."""
+        self.unsure_tokens = 0
+        """The same at its dispatch, if its answer may take more than was reserved."""
         self.prefill_tokens = 0
         """Prompt tokens that its engine is expected to compute, since it has not cached them."""
         self.charged_tokens = 0
         """Output tokens at the last charge."""
+        self.counted_tokens = 0
+        """Output tokens that its ledger counts as held."""
+        self.growing: Growing | None = None
+        """How the forecast of its ledger knows it."""
 
     def output_each(self) -> float:
         return self.output_tokens / self.request.sequences
+
+    def expected_left(self) -> float:
+        """Output tokens that each of its sequences will still add, as similar answers do."""
+        progress, each = self.request.progress, self.request.sequences
+        most = (self.request.output_tokens_max - self.output_tokens) / each
+        return max(0.0, min(most, max(progress.output_tokens_expected / each - self.output_each(), 1.0)))
 
     def reserve_left(self) -> float:
         """Output tokens that each of its sequences may still add, by the cautious estimate."""

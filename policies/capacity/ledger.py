@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from policies.capacity.gauges import Allowance, CapacitySettings, Gauges
+from policies.capacity.gauges import Allowance, CapacitySettings, Gauges, StepTrust
 from policies.capacity.kv_cache import KvCache
 from policies.capacity.lease import Lease
 from policies.capacity.obstacle import Obstacle
-from policies.capacity.pace import Pace, PrefillWindow
-from policies.capacity.slots import Slots
+from policies.capacity.pace import Pace, PrefillWindow, ending
+from policies.capacity.slots import MANY, Slots
 from policies.request import Request
 
 __all__ = ["BackendLedger"]
@@ -29,6 +29,7 @@ KV_IS_SHORT: Final = 0.7
 """Above this KV occupancy a request in the engine's queue may wait for KV. It then says nothing about the number of
 slots."""
 LOOK_AGAIN_S: Final = 0.01
+"""Running requests make room in the KV cache as they age, and no event announces it."""
 SUSTAINED_S: Final = 0.25
 """Requests keep coming if the last one arrived within this time."""
 
@@ -64,9 +65,12 @@ class BackendLedger:
         """Dispatched requests by the adapter they ask for."""
         self._settings = settings
         self._gauges: Gauges | None = None
+        self._preempted = 0
+        """Sequences that it has started and that wait inside it again, as of its last step."""
+        self._trust = StepTrust()
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
-        self._kv_held_back = False
+        self._looks_again = False
         self._closed_until_s = 0.0
         self._backoff_s = 0.0
 
@@ -87,6 +91,7 @@ class BackendLedger:
         absent: bool,
         now: float,
         paced: bool = False,
+        due: int = MANY,
         cached_tokens: int = 0,
     ) -> Obstacle | None:
         """What keeps this request from starting now? None: nothing.
@@ -95,6 +100,7 @@ class BackendLedger:
             spare: its tenant is below its fair share, so it may use the headroom.
             absent: some active tenant has nothing queued, so the headroom is kept for its next request.
             paced: more of its tenant waits than can start soon, so starts are spread to keep the KV evenly full.
+            due: tenants that may come before another slot becomes free: no more slots than these are kept.
             cached_tokens: part of its prompt that the engine need not compute.
         """
         allowance = self.allowance
@@ -108,7 +114,8 @@ class BackendLedger:
         prefill_limit = self.prefill.tokens * (1.5 if spare and absent else 1.0)
         sequences = self.sequences + request.sequences
         if allowance is None:
-            if sequences > self.slots.most(unkept=not keep):
+            most = self.slots.most(unkept=not keep, due=due)
+            if sequences > most and not (keep and not due and sequences <= most + ending(self.leases, self.pace)):
                 return Obstacle.SLOTS
         elif sequences > allowance.sequences:
             return Obstacle.SLOTS
@@ -181,8 +188,8 @@ class BackendLedger:
         unseen = [lease.dispatched_s for lease in starting if not lease.request.streamed]
         if unseen:
             times.append(max(min(unseen) + self.pace.first_token_s, now + 0.005))
-        if self._kv_held_back:
-            # Running requests make room as they age, and no event announces it.
+        if self._looks_again:
+            # Running requests make room as they age, or nobody comes for a slot that is kept. No event announces it.
             times.append(now + LOOK_AGAIN_S)
         return min(times, default=None)
 
@@ -195,6 +202,9 @@ class BackendLedger:
         gauges = self._gauges
         if gauges is None or gauges.waiting is None or now >= gauges.taken_s + self._settings.gauge_trust_s:
             return False
+        if self._preempted:
+            # It takes those in again first, so nobody else starts. Whatever takes their room makes it throw out more.
+            return True
         # The engine serves first come, first served. Each request that started since the scrape has left its queue, and
         # each that ended has let another one start.
         left = max(self._starts_since_gauges, self._ends_since_gauges)
@@ -215,6 +225,8 @@ class BackendLedger:
     def held_back(self, request: Request, obstacle: Obstacle) -> None:
         """The next request in order could not start here for this reason. The ledger learns from it."""
         if obstacle is Obstacle.SLOTS:
+            # A slot that is kept for a tenant that is due is free again when it has not come.
+            self._looks_again = self._looks_again or self.sequences + request.sequences <= self.slots.count
             # Where others use less than they are granted, slots stay empty for that reason, and not because requests
             # are on their way.
             allowance = self.allowance
@@ -224,7 +236,7 @@ class BackendLedger:
         elif obstacle is Obstacle.PREFILL:
             self.prefill.held_back()
         elif obstacle is Obstacle.KV or obstacle is Obstacle.SPREAD:
-            self._kv_held_back = True
+            self._looks_again = True
 
     def add(self, lease: Lease, *, spare: bool = False) -> None:
         """A request was dispatched to it. `spare`: its tenant is below its fair share."""
@@ -252,7 +264,7 @@ class BackendLedger:
             self.pace.started(lease, now)
             self.slots.seen_running(self._running())
         self._backoff_s = 0.0
-        self.kv.changed()
+        self.kv.started(lease, now)
 
     def remove(self, lease: Lease, now: float) -> None:
         """The request ended, in whatever way."""
@@ -293,25 +305,42 @@ class BackendLedger:
             self.slots.refused(self._running())
 
     def observe(self, gauges: Gauges, now: float, *, arrived_s: float = float("-inf")) -> None:
-        """It was scraped: correct the model. `arrived_s`: when the last request arrived."""
+        """It said how it is, on a page of metrics or after a step: correct the model. A step that cannot be is not
+        believed, nor are those that follow it within the time for which a gauge is trusted.
+
+        `arrived_s`: when the last request arrived.
+        """
+        if gauges.is_step and not self._trust.believes(
+            gauges, self.kv.capacity_tokens, now, self._settings.gauge_trust_s
+        ):
+            self.slots.told(None)
+            self.prefill.told(None)
+            return
         before, self._gauges = self._gauges, gauges
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
-        self._kv_held_back = False
+        self._looks_again = False
+        if gauges.is_step:
+            self.slots.told(gauges.max_num_seqs)
+            self.prefill.told(gauges.scheduled_tokens_max)
         if gauges.waiting is not None:
             self._infer_starts(gauges, now)
             self._adapt(gauges, before, now, is_sustained=now - arrived_s < SUSTAINED_S)
-        self.kv.observe(gauges, starting_tokens=self.starting_tokens, elsewhere=self.allowance)
+            starting = sum([lease.request.sequences for lease in self.starting.values()])
+            self._preempted = max(0, gauges.waiting - starting) if gauges.is_step else 0
+        preempted = self._preempted > 0
+        starting_tokens, elsewhere = self.starting_tokens, self.allowance
+        self.kv.observe(gauges, now, starting_tokens=starting_tokens, elsewhere=elsewhere, preempted=preempted)
 
     def estimate(self, now: float) -> None:
-        """Update the answers that are not streamed, by the pace of those that are streamed or have ended."""
+        """Time has passed. An answer that is not streamed has started by now if others have taken so long to their
+        first token.
+        """
+        self.kv.estimate(now)
         if self.has_gauges():
             for lease in list(self.starting.values()):
                 if not lease.request.streamed and now - lease.dispatched_s >= self.pace.first_token_s:
                     self.started(lease, now)
-        for lease in self.leases.values():
-            if not lease.request.streamed and lease.started_s is not None:
-                lease.output_tokens = self.pace.output_tokens(lease, now)
 
     def _running(self) -> int:
         """Sequences that are known to have started."""

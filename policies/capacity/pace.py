@@ -1,13 +1,16 @@
-"""How fast is an engine? Moving averages over its requests, and the size of its prefill window."""
+"""How fast is an engine, and which of its requests end next? Moving averages, and the size of its prefill window."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from policies.capacity.lease import Lease
 
-__all__ = ["PREFILL_TOKENS_MAX", "PREFILL_TOKENS_MIN", "Pace", "PrefillWindow"]
+__all__ = ["PREFILL_TOKENS_MAX", "PREFILL_TOKENS_MIN", "Pace", "PrefillWindow", "ending", "next_end_s"]
 
+FEW: Final = 64
+"""Of so many requests each is looked at for its end. Of more it is a matter of averages."""
 RATE: Final = 0.1
 """Weight of one request in a moving average."""
 ANSWERS_MIN: Final = 20
@@ -57,6 +60,15 @@ class PrefillWindow:
     def __init__(self) -> None:
         self.tokens = PREFILL_TOKENS_MIN
         self._held_back = False
+        self._is_told = False
+
+    def told(self, step_tokens_max: int | None) -> None:
+        """The engine says how many tokens one step of it computes at most; None: what it said is not believed any
+        more.
+        """
+        self._is_told = step_tokens_max is not None
+        if step_tokens_max is not None:
+            self.tokens = min(PREFILL_TOKENS_MAX, max(PREFILL_TOKENS_MIN, step_tokens_max))
 
     def held_back(self) -> None:
         """A request waits because the window is full."""
@@ -64,8 +76,33 @@ class PrefillWindow:
 
     def observed(self, *, engine_queues: bool, engine_waits: bool) -> None:
         """The engine was scraped. `engine_queues`: more wait inside it than the target. `engine_waits`: any wait."""
+        if self._is_told:
+            return
         if engine_queues:
             self.tokens = max(PREFILL_TOKENS_MIN, self.tokens * 3 // 4)
         elif not engine_waits and self._held_back:
             self.tokens = min(PREFILL_TOKENS_MAX, self.tokens * 5 // 4)
         self._held_back = False
+
+
+def ending(leases: Mapping[str, Lease], pace: Pace) -> int:
+    """How many sequences are at their longest, and end before a request dispatched now could start?
+
+    Of many slots those few that are empty until the next request has come are no loss, and not counted.
+    """
+    if len(leases) > FEW:
+        return 0
+    steps, sequences = pace.first_token_s / pace.token_s, 0
+    for lease in leases.values():
+        request = lease.request
+        if lease.started_s is not None and request.output_tokens_max - lease.output_tokens <= steps * request.sequences:
+            sequences += request.sequences
+    return sequences
+
+
+def next_end_s(leases: Mapping[str, Lease], pace: Pace) -> float:
+    """How long does it take until one of them ends, after those that are about to?"""
+    if not leases or len(leases) > FEW:
+        return pace.lifetime_s / max(1, len(leases))
+    left = sorted([lease.expected_left() for lease in leases.values()])
+    return left[min(ending(leases, pace), len(left) - 1)] * pace.token_s

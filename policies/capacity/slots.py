@@ -1,8 +1,8 @@
 """How many sequences may be dispatched to an engine at once?
 
-An engine does not report how many sequences it can run side by side. The number is configured, or learned. It is
-learned from how many were seen to run, and from where the running gauge levels off while others wait. For an engine
-without gauges it is learned from whether answers get slower.
+How many sequences an engine runs side by side is configured, or the engine says so after each step. A page of metrics
+does not say it. Then the number is learned from how many were seen to run, and from where the running gauge levels off
+while others wait. For an engine without gauges it is learned from whether answers get slower.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from math import ceil
 from typing import Final
 
-__all__ = ["Slots"]
+__all__ = ["MANY", "Slots"]
 
 FIRST_SLOTS: Final = 4
 """Assumed for an engine that has not shown anything yet."""
 PROBING: Final = 2
 """Dispatched beyond the target, to find out whether there are more slots."""
+MANY: Final = 1_000_000
 PERIOD_S_MIN: Final = 1.0
 """Least time over which slots are seen to stay empty."""
 
@@ -30,6 +31,9 @@ class Slots:
     def __init__(self, max_num_seqs: int | None, *, waiting_target: int, headroom: float, most: int | None) -> None:
         self.count = FIRST_SLOTS
         self._is_learned = False
+        self._configured = max_num_seqs
+        self._told: int | None = None
+        self._learned_before = FIRST_SLOTS
         self.set(max_num_seqs, waiting_target=waiting_target, headroom=headroom, most=most)
         self._on_the_way = 0
         """Sequences dispatched beyond the slots, because they are still on their way to the engine when others end."""
@@ -41,21 +45,51 @@ class Slots:
 
     def set(self, max_num_seqs: int | None, *, waiting_target: int, headroom: float, most: int | None) -> None:
         """From now on this is configured. What was learned stays, where it is not configured."""
-        self.count = max_num_seqs or self.count
-        self._is_known = max_num_seqs is not None
+        self._configured = max_num_seqs
+        self._know()
         self._waiting_target = waiting_target
         self._headroom = headroom
         self._most = most
 
-    def most(self, *, unkept: bool) -> int:
-        """How many sequences may be dispatched in all? `unkept`: the headroom included."""
+    def told(self, max_num_seqs: int | None) -> None:
+        """The engine says that it has this many; None: what it said is not believed any more."""
+        if max_num_seqs == self._told:
+            return
+        if self._told is None and self._configured is None:
+            self._learned_before = self.count
+        self._told = max_num_seqs
+        if max_num_seqs is None and self._configured is None:
+            self.count = min(self.count, self._learned_before)
+        self._know()
+
+    def _know(self) -> None:
+        """What is configured and what the engine says are both upper bounds."""
+        known = [count for count in (self._configured, self._told) if count is not None]
+        self._is_known = bool(known)
+        self.count = min(known) if known else self.count
+
+    def most(self, *, unkept: bool, due: int = MANY) -> int:
+        """How many sequences may be dispatched in all?
+
+        Args:
+            unkept: the headroom included.
+            due: tenants that may come before another slot becomes free. No more slots than these are kept.
+        """
         if not (self._is_known or self._is_learned):
             limit = self.count + self._on_the_way + self._waiting_target + (PROBING if unkept else 0)
         elif unkept:
             limit = self.count + self._on_the_way + self._waiting_target
         else:
-            limit = self.count + self._on_the_way - max(1, round(self.count * self._headroom))
+            limit = self.count + self._on_the_way - min(due, self._kept())
         return max(1, limit if self._most is None else min(limit, self._most))
+
+    def _kept(self) -> int:
+        """How many are kept at most for tenants below their fair share?"""
+        return max(1, round(self.count * self._headroom))
+
+    def are_few(self, sequences: int) -> bool:
+        """With so many sequences dispatched, are no more slots left than may have to be kept?"""
+        return sequences > self.count - self._kept()
 
     def known(self) -> int | None:
         """How many there are; None: neither configured nor learned."""

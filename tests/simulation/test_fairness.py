@@ -15,7 +15,8 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.request import Flow, ServiceTokens
-from simulation.driver import read_gauges, simulate
+from simulation.driver import simulate
+from simulation.gauges import read_gauges
 from simulation.metrics import service, service_per_weight, throughput, ttft_s
 from simulation.run import Arrival, Record, Run
 

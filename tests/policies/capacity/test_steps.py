@@ -1,0 +1,205 @@
+"""What an engine says after each step is taken for a fact, as long as it can be one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.capacity.lease import Lease
+from policies.capacity.ledger import BackendLedger
+from policies.capacity.pace import PREFILL_TOKENS_MIN
+from tests.policies.making import make_request
+
+SETTINGS = CapacitySettings()
+PAGE = Gauges(0.0, running=0, waiting=0, kv_usage=0.0, kv_capacity_tokens=8160, block_size=16)
+STEP = replace(
+    PAGE,
+    is_step=True,
+    free_blocks=510,
+    total_blocks=510,
+    scheduled_tokens=0,
+    scheduled_tokens_max=8192,
+    max_num_seqs=64,
+)
+
+
+def at(gauges: Gauges, now: float, **changed: object) -> Gauges:
+    return replace(gauges, taken_s=now, **changed)  # type: ignore[arg-type]
+
+
+def admitted(ledger: BackendLedger, now: float, *, prompt: int = 100) -> int:
+    """How many requests of unknown length start, one after the other, until something is in the way?"""
+    number = 0
+    while number < 80:
+        request = make_request(prompt=prompt, output_max=1000, expected=50, reserved=100)
+        if ledger.obstacle(request, spare=True, absent=False, now=now) is not None:
+            break
+        lease = Lease(request, ledger.name, now)
+        ledger.add(lease, spare=False)
+        ledger.started(lease, now)
+        number += 1
+    return number
+
+
+def busy(*gauges: Gauges, max_num_seqs: int | None = None) -> BackendLedger:
+    """An engine with one request of ours."""
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=max_num_seqs)
+    lease = Lease(make_request(prompt=100, reserved=100), "b", 0.0)
+    ledger.add(lease, spare=False)
+    ledger.started(lease, 0.0)
+    for one in gauges:
+        ledger.observe(one, one.taken_s)
+    return ledger
+
+
+def test_a_step_says_how_many_slots_and_how_large_a_step() -> None:
+    ledger = busy(PAGE)
+    assert ledger.slots.known() is None
+    ledger.observe(at(STEP, 0.1), 0.1)
+    assert (ledger.slots.known(), ledger.prefill.tokens) == (64, 8192)
+
+
+def test_what_is_configured_and_what_a_step_says_are_both_upper_bounds() -> None:
+    assert busy(STEP, max_num_seqs=32).slots.known() == 32
+    assert busy(STEP, max_num_seqs=128).slots.known() == 64
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"free_blocks": 511},
+        {"free_blocks": -1},
+        {"running": 65},
+        {"running": -1},
+        {"kv_usage": 0.5},
+        {"scheduled_tokens": 9000},
+        {"kv_capacity_tokens": 9000},
+    ],
+)
+def test_a_step_that_cannot_be_is_not_believed_nor_are_those_after_it_for_a_while(lie: dict[str, object]) -> None:
+    ledger = busy(PAGE, at(STEP, 0.1))
+    ledger.observe(at(STEP, 0.2, **lie), 0.2)
+    assert ledger.slots.known() is None
+    ledger.observe(at(STEP, 0.3), 0.3)
+    assert ledger.slots.known() is None, "doubted"
+    later = 0.2 + SETTINGS.gauge_trust_s
+    ledger.observe(at(STEP, later), later)
+    assert ledger.slots.known() == 64
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    lies=st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "free_blocks": st.integers(511, 10_000),
+                "running": st.integers(65, 10_000),
+                "max_num_seqs": st.integers(-5, -1),
+                "kv_capacity_tokens": st.integers(8161, 1_000_000),
+                "scheduled_tokens": st.integers(8193, 100_000),
+            },
+        ).filter(bool),
+        min_size=1,
+        max_size=5,
+    ),
+    prompt=st.integers(100, 600),
+)
+def test_a_lying_step_admits_no_more_than_pages_do(lies: list[dict[str, object]], prompt: int) -> None:
+    by_pages, by_lies = busy(PAGE), busy(PAGE)
+    for number, lie in enumerate(lies):
+        by_lies.observe(at(STEP, 0.1 * number, **lie), 0.1 * number)
+    now = 0.1 * len(lies)
+    assert admitted(by_lies, now, prompt=prompt) <= admitted(by_pages, now, prompt=prompt)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 400), st.integers(1, 200), st.booleans()), min_size=1, max_size=60),
+    ceiling=st.floats(0.5, 1.0),
+)
+def test_never_beyond_the_capacity_by_what_is_known(lengths: list[tuple[int, int, bool]], ceiling: float) -> None:
+    """Answers of known length fit the whole cache at their largest; unknown ones leave what the ceiling says."""
+    ledger = BackendLedger("b", CapacitySettings(kv_ceiling=ceiling), max_num_seqs=1000)
+    ledger.observe(at(STEP, 0.0, max_num_seqs=1000), 0.0)
+    unsure = 0
+    for prompt, reserved, is_known in lengths:
+        request = make_request(
+            prompt=prompt, output_max=reserved if is_known else 4000, expected=reserved, reserved=reserved
+        )
+        if ledger.obstacle(request, spare=True, absent=False, now=0.0) is None:
+            lease = Lease(request, "b", 0.0)
+            ledger.add(lease, spare=False)
+            ledger.started(lease, 0.0)
+            unsure += 0 if is_known else lease.held_tokens
+    # Nothing of this ends before something else has grown, but for shorter answers that make room for longer ones.
+    held = sum(lease.request.prompt_tokens + 8 for lease in ledger.leases.values())
+    assert held <= 8160 or len(ledger.leases) == 1
+    if unsure == ledger.kv.held_tokens:
+        assert ledger.kv.limit_tokens() == round(8160 * ceiling)
+    if not unsure:
+        assert ledger.kv.limit_tokens() == 8160
+
+
+def test_while_the_engine_has_thrown_out_requests_nobody_starts() -> None:
+    ledger = busy(PAGE, at(STEP, 0.1, running=0, waiting=1))
+    assert ledger.obstacle(make_request(), spare=True, absent=False, now=0.1) == "waiting"
+    ledger.observe(at(STEP, 0.2, running=1, waiting=0), 0.2)
+    assert ledger.obstacle(make_request(), spare=True, absent=False, now=0.2) is None
+
+
+def test_one_that_waits_for_its_first_start_is_not_thrown_out() -> None:
+    ledger = busy(PAGE)
+    ledger.add(Lease(make_request(), "b", 0.0), spare=False)
+    ledger.observe(at(STEP, 0.1, running=1, waiting=1), 0.1)
+    assert ledger.obstacle(make_request(), spare=True, absent=False, now=0.1) is None
+
+
+def test_hundreds_of_steps_say_no_more_of_common_prefixes_than_ten_pages() -> None:
+    """A gauge below the books is believed slowly, however often it is read."""
+
+    def fraction(interval_s: float, gauges: Gauges) -> int:
+        ledger = busy(PAGE)
+        for number in range(round(1.0 / interval_s)):
+            ledger.observe(at(gauges, number * interval_s), number * interval_s)
+        return ledger.kv.use(0, 1.0).now
+
+    half_shared = {"kv_usage": 50 / 8160, "free_blocks": 507}
+    assert fraction(0.005, at(STEP, 0.0, **half_shared)) == pytest.approx(
+        fraction(0.1, at(PAGE, 0.0, kv_usage=50 / 8160)), rel=0.1
+    )
+
+
+def test_the_prefill_of_a_step_is_at_least_what_pages_begin_with() -> None:
+    assert busy(at(STEP, 0.0, scheduled_tokens_max=512)).prefill.tokens == PREFILL_TOKENS_MIN
+
+
+def test_a_slot_is_kept_for_a_tenant_that_is_due() -> None:
+    ledger = busy(at(STEP, 0.0, max_num_seqs=6))
+    for _ in range(4):
+        lease = Lease(make_request(), "b", 0.0)
+        ledger.add(lease, spare=False)
+        ledger.started(lease, 0.0)
+    request = make_request()
+    assert ledger.slots.are_few(ledger.sequences + request.sequences)
+    assert ledger.obstacle(request, spare=False, absent=True, now=0.0, due=1) == "slots"
+    assert ledger.obstacle(request, spare=False, absent=True, now=0.0, due=0) is None
+    assert ledger.obstacle(request, spare=True, absent=True, now=0.0, due=1) is None, "it is for this one"
+
+
+def test_where_one_is_at_its_longest_the_next_may_be_on_its_way() -> None:
+    ledger = busy(at(STEP, 0.0, max_num_seqs=3))
+    first = next(iter(ledger.leases.values()))
+    for _ in range(2):
+        lease = Lease(make_request(output_max=100), "b", 0.0)
+        ledger.add(lease, spare=False)
+        ledger.started(lease, 0.0)
+    request = make_request()
+    assert ledger.obstacle(request, spare=False, absent=True, now=0.0, due=0) == "slots"
+    first.output_tokens = first.request.output_tokens_max - 1
+    assert ledger.obstacle(request, spare=False, absent=True, now=0.0, due=0) is None
+    assert ledger.obstacle(request, spare=False, absent=True, now=0.0, due=1) == "slots"
