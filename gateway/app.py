@@ -55,6 +55,9 @@ __all__ = ["Gateway"]
 
 logger = logging.getLogger("fairgate")
 
+ARRIVAL_S = 1.0
+"""When the gateway stops: what was connected before has so long to ask."""
+
 
 class Gateway:
     """Listeners, pools and telemetry of one process. `start`, then `stop`."""
@@ -96,6 +99,7 @@ class Gateway:
         self._server: HttpServer | None = None
         self._session: aiohttp.ClientSession | None = None
         self._admin: web.AppRunner | None = None
+        self._is_stopping = False
         self._closing_logs = Background()
         self.reloading = Reloading(self, load)
 
@@ -107,7 +111,7 @@ class Gateway:
     @property
     def is_running(self) -> bool:
         """Does it serve, and is it not about to end?"""
-        return self._admin is not None and self._pipeline is not None and not self._pipeline.draining
+        return self._admin is not None and self._pipeline is not None and not self._is_stopping
 
     @property
     def minted_keys(self) -> list[MintedKey]:
@@ -117,7 +121,7 @@ class Gateway:
     def not_ready(self) -> list[str]:
         """Why should no traffic come here? Empty: it should."""
         faults = []
-        if self._pipeline is None or self._pipeline.draining:
+        if self._pipeline is None or self._is_stopping:
             faults.append("shutting down" if self._pipeline is not None else "starting")
         for pool in self.pools:
             if not pool.is_healthy():
@@ -227,10 +231,11 @@ class Gateway:
     async def stop(self, drain_s: float) -> None:
         """Take no more requests, let those under way end for at most `drain_s`, tell the rest, and close."""
         if self._pipeline is not None and self._server is not None:
-            self._pipeline.draining = True
+            self._is_stopping = True
             self._server.stop_accepting()
             self._server.close_idle()
-            await self._drained(drain_s)
+            await self._drained(self._server, drain_s)
+            self._pipeline.draining = True
             self._give_up_rest()
             await self._server.close(1.0)
         for watcher in self._watchers:
@@ -326,11 +331,12 @@ class Gateway:
         self._watchers += [asyncio.create_task(each.run()) for each in self.news]
         self._watchers += [asyncio.create_task(each.run()) for each in lessons]
 
-    async def _drained(self, limit_s: float) -> None:
+    async def _drained(self, server: HttpServer, limit_s: float) -> None:
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + limit_s
-        while loop.time() < until_s and self._is_busy():  # noqa: ASYNC110
+        began_s = now = loop.time()
+        while now < began_s + limit_s and (self._is_busy() or (now < began_s + ARRIVAL_S and server.awaits_requests())):
             await asyncio.sleep(0.05)
+            now = loop.time()
 
     def _is_busy(self) -> bool:
         reads = self._pipeline is not None and self._pipeline.reading > 0
