@@ -14,7 +14,7 @@ WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(COMPILED):$(CURDIR)
 # The same, where `make compiled` has been run and nothing changed since.
 WHERE_COMPILED = $(shell $(MAKE) --question compiled >/dev/null 2>&1 && echo '$(WITH_COMPILED)')
 
-.PHONY: run test servers check format test-vllm bench compiled test-compiled wheel test-install release-check docs lock clean
+.PHONY: run test servers check format test-vllm test-deploy bench bench-gpu compiled test-compiled wheel test-install release-check docs lock clean
 
 run: $(RUNS)  ## the gateway with config.example.yaml: simulated engines, all state in memory; also PORT=, ADMIN_PORT=
 	@$(WHERE_COMPILED) $(BIN)/fairgate serve -c config.example.yaml --access-log access.log \
@@ -51,6 +51,12 @@ format: $(INSTALLED)
 test-vllm: $(INSTALLED)  ## installs a pinned CPU build of vLLM (3.5 GB) and runs the tests against it
 	bash deploy/real-vllm/setup.sh
 	FAIRGATE_TEST_VLLM=1 $(BIN)/pytest -q -m vllm tests/vllm --timeout 600
+
+test-deploy: $(INSTALLED)  ## as root on Debian: builds the image without a container engine, and runs compose's profiles
+	FAIRGATE_TEST_DEPLOY=1 $(BIN)/pytest -q -s -m deploy tests/deploy
+
+bench-gpu: compiled  ## waits, shares and bursts before a vLLM of yours: make bench-gpu URL=http://localhost:8000
+	$(WITH_COMPILED) $(BIN)/python -m bench.gpu $(URL)
 
 compiled: $(COMPILED)/.built  ## the gateway as machine code, in build/compiled; needs a C compiler, takes some minutes
 

@@ -28,7 +28,7 @@ from gateway.pool.learned_file import LearnedFile
 from gateway.pool.pool import Pool
 from gateway.pool.pools import CannotTakeOver, Pools
 from gateway.pool.shared import Shared
-from gateway.redis.errors import StoreUnavailable
+from gateway.redis.errors import StoreRefused, StoreUnavailable
 from gateway.replicas.store import Deployment
 from gateway.request.cors import Cors
 from gateway.request.identity import Keyring, MintedKey
@@ -38,19 +38,25 @@ from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.lately import Lately
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Outcome, Record
+from gateway.telemetry.trace import Sampler
 from gateway.usage.counts import UsageCounts
 
 if TYPE_CHECKING:
+    from gateway.config.tracing import TracingConfig
     from gateway.config.usage import UsageConfig
     from gateway.replicas.news import NewsChannel
     from gateway.replicas.store import Store
     from gateway.replicas.ticker import Exchanges
+    from gateway.telemetry.span_export import SpanExport
     from gateway.usage.recorder import UsageRecorder
     from gateway.workers.seat import Seat
 
 __all__ = ["Gateway"]
 
 logger = logging.getLogger("fairgate")
+
+ARRIVAL_S = 1.0
+"""When the gateway stops: what was connected before has so long to ask."""
 
 
 class Gateway:
@@ -79,6 +85,7 @@ class Gateway:
         self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=not config.keys_are_shared)
         self.usage: UsageRecorder | None = None
         self._usage: UsageCounts | None = None
+        self.spans: SpanExport | None = None
         self.keys: KeyTable | None = None
         """Keys that are made while the gateway runs. None: there is no place for them."""
         self.store: Store | None = None
@@ -92,6 +99,7 @@ class Gateway:
         self._server: HttpServer | None = None
         self._session: aiohttp.ClientSession | None = None
         self._admin: web.AppRunner | None = None
+        self._is_stopping = False
         self._closing_logs = Background()
         self.reloading = Reloading(self, load)
 
@@ -103,7 +111,7 @@ class Gateway:
     @property
     def is_running(self) -> bool:
         """Does it serve, and is it not about to end?"""
-        return self._admin is not None and self._pipeline is not None and not self._pipeline.draining
+        return self._admin is not None and self._pipeline is not None and not self._is_stopping
 
     @property
     def minted_keys(self) -> list[MintedKey]:
@@ -113,7 +121,7 @@ class Gateway:
     def not_ready(self) -> list[str]:
         """Why should no traffic come here? Empty: it should."""
         faults = []
-        if self._pipeline is None or self._pipeline.draining:
+        if self._pipeline is None or self._is_stopping:
             faults.append("shutting down" if self._pipeline is not None else "starting")
         for pool in self.pools:
             if not pool.is_healthy():
@@ -141,6 +149,8 @@ class Gateway:
             self._replicate(self.store)
         if config.usage is not None:
             await self._count_usage(config.usage)
+        if config.tracing is not None:
+            self._follow_traces(config.tracing)
         if config.state_file is not None:
             self._learned = LearnedFile(Path(config.state_file), self._pools.engines)
             self._learned.restore()
@@ -160,6 +170,7 @@ class Gateway:
             cors=Cors(config.cors_origins),
             unqueued=self._unqueued,
             aliases=config.aliases,
+            sampler=None if config.tracing is None else Sampler(config.tracing.sample_ratio),
         )
         self._server = HttpServer(
             pipeline.handle,
@@ -220,10 +231,11 @@ class Gateway:
     async def stop(self, drain_s: float) -> None:
         """Take no more requests, let those under way end for at most `drain_s`, tell the rest, and close."""
         if self._pipeline is not None and self._server is not None:
-            self._pipeline.draining = True
+            self._is_stopping = True
             self._server.stop_accepting()
             self._server.close_idle()
-            await self._drained(drain_s)
+            await self._drained(self._server, drain_s)
+            self._pipeline.draining = True
             self._give_up_rest()
             await self._server.close(1.0)
         for watcher in self._watchers:
@@ -242,6 +254,8 @@ class Gateway:
         if self.usage is not None:
             await self.usage.close()
         await self._pools.stop_embedded()
+        if self.spans is not None:
+            await asyncio.to_thread(self.spans.close)
         await self._closing_logs.stop()
         await asyncio.to_thread(self._access_log.close)
 
@@ -284,6 +298,14 @@ class Gateway:
             self.keys = DatabaseKeys(self.usage.database)
             self._watchers.append(asyncio.create_task(follow(self.keys, self._keyring)))
 
+    def _follow_traces(self, tracing: TracingConfig) -> None:
+        try:
+            from gateway.telemetry.span_export import SpanExport  # the SDK is loaded only where spans are sent
+        except ModuleNotFoundError as error:
+            raise StoreRefused("tracing: needs OpenTelemetry: pip install 'fairgate[opentelemetry]'") from error
+        self.spans = SpanExport(tracing)
+        self.metrics.registry.register(self.spans)
+
     def _replicate(self, store: Store) -> None:
         """Be one of several gateways in front of the same engines."""
         from gateway.replicas.learned import Lessons
@@ -309,11 +331,12 @@ class Gateway:
         self._watchers += [asyncio.create_task(each.run()) for each in self.news]
         self._watchers += [asyncio.create_task(each.run()) for each in lessons]
 
-    async def _drained(self, limit_s: float) -> None:
+    async def _drained(self, server: HttpServer, limit_s: float) -> None:
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + limit_s
-        while loop.time() < until_s and self._is_busy():  # noqa: ASYNC110
+        began_s = now = loop.time()
+        while now < began_s + limit_s and (self._is_busy() or (now < began_s + ARRIVAL_S and server.awaits_requests())):
             await asyncio.sleep(0.05)
+            now = loop.time()
 
     def _is_busy(self) -> bool:
         reads = self._pipeline is not None and self._pipeline.reading > 0
@@ -337,6 +360,8 @@ class Gateway:
         if self._usage is not None:
             self._usage.ended(record)
         self._access_log.write(record, policy)
+        if self.spans is not None:
+            self.spans.ended(record, policy)
 
 
 def _deployments(config: Config) -> list[Deployment]:

@@ -33,6 +33,7 @@ from gateway.request.routes import Route, Routes, Treatment
 from gateway.request.slices import Slices, at_once
 from gateway.request.unqueued import Unqueued
 from gateway.telemetry.record import Outcome, Record
+from gateway.telemetry.trace import Sampler, Trace
 from policies.request import NO_CLAIM, Flow, Request, ServiceTokens
 
 __all__ = ["Pipeline"]
@@ -51,7 +52,7 @@ class Asking:
 
     __slots__ = ("principal", "record", "request", "responder", "way")
 
-    def __init__(self, request: HttpRequest, responder: Responder) -> None:
+    def __init__(self, request: HttpRequest, responder: Responder, record: Record) -> None:
         way, principal = request.route, request.holder
         assert isinstance(way, Route)
         assert isinstance(principal, Principal)
@@ -59,8 +60,7 @@ class Asking:
         self.responder = responder
         self.way = way
         self.principal = principal
-        self.record = _record_of(request)
-        self.record.tenant = principal.tenant
+        self.record = record
 
 
 class Pipeline:
@@ -76,11 +76,14 @@ class Pipeline:
         cors: Cors,
         unqueued: Unqueued,
         aliases: Mapping[str, str],
+        sampler: Sampler | None = None,
     ) -> None:
+        """`sampler`: which requests' traces are followed; None: none are."""
         self._keyring = keyring
         self._settled = settled
         self._readings = Readings()
         self._unqueued = unqueued
+        self._sampler = sampler
         self.draining = False
         self.take_over(pools, routes=routes, cors=cors, aliases=aliases)
 
@@ -130,13 +133,11 @@ class Pipeline:
 
     def refused(self, request: HttpRequest, error: ApiError) -> None:
         """A request ends before it has come to `handle`."""
-        record = _record_of(request)
-        record.tenant = request.account
-        self._refused(record, error)
+        self._refused(self._record_of(request), error)
 
     def handle(self, request: HttpRequest, responder: Responder) -> None:
         """Runs when a request is there whole."""
-        asking = Asking(request, responder)
+        asking = Asking(request, responder, self._record_of(request))
         try:
             self._handle(asking)
         except Exception as error:
@@ -206,6 +207,14 @@ class Pipeline:
         self._readings.cancel(reading)
         self._ended(record, Outcome.ABANDONED, "client_disconnected")
 
+    def _record_of(self, request: HttpRequest) -> Record:
+        record = Record(request.id, request.path[:200], now=time.monotonic())
+        record.client, record.client_request_id = request.client, request.client_id
+        record.tenant = request.account
+        if self._sampler is not None and record.tenant:  # who has no key makes no spans
+            record.trace = self._sampler.begin(request.headers)
+        return record
+
     def _refused(self, record: Record, error: ApiError) -> None:
         self._ended(record, Outcome.REFUSED, error.code.value)
 
@@ -251,7 +260,7 @@ class Pipeline:
 
     @staticmethod
     def _submit(admitted: Request, pool: Pool, asking: Asking, payload: Payload) -> None:
-        head = _upstream_head(asking.request, len(payload.body))
+        head = _upstream_head(asking.request, len(payload.body), asking.record.trace)
         Exchange(admitted, pool, asking.way, payload, head, asking.responder, asking.record).submit()
 
     def _pool_for(self, payload: Payload, principal: Principal) -> Pool:
@@ -315,7 +324,7 @@ class Pipeline:
             body = b"" if payload is None else payload.body
             # Not before: nobody gives the place back if the client leaves while its body is sealed.
             self._unqueued.begin(record.tenant)
-            exchange.send(_upstream_head(asking.request, len(body)), body)
+            exchange.send(_upstream_head(asking.request, len(body), record.trace), body)
 
         return send
 
@@ -347,12 +356,6 @@ def _not_for(model: str, principal: Principal) -> ApiError:
         return ApiError(Reason.INVALID_REQUEST, message, param="model")
     message = f"the model '{model[:100]}' does not exist, or this key may not ask for it; it may ask for: {models}"
     return ApiError(Reason.MODEL_NOT_FOUND, message, param="model")
-
-
-def _record_of(request: HttpRequest) -> Record:
-    record = Record(request.id, request.path[:200], now=time.monotonic())
-    record.client, record.client_request_id = request.client, request.client_id
-    return record
 
 
 def _read(request: HttpRequest, way: Route) -> Payload:
@@ -413,11 +416,14 @@ def _within_context(
     return prompt_tokens, min(room if asked is None else asked, room) * sequences
 
 
-def _upstream_head(request: HttpRequest, body_bytes: int) -> bytes:
+def _upstream_head(request: HttpRequest, body_bytes: int, trace: Trace | None) -> bytes:
     """The head of the request to the engine, without the lines that depend on which engine it is."""
     method = request.method
     parts = [method.encode(), b" ", request.target, b" HTTP/1.1\r\n"]
-    for name, value in forward_request_headers(request.headers):
+    fields = forward_request_headers(request.headers)
+    if trace is not None:
+        fields = trace.passed_on(fields)
+    for name, value in fields:
         parts += (name, b": ", value, b"\r\n")
     parts += (b"x-request-id: ", request.id.encode())
     if body_bytes or method in ("POST", "PUT", "PATCH"):

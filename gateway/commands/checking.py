@@ -33,6 +33,8 @@ def findings(config: Config) -> Iterator[Finding]:
             yield Finding(("usage",), "needs psycopg: pip install 'fairgate[postgresql]'")
     elif usage is not None and (why := _not_replaceable(Path(usage.url.get_secret_value()))):
         yield Finding(("usage",), f"cannot be written: {why}")
+    if config.tracing is not None and find_spec("opentelemetry") is None:
+        yield Finding(("tracing",), "needs OpenTelemetry: pip install 'fairgate[opentelemetry]'")
     for field, text in config.warnings:
         yield Finding((field,), text, is_warning=True)
 

@@ -50,6 +50,7 @@ from gateway.config.section import Section
 from gateway.config.state import StateConfig
 from gateway.config.throttle import OverloadConfig, QuotaConfig, ThrottleConfig
 from gateway.config.tls import BackendTlsConfig, ListenerTlsConfig
+from gateway.config.tracing import TracingConfig
 from gateway.config.usage import UsageConfig
 from gateway.config.workers import WORKERS_MAX, no_text, or_auto, with_workers
 
@@ -224,6 +225,8 @@ class Config(Section):
     """Time that running requests have to end after SIGTERM."""
     access_log: str = Field(default="stdout", min_length=1)
     """Where the one line per request goes: stdout, off, or the path of a file."""
+    tracing: Annotated[TracingConfig, bare_text_is("endpoint", str | TracingConfig)] | None = None
+    """Where spans of requests are sent, by OpenTelemetry. Default: nowhere, and `traceparent` is passed on as it is."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """From which level on messages about the gateway itself are written to standard error."""
     debug_headers: bool = False

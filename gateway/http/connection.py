@@ -347,6 +347,10 @@ class Connection(asyncio.Protocol):
         if self._state == _HEAD and not self._reader.partial and not self._pending:
             self._close()
 
+    def is_asking(self) -> bool:
+        """Is a request still to come on it: the first one, or the rest of another?"""
+        return self._state == _BODY or (self._state == _HEAD and self._head_began)
+
     def idle_since(self) -> float:
         """Since when has nothing been asked or answered on it? Never, if something is. Half a head is nothing."""
         if self._state == _HEAD or (self._state == _LINGER and not self._outlet.unsent_bytes()):

@@ -23,6 +23,7 @@ from gateway.http.holding import BUSY_RETRY_S
 from gateway.http.limits import ServerLimits
 from gateway.http.request import HttpRequest
 from gateway.http.responder import Responder
+from gateway.http.sockets import waiting_connections
 from gateway.http.tls import TlsProtocol
 
 __all__ = ["Handler", "HeadHook", "HttpRequest", "HttpServer", "RefusedHook", "Responder", "ServerLimits"]
@@ -63,6 +64,7 @@ class HttpServer:
         self.bodies_bytes = 0
         self._certificates = certificates
         self._listeners: list[asyncio.Server] = []
+        self._arriving: set[asyncio.Task[Any]] = set()
         self._connections: dict[Connection | TlsProtocol, None] = {}  # by age
         self._idlest: list[tuple[float, Connection | TlsProtocol]] = []
         """Found when room was needed; the idlest is the last."""
@@ -119,21 +121,37 @@ class HttpServer:
         return request
 
     def stop_accepting(self) -> None:
-        """Take no new connections, and tell the clients of open ones, with their next answer, to go elsewhere."""
+        """Take no new connections, and tell the clients of open ones, with their next answer, to go elsewhere.
+
+        What the kernel has accepted is taken first: it may hold a request, which a proxy must not send again.
+        """
         self.stopping = True
         for listener in self._listeners:
+            sockets: Sequence[socket] = cast(Any, listener).sockets
+            for accepted in [each for one in sockets for each in waiting_connections(one.fileno())]:
+                taken = self.loop.create_task(self.loop.connect_accepted_socket(self._accepted, accepted))
+                self._arriving.add(taken)
+                taken.add_done_callback(self._arriving.discard)
             listener.close()
         self._listeners.clear()
 
+    def awaits_requests(self) -> bool:
+        """Is there a connection on which a request has not come yet, or not whole?"""
+        return bool(self._arriving) or any(connection.is_asking() for connection in self._connections)
+
     def close_idle(self) -> None:
-        """Close the connections that serve no request."""
+        """Close the connections that were asked, and serve no request."""
         for connection in list(self._connections):
-            connection.close_if_idle()
+            if not connection.is_asking():
+                connection.close_if_idle()
 
     async def close(self, deadline_s: float) -> None:
         """Let running answers end for at most `deadline_s`, then cut what is left."""
         self.stop_accepting()
-        self.close_idle()
+        if self._arriving:
+            await asyncio.wait(self._arriving)
+        for connection in list(self._connections):
+            connection.close_if_idle()
         await self._wait_until_empty(deadline_s)
         for connection in list(self._connections):
             connection.cut()
@@ -156,7 +174,7 @@ class HttpServer:
         The one that has been idle for longest may have to go.
         """
         self._connections[connection] = None
-        if self.stopping or not (len(self._connections) <= self.limits.connections_max or self._make_room()):
+        if not (len(self._connections) <= self.limits.connections_max or self._make_room()):
             raise ApiError(Reason.SERVER_BUSY, "Too many connections.", retry_after_s=BUSY_RETRY_S)
         return None if self.proxies.trusts(peer) else self.addresses.connect(household(peer))
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import os
 import select
 import struct
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
-from socket import SO_LINGER, SOL_SOCKET
+from socket import SO_LINGER, SOL_SOCKET, socket
 from typing import Any, Final
 
-__all__ = ["is_hung_up", "listening", "peer_of", "reset_on_close", "unsent_bytes"]
+__all__ = ["is_hung_up", "listening", "peer_of", "reset_on_close", "unsent_bytes", "waiting_connections"]
 
 # A socket is `Any` here: uvloop has its own kind.
 
@@ -35,6 +36,21 @@ def listening(what: str, address: tuple[str, int], field: str, option: str) -> I
         why = "another process listens there" if error.errno == errno.EADDRINUSE else str(error.strerror or error)
         message = f"{what} wants {place}: {why}. Give another port with {option}, or `{field}` in the file"
         raise OSError(message) from error
+
+
+def waiting_connections(listener: int) -> list[socket]:
+    """What the kernel has accepted on a listening socket, by its descriptor, and nobody took yet: a close resets it."""
+    found = []
+    with socket(fileno=os.dup(listener)) as own:
+        own.setblocking(False)
+        try:
+            while True:
+                found.append(own.accept()[0])
+        except OSError:  # no more are there, or no more descriptors
+            pass
+    for each in found:
+        each.setblocking(False)
+    return found
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:

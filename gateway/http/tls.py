@@ -156,6 +156,10 @@ class TlsProtocol(asyncio.Protocol):
         limit_s = self._server.limits.head_timeout_s
         self._refuse(ApiError(Reason.CLIENT_TOO_SLOW, f"TLS was not agreed on within {limit_s:g} s."))
 
+    def is_asking(self) -> bool:
+        """Is a request still to come on it? Nobody shakes hands for nothing."""
+        return not self._wire.is_closing()
+
     def close_if_idle(self) -> None:
         self.cut()
 

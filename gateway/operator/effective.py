@@ -83,9 +83,11 @@ def _plain(value: Any, field: str) -> Any:
         return _hidden_url(value.get_secret_value()) if field == "url" else HIDDEN
     if isinstance(value, tuple):
         return [_plain(each, field) for each in value]
+    if isinstance(value, dict):
+        return {name: _plain(each, field) for name, each in value.items()}
     if field == "hash":
         return f"{value[:HASH_CHARACTERS]}..."
-    return value if value is None or isinstance(value, bool | int | float | str | dict) else str(value)
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def _hidden_url(url: str) -> str:

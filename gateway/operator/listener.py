@@ -16,6 +16,7 @@ from gateway.operator.feed import Feed
 from gateway.operator.guard import guard
 from gateway.operator.keys import key_routes
 from gateway.operator.page.files import page
+from gateway.operator.present import tenants
 from gateway.operator.seen import Here, encoded, seen
 from gateway.operator.usage import usage_routes
 from gateway.operator.views import views
@@ -71,8 +72,14 @@ def _own(gateway: Gateway) -> list[web.RouteDef]:
         gateway.metrics.read_gauges(gateway.pools, gateway.shared.interactions)
         gateway.metrics.read_exchanges(gateway.exchanges)
         gateway.metrics.read_news(gateway.news)
+        summed_up = tenants(seen(gateway, with_running=True), gateway.lately)
+
+        def rendered() -> bytes:
+            gateway.metrics.read_tenants(summed_up())
+            return gateway.metrics.render()
+
         # Rendering takes long with many tenants: beside the loop, so that no stream waits for it.
-        page = await asyncio.to_thread(gateway.metrics.render)
+        page = await asyncio.to_thread(rendered)
         return web.Response(body=page, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def explanation(request: web.Request) -> web.Response:

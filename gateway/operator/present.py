@@ -132,6 +132,7 @@ def _tenant(name: str, one: _Tenant, total: float, share_due: float) -> dict[str
         "share_received": round(one.received / total, 4) if total else 0.0,
         "share_due": round(share_due, 4),
         "service_received": round(one.received, 1),
+        "service_due": round(share_due * total, 1),
         "queued_requests": one.queued_requests,
         "running_requests": one.running_requests,
         "wait_p50_s": percentile(waits_s, 0.5),

@@ -26,6 +26,7 @@ from gateway.request.conversation_turns import NO_TURNS, QUOTE, Turns, hashed
 from gateway.request.fields import Fields, decode_claimed
 from gateway.request.payload import Payload
 from gateway.request.shown import IDS_MAX, decoded, lines_in, lines_of, turn_of
+from gateway.telemetry.trace import TRACEPARENT
 from policies.request import NO_CLAIM, Claim, Flow, Witnesses
 
 __all__ = ["ClaimReader", "Reading", "given"]
@@ -64,7 +65,6 @@ SESSION_HEADERS: Final = (
 present counts."""
 _ID, _STAGE, _END = b"x-fairgate-interaction", b"x-fairgate-stage", b"x-fairgate-end"
 _OF_INTEREST: Final = frozenset({_ID, _STAGE, _END, b"traceparent", b"baggage", *SESSION_HEADERS})
-_TRACEPARENT: Final = re.compile(rb"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _ID_IN_JSON: Final = re.compile(rb'"((?!id")[^"\\]{1,256})"\s{0,16}\}?\Z')
 """A name, or an object with an id and nothing else."""
 _SESSION_IN_METADATA: Final = re.compile(rb'"session_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
@@ -220,7 +220,7 @@ def _of_answer(id: bytes) -> str:
 def _trace(rule: str | None, fields: Mapping[bytes, bytes]) -> bytes | None:
     """The name of the trace that is an interaction here; None if there is none, or it is not well formed."""
     if rule == "traceparent":
-        found = _TRACEPARENT.fullmatch(fields.get(b"traceparent", b""))
+        found = TRACEPARENT.fullmatch(fields.get(b"traceparent", b""))
         return found[1] if found else None
     if rule is None:
         return None

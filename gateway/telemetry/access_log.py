@@ -13,7 +13,7 @@ from gateway.telemetry.log_writer import STDOUT, LogWriter
 from gateway.telemetry.record import Record
 from policies.request import Request
 
-__all__ = ["AccessLog", "hidden"]
+__all__ = ["AccessLog", "hidden", "interaction_name"]
 
 FLUSH_S = 0.2
 NOTHING: Final[dict[str, float]] = {}
@@ -72,7 +72,7 @@ class AccessLog:
             record.app,
             "" if request is None else hidden(request.flow.user),
             1.0 if request is None else request.weight,
-            "" if request is None else _interaction(request),
+            "" if request is None else interaction_name(request),
             0 if request is None else request.progress.stage,
             record.model,
             policy,
@@ -132,7 +132,7 @@ def _waited_ms(record: Record) -> dict[str, float]:
     return {str(obstacle): _ms(waited_s[obstacle]) for obstacle in sorted(waited_s, key=lambda name: -waited_s[name])}
 
 
-def _interaction(request: Request) -> str:
+def interaction_name(request: Request) -> str:
     """What the interaction is called that it was found to be a call of, or would have begun."""
     interaction = request.progress.interaction
     name = request.claim.id if interaction is None else interaction.key[2]

@@ -8,9 +8,9 @@ which become metrics when the page is read: a counter of the client library cost
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client.exposition import generate_latest
@@ -119,7 +119,7 @@ class Metrics:
             "fairgate_kv_projected_ratio", "KV expected at most, of capacity.", ["pool", "backend"], registry=registry
         )
         self.overloaded = Gauge(
-            "fairgate_overloaded", "1 while new interactions may be refused.", ["pool"], registry=registry
+            "fairgate_overloaded", "1 while interactions may be refused.", ["pool"], registry=registry
         )
         self.interactions = Gauge("fairgate_open_interactions", "Interactions under way.", registry=registry)
         self.up = Gauge("fairgate_backend_up", "1 if in service.", ["pool", "backend"], registry=registry)
@@ -158,6 +158,8 @@ class Metrics:
         """By (pool, obstacle): waits of the requests that waited for it."""
         self._queues: list[tuple[str, str, int]] = []
         """Pool, tenant, and how much waited when it was read."""
+        self._tenants: list[tuple[str, str, float, float]] = []
+        self._preemptions: list[tuple[str, str, int]] = []
         self._exchanges: list[tuple[str, str, int]] = []
         self._news: list[tuple[str, str, int]] = []
         registry.register(self)
@@ -314,6 +316,20 @@ class Metrics:
         queued = GaugeMetricFamily("fairgate_queued_requests", "Requests waiting.", labels=["pool", "tenant"])
         for pool, tenant, waiting in self._queues:
             queued.add_metric([pool, tenant], waiting)
+        received = GaugeMetricFamily(
+            "fairgate_recent_service", "Service received within the last minute.", labels=["pool", "tenant"]
+        )
+        due = GaugeMetricFamily(
+            "fairgate_recent_service_due", "What each was due of it, by weight.", labels=["pool", "tenant"]
+        )
+        for pool, tenant, service, service_due in self._tenants:
+            received.add_metric([pool, tenant], service)
+            due.add_metric([pool, tenant], service_due)
+        preemptions = CounterMetricFamily(
+            "fairgate_backend_preemptions", "Preemptions, as the engine says.", labels=["pool", "backend"]
+        )
+        for pool, backend, count in self._preemptions:
+            preemptions.add_metric([pool, backend], count)
         wasted = CounterMetricFamily(
             "fairgate_wasted_tokens", "Tokens spent in interactions that were then cut.", labels=["tenant"]
         )
@@ -331,7 +347,7 @@ class Metrics:
             news.add_metric([pool, outcome], count)
         build = GaugeMetricFamily("fairgate_build_info", "1; the labels say what runs.", labels=["version", "build"])
         build.add_metric([__version__, BUILD], 1)
-        yield from (queued, wasted, exchanges, news, build)
+        yield from (queued, received, due, preemptions, wasted, exchanges, news, build)
 
     def read_gauges(self, pools: Iterable[Pool], interactions: Interactions | None) -> None:
         """Take the engines' state; on the loop, since rendering happens beside it."""
@@ -339,6 +355,7 @@ class Metrics:
             self.interactions.set(len(interactions))
             self._read_waste(interactions)
         queues: dict[tuple[str, str], int] = dict.fromkeys(self._shown(), 0)
+        preemptions = []
         for pool in pools:
             engine = pool.dispatcher.engine
             queues.setdefault((pool.name, OTHERS), 0)
@@ -359,13 +376,30 @@ class Metrics:
                 self.up.labels(pool.name, name).set(ledger.healthy)
                 backend = pool.backends.get(name)
                 self.on_steps.labels(pool.name, name).set(backend is not None and backend.read_by == "steps")
+                if ledger.preemptions_total is not None:
+                    preemptions.append((pool.name, name, ledger.preemptions_total))
                 if ledger.allowance is not None:
                     self.granted.labels(pool.name, name).set(ledger.allowance.sequences)
         self._queues = [(pool_name, tenant, count) for (pool_name, tenant), count in queues.items()]
+        self._preemptions = preemptions
+
+    def read_tenants(self, present: Mapping[str, Any]) -> None:
+        """Who received how much just now, and was due how much? As `/tenants` answers, of the busiest."""
+        found: dict[tuple[str, str], tuple[float, float]] = {}
+        shown = self._shown()
+        for pool in present["pools"]:
+            for one in pool["tenants"]:
+                of = (pool["pool"], one["tenant"])
+                if of not in shown and len(shown) >= TENANTS_MAX:
+                    of = (of[0], OTHERS)
+                shown.add(of)
+                received, due = found.get(of, (0.0, 0.0))
+                found[of] = (received + one["service_received"], due + one["service_due"])
+        self._tenants = [(*of, *service) for of, service in found.items()]
 
     def _shown(self) -> set[tuple[str, str]]:
         """Who has been seen: a zero that is shown is what one looks for."""
-        return {(pool, tenant) for pool, tenant, _ in self._tallies}
+        return {(pool, tenant) for pool, tenant, _ in list(self._tallies)}
 
     def forget_backend(self, pool: str, backend: str) -> None:
         """It is no longer there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from gateway.telemetry.trace import Trace
 from policies.admission.waits import seconds_of
 from policies.request import Request, ServiceTokens
 
@@ -32,7 +33,7 @@ class Record:
     __slots__ = (
         "_dispatched_s", "_ended_s", "_first_token_s", "_waited_s", "app", "arrived_s", "backend", "client",
         "client_request_id", "estimated_tokens", "model", "outcome", "path", "pool", "reason", "request", "request_id",
-        "service", "stream", "tenant", "tries",
+        "service", "stream", "tenant", "trace", "tries",
     )  # fmt: skip
 
     def __init__(self, request_id: str, path: str, *, now: float) -> None:
@@ -48,6 +49,8 @@ class Record:
         self.stream = False
         self.request: Request | None = None
         """What asked for admission; None: it never came to that."""
+        self.trace: Trace | None = None
+        """Its place in a trace, if traces are followed."""
         self.backend = ""
         self.tries = 0
         self.outcome = ""
@@ -89,6 +92,11 @@ class Record:
     def dispatched_s(self) -> float:
         """When it went to its engine; if it never did, when it ended."""
         return self._ended_s if self._dispatched_s is None else self._dispatched_s
+
+    @property
+    def was_dispatched(self) -> bool:
+        """Did an engine have it, and not give it back?"""
+        return self._dispatched_s is not None
 
     @property
     def ended_s(self) -> float:

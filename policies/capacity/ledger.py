@@ -65,6 +65,8 @@ class BackendLedger:
         """Dispatched requests by the adapter they ask for."""
         self._settings = settings
         self._gauges: Gauges | None = None
+        self.preemptions_total: int | None = None
+        """How often has the engine taken the KV cache from a running request? As it says; None: it does not."""
         self._preempted = 0
         """Sequences that it has started and that wait inside it again, as of its last step."""
         self._trust = StepTrust()
@@ -317,6 +319,8 @@ class BackendLedger:
             self.prefill.told(None)
             return
         before, self._gauges = self._gauges, gauges
+        if gauges.preemptions_total is not None:
+            self.preemptions_total = gauges.preemptions_total
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
         self._looks_again = False

@@ -247,8 +247,11 @@ def test_the_compose_file_is_valid_and_mounts_the_configuration_that_ships(monke
         "vllm": ["gpu", "gpu-replicas"],
         "sim": ["cpu", "cpu-replicas"],
         "redis": ["gpu-replicas", "cpu-replicas"],
+        "prometheus": ["observability"],
+        "grafana": ["observability"],
     }
-    assert [name for name, service in services.items() if "ports" in service] == ["gateway", "balancer"]
+    reached = [name for name, service in services.items() if "ports" in service]
+    assert reached == ["gateway", "balancer", "prometheus", "grafana"]
     assert load_config(ROOT / source).state.redis_url is None
     state = services["replica"]["environment"]["FAIRGATE_STATE"].replace("${REDIS_PASSWORD:-}", "secret")
     monkeypatch.setenv("FAIRGATE_STATE", state)

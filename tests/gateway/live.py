@@ -206,11 +206,17 @@ class Starter:
 
     @asynccontextmanager
     async def __call__(
-        self, *urls: str, trusting: ssl.SSLContext | None = None, seat: Seat | None = None, **fields: Any
+        self,
+        *urls: str,
+        trusting: ssl.SSLContext | None = None,
+        seat: Seat | None = None,
+        load: Callable[[], Config] | None = None,
+        **fields: Any,
     ) -> AsyncIterator[Live]:
-        """`trusting`: how its client speaks TLS. `seat`: it is a worker beside others."""
+        """`trusting`: how its client speaks TLS. `seat`: it is a worker beside others. `load`: what is read when it is
+        told to reload."""
         config = self.config(*urls, **fields)
-        gateway = Gateway(config, seat=seat)
+        gateway = Gateway(config, seat=seat, load=load)
         connector = aiohttp.TCPConnector(limit=0, ssl=trusting or True)
         async with aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=self._wait_s)

@@ -356,6 +356,25 @@ async def test_sigterm_lets_a_stream_end_and_takes_no_more(tmp_path: Path) -> No
         assert len(upstream.requests) == 2
 
 
+async def test_what_connected_before_sigterm_is_still_served(tmp_path: Path) -> None:
+    engine = Streams()
+    async with Upstream(engine) as upstream, serving(tmp_path, upstream.url) as gate:
+        async with gate.ask(stream=True) as response:  # so that the gateway goes on for as long as this takes
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(gate.url.rpartition(":")[2]))
+            gate.command.signal(signal.SIGTERM)
+            await until(lambda: _refused(gate.url))
+            head = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gate.key}\r\n\r\n"
+            writer.write(head.encode())
+            async with asyncio.timeout(WAIT_S):
+                answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 200 OK"), answer
+            assert b"connection: close" in answer
+            engine.go_on.set()
+            assert (await response.read()).endswith(DONE)
+        assert await gate.command.ended() == 0
+        writer.close()
+
+
 async def test_after_the_deadline_a_stream_ends_with_a_visible_error(tmp_path: Path) -> None:
     async with Upstream(Streams()) as upstream, serving(tmp_path, upstream.url, drain_s=0.1) as gate:
         async with gate.ask(stream=True) as response:

@@ -315,3 +315,35 @@ async def test_while_stopping_an_answer_says_close() -> None:
         responder.respond(200, [], b"")
         assert b"connection: close" in (await read_answer(reader))[0]
         writer.close()
+
+
+async def test_what_had_connected_before_the_stop_is_answered() -> None:
+    async with serving() as served:
+        silent = await served.connect()
+        await until(lambda: served.server.connections == 1)
+        before = socket.create_connection(("127.0.0.1", served.port))  # the kernel accepts; the server has no turn
+        before.setblocking(False)
+        before.sendall(GET)
+        served.server.stop_accepting()
+        served.server.close_idle()
+        assert served.server.awaits_requests()
+        reader, writer = await asyncio.open_connection(sock=before)
+        head, body = await read_answer(reader)
+        assert (head[:15], body) == (b"HTTP/1.1 200 OK", b"GET /a ")
+        assert b"connection: close" in head
+        silent[1].write(GET)
+        assert (await read_answer(silent[0]))[1] == b"GET /a "
+        with pytest.raises(ConnectionRefusedError):
+            await served.connect()
+        await until(lambda: not served.server.awaits_requests())
+        writer.close()
+        silent[1].close()
+
+
+async def test_what_has_asked_nothing_by_the_end_is_closed() -> None:
+    async with serving() as served:
+        reader, writer = await served.connect()
+        await until(lambda: served.server.connections == 1)
+        await served.server.close(WAIT_S)
+        assert await reader.read() == b""
+        writer.close()

@@ -123,13 +123,13 @@ def entries(lock: Path) -> dict[str, str]:
 # --- containers ---
 
 
-@pytest.mark.parametrize("name", ["gateway", "replica", "balancer", "sim", "redis"])
+@pytest.mark.parametrize("name", ["gateway", "replica", "balancer", "sim", "redis", "prometheus", "grafana"])
 def test_a_container_may_do_nothing_that_it_need_not(name: str) -> None:
     service = composed()["services"][name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service["user"] in ("10001:10001", "nginx", "redis")
+    assert service["user"] in ("10001:10001", "nginx", "redis", "nobody", "472:0")
     assert service["pids_limit"] <= 256
     assert re.fullmatch("[1-4]g", service["mem_limit"])
     assert all(":size=" in mount for mount in service["tmpfs"])

@@ -1,0 +1,70 @@
+"""CPU per request with tracing off and on, as multiples of off in the same run.
+
+    python -m bench.tracing [--rounds 5] [--seconds 3]
+
+As `bench.cpu` does for requests of 1 kB: the upstream is nginx with its echo module, the load comes from wrk, and what
+is compared takes turns. `off, again` is a second gateway without tracing: what it differs by is noise. Spans go to a
+receiver that answers 200 and reads nothing of them.
+"""
+
+import argparse
+from contextlib import AsyncExitStack
+
+from aiohttp import web
+
+from bench import report
+from bench.cpu import CASES, WARM_UP_S, measure
+from bench.stack import Route, fairgate, run_bench
+from bench.upstream import MODEL, PROXY_CORE, echo_upstream
+from bench.wrk import TENANT
+
+WAYS: dict[str, float | None] = {"off": None, "off, again": None, "1 %": 0.01, "all": 1.0}
+
+
+async def receiver(stack: AsyncExitStack) -> str:
+    async def take(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response()
+
+    app = web.Application(client_max_size=1 << 26)
+    app.add_routes([web.post("/v1/traces", take)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    stack.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+async def run(options: argparse.Namespace) -> None:
+    case, found = CASES[0], {name: [] for name in WAYS}  # type: dict[str, list[float]]
+    async with AsyncExitStack() as stack:
+        upstream_url = await stack.enter_async_context(echo_upstream(case))
+        collector = await receiver(stack)
+        routes: dict[str, Route] = {}
+        for name, ratio in WAYS.items():
+            fields = {} if ratio is None else {"tracing": {"endpoint": collector, "sample_ratio": ratio}}
+            gateway = fairgate(upstream_url, {TENANT: 1.0}, "openai", MODEL, cpu=PROXY_CORE, concurrency=4096, **fields)
+            routes[name] = await stack.enter_async_context(gateway)
+        for turn in range(options.rounds):
+            order = list(WAYS)
+            for name in order[turn % len(order) :] + order[: turn % len(order)]:
+                run = await measure(routes[name], case, options.seconds, 0.0 if turn else WARM_UP_S)
+                found[name].append(run["us"])
+                print(f"  round {turn + 1}, {name}: {run['us']:.1f} us, {run['errors']:.0f} errors", flush=True)
+    rows = []
+    for name, us in found.items():
+        ratios = [mine / off for mine, off in zip(us, found["off"], strict=True)]
+        rows.append([name, f"{report.median(us):.1f} us", f"{report.median(ratios):.3f}"])
+    print(f"\n{report.table(['tracing', 'CPU per request', 'times off'], rows)}\n")
+    report.save("tracing", {"rounds": options.rounds, "seconds": options.seconds, "us": found})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="CPU per request with tracing off and on")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0, help="measured per way and round")
+    run_bench("bench.tracing", run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

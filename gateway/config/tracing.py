@@ -1,0 +1,52 @@
+"""Where are spans of requests sent, and how many of them? Nowhere by default."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, SecretStr
+
+from gateway.config.fields import checked_api_key, fault
+from gateway.config.section import Section
+
+__all__ = ["TracingConfig"]
+
+TRACES_PATH = "/v1/traces"
+
+
+def _checked_endpoint(text: str) -> str:
+    """With the path that OTLP has by default, where it has none."""
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or port == 0 or parts.scheme not in ("http", "https") or not re.fullmatch(r"[!-~]+", text):
+        raise fault("should be the http(s) url of a collector, such as http://collector:4318")
+    if "@" in parts.netloc or "?" in text or "#" in text:
+        raise fault("should hold no user, password, query or fragment; credentials go into headers")
+    return text if parts.path not in ("", "/") else f"{parts.scheme}://{parts.netloc}{TRACES_PATH}"
+
+
+def _checked_header(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", name):
+        raise fault("is not the name of a header field")
+    return name
+
+
+class TracingConfig(Section):
+    """Spans of requests, sent by OpenTelemetry's OTLP over HTTP. pip install 'fairgate[opentelemetry]'."""
+
+    endpoint: Annotated[str, AfterValidator(_checked_endpoint)] | None = None
+    """The url of a collector, such as http://collector:4318; /v1/traces is added where it has no path. Default: what
+    OTEL_EXPORTER_OTLP_ENDPOINT says, or else http://localhost:4318."""
+    sample_ratio: float = Field(default=0.01, ge=0, le=1)
+    """Part of the traces that is recorded, of those that begin here. Where a client's `traceparent` says whether its
+    trace is recorded, that counts."""
+    headers: dict[
+        Annotated[str, AfterValidator(_checked_header)], Annotated[SecretStr, AfterValidator(checked_api_key)]
+    ] = Field(default_factory=dict)
+    """Sent to the collector. Write ${NAME} to take a value from the environment. Default: those of
+    OTEL_EXPORTER_OTLP_HEADERS."""

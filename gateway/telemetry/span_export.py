@@ -1,0 +1,264 @@
+"""What was a request's way, for those who follow traces? One OpenTelemetry span for each that is recorded.
+
+The span is made at the end, from the record that the access log is written from. The SDK sends batches in a thread of
+its own. Only so many spans wait for it: a collector that is slow or away costs spans, which are counted, and no time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.util.types import AttributeValue
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+
+from gateway.config.tracing import TracingConfig
+from gateway.telemetry.access_log import hidden, interaction_name
+from gateway.telemetry.record import Outcome, Record
+from gateway.telemetry.trace import Trace
+
+__all__ = ["SpanExport"]
+
+logger = logging.getLogger("fairgate")
+
+SPANS_WAITING_MAX: Final = 2048
+BATCH_SPANS_MAX: Final = 512
+BATCH_S: Final = 1.0
+SEND_S: Final = 10.0
+CLOSE_S: Final = 2.0
+TEXT_MAX: Final = 256
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+_UNSET: Final = Status(StatusCode.UNSET)
+_OPERATIONS: Final = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+}
+"""As the conventions name them (`gen_ai.operation.name`); they have no name for the rest."""
+
+
+class SpanExport:
+    """Makes spans and has them sent. `close` at the end."""
+
+    def __init__(self, config: TracingConfig) -> None:
+        headers = {name: value.get_secret_value() for name, value in config.headers.items()}
+        exporter = OTLPSpanExporter(endpoint=config.endpoint, headers=headers or None, timeout=SEND_S)
+        self._sender = _Sender(exporter, config.endpoint or "the collector that OTEL_EXPORTER_OTLP_ENDPOINT names")
+        self._processor = BatchSpanProcessor(
+            self._sender,
+            max_queue_size=SPANS_WAITING_MAX,
+            schedule_delay_millis=BATCH_S * 1000,
+            max_export_batch_size=BATCH_SPANS_MAX,
+        )
+        own = Resource({SERVICE_NAME: "fairgate", SERVICE_VERSION: _version()})
+        self._resource = Resource.get_empty().merge(own).merge(OTELResourceDetector().detect())
+        self._scope = InstrumentationScope("fairgate", _version())
+        self._made = 0
+
+    def ended(self, record: Record, policy: str) -> None:
+        """A request has ended; if its trace is recorded, this is its span. Never waits for anybody."""
+        trace = record.trace
+        if trace is None or not trace.is_sampled:
+            return
+        if self._made - self._sender.taken >= SPANS_WAITING_MAX:
+            self._sender.found_no_room += 1
+            return
+        self._made += 1
+        self._processor.on_end(self._span(record, trace, policy))
+
+    @property
+    def lost(self) -> int:
+        """Spans that found no room, or that the collector did not take."""
+        return self._sender.lost
+
+    def close(self) -> None:
+        """Send what is left, if that can be done soon; what cannot is said."""
+        ending = threading.Thread(target=self._processor.shutdown, name="last spans", daemon=True)
+        ending.start()
+        ending.join(CLOSE_S)
+        if ending.is_alive():
+            self._sender.shutdown()  # it stops trying
+        self._sender.say_what_was_lost(self._made)
+
+    def collect(self) -> Iterator[Metric]:
+        """As a registry of metrics asks for it."""
+        spans = CounterMetricFamily("fairgate_spans", "Spans of requests, by what became of them.", labels=["outcome"])
+        spans.add_metric(["sent"], self._sender.sent)
+        spans.add_metric(["lost"], self.lost)
+        yield spans
+
+    def _span(self, record: Record, trace: Trace, policy: str) -> ReadableSpan:
+        epoch_s = time.time() - time.monotonic()
+        state = TraceState.from_header([trace.state.decode("ascii", "replace")]) if trace.state else TraceState()
+        parent = None
+        if trace.parent_id:
+            parent = SpanContext(trace.trace_id, trace.parent_id, is_remote=True, trace_flags=_SAMPLED)
+        operation = _OPERATIONS.get(record.path, "")
+        # A model that is in no pool is what a client invents, and names of spans are few.
+        name = f"{operation} {record.model}" if operation and record.pool else operation or "request"
+        failed = record.outcome == Outcome.FAILED
+        return ReadableSpan(
+            name,
+            SpanContext(trace.trace_id, trace.span_id, False, _SAMPLED, state),
+            parent,
+            self._resource,
+            _attributes(record, trace, operation, policy),
+            _events(record, epoch_s),
+            kind=SpanKind.SERVER,
+            status=Status(StatusCode.ERROR) if failed else _UNSET,
+            start_time=_ns(epoch_s + record.arrived_s),
+            end_time=_ns(epoch_s + record.ended_s),
+            instrumentation_scope=self._scope,
+        )
+
+
+def _version() -> str:
+    try:
+        return version("fairgate")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+def _events(record: Record, epoch_s: float) -> list[Event]:
+    at_s: list[tuple[str, float]] = []
+    if record.request is not None:
+        at_s.append(("queued", record.arrived_s))
+    if record.was_dispatched:
+        at_s.append(("sent_upstream", record.dispatched_s))
+    if record.first_token_s is not None:
+        at_s.append(("first_token", record.arrived_s + record.first_token_s))
+    return [Event(name, timestamp=_ns(epoch_s + second)) for name, second in at_s]
+
+
+def _attributes(record: Record, trace: Trace, operation: str, policy: str) -> dict[str, AttributeValue]:
+    """By the conventions where they have a name for it, and else under `fairgate`. What is not known is left out."""
+    found: dict[str, AttributeValue] = {
+        "url.path": record.path,
+        "fairgate.request_id": record.request_id,
+        "fairgate.tenant": record.tenant,
+        "fairgate.outcome": record.outcome,
+    }
+    host, _, port = trace.host.decode("ascii", "replace").rpartition(":")
+    if not port.isdecimal():
+        host, port = trace.host.decode("ascii", "replace"), ""
+    known: tuple[tuple[str, AttributeValue], ...] = (
+        ("server.address", host.strip("[]")),
+        ("server.port", int(port or 0)),
+        ("client.address", record.client),
+        ("error.type", record.reason),
+        ("gen_ai.operation.name", operation),
+        ("gen_ai.request.model", record.model[:TEXT_MAX]),
+        ("fairgate.client_request_id", record.client_request_id),
+        ("fairgate.policy", policy),
+        ("fairgate.pool", record.pool),
+        ("fairgate.backend", record.backend),
+        ("fairgate.tries", record.tries if record.tries > 1 else 0),
+    )
+    found |= {name: value for name, value in known if value}
+    if operation:
+        found["gen_ai.provider.name"] = "fairgate"
+    if record.request is not None:
+        _tell_of_admission(record, found)
+    return found
+
+
+def _tell_of_admission(record: Record, found: dict[str, AttributeValue]) -> None:
+    request, service = record.request, record.service
+    assert request is not None
+    found["gen_ai.request.stream"] = record.stream
+    found["fairgate.app"] = record.app
+    found["fairgate.queue_s"] = record.queue_s
+    if service.prompt:
+        found["gen_ai.usage.input_tokens"] = service.prompt
+        found["gen_ai.usage.output_tokens"] = service.output
+    if service.cached is not None:
+        found["gen_ai.usage.cache_read.input_tokens"] = service.cached
+    if record.first_token_s is not None:
+        found["gen_ai.response.time_to_first_chunk"] = record.first_token_s
+    if name := interaction_name(request):
+        found["fairgate.interaction"] = name
+        found["fairgate.stage"] = request.progress.stage
+    if user := hidden(request.flow.user):
+        found["fairgate.user"] = user
+    for obstacle, seconds in record.waited_s.items():
+        found[f"fairgate.waited_s.{obstacle}"] = seconds
+
+
+class _Sender(SpanExporter):
+    """Hands batches to the exporter, counts what becomes of them, and says so when that changes."""
+
+    def __init__(self, exporter: OTLPSpanExporter, place: str) -> None:
+        self.exporter = exporter
+        self.place = place
+        self.taken = 0
+        self.sent = 0
+        self.not_sent = 0
+        self.found_no_room = 0
+        """Noted by the loop; the rest by the thread of the SDK."""
+        self._lost_said = 0
+        self._is_closed = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """In the thread of the SDK."""
+        self.taken += len(spans)
+        result = self.exporter.export(spans)
+        if result is SpanExportResult.SUCCESS:
+            self.sent += len(spans)
+            lost = self.lost
+            if lost > self._lost_said:
+                logger.info("spans are sent to %s again; %d were lost", self.place, lost - self._lost_said)
+                self._lost_said = lost
+            return result
+        if self.lost == self._lost_said:
+            logger.warning("spans cannot be sent to %s, and are lost: %s", self.place, _SAID.text or "no reason given")
+        self.not_sent += len(spans)
+        return result
+
+    @property
+    def lost(self) -> int:
+        """Spans that found no room, or that the collector did not take."""
+        return self.found_no_room + self.not_sent
+
+    def say_what_was_lost(self, made: int) -> None:
+        """Nothing more will be sent of so many spans that were handed over."""
+        lost = made - self.sent - self.not_sent + self.lost - self._lost_said
+        if lost:
+            logger.warning("%d spans were not sent to %s", lost, self.place)
+
+    def shutdown(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self.exporter.shutdown()  # type: ignore[no-untyped-call]
+
+
+class _LastMessage(logging.Handler):
+    """What the SDK says goes here and nowhere else: it says it for every batch, and `_Sender` once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.text = ""
+        sdk = logging.getLogger("opentelemetry")
+        sdk.propagate = False
+        sdk.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage()[:TEXT_MAX]
+
+
+_SAID: Final = _LastMessage()

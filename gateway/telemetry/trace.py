@@ -1,0 +1,82 @@
+"""Which trace is a request part of, and is it recorded? W3C Trace Context (`traceparent`), read when its head is there.
+
+Every request costs this where tracing is configured, so it is cheap; the span is made at the end, of those that are
+recorded only.
+"""
+
+from __future__ import annotations
+
+import re
+from random import getrandbits
+from typing import Final
+
+__all__ = ["TRACEPARENT", "Sampler", "Trace"]
+
+Header = tuple[bytes, bytes]
+
+TRACEPARENT: Final = re.compile(
+    rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
+)
+"""The trace, the span in it that asks, and its flags."""
+_STATE_BYTES_MAX: Final = 512
+_LOW_64_BITS: Final = (1 << 64) - 1
+
+
+class Trace:
+    """One request's place in a trace."""
+
+    __slots__ = ("host", "is_sampled", "parent_id", "said", "span_id", "state", "trace_id")
+
+    def __init__(self, trace_id: int, span_id: int, *, is_sampled: bool, said: bool) -> None:
+        self.trace_id = trace_id
+        self.span_id = span_id
+        """Of this gateway's span."""
+        self.is_sampled = is_sampled
+        self.said = said
+        """Did the client send anything about a trace, right or wrong?"""
+        self.parent_id = 0
+        """Of the client's span; 0: it has none."""
+        self.state = b""
+        """The client's `tracestate`."""
+        self.host = b""
+        """What the client calls this gateway, if recorded."""
+
+    def passed_on(self, headers: list[Header]) -> list[Header]:
+        """The header fields of the request, with this gateway's span as the one that asks. May change the list."""
+        if self.said:
+            headers = [field for field in headers if field[0] != b"traceparent" and field[0] != b"tracestate"]
+            if self.state:
+                headers.append((b"tracestate", self.state))
+        headers.append((b"traceparent", b"00-%032x-%016x-%02x" % (self.trace_id, self.span_id, self.is_sampled)))
+        return headers
+
+
+class Sampler:
+    """Decides which traces are recorded: as the client's `traceparent` says; where there is none, this part of them."""
+
+    def __init__(self, ratio: float) -> None:
+        self._bound = round(ratio * (1 << 64))
+
+    def begin(self, headers: list[Header]) -> Trace | None:
+        """None: the client has said that its trace is not recorded, and what it said is passed on as it is."""
+        said = state = b""
+        for name, value in headers:
+            if name == b"traceparent":
+                said = value if not said else b"twice"
+            elif name == b"tracestate":
+                state = state + b"," + value if state else value
+        found = TRACEPARENT.fullmatch(said) if said else None
+        if found is None:
+            digits = getrandbits(192)
+            trace_id = digits >> 64
+            is_sampled = trace_id & _LOW_64_BITS < self._bound  # as OpenTelemetry's own samplers do
+            trace = Trace(trace_id, digits & _LOW_64_BITS, is_sampled=is_sampled, said=bool(said or state))
+        elif not int(found[3], 16) & 1:
+            return None
+        else:
+            trace = Trace(int(found[1], 16), getrandbits(64), is_sampled=True, said=True)
+            trace.parent_id = int(found[2], 16)
+            trace.state = state if len(state) <= _STATE_BYTES_MAX else b""
+        if trace.is_sampled:
+            trace.host = next((value for name, value in headers if name == b"host"), b"")
+        return trace

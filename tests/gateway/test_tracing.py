@@ -1,0 +1,345 @@
+"""One span for each request whose trace is recorded, at a real receiver; nobody waits for the one that takes spans."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.semconv._incubating.attributes import client_attributes, gen_ai_attributes, url_attributes
+from opentelemetry.semconv.attributes import error_attributes, server_attributes
+from pydantic import ValidationError
+
+from gateway.config.changes import changes, needs_restart
+from gateway.config.model import hash_key
+from gateway.redis.errors import StoreRefused
+from gateway.telemetry import span_export
+from gateway.telemetry.trace import Sampler
+from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.live import MODEL, Starter, chat, closed_port, long_chat, simulated, until
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+RECORDED, NOT_RECORDED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
+OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}')
+CONVENTIONS = {
+    value
+    for module in (client_attributes, error_attributes, gen_ai_attributes, server_attributes, url_attributes)
+    for value in vars(module).values()
+    if isinstance(value, str)
+}
+
+
+class Collector:
+    """Takes spans by OTLP over HTTP, or answers with another status."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        self.resources: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.status = 200
+        self.asked = 0
+        self.url = ""
+
+    async def take(self, request: web.Request) -> web.Response:
+        self.asked += 1
+        if self.status == 200:
+            asked = ExportTraceServiceRequest.FromString(await request.read())
+            self.headers.append({name.lower(): value for name, value in request.headers.items()})
+            for of_resource in asked.resource_spans:
+                self.resources.append(values(of_resource.resource))
+                self.spans += [span for of_scope in of_resource.scope_spans for span in of_scope.spans]
+        return web.Response(status=self.status)
+
+    async def got(self, count: int) -> list[Any]:
+        """The spans, once there are so many, by when they began."""
+        await until(lambda: len(self.spans) >= count)
+        assert len(self.spans) == count
+        return sorted(self.spans, key=lambda span: int(span.start_time_unix_nano))
+
+
+@asynccontextmanager
+async def collector() -> AsyncIterator[Collector]:
+    taken = Collector()
+    app = web.Application()
+    app.add_routes([web.post("/v1/traces", taken.take)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    taken.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield taken
+    finally:
+        await runner.cleanup()
+
+
+def values(holder: Any) -> dict[str, Any]:
+    """The attributes of a span or a resource."""
+    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in holder.attributes}
+
+
+@pytest.fixture(autouse=True)
+def in_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(span_export, "BATCH_S", 0.02)
+
+
+TENANTS = [{"name": "ann", "keys": [{"hash": hash_key("k"), "apps": ["ide", "default"]}]}]
+
+
+async def test_a_span_says_what_the_log_says(start: Starter) -> None:
+    tracing = {"sample_ratio": 1, "headers": {"x-token": "secret"}}
+    async with collector() as taken, simulated(time_scale=0) as sim:
+        tracing["endpoint"] = taken.url
+        async with start(sim.url, tenants=TENANTS, tracing=tracing) as live:
+            body = chat(stream=True, max_tokens=6, ignore_eos=True, user="somebody")
+            got = await live.ask("/v1/chat/completions", body, x_fairgate_app="ide", x_fairgate_interaction="talk")
+            assert got.status == 200, got.body
+            (span,) = await taken.got(1)
+            (line,) = await live.lines(1)
+            shown = (await live.get("/config", admin=True)).body
+            metrics = await live.metrics()
+        assert (span.name, span.kind, span.status.code) == (f"chat {MODEL}", 2, 0)
+        assert [event.name for event in span.events] == ["queued", "sent_upstream", "first_token"]
+        times = [span.start_time_unix_nano, *(each.time_unix_nano for each in span.events), span.end_time_unix_nano]
+        assert times == sorted(times)
+        assert abs(span.end_time_unix_nano / 1e9 - line["ts"]) < 5
+        said = values(span)
+        assert [name for name in said if not name.startswith("fairgate.") and name not in CONVENTIONS] == []
+        assert said["gen_ai.operation.name"] == "chat"
+        assert said["gen_ai.request.model"] == line["model"]
+        assert said["gen_ai.usage.input_tokens"] == line["tokens_in"]
+        assert said["gen_ai.usage.output_tokens"] == line["tokens_out"] == 6
+        assert said["gen_ai.response.time_to_first_chunk"] == pytest.approx(line["ttft_ms"] / 1e3, abs=1e-5)
+        assert said["gen_ai.request.stream"] is True
+        assert (said["server.address"], said["server.port"]) == ("127.0.0.1", live.gateway.port)
+        names = ("tenant", "app", "interaction", "stage", "policy", "backend", "outcome", "request_id", "user")
+        assert {name: said[f"fairgate.{name}"] for name in names} == {name: line[name] for name in names}
+        assert "error.type" not in said
+        assert (taken.resources[0]["service.name"], taken.headers[0]["x-token"]) == ("fairgate", "secret")
+        assert b"secret" not in shown
+        assert (metrics["fairgate_spans_total", "sent"], metrics["fairgate_spans_total", "lost"]) == (1, 0)
+
+
+async def test_waits_and_ends_are_told_by_their_reason(start: Starter) -> None:
+    slow = {"capacity": {"max_concurrency": 1}}
+    async with collector() as taken, simulated() as sim:
+        tracing = {"endpoint": taken.url, "sample_ratio": 1}
+        pools = [{"name": "pool", "backends": [{"url": sim.url, "max_num_seqs": 1}], **slow}]
+        async with start(pools=pools, tenants=TENANTS, tracing=tracing, limits={"queue_requests_max": 1}) as live:
+            left = asyncio.ensure_future(live.ask("/v1/chat/completions", long_chat()))
+            await until(lambda: live.engine.dispatched == 1)
+            waited = asyncio.ensure_future(live.ask("/v1/chat/completions", chat(max_tokens=1)))
+            await until(lambda: live.engine.queued == 1)
+            full = await live.ask("/v1/chat/completions", chat(max_tokens=1))
+            wrong = await live.ask("/v1/chat/completions", {"model": "invented", "messages": []})
+            await live.ask("/v1/chat/completions", chat(), key="nobody's")
+            left.cancel()
+            assert (await waited).status == 200
+            spans = {values(span)["fairgate.request_id"]: span for span in await taken.got(4)}
+        assert full.status == 429
+        by_outcome = {values(span)["fairgate.outcome"]: span for span in spans.values()}
+        assert values(by_outcome["abandoned"])["error.type"] == "client_disconnected"
+        assert values(spans[full.headers["x-request-id"]])["error.type"] == full.error["code"]
+        assert spans[wrong.headers["x-request-id"]].name == "chat", "a model that is in no pool names no span"
+        held_back = values(by_outcome["completed"])
+        waits = {name: value for name, value in held_back.items() if name.startswith("fairgate.waited_s.")}
+        assert sum(waits.values()) == pytest.approx(held_back["fairgate.queue_s"], abs=0.005)
+        assert held_back["fairgate.queue_s"] > 0
+
+
+async def test_an_engine_that_fails_is_an_error(start: Starter) -> None:
+    async with collector() as taken, Upstream(replies(answer(b"{}", status=b"500 Internal Server Error"))) as upstream:
+        async with start(upstream.url, tracing={"endpoint": taken.url, "sample_ratio": 1}) as live:
+            await live.ask("/v1/chat/completions", chat())
+            (span,) = await taken.got(1)
+    assert (span.status.code, values(span)["error.type"]) == (2, "status_500")
+
+
+async def test_the_engine_hears_of_the_span_and_its_parent_is_the_clients(start: Starter) -> None:
+    async with collector() as taken, Upstream(replies(OK)) as upstream:
+        async with start(upstream.url, tracing={"endpoint": taken.url, "sample_ratio": 0}) as live:
+            for fields in (
+                {"traceparent": RECORDED, "tracestate": "a=1"},
+                {"traceparent": NOT_RECORDED, "tracestate": "a=1"},
+                {},
+                {"traceparent": f"00-{'0' * 32}-{PARENT}-01", "tracestate": "a=1"},
+            ):
+                await live.ask("/v1/chat/completions", chat(), **fields)
+                await live.ask("/tokenize", chat(), **fields)
+            spans = await taken.got(2)
+    for at in (0, 1):
+        recorded, as_said, new, of_nobody = (seen.headers for seen in upstream.requests[at::2])
+        own = spans[at]
+        assert own.trace_id.hex() == TRACE
+        assert own.parent_span_id.hex() == PARENT
+        assert recorded["traceparent"] == f"00-{TRACE}-{own.span_id.hex()}-01"
+        assert recorded["tracestate"] == own.trace_state == "a=1"
+        assert (as_said["traceparent"], as_said["tracestate"]) == (NOT_RECORDED, "a=1")
+        assert new["traceparent"].endswith("-00")
+        assert of_nobody["traceparent"].endswith("-00")
+        assert "tracestate" not in of_nobody
+
+
+async def test_without_tracing_what_a_client_says_goes_on_as_it_is(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        await live.ask("/v1/chat/completions", chat(), traceparent="any", tracestate="thing")
+        await live.ask("/v1/chat/completions", chat())
+        assert live.gateway.spans is None
+    first, second = (seen.headers for seen in upstream.requests)
+    assert (first["traceparent"], first["tracestate"]) == ("any", "thing")
+    assert "traceparent" not in second
+
+
+def test_without_tracing_nothing_of_it_is_loaded() -> None:
+    code = """
+import asyncio, sys
+from gateway.app import Gateway
+from gateway.config.model import Config
+async def run():
+    gateway = Gateway(Config.model_validate({"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "access_log": "off",
+        "open_access": True, "pools": [{"name": "p", "backends": [{"url": "sim:"}]}], **eval(sys.argv[1])}))
+    await gateway.start()
+    await gateway.stop(0)
+asyncio.run(run())
+print(any(name.startswith("opentelemetry") for name in sys.modules))
+"""
+    for tracing, loaded in (({}, "False"), ({"tracing": {"endpoint": f"http://127.0.0.1:{closed_port()}"}}, "True")):
+        ran = subprocess.run([sys.executable, "-c", code, repr(tracing)], capture_output=True, text=True, timeout=30)
+        assert (ran.stdout.strip(), ran.returncode) == (loaded, 0), ran.stderr
+
+
+async def test_a_collector_that_is_away_costs_spans_which_are_counted_and_said(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fairgate")
+    monkeypatch.setattr(span_export, "SEND_S", 0.05)
+    async with collector() as taken, Upstream(replies(OK)) as upstream:
+        taken.status = 400
+        async with start(upstream.url, tracing={"endpoint": taken.url, "sample_ratio": 1}) as live:
+            assert (await live.ask("/v1/chat/completions", chat())).status == 200
+            spans = live.gateway.spans
+            assert spans is not None
+            await until(lambda: spans.lost == 1)
+            taken.status = 200
+            await live.ask("/v1/chat/completions", chat())
+            await taken.got(1)
+            await until(lambda: "again" in caplog.text)
+            metrics = await live.metrics()
+    assert (metrics["fairgate_spans_total", "sent"], metrics["fairgate_spans_total", "lost"]) == (1, 1)
+    (warning,) = [record for record in caplog.records if record.name == "fairgate" and record.levelno > logging.INFO]
+    assert taken.url in warning.getMessage()
+    assert "400" in warning.getMessage()
+
+
+async def test_only_so_many_spans_wait(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(span_export, "BATCH_SPANS_MAX", 5)
+    monkeypatch.setattr(span_export, "SPANS_WAITING_MAX", 5)
+    monkeypatch.setattr(span_export, "CLOSE_S", 0.05)
+    reached = asyncio.Event()
+    silent: list[asyncio.StreamWriter] = []
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        silent.append(writer)
+        reached.set()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with Upstream(replies(OK)) as upstream:
+        async with start(upstream.url, tracing={"endpoint": url, "sample_ratio": 1}) as live:
+            await live.ask("/v1/chat/completions", chat())
+            await reached.wait()
+            for _ in range(10):
+                assert (await live.ask("/v1/chat/completions", chat())).status == 200
+            assert live.gateway.spans is not None
+            assert live.gateway.spans.lost == 5
+    server.close()
+    for writer in silent:
+        writer.close()
+        await writer.wait_closed()
+    assert f"11 spans were not sent to {url}/v1/traces" in caplog.text
+
+
+def test_the_part_that_is_recorded_is_the_ratio() -> None:
+    for ratio in (0.0, 0.01, 0.5, 1.0):
+        sampler = Sampler(ratio)
+        begun = [sampler.begin([]) for _ in range(4000)]
+        part = sum(trace is not None and trace.is_sampled for trace in begun) / 4000
+        assert part == pytest.approx(ratio, abs=0.05 if 0 < ratio < 1 else 0)
+        assert len({trace.trace_id for trace in begun if trace is not None}) == 4000
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"", b"00", f"ff-{TRACE}-{PARENT}-01".encode(), f"00-{TRACE.upper()}-{PARENT}-01".encode(),
+     f"00-{TRACE}-{'0' * 16}-01".encode(), f"00-{TRACE}-{PARENT}-1".encode(), b"\xff" * 55],
+)  # fmt: skip
+def test_what_is_no_trace_begins_a_new_one(said: bytes) -> None:
+    trace = Sampler(1.0).begin([(b"traceparent", said), (b"tracestate", b"a=1")])
+    assert trace is not None
+    assert (trace.parent_id, trace.state) == (0, b"")
+    assert trace.trace_id != int(TRACE, 16)
+
+
+def test_two_parents_are_none() -> None:
+    trace = Sampler(1.0).begin([(b"traceparent", RECORDED.encode())] * 2)
+    assert trace is not None
+    assert trace.parent_id == 0
+
+
+# --- what the config may say ---
+
+
+@pytest.mark.parametrize(
+    ("tracing", "place", "said"),
+    [
+        ({"endpoint": "collector:4318"}, "endpoint", "should be the http(s) url of a collector"),
+        ({"endpoint": "http://me:secret@collector"}, "endpoint", "credentials go into headers"),
+        ({"headers": {"a b": "c"}}, "headers", "is not the name of a header field"),
+        ({"headers": {"a": "secret\r\nb: c"}}, "headers", "cannot stand in an HTTP header"),
+        ({"sample_ratio": 1.5}, "sample_ratio", "less than or equal to 1"),
+    ],
+)
+def test_what_cannot_be_sent_to_is_a_fault(start: Starter, tracing: dict[str, Any], place: str, said: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        start.config("sim:", tracing=tracing)
+    (fault,) = caught.value.errors(include_url=False, include_input=False)
+    assert fault["loc"][:2] == ("tracing", place)
+    assert said in fault["msg"]
+    assert "secret" not in str(caught.value)
+
+
+def test_a_collector_without_a_path_is_asked_where_otlp_is(start: Starter) -> None:
+    for endpoint, asked in (
+        ("http://collector:4318", "http://collector:4318/v1/traces"),
+        ("https://collector/", "https://collector/v1/traces"),
+        ("http://collector/own/path", "http://collector/own/path"),
+    ):
+        tracing = start.config("sim:", tracing=endpoint).tracing
+        assert tracing is not None
+        assert tracing.endpoint == asked
+
+
+def test_a_change_needs_a_restart_and_shows_no_secret(start: Starter) -> None:
+    before, after = (start.config("sim:", tracing={"headers": {"a": value}}) for value in ("secret-1", "secret-2"))
+    found = [change for change in changes(before, after) if change.path.startswith("tracing")]
+    assert [str(change) for change in found] == ["tracing.headers[a]: (a secret), changed"]
+    assert needs_restart(before, found, after) == {"tracing.headers[a]": "is set at the start"}
+
+
+async def test_without_the_packages_it_does_not_start_and_says_so(
+    start: Starter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "gateway.telemetry.span_export")
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(StoreRefused, match=r"pip install 'fairgate\[opentelemetry\]'"):
+        async with start("sim:", tracing={}):
+            pass
