@@ -106,26 +106,19 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.queued_bytes = Gauge("fairgate_queued_bytes", "Bytes of bodies waiting.", ["pool"], registry=registry)
-        self.dispatched = Gauge(
-            "fairgate_dispatched_sequences", "Sequences dispatched.", ["pool", "backend"], registry=registry
-        )
-        self.starting = Gauge(
-            "fairgate_starting_requests", "Dispatched, no first token yet.", ["pool", "backend"], registry=registry
-        )
-        self.slots = Gauge(
-            "fairgate_backend_slots", "Sequences believed to run at once.", ["pool", "backend"], registry=registry
-        )
-        self.kv = Gauge(
-            "fairgate_kv_projected_ratio", "KV expected at most, of capacity.", ["pool", "backend"], registry=registry
-        )
+        each = ["pool", "backend"]
+        self.dispatched = Gauge("fairgate_dispatched_sequences", "Sequences dispatched.", each, registry=registry)
+        self.starting = Gauge("fairgate_starting_requests", "Dispatched, no first token yet.", each, registry=registry)
+        self.slots = Gauge("fairgate_backend_slots", "Sequences believed to run at once.", each, registry=registry)
+        self.kv = Gauge("fairgate_kv_projected_ratio", "KV expected at most, of capacity.", each, registry=registry)
         self.overloaded = Gauge(
-            "fairgate_overloaded", "1 while interactions may be refused.", ["pool"], registry=registry
+            "fairgate_overloaded", "1 while new interactions may be refused.", ["pool"], registry=registry
         )
         self.interactions = Gauge("fairgate_open_interactions", "Interactions under way.", registry=registry)
-        self.up = Gauge("fairgate_backend_up", "1 if in service.", ["pool", "backend"], registry=registry)
-        self.on_steps = Gauge("fairgate_backend_on_steps", "1 if on steps.", ["pool", "backend"], registry=registry)
+        self.up = Gauge("fairgate_backend_up", "1 if in service.", each, registry=registry)
+        self.on_steps = Gauge("fairgate_backend_on_steps", "1 if on steps.", each, registry=registry)
         self.granted = Gauge(
-            "fairgate_granted_sequences", "Of the backend, this replica's own.", ["pool", "backend"], registry=registry
+            "fairgate_granted_sequences", "Of the backend, this replica's own.", each, registry=registry
         )
         self.alone = Gauge(
             "fairgate_replica_alone", "1 while other replicas cannot be heard.", ["about"], registry=registry
