@@ -59,6 +59,8 @@ class Adapter(Protocol):
     name: str
     metrics_paths: tuple[str, ...]
     """Paths to scrape, cheapest first; an empty answer falls through to the next. () = no metrics."""
+    steps_path: str | None
+    """Where the engine says after each step what it holds, if it can. None: it cannot."""
     health_path: str
     """Answers 200 when the engine is well."""
 

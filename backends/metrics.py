@@ -9,14 +9,18 @@ from collections.abc import Callable
 import aiohttp
 
 from backends.base import Adapter, BackendSnapshot
+from backends.steps import StepFeed
 
 __all__ = ["Scraper"]
 
 _PAGE_BYTES_MAX = 8 * 1024 * 1024
+CHECK_INTERVAL_S = 0.8
+"""Between two pages of an engine whose steps are heard."""
 
 
 class Scraper:
-    """Scrapes one backend for as long as `run` runs, every `interval_s` after the last scrape ended.
+    """Scrapes one backend for as long as `run` runs, every `interval_s` after the last one ended. While its steps are
+    heard it does so rarely, for them to be compared.
 
     The filtered path is tried first; one that answers nothing of use is left for the full page until a scrape fails,
     since then the engine may be another one when it is back.
@@ -33,6 +37,7 @@ class Scraper:
         *,
         timeout_s: float = 2.0,
         tls: ssl.SSLContext | None = None,
+        feed: StepFeed | None = None,
     ) -> None:
         self._adapter = adapter
         self._url = url.rstrip("/")
@@ -42,18 +47,32 @@ class Scraper:
         self._on_failure = on_failure
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._tls: ssl.SSLContext | bool = tls or True
+        self._feed = feed
         self._path = 0
 
     async def run(self) -> None:
         """Never returns, unless the adapter knows no metrics."""
         while self._adapter.metrics_paths:
             await self._scrape()
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Until the next page. If a feed is lost meanwhile, that is now."""
+        if self._feed is None or self._feed.unheard.is_set():
             await asyncio.sleep(self._interval_s)
+            return
+        try:
+            async with asyncio.timeout(max(CHECK_INTERVAL_S, self._interval_s)):
+                await self._feed.unheard.wait()
+        except TimeoutError:
+            pass
 
     async def _scrape(self) -> None:
         """One snapshot or one failure is reported, whatever the backend does."""
         why = ""
         for path in range(self._path, len(self._adapter.metrics_paths)):
+            if self._feed is not None:
+                self._feed.asking()
             taken_s = asyncio.get_running_loop().time()
             url = self._url + self._adapter.metrics_paths[path]
             try:
@@ -67,7 +86,8 @@ class Scraper:
             snapshot = self._adapter.snapshot(text, taken_s)
             if snapshot is not None:
                 self._path = path
-                self._on_snapshot(snapshot)
+                if self._feed is None or not self._feed.read(snapshot):
+                    self._on_snapshot(snapshot)
                 return
             why = f"{url} holds no metric that the {self._adapter.name} adapter knows"
         self._path = 0

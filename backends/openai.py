@@ -12,6 +12,7 @@ class OpenAiAdapter:
 
     name = "openai"
     metrics_paths: tuple[str, ...] = ()
+    steps_path: str | None = None
     health_path = "/v1/models"
 
     def snapshot(self, text: str, taken_s: float) -> BackendSnapshot | None:

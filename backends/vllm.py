@@ -7,6 +7,7 @@ from typing import Final
 from backends.base import BackendSnapshot
 from backends.promtext import Sample, lines_of, samples
 from backends.usage import is_drained
+from backends.vllm_plugin.steps import PATH as STEPS_PATH
 
 __all__ = ["VllmAdapter"]
 
@@ -39,6 +40,7 @@ class VllmAdapter:
 
     name = "vllm"
     metrics_paths: tuple[str, ...] = (_FILTERED, "/metrics")
+    steps_path: str | None = STEPS_PATH
     health_path = "/health"
 
     def snapshot(self, text: str, taken_s: float) -> BackendSnapshot | None:

@@ -18,6 +18,7 @@ from backends.simulated.faults import Faults
 from backends.simulated.outputs import Output
 from backends.simulated.profiles import EngineProfile, profile
 from backends.simulated.shapes import Answer, answer_to, error_body, in_stream_error
+from backends.vllm_plugin import steps
 
 __all__ = ["SimulatedServer", "run"]
 
@@ -62,6 +63,9 @@ class SimulatedServer:
         self._engine = EngineModel(profile)
         self._gauges = EngineGauges()
         self._totals = Totals()
+        self.steps = _steps_of(profile)
+        """What is told after each step, as fairgate's plug-in does it in vLLM."""
+        self.steps.unfinished = self._unfinished
         self._outputs: dict[str, tuple[Output, int]] = {}
         self._serial = itertools.count(1)
         self._arrived = asyncio.Event()
@@ -93,6 +97,7 @@ class SimulatedServer:
                 web.get("/version", _version),
                 web.get("/metrics", self._metrics),
                 web.get("/metrics/", self._filtered_metrics),
+                web.get(steps.PATH, self._tell_steps),
             ]
         )
         # The cancellation is how a client that goes away reaches `_generate`, streaming or not.
@@ -150,7 +155,8 @@ class SimulatedServer:
 
     def _deliver(self, step: Step) -> None:
         """The step has ended: publish its gauges and hand out its tokens."""
-        self._gauges = self._engine.gauges()
+        self.steps.ranks[0].scheduled = step.scheduled_tokens
+        self._set_gauges()
         for request_id, cached_tokens in step.cached_tokens.items():
             if request_id in self._outputs:
                 output, choice = self._outputs[request_id]
@@ -243,7 +249,30 @@ class SimulatedServer:
             if self._outputs.pop(request_id, None) is not None:
                 self._engine.abort(request_id, now)
         if not self._engine.has_work:
-            self._gauges = self._engine.gauges()
+            self._set_gauges()
+
+    def _set_gauges(self) -> None:
+        self._gauges = gauges = self._engine.gauges()
+        rank = self.steps.ranks[0]
+        rank.running, rank.waiting, rank.kv_usage = gauges.running, gauges.waiting, gauges.kv_usage
+        rank.preemptions, rank.prompt_tokens = gauges.preemptions_total, gauges.prompt_tokens_total
+        self.steps.stepped()
+
+    def _unfinished(self) -> int:
+        return len(self._outputs)
+
+    async def _tell_steps(self, request: web.Request) -> web.StreamResponse:
+        listener = None if self.steps.missing else self.steps.listen()
+        if listener is None:
+            return web.Response(status=501, text=self.steps.missing or "too many listen already")
+        response = web.StreamResponse(headers={"Content-Type": steps.CONTENT_TYPE})
+        try:
+            await response.prepare(request)
+            while line := await listener.hear():
+                await response.write(line)
+        finally:
+            self.steps.leave(listener)
+        return response
 
     async def _whole(self, request: web.Request, answer: Answer) -> web.StreamResponse:
         output = Output(answer)
@@ -323,6 +352,15 @@ class SimulatedServer:
     async def _filtered_metrics(self, request: web.Request) -> web.Response:
         kind = "text/plain; version=0.0.4; charset=utf-8"
         return web.Response(body=self._page(request.query.getall("name[]", [])), headers={"Content-Type": kind})
+
+
+def _steps_of(profile: EngineProfile) -> steps.Steps:
+    told = steps.Steps()
+    told.ranks[0] = rank = steps.Rank(
+        block_size=profile.block_size, tokens_max=profile.max_num_batched_tokens, sequences_max=profile.max_num_seqs
+    )
+    rank.blocks, rank.kv_tokens = profile.usable_blocks, profile.usable_blocks * profile.block_size
+    return told
 
 
 async def _health(request: web.Request) -> web.Response:

@@ -16,6 +16,7 @@ from gateway.commands.keys import keys
 from gateway.commands.replaying import replay
 from gateway.commands.serving import BAD_INPUT, allow_files, run, serve_one, supervise
 from gateway.commands.usage import usage
+from gateway.commands.vllm_flags import vllm_flags
 
 __all__ = ["main"]
 
@@ -259,7 +260,7 @@ def _measure(files: tuple[str, ...], json_path: Path | None) -> None:
 
 
 main.add_command(keys)
-for command in (usage, replay, reload, drain, resume):
+for command in (usage, replay, reload, drain, resume, vllm_flags):
     main.add_command(command)
 
 

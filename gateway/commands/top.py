@@ -100,7 +100,7 @@ def _tenants(served: Data, window_s: float, rows: int | None) -> Iterator[Render
 
 
 def _engines(backends: list[Data]) -> Table:
-    table = _table("engine", ">sequences", ">KV", ">starting", "obstacle of the next request")
+    table = _table("engine", ">sequences", ">KV", ">starting", "read by", "obstacle of the next request")
     for one in backends:
         waits_for = Text(one["obstacle"] or "none", "yellow" if one["obstacle"] else "")
         if not one["in_service"]:
@@ -110,6 +110,7 @@ def _engines(backends: list[Data]) -> Table:
             f"{one['running_sequences']} of {one['slots']}",
             f"{one['kv_ratio']:.0%}",
             str(one["starting_requests"]),
+            _plain(one["read_by"]),
             waits_for,
         )
     return table

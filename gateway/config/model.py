@@ -85,6 +85,8 @@ class BackendConfig(Section):
     """Sent to the backend as a bearer token. Write ${NAME} to take it from the environment."""
     tls: BackendTlsConfig | None = None
     """How TLS is spoken at an https url. Default: with what the system trusts, and no certificate of our own."""
+    steps: bool = True
+    """Hear what a vLLM with fairgate's plug-in says after each step. Without the plug-in its metrics are read."""
     max_num_seqs: int | None = Field(default=None, ge=1, le=1_000_000)
     """Requests the engine runs at once (vLLM's --max-num-seqs); learned when absent."""
     name: str = Field(default="", validate_default=True)

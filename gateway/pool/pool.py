@@ -17,6 +17,7 @@ from backends.errors import ConnectFailed, UpstreamError
 from backends.health import HealthState, ModelCard, fetch_models, probe
 from backends.metrics import Scraper
 from backends.openai import OpenAiAdapter
+from backends.steps import StepFeed
 from backends.upstream import UpstreamPool
 from backends.vllm import VllmAdapter
 from gateway.background import Background
@@ -60,6 +61,7 @@ class Backend:
         self.leaving = False
         """It is no longer configured, and ends what it runs."""
         self.adapter: Adapter = ADAPTERS[config.engine]()
+        self.hears_steps = config.steps
         self.api_key = config.api_key.get_secret_value() if config.api_key is not None else None
         self.health = HealthState()
         self.models: dict[str, ModelCard] = {}
@@ -76,6 +78,8 @@ class Backend:
         self._path = urlsplit(url).path.encode()
         self.on_health: Callable[[Backend], None] | None = None
         self._asked_models_s = float("-inf")
+        self.feed: StepFeed | None = None
+        """What it says after each step. None: it is not asked for that."""
 
     @property
     def in_service(self) -> bool:
@@ -88,6 +92,13 @@ class Backend:
         if self.leaving:
             return "no longer in the config; it ends what it runs"
         return "drained" if self.drained else self.health.reason
+
+    @property
+    def read_by(self) -> str:
+        """How is it known what it holds?"""
+        if self.feed is not None and not self.feed.why:
+            return "steps"
+        return "metrics" if self.adapter.metrics_paths else "answers"
 
     def head(self, begun: bytes) -> bytes:
         """The head of a request to this engine, of which the lines that are the same for every engine are there."""
@@ -131,7 +142,7 @@ class Backend:
 def terms_of(config: BackendConfig, gateway: Config) -> tuple[object, ...]:
     """On what terms is it spoken to? A backend with other terms is reached by other connections."""
     limits = gateway.limits
-    where = (config.url, config.engine, config.api_key, config.tls)
+    where = (config.url, config.engine, config.api_key, config.tls, config.steps)
     return (*where, limits.upstream_connect_s, limits.upstream_silence_s)
 
 
@@ -323,21 +334,34 @@ class Pool:
         if session is None or backend in self._watchers:
             return
         watchers = self._watchers[backend] = [self._background.start(self._watch_health(backend, session))]
+        observe = partial(self._observed, backend.name)
+        if backend.hears_steps and backend.adapter.steps_path is not None:
+            backend.feed = StepFeed(
+                backend.url + backend.adapter.steps_path,
+                session,
+                on_snapshot=observe,
+                on_turn=partial(self._say_feed, backend),
+                api_key=backend.api_key,
+                tls=backend.tls,
+            )
+            watchers.append(self._background.start(backend.feed.run()))
         if backend.adapter.metrics_paths:
             scraper = Scraper(
                 backend.adapter,
                 backend.url,
                 session,
                 self.config.capacity.scrape_interval_s,
-                on_snapshot=partial(self._scraped, backend.name),
+                on_snapshot=observe,
                 on_failure=lambda error: None,  # an old gauge ages out by itself; health has its own probe
                 tls=backend.tls,
+                feed=backend.feed,
             )
             watchers.append(self._background.start(scraper.run()))
 
     def _unwatch(self, backend: Backend) -> None:
         for task in self._watchers.pop(backend, ()):
             task.cancel()
+        backend.feed = None
 
     async def _retire(self, backend: Backend) -> None:
         """Let what runs there end. If one of its name is configured again meanwhile, that is another one."""
@@ -357,7 +381,7 @@ class Pool:
             await asyncio.sleep(PROBE_INTERVAL_S)
             await backend.check(session)
 
-    def _scraped(self, name: str, snapshot: BackendSnapshot) -> None:
+    def _observed(self, name: str, snapshot: BackendSnapshot) -> None:
         gauges = Gauges(
             snapshot.taken_s,
             snapshot.running,
@@ -381,6 +405,12 @@ class Pool:
             logger.info("pool %s: backend %s is in service", self.name, backend.name)
         else:
             logger.warning("pool %s: backend %s is out of service: %s", self.name, backend.name, backend.health.reason)
+
+    def _say_feed(self, backend: Backend, is_heard: bool, why: str) -> None:
+        if is_heard:
+            logger.info("pool %s: backend %s says after each step what it holds", self.name, backend.name)
+        else:
+            logger.info("pool %s: backend %s is read by its metrics: %s", self.name, backend.name, why)
 
     def _health_changed(self, backend: Backend) -> None:
         if self.backends.get(backend.name) is not backend:

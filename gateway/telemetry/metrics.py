@@ -119,10 +119,11 @@ class Metrics:
             "fairgate_kv_projected_ratio", "KV expected at most, of capacity.", ["pool", "backend"], registry=registry
         )
         self.overloaded = Gauge(
-            "fairgate_overloaded", "1 while new interactions may be refused.", ["pool"], registry=registry
+            "fairgate_overloaded", "1 while interactions may be refused.", ["pool"], registry=registry
         )
         self.interactions = Gauge("fairgate_open_interactions", "Interactions under way.", registry=registry)
         self.up = Gauge("fairgate_backend_up", "1 if in service.", ["pool", "backend"], registry=registry)
+        self.on_steps = Gauge("fairgate_backend_on_steps", "1 if on steps.", ["pool", "backend"], registry=registry)
         self.granted = Gauge(
             "fairgate_granted_sequences", "Of the backend, this replica's own.", ["pool", "backend"], registry=registry
         )
@@ -373,6 +374,8 @@ class Metrics:
                 self.slots.labels(pool.name, name).set(ledger.slots.count)
                 self.kv.labels(pool.name, name).set(ledger.kv_fraction())
                 self.up.labels(pool.name, name).set(ledger.healthy)
+                backend = pool.backends.get(name)
+                self.on_steps.labels(pool.name, name).set(backend is not None and backend.read_by == "steps")
                 if ledger.preemptions_total is not None:
                     preemptions.append((pool.name, name, ledger.preemptions_total))
                 if ledger.allowance is not None:
@@ -400,7 +403,7 @@ class Metrics:
 
     def forget_backend(self, pool: str, backend: str) -> None:
         """It is no longer there."""
-        for gauge in (self.dispatched, self.starting, self.slots, self.kv, self.up, self.granted):
+        for gauge in (self.dispatched, self.starting, self.slots, self.kv, self.up, self.on_steps, self.granted):
             gauge.remove_by_labels({"pool": pool, "backend": backend})
         self._prompts.pop((pool, backend), None)
 

@@ -15,7 +15,7 @@ from typing import Any
 from tests.gateway.live import MODEL, until
 
 _CARDS = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 4096}]}).encode()
-_CONTROL_PLANE = (b"GET /health ", b"GET /v1/models ", b"GET /metrics")
+_CONTROL_PLANE = (b"GET /health ", b"GET /v1/models ", b"GET /metrics", b"GET /v1/fairgate/steps ")
 
 
 @dataclass
@@ -135,7 +135,7 @@ async def _read(reader: asyncio.StreamReader) -> Seen:
 
 
 def _control_plane(seen: Seen) -> bytes:
-    if seen.head.startswith(b"GET /metrics"):
+    if seen.head.startswith((b"GET /metrics", b"GET /v1/fairgate/steps")):
         return answer(b"", status=b"404 Not Found")
     return answer(_CARDS if b"/v1/models" in seen.line else b"")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-_SERVE = Path(__file__).parents[2] / "deploy" / "real-vllm" / "serve.sh"
+SERVE = Path(__file__).parents[2] / "deploy" / "real-vllm" / "serve.sh"
 _READY_S = 180.0
 _ENVIRONMENT = {**os.environ, "VLLM_ENABLE_RESPONSES_API_STORE": "1"}
 """Only with it does vLLM know `previous_response_id`."""
@@ -41,10 +41,10 @@ def real_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("vllm") / "vllm.log"
     with log.open("wb") as sink:
-        process = subprocess.Popen([_SERVE, str(port)], stdout=sink, stderr=subprocess.STDOUT, env=_ENVIRONMENT)
+        process = subprocess.Popen([SERVE, str(port)], stdout=sink, stderr=subprocess.STDOUT, env=_ENVIRONMENT)
     base = f"http://127.0.0.1:{port}"
     try:
-        _wait_until_ready(process, base, log)
+        wait_until_ready(process, base, log)
         yield base
     finally:
         process.terminate()
@@ -55,7 +55,7 @@ def real_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             process.wait()
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], base: str, log: Path) -> None:
+def wait_until_ready(process: subprocess.Popen[bytes], base: str, log: Path) -> None:
     deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline:
         if process.poll() is not None:

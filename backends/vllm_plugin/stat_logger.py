@@ -1,0 +1,87 @@
+"""What vLLM says after each step, put where the feed finds it. vLLM imports this, and nobody else.
+
+vLLM's statistics are no stable interface: what does not fit is said once, and the feed ends. The engine goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from backends.vllm_plugin.steps import Rank, Steps
+
+__all__ = ["STEPS", "StepLogger"]
+
+STEPS: Final = Steps()
+"""Of this process."""
+logger = logging.getLogger("vllm.fairgate")
+
+
+class StepLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not there when types are checked
+    """One for each rank whose steps this process hears of."""
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self._config = vllm_config
+        self._index = engine_index
+        self._rank: Rank | None = None
+
+    def log_engine_initialized(self) -> None:
+        try:
+            self._rank = STEPS.ranks[self._index] = _rank_of(self._config)
+            for rank in STEPS.ranks.values():
+                _divide(self._config, rank, len(STEPS.ranks))
+            if servers := _servers(self._config):
+                STEPS.give_up(f"{servers} API servers share the engine, and each hears of a part of its steps only")
+        except Exception as error:
+            self._does_not_fit(error)
+
+    def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *more: Any, **named: Any) -> None:
+        rank = self._rank
+        if rank is None:
+            return
+        try:
+            if iteration_stats is not None:
+                rank.preemptions += iteration_stats.num_preempted_reqs
+                rank.prompt_tokens += iteration_stats.num_prompt_tokens
+            if scheduler_stats is not None:
+                rank.running = scheduler_stats.num_running_reqs
+                rank.waiting = scheduler_stats.num_waiting_reqs + getattr(
+                    scheduler_stats, "num_skipped_waiting_reqs", 0
+                )
+                rank.kv_usage = scheduler_stats.kv_cache_usage
+                details = getattr(scheduler_stats, "iteration_details", None)
+                rank.scheduled = None if details is None else details.num_ctx_tokens + details.num_generation_tokens
+                STEPS.stepped()
+        except Exception as error:
+            self._does_not_fit(error)
+
+    def _does_not_fit(self, error: Exception) -> None:
+        self._rank = None
+        why = f"fairgate does not know how this vLLM reports its steps ({type(error).__name__}: {error})"
+        logger.warning("%s; gateways read its metrics instead", why)
+        STEPS.give_up(why)
+
+
+def _rank_of(config: Any) -> Rank:
+    scheduler = config.scheduler_config
+    return Rank(
+        block_size=int(config.cache_config.block_size),
+        tokens_max=int(scheduler.max_num_batched_tokens),
+        sequences_max=int(getattr(scheduler, "max_num_active_seqs", None) or scheduler.max_num_seqs),
+    )
+
+
+def _divide(config: Any, rank: Rank, ranks: int) -> None:
+    """What vLLM counts is the sum of all ranks; one block of each is never given out."""
+    cache = config.cache_config
+    rank.blocks = max(int(cache.num_gpu_blocks or 0) // ranks - 1, 0)
+    tokens = getattr(cache, "kv_cache_size_tokens", None)  # of one rank
+    rank.kv_tokens = max(int(tokens) - rank.block_size, 0) if tokens else rank.blocks * rank.block_size
+
+
+def _servers(config: Any) -> int:
+    """How many API servers share the engine, if more than one?"""
+    count = int(getattr(config.parallel_config, "_api_process_count", 1))
+    return count if count > 1 else 0

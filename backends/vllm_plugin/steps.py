@@ -1,0 +1,170 @@
+"""What does an engine hold after its last step? Told to whoever listens, and never waited for.
+
+vLLM's process runs this, and the simulated engine: nothing but the standard library. All of it on one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ["CONTENT_TYPE", "PATH", "VERSION", "Listener", "Rank", "Steps"]
+
+PATH: Final = "/v1/fairgate/steps"
+"""Below /v1, which vLLM guards by its API key if it has one."""
+CONTENT_TYPE: Final = "application/x-ndjson"
+VERSION: Final = 1
+"""Of the messages. A gateway that knows another one reads metrics."""
+INTERVAL_S: Final = 0.01
+"""Between two messages. Steps that end sooner are told together: the newest counts."""
+HEARTBEAT_S: Final = 0.25
+"""So often a message comes if there is no step."""
+LISTENERS_MAX: Final = 64
+
+
+class Rank:
+    """One engine of this process (one rank of data parallelism): its state after its last step, and its size."""
+
+    __slots__ = (
+        "block_size", "blocks", "kv_tokens", "kv_usage", "preemptions", "prompt_tokens", "running", "scheduled",
+        "sequences_max", "tokens_max", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, *, block_size: int, tokens_max: int, sequences_max: int) -> None:
+        """`tokens_max`: the most tokens that one step computes."""
+        self.blocks = 0
+        """That requests can hold, as many tokens as the next says."""
+        self.kv_tokens = 0
+        self.block_size = block_size
+        self.tokens_max = tokens_max
+        self.sequences_max = sequences_max
+        self.running = 0
+        self.waiting = 0
+        self.kv_usage = 0.0
+        self.scheduled: int | None = None
+        """Tokens that the step computed, if the engine says."""
+        self.preemptions = 0
+        self.prompt_tokens = 0
+
+    def json(self, number: int) -> str:
+        scheduled = "null" if self.scheduled is None else self.scheduled
+        return (
+            f'{{"rank":{number},"running":{self.running},"waiting":{self.waiting},'
+            f'"free_blocks":{round((1.0 - self.kv_usage) * self.blocks)},"total_blocks":{self.blocks},'
+            f'"block_size":{self.block_size},"kv_tokens":{self.kv_tokens},"scheduled_tokens":{scheduled},'
+            f'"scheduled_tokens_max":{self.tokens_max},"max_num_seqs":{self.sequences_max},'
+            f'"preemptions_total":{self.preemptions},"prompt_tokens_total":{self.prompt_tokens}}}'
+        )
+
+
+class Listener:
+    """Hears the newest message. Those that came while it did not ask are gone."""
+
+    __slots__ = ("_awaited", "_ended", "_line")
+
+    def __init__(self) -> None:
+        self._line: bytes | None = None
+        self._ended = False
+        self._awaited: asyncio.Future[None] | None = None
+
+    def tell(self, line: bytes) -> None:
+        self._line = line
+        self._wake()
+
+    def end(self) -> None:
+        """It hears nothing more."""
+        self._ended = True
+        self._wake()
+
+    async def hear(self) -> bytes:
+        """The next message, a line of JSON; b"" when there will be none."""
+        while self._line is None and not self._ended:
+            self._awaited = asyncio.get_running_loop().create_future()
+            await self._awaited
+        line, self._line = self._line, None
+        return b"" if line is None or self._ended else line
+
+    def _wake(self) -> None:
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
+
+
+class Steps:
+    """`stepped` after each step; `listen` gives a listener until `leave`.
+
+    Attributes:
+        missing: why nothing can be told; "": it can.
+        unfinished: how many requests the process has, those included that the engine has not seen. None: not known.
+            Without it, an engine that makes no steps cannot be told from one that is in a long one.
+    """
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, Rank] = {}
+        self.missing = ""
+        self.unfinished: Callable[[], int] | None = None
+        self._start = secrets.token_hex(8)
+        self._serial = 0
+        self._stepped_s = time.monotonic()
+        self._told_s = 0.0
+        self._listeners: set[Listener] = set()
+        self._next: asyncio.TimerHandle | None = None
+        self._heartbeat: asyncio.TimerHandle | None = None
+
+    def stepped(self) -> None:
+        """The ranks say what holds now."""
+        self._stepped_s = now = time.monotonic()
+        if self._listeners and self._next is None:
+            wait_s = max(self._told_s + INTERVAL_S - now, 0.0)
+            self._next = asyncio.get_running_loop().call_later(wait_s, self._tell)
+
+    def listen(self) -> Listener | None:
+        """It hears the present state at once. None: there are too many."""
+        if len(self._listeners) >= LISTENERS_MAX:
+            return None
+        listener = Listener()
+        self._listeners.add(listener)
+        listener.tell(self._line(time.monotonic()))
+        if self._heartbeat is None:
+            self._heartbeat = asyncio.get_running_loop().call_later(HEARTBEAT_S, self._beat)
+        return listener
+
+    def leave(self, listener: Listener) -> None:
+        self._listeners.discard(listener)
+
+    def give_up(self, why: str) -> None:
+        """Nothing can be told from now on."""
+        self.missing = why
+        for listener in self._listeners:
+            listener.end()
+
+    def _tell(self) -> None:
+        self._next = None
+        self._told_s = now = time.monotonic()
+        if not self.missing:
+            line = self._line(now)
+            for listener in self._listeners:
+                listener.tell(line)
+
+    def _beat(self) -> None:
+        self._heartbeat = None
+        if not self._listeners:
+            return
+        self._heartbeat = asyncio.get_running_loop().call_later(HEARTBEAT_S, self._beat)
+        if time.monotonic() - self._told_s > HEARTBEAT_S / 2 and self._next is None:
+            self._tell()
+
+    def _line(self, now: float) -> bytes:
+        self._serial += 1
+        ranks = ",".join([rank.json(number) for number, rank in self.ranks.items()])
+        age_s = 0.0 if self._is_idle() else now - self._stepped_s
+        head = f'{{"v":{VERSION},"start":"{self._start}","seq":{self._serial},"now_s":{now:.6f},"age_s":{age_s:.6f}'
+        return f'{head},"ranks":[{ranks}]}}\n'.encode()
+
+    def _is_idle(self) -> bool:
+        """Is there nothing that a step could change?"""
+        if self.unfinished is None or any(rank.running or rank.waiting for rank in self.ranks.values()):
+            return False
+        return self.unfinished() == 0

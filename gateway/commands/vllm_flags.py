@@ -1,0 +1,35 @@
+"""What is vLLM to be started with, so that the gateway knows most of it?"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from gateway import __version__
+
+__all__ = ["vllm_flags"]
+
+_TEXT: Final = """\
+# Beside vLLM, in its own environment. It needs nothing that vLLM does not have; --no-deps leaves vLLM's packages alone.
+pip install --no-deps fairgate=={version}
+
+# vLLM 0.26 and later. VLLM_PLUGINS names all plug-ins that are loaded: add others that you use, with commas.
+VLLM_PLUGINS=fairgate vllm serve MODEL --enable-prompt-tokens-details --shutdown-timeout 60
+
+# vLLM 0.14 to 0.25:
+vllm serve MODEL --enable-prompt-tokens-details --middleware backends.vllm_plugin.endpoint.StepsMiddleware
+
+# Older, or without the plug-in (the gateway reads its metrics then):
+vllm serve MODEL --enable-prompt-tokens-details
+"""
+
+
+@click.command("vllm-flags")
+def vllm_flags() -> None:
+    """Print what to start vLLM with, and how fairgate's plug-in comes to it.
+
+    With the plug-in vLLM says after each step what it holds, and its metrics are hardly read. Without it all works, by
+    its metrics.
+    """
+    click.echo(_TEXT.format(version=__version__), nl=False)

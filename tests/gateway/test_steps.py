@@ -1,0 +1,263 @@
+"""An engine that says after each step what it holds is believed while it can be; else its metrics are read, at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import pytest
+from aiohttp import web
+from click.testing import CliRunner
+
+from backends.base import BackendSnapshot
+from backends.metrics import CHECK_INTERVAL_S, Scraper
+from backends.steps import SILENCE_S, StepFeed
+from backends.vllm import VllmAdapter
+from backends.vllm_plugin import steps
+from gateway import __version__
+from gateway.commands.main import main
+from tests.gateway.live import SMALL, Live, Starter, chat, simulated, until
+
+CHAT = "/v1/chat/completions"
+Said = dict[str, Any]
+
+
+class Middleman:
+    """Stands before an engine and does to its feed what `change` does to each message; None: it is held back."""
+
+    def __init__(self, url: str) -> None:
+        self.engine = url
+        self.url = ""
+        self.change: Callable[[Said], Said | bytes | None] = lambda said: said
+        self.feed: asyncio.Future[None] | None = None
+        self.pages = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.request(request.method, self.engine + request.raw_path, data=await request.read()) as answer,
+        ):
+            self.pages += request.path.startswith("/metrics")
+            response = web.StreamResponse(status=answer.status, headers={"content-type": answer.content_type})
+            await response.prepare(request)
+            if request.path == steps.PATH:
+                self.feed = asyncio.ensure_future(self.relay(answer, response))
+                await asyncio.gather(self.feed, return_exceptions=True)
+            else:
+                async for data in answer.content.iter_any():
+                    await response.write(data)
+            return response
+
+    async def relay(self, answer: aiohttp.ClientResponse, response: web.StreamResponse) -> None:
+        async for line in answer.content:
+            changed = self.change(json.loads(line))
+            if changed is not None:
+                await response.write(changed if isinstance(changed, bytes) else json.dumps(changed).encode() + b"\n")
+
+
+@asynccontextmanager
+async def before(url: str) -> AsyncIterator[Middleman]:
+    middleman = Middleman(url)
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", middleman.answer)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    middleman.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield middleman
+    finally:
+        await runner.cleanup()
+
+
+async def read_by(live: Live) -> tuple[str, str]:
+    [engine] = (await live.get("/backends", admin=True)).json["pools"][0]["backends"]
+    return engine["read_by"], engine["not_by_steps_because"]
+
+
+async def on_steps(live: Live) -> None:
+    [backend] = live.gateway.pools[0].backends.values()
+    await until(lambda: backend.read_by == "steps")
+
+
+def ranked(**fields: Any) -> Callable[[Said], Said]:
+    return lambda said: {**said, "ranks": [{**rank, **fields} for rank in said["ranks"]]}
+
+
+def older(said: Said) -> Said:
+    return {**said, "now_s": said["now_s"] - 0.6}
+
+
+FAULTS: dict[str, Callable[[Said], Said | bytes | None]] = {
+    "silent": lambda said: None,
+    "late": older,
+    "out of order": lambda said: {**said, "seq": 0},
+    "another start": lambda said: {**said, "start": "another"},
+    "another version": lambda said: {**said, "v": 2},
+    "not JSON": lambda said: b"\x00\xff\n",
+    "endless": lambda said: b"x" * 100_000,
+    "more free than there are": ranked(free_blocks=10_000),
+    "negative": ranked(running=-1),
+    "absurd": ranked(waiting=10**30),
+    "another size": ranked(total_blocks=5000),
+    "counts backwards": ranked(prompt_tokens_total=0),
+    "empty, by its own account": ranked(running=0, waiting=0, free_blocks=1024),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_feed_that_fails_is_replaced_by_the_metrics(
+    start: Starter, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    caplog.set_level("INFO")
+    bodies = [chat(f"{number} hello", stream=True, max_tokens=3500, ignore_eos=True) for number in range(6)]
+    async with simulated() as sim, before(sim.url) as middleman, start(middleman.url) as live:
+        asking = [asyncio.ensure_future(live.ask(CHAT, body)) for body in bodies]
+        await until(lambda: sim.server.gauges.prompt_tokens_total > 0 and sim.server.gauges.running == 6)
+        await on_steps(live)
+        caplog.clear()
+        middleman.change = FAULTS[fault]
+        [backend] = live.gateway.pools[0].backends.values()
+        await until(lambda: backend.read_by == "metrics")
+        pages = middleman.pages
+        await until(lambda: middleman.pages >= pages + 3)
+        said = [record.message for record in caplog.records if "is read by its metrics" in record.message]
+        assert said, "it is said"
+        assert len(said) <= 2, "once for each reason"
+        for one in asking:
+            one.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+def test_what_is_wrong_is_known_within_a_second() -> None:
+    assert max(SILENCE_S, CHECK_INTERVAL_S) < 1.0
+
+
+async def test_a_feed_that_is_lost_comes_back(start: Starter) -> None:
+    async with simulated() as sim, before(sim.url) as middleman, start(middleman.url) as live:
+        await on_steps(live)
+        assert middleman.feed is not None
+        middleman.feed.cancel()
+        [backend] = live.gateway.pools[0].backends.values()
+        await until(lambda: backend.read_by == "metrics")
+        assert (await read_by(live))[1].startswith("the feed of its steps")
+        await on_steps(live)
+        assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
+
+
+async def test_an_engine_that_restarts_is_heard_again(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url) as live:
+        await on_steps(live)
+        assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
+        await sim.server.stop()
+        [backend] = live.gateway.pools[0].backends.values()
+        await until(lambda: backend.read_by == "metrics")
+        async with simulated_at(sim.port):
+            await on_steps(live)
+            await until(lambda: backend.in_service)
+            assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
+
+
+@asynccontextmanager
+async def simulated_at(port: int) -> AsyncIterator[None]:
+    from backends.simulated.server import SimulatedServer
+
+    server = SimulatedServer(SMALL)
+    await server.start("127.0.0.1", port)
+    try:
+        yield
+    finally:
+        await server.stop()
+
+
+async def test_an_engine_without_a_feed_is_read_by_its_metrics_and_it_is_said_once(
+    start: Starter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backends.steps.RETRY_S_MAX", 0.05)
+    caplog.set_level("INFO")
+    async with simulated() as sim:
+        sim.server.steps.give_up("two API servers share the engine")
+        async with start(sim.url) as live:
+            await until(lambda: sim.server.scrapes > 8)
+            why = "it has no feed of its steps: status 501, two API servers share the engine"
+            assert await read_by(live) == ("metrics", why)
+            assert [one.message for one in caplog.records if why in one.message] != []
+            assert len([one.message for one in caplog.records if why in one.message]) == 1
+            assert (await live.metrics())["fairgate_backend_on_steps", urlsplit(sim.url).netloc, "pool"] == 0
+            sim.server.steps.missing = ""
+            await on_steps(live)
+            assert (await live.metrics())["fairgate_backend_on_steps", urlsplit(sim.url).netloc, "pool"] == 1
+
+
+async def test_steps_can_be_left_unheard(start: Starter) -> None:
+    async with (
+        simulated() as sim,
+        start(pools=[{"name": "pool", "backends": [{"url": sim.url, "steps": False}]}]) as live,
+    ):
+        await until(lambda: sim.server.scrapes > 3)
+        assert await read_by(live) == ("metrics", "")
+
+
+async def test_clients_do_not_reach_the_feed_through_the_gateway(start: Starter) -> None:
+    async with simulated() as sim, start(sim.url) as live:
+        assert (await live.get(steps.PATH)).status == 404
+
+
+async def test_while_it_is_heard_the_page_is_read_rarely_and_all_is_fact() -> None:
+    heard: list[BackendSnapshot] = []
+    async with simulated() as sim, aiohttp.ClientSession() as http:
+        async with watched(sim.url, http, heard) as feed:
+            await until(lambda: not feed.unheard.is_set())
+            heard.clear()
+            pages = sim.server.scrapes
+            async with http.post(sim.url + CHAT, json=chat(max_tokens=300, ignore_eos=True)) as response:
+                assert response.status == 200
+                await response.read()
+            await until(lambda: heard and not heard[-1].running)
+            assert sim.server.scrapes - pages <= 1
+        assert all(one.is_step and one.free_blocks is not None for one in heard)
+        assert [one.taken_s for one in heard] == sorted(one.taken_s for one in heard)
+        assert max(one.running or 0 for one in heard) == 1
+        assert heard[-1].free_blocks == heard[-1].total_blocks == SMALL.usable_blocks
+        assert (heard[-1].max_num_seqs, heard[-1].scheduled_tokens_max) == (8, 2048)
+
+
+async def test_a_feed_that_lies_is_not_delivered_after_its_page_has_shown_it() -> None:
+    heard: list[BackendSnapshot] = []
+    async with simulated() as sim, before(sim.url) as middleman, aiohttp.ClientSession() as http:
+        async with watched(middleman.url, http, heard) as feed:
+            await until(lambda: not feed.unheard.is_set())
+            middleman.change = ranked(running=0, waiting=0, free_blocks=1024)
+            body = chat(stream=True, max_tokens=2000, ignore_eos=True, n=8)
+            async with http.post(sim.url + CHAT, json=body) as response:
+                await response.content.readany()
+                await until(feed.unheard.is_set)
+                heard.clear()
+                await until(lambda: len(heard) > 5)
+                assert not any(one.is_step for one in heard)
+                assert all((one.running or 0) + (one.waiting or 0) == 8 for one in heard)
+
+
+@asynccontextmanager
+async def watched(url: str, http: aiohttp.ClientSession, heard: list[BackendSnapshot]) -> AsyncIterator[StepFeed]:
+    feed = StepFeed(url + steps.PATH, http, heard.append, lambda is_heard, why: None)
+    scraper = Scraper(VllmAdapter(), url, http, 0.05, heard.append, lambda why: None, feed=feed)
+    running = [asyncio.ensure_future(feed.run()), asyncio.ensure_future(scraper.run())]
+    try:
+        yield feed
+    finally:
+        for one in running:
+            one.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def test_what_to_start_vllm_with_is_printed_for_this_version() -> None:
+    said = CliRunner().invoke(main, ["vllm-flags"]).output
+    assert f"pip install --no-deps fairgate=={__version__}\n" in said
+    assert "VLLM_PLUGINS=fairgate vllm serve MODEL --enable-prompt-tokens-details" in said
