@@ -29,6 +29,8 @@ Result = TypeVar("Result")
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVE = ROOT / "deploy" / "real-vllm" / "serve.sh"
+COMPILED = ROOT / "build" / "compiled"
+PLUG_IN = ["env", f"PYTHONPATH={COMPILED}", "VLLM_PLUGINS=fairgate"] if COMPILED.is_dir() else []
 VLLM_VENV = Path(os.environ.get("FAIRGATE_VLLM_VENV", Path.home() / ".cache" / "fairgate" / "vllm"))
 ENGINE_START_S = 180.0
 PROXY_START_S = 20.0
@@ -224,13 +226,16 @@ async def engine(url: str | None) -> AsyncIterator[Engine]:
 
 @contextlib.asynccontextmanager
 async def engines(flags: Sequence[Sequence[str]], cpu: int | None = None) -> AsyncIterator[list[Engine]]:
-    """One engine of our own for each list of further `vllm serve` flags, all started at once, on one core if asked."""
+    """One engine of our own for each list of further `vllm serve` flags, all started at once, on one core if asked.
+
+    They have fairgate's plug-in if fairgate is compiled, which is when there is a folder with a distribution of it.
+    """
     with tempfile.TemporaryDirectory(prefix="fairgate-bench-") as folder, contextlib.ExitStack() as stack:
         starting = []
         for own in flags:
             port = free_port()
             log = Path(folder, f"engine-{port}.log")
-            child = stack.enter_context(process([str(SERVE), str(port), *own], log, cpu))
+            child = stack.enter_context(process([*PLUG_IN, str(SERVE), str(port), *own], log, cpu))
             starting.append((f"http://127.0.0.1:{port}", child, log))
         for url, child, log in starting:
             await wait_ready(url, "/health", child, log, ENGINE_START_S)
