@@ -120,9 +120,7 @@ class Metrics:
         self.granted = Gauge(
             "fairgate_granted_sequences", "Of the backend, this replica's own.", each, registry=registry
         )
-        self.alone = Gauge(
-            "fairgate_replica_alone", "1 while other replicas cannot be heard.", ["about"], registry=registry
-        )
+        self.alone = Gauge("fairgate_replica_alone", "1 while others cannot be heard.", ["about"], registry=registry)
         self.store: Store | None = None
         """What replicas share, if they do."""
         self.redis: RedisStore | None = None

@@ -23,7 +23,7 @@ from policies.request import Request
 __all__ = ["KvCache", "KvUse"]
 
 ENDED_MAX: Final = 1024
-EVENLY: Final = 0.93
+EVENLY: Final = 0.94
 """Starts are spread as if only this part of the cache could be filled. A gap between starts comes back as a gap between
 ends, and then as one between the starts that wait for them, with each generation. Starts that are a little slower close
 it; what is then still missing is filled by starts in place of ends."""
