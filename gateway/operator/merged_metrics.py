@@ -26,6 +26,7 @@ MOST: Final = frozenset(
 """Gauges of which the largest value stands for all."""
 LEAST: Final = frozenset(
     (
+        "fairgate_backend_on_steps",
         "fairgate_backend_up",
         "fairgate_config_reload_success",
         "fairgate_config_reload_timestamp_seconds",

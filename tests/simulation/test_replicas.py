@@ -88,7 +88,7 @@ def test_a_burst_does_not_queue_in_the_engine() -> None:
 def test_exchanges_that_get_lost_are_made_good() -> None:
     until_s = 30.0
     missed = []
-    for seed in range(3):
+    for seed in range(5):
         found, _ = run(Floods(until_s, skewed(2)), 2, TwinStore(lost=0.05, seed=seed))
         assert refused(found) == set()
         assert found.waiting_max < SLOTS
