@@ -206,7 +206,7 @@ class Page:
             self._gateways[port].terminate()
             self._gateways[port].wait(RUN_S_MAX)
         output = (self.folder / f"served-{len(self._serving)}.txt").open("w+b")
-        command = command.replace("&& ", "&& exec ", 1) if command.startswith("cd ") else f"exec {command}"
+        command = command.replace("&& ", "&& exec env ", 1) if command.startswith("cd ") else f"exec env {command}"
         process = subprocess.Popen(
             ["bash", "-c", command], cwd=self.folder, env=self._environment, stdout=output, stderr=subprocess.STDOUT
         )
