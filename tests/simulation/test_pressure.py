@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from simulation.experiments.pressure import CASES, Direct, gateway, press
+
+pytestmark = pytest.mark.interpreted_only("the experiment extends what is compiled")
 
 
 def test_on_steps_a_flood_fills_the_engine_without_preemptions() -> None:
