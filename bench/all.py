@@ -7,9 +7,7 @@ from the last results. Nothing else should run on the machine meanwhile.
 """
 
 import argparse
-import asyncio
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +22,7 @@ from bench.latency import latency_table
 from bench.locality import CASES, SETTING, locality_table
 from bench.memory import memory_table
 from bench.shares import shares_table
-from bench.stack import ROOT, BenchError, engine
+from bench.stack import ROOT, engine, run_part
 
 FULL = {
     "flood": ["bench.flood", "--rounds", "2", "--window", "15"],
@@ -59,15 +57,7 @@ async def run_parts(parts: dict[str, list[str]]) -> None:
     async with engine(None) as target:
         for name, command in parts.items():
             shared = [] if name in ALONE else ["--engine-url", target.url]
-            child = await asyncio.create_subprocess_exec(sys.executable, "-m", *command, *shared, cwd=ROOT)
-            try:
-                status = await asyncio.wait_for(child.wait(), PART_LIMIT_S)
-            except TimeoutError:
-                child.terminate()
-                await child.wait()
-                raise BenchError(f"{name} took more than {PART_LIMIT_S:.0f} s") from None
-            if status:
-                raise BenchError(f"{name} ended with status {status}: python -m {' '.join(command)}")
+            await run_part([*command, *shared], PART_LIMIT_S)
 
 
 @dataclass(frozen=True, slots=True)

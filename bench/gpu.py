@@ -15,13 +15,11 @@ than the engine, or on cores that it does not need: they use two.
 import argparse
 import asyncio
 import json
-import os
 import shutil
-import sys
 
 from bench.flood import HEAVY, keyed, watch
 from bench.load import Client, Request
-from bench.stack import ROOT, RUNNING, BenchError, Engine, Route, engine, run_bench
+from bench.stack import RUNNING, BenchError, Engine, Route, engine, run_bench, run_part
 
 PROBE_STREAMS, PROBE_S, SAMPLE_EVERY_S = 1500, 6.0, 0.1
 STREAMS_MAX = 4000
@@ -69,21 +67,6 @@ def parts(slots: int, quick: bool) -> list[list[str]]:
     ]  # fmt: skip
 
 
-async def run_part(command: list[str], url: str, model: str) -> None:
-    environment = os.environ | {"FAIRGATE_BENCH_MODEL": model}
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *command, "--engine-url", url, cwd=ROOT, env=environment
-    )
-    try:
-        status = await asyncio.wait_for(child.wait(), PART_LIMIT_S)
-    except TimeoutError:
-        child.terminate()
-        await child.wait()
-        raise BenchError(f"{command[0]} took more than {PART_LIMIT_S:.0f} s") from None
-    if status:
-        raise BenchError(f"{command[0]} ended with status {status}")
-
-
 async def run(options: argparse.Namespace) -> None:
     async with engine(options.url) as target:
         model = await model_of(target.url)
@@ -91,7 +74,7 @@ async def run(options: argparse.Namespace) -> None:
         slots = options.slots or await slots_of(target, model)
         print(f"{model} at {target.url} runs {slots} requests at once\n", flush=True)
         for command in parts(slots, options.quick):
-            await run_part(command, target.url, model)
+            await run_part([*command, "--engine-url", target.url], PART_LIMIT_S, FAIRGATE_BENCH_MODEL=model)
     print("All numbers are in bench/results/. Please send them with the GPU, the vLLM version and its flags.")
 
 

@@ -392,3 +392,16 @@ async def routes_to(
             if name in names:
                 routes.append(replace(await stack.enter_async_context(gateway), name=name))
         yield routes
+
+
+async def run_part(command: Sequence[str], limit_s: float, **environment: str) -> None:
+    """Runs another benchmark to its end. Raises BenchError naming it if it fails or takes longer."""
+    child = await asyncio.create_subprocess_exec(sys.executable, "-m", *command, cwd=ROOT, env=os.environ | environment)
+    try:
+        status = await asyncio.wait_for(child.wait(), limit_s)
+    except TimeoutError:
+        child.terminate()
+        await child.wait()
+        raise BenchError(f"{command[0]} took more than {limit_s:.0f} s") from None
+    if status:
+        raise BenchError(f"it ended with status {status}: python -m {' '.join(command)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from ipaddress import ip_address
 from typing import Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, SecretStr
 from pydantic_core import PydanticCustomError
@@ -48,19 +48,26 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def checked_url(text: str) -> str:
-    """The URL without a trailing slash, in one spelling. The message never repeats it: it may hold a password."""
-    if re.fullmatch(r"sim:[A-Za-z0-9._-]{0,64}", text):
-        return text
+def url_parts(text: str, should_be: str, *, credentials_go: str) -> SplitResult:
+    """The parts of an http(s) URL without credentials, query and fragment. The message never repeats it."""
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
     if not host or port == 0 or parts.scheme not in ("http", "https") or not re.fullmatch(r"[!-~]+", text):
-        raise fault("should be http://host:port, https://host:port, or sim:NAME for an embedded simulated engine")
+        raise fault(f"should be {should_be}")
     if "@" in parts.netloc or "?" in text or "#" in text:
-        raise fault("should hold no user, password, query or fragment; credentials go into api_key")
+        raise fault(f"should hold no user, password, query or fragment; credentials go into {credentials_go}")
+    return parts
+
+
+def checked_url(text: str) -> str:
+    """The URL without a trailing slash, in one spelling. The message never repeats it: it may hold a password."""
+    if re.fullmatch(r"sim:[A-Za-z0-9._-]{0,64}", text):
+        return text
+    should_be = "http://host:port, https://host:port, or sim:NAME for an embedded simulated engine"
+    parts = url_parts(text, should_be, credentials_go="api_key")
     path = parts.path.rstrip("/")
     if path.endswith("/v1"):
         raise fault("should end before /v1: the path of each request is appended to it")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from gateway.config.fields import checked_api_key, fault
+from gateway.config.fields import checked_api_key, fault, url_parts
 from gateway.config.section import Section
 
 __all__ = ["TracingConfig"]
@@ -18,15 +17,8 @@ TRACES_PATH = "/v1/traces"
 
 def _checked_endpoint(text: str) -> str:
     """With the path that OTLP has by default, where it has none."""
-    try:
-        parts = urlsplit(text)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if not host or port == 0 or parts.scheme not in ("http", "https") or not re.fullmatch(r"[!-~]+", text):
-        raise fault("should be the http(s) url of a collector, such as http://collector:4318")
-    if "@" in parts.netloc or "?" in text or "#" in text:
-        raise fault("should hold no user, password, query or fragment; credentials go into headers")
+    should_be = "the http(s) url of a collector, such as http://collector:4318"
+    parts = url_parts(text, should_be, credentials_go="headers")
     return text if parts.path not in ("", "/") else f"{parts.scheme}://{parts.netloc}{TRACES_PATH}"
 
 

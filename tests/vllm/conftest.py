@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,15 @@ def real_vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("vllm") / "vllm.log"
+    with serving([SERVE, str(port)], _ENVIRONMENT, port, log) as base:
+        yield base
+
+
+@contextmanager
+def serving(command: list[str], environment: dict[str, str], port: int, log: Path) -> Iterator[str]:
+    """The base URL of a vLLM that runs while the block does."""
     with log.open("wb") as sink:
-        process = subprocess.Popen([SERVE, str(port)], stdout=sink, stderr=subprocess.STDOUT, env=_ENVIRONMENT)
+        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environment, cwd=log.parent)
     base = f"http://127.0.0.1:{port}"
     try:
         wait_until_ready(process, base, log)

@@ -18,7 +18,7 @@ import pytest
 
 from backends.vllm_plugin import steps
 from tests.gateway.live import Starter, until
-from tests.vllm.conftest import SERVE, wait_until_ready
+from tests.vllm.conftest import SERVE, serving
 
 ROOT = Path(__file__).parents[2]
 KEY = "secret"
@@ -38,20 +38,8 @@ def with_plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         port = free.getsockname()[1]
     log = directory / "vllm.log"
     environment = {**os.environ, "PYTHONPATH": str(directory / "site"), "VLLM_PLUGINS": "fairgate"}
-    with log.open("wb") as sink:
-        command = [SERVE, str(port), "--api-key", KEY]
-        process = subprocess.Popen(command, stdout=sink, stderr=subprocess.STDOUT, env=environment, cwd=directory)
-    base = f"http://127.0.0.1:{port}"
-    try:
-        wait_until_ready(process, base, log)
+    with serving([SERVE, str(port), "--api-key", KEY], environment, port, log) as base:
         yield base
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def backend(url: str) -> dict[str, Any]:
