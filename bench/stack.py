@@ -79,7 +79,7 @@ def process(command: list[str], log: Path, cpu: int | str | None = None) -> Iter
     """Runs a command while the block runs, pinned to one core if asked; SIGTERM at the end, then SIGKILL."""
     pinned = ["taskset", "-c", str(cpu), *command] if cpu is not None else command
     with log.open("ab") as out:
-        child = subprocess.Popen(pinned, stdout=out, stderr=out, cwd=ROOT, start_new_session=True)
+        child = subprocess.Popen(pinned, stdout=out, stderr=out, cwd=ROOT, process_group=0)
         try:
             yield child
         finally:
