@@ -93,7 +93,7 @@ class Addresses:
             "fairgate_name_lookup_success", "1 if the name had addresses when last looked up.", labels=["name"]
         )
         counts = GaugeMetricFamily(
-            "fairgate_name_addresses", "Addresses behind a name: engines, or left out.", labels=["name", "as"]
+            "fairgate_name_addresses", "Addresses behind a name: engines, or left out.", labels=["name", "state"]
         )
         for name in list(self._names.values()):
             success.add_metric([name.host], not name.fault)

@@ -90,7 +90,7 @@ async def test_each_address_is_an_engine(start: Starter) -> None:
             assert {line["backend"] for line in await live.lines(6)} == {f"gpu@{ONE}", f"gpu@{TWO}"}
             metrics = await live.metrics()
             assert metrics["fairgate_name_lookup_success", "engines.test"] == 1
-            assert metrics["fairgate_name_addresses", "engine", "engines.test"] == 2
+            assert metrics["fairgate_name_addresses", "engines.test", "engine"] == 2
             await until(live.holds_nothing)
 
 
@@ -189,7 +189,7 @@ async def test_of_hundreds_of_addresses_some_are_engines(start: Starter, caplog:
     async with start(pools=pools(closed_port()), limits=limits, resolver=names) as live:
         await names.asked_again()
         assert len(live.engine.backends) == 8
-        assert (await live.metrics())["fairgate_name_addresses", "left_out", "engines.test"] == 392
+        assert (await live.metrics())["fairgate_name_addresses", "engines.test", "left_out"] == 392
         assert sum("upstream_addresses_max (8)" in one.message for one in caplog.records) == 1
 
 
