@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ class Names:
 
     def __init__(self, *addresses: str) -> None:
         self.answer: Sequence[str] | OSError = addresses
+        self.fails: Callable[[], bool] = lambda: False
         self.asked: list[str] = []
         self.answers = asyncio.Event()
         self.answers.set()
@@ -40,6 +41,8 @@ class Names:
         await self.answers.wait()
         if isinstance(self.answer, OSError):
             raise self.answer
+        if self.fails():
+            raise OSError("not now")
         return self.answer
 
     async def asked_again(self, times: int = 3) -> None:
@@ -132,6 +135,26 @@ async def test_one_that_is_back_while_it_ends_what_it_runs_is_used_again(start: 
             assert all(events(each.body)[-1] == "[DONE]" for each in await asyncio.gather(*asked))
             await until(live.holds_nothing)
             assert sorted(live.engine.backends) == [f"gpu@{ONE}", f"gpu@{TWO}"]
+
+
+async def test_what_waits_outlives_the_last_engine(start: Starter) -> None:
+    async with engines(ONE, TWO) as (port, _):
+        names = Names(ONE)
+        async with start(pools=pools(port, max_num_seqs=1), limits=OFTEN, resolver=names) as live:
+            asked = [stream(live) for _ in range(12)]
+            await until(lambda: len(live.gateway.pools[0].dispatcher) == 12)
+            last = live.gateway.pools[0].backends[f"gpu@{ONE}"]
+            # An address of the other family is no news while one is known, and afterwards none can be looked up.
+            names.answer, names.fails = ["fd00::1"], lambda: last.leaving
+            await until(lambda: not live.engine.backends)
+            waiting = live.engine.queued
+            assert waiting
+            for path in ("/backends", "/queue", "/tenants", "/metrics", "/ready"):
+                assert (await live.get(path, admin=True)).status == (503 if path == "/ready" else 200), path
+            names.answer, names.fails = [TWO], lambda: False
+            assert all(events(each.body)[-1] == "[DONE]" for each in await asyncio.gather(*asked))
+            assert sum(line["backend"] == f"gpu@{TWO}" for line in await live.lines(12)) == waiting
+            await until(live.holds_nothing)
 
 
 @pytest.mark.parametrize("fault", [OSError(-3, "Temporary failure in name resolution"), []], ids=["fails", "is empty"])
