@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
 import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.abc import ResolveResult
+
+if TYPE_CHECKING:
+    from aiohttp.abc import AbstractResolver
 
 __all__ = ["KnownAddresses", "Resolver", "resolve", "session_at"]
 
@@ -69,16 +72,19 @@ def _is_six(address: str) -> bool:
 async def resolve(host: str) -> list[str]:
     """By what the system is configured to ask."""
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return [str(place[0]) for *_, place in found]
+    return [str(each[4][0]) for each in found]
 
 
 def session_at(address: str) -> aiohttp.ClientSession:
     """Reaches this address by whatever name: a url, a Host header and a certificate keep theirs."""
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S, resolver=_Fixed(address))
+    resolver = cast("AbstractResolver", _Fixed(address))
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S, resolver=resolver)
     return aiohttp.ClientSession(connector=connector)
 
 
-class _Fixed(AbstractResolver):
+class _Fixed:
+    """What aiohttp asks of a resolver. Not its own class: a compiled one cannot follow an abstract one for certain."""
+
     def __init__(self, address: str) -> None:
         self._address = address
 
@@ -88,6 +94,3 @@ class _Fixed(AbstractResolver):
         family = socket.AF_INET6 if _is_six(self._address) else socket.AF_INET
         flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         return [ResolveResult(hostname=host, host=self._address, port=port, family=family, proto=0, flags=flags)]
-
-    async def close(self) -> None:
-        """There is nothing to close."""

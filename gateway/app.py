@@ -211,19 +211,6 @@ class Gateway:
         async with self._changing:
             await self._take_over(config)
 
-    async def _follow_addresses(self) -> None:
-        """Go on with other engines whenever names have other addresses."""
-        changed = self._pools.addresses.changed
-        while True:
-            await changed.wait()
-            changed.clear()
-            async with self._changing:
-                try:
-                    self._pools.commit(self.config, self.shared, await self._pools.prepare(self.config))
-                except CannotTakeOver as error:
-                    logger.error("the engines stay as they are, and names have other addresses: %s", error)
-                    asyncio.get_running_loop().call_later(RETRY_S, changed.set)
-
     async def _take_over(self, config: Config) -> None:
         prepared = await self._pools.prepare(config)
         if config.access_log != self.config.access_log:
@@ -248,6 +235,19 @@ class Gateway:
             self._certificates.set(config.tls.context, config.tls.files)
         if self.store is not None:
             self.store.pools = _deployments(config)
+
+    async def _follow_addresses(self) -> None:
+        """Go on with other engines whenever names have other addresses."""
+        changed = self._pools.addresses.changed
+        while True:
+            await changed.wait()
+            changed.clear()
+            async with self._changing:
+                try:
+                    self._pools.commit(self.config, self.shared, await self._pools.prepare(self.config))
+                except CannotTakeOver as error:
+                    logger.error("the engines stay as they are, and names have other addresses: %s", error)
+                    asyncio.get_running_loop().call_later(RETRY_S, changed.set)
 
     def reopen_log(self, target: str) -> None:
         """Write requests to this from now on, or to the file that now has the same name. OSError if it cannot be."""

@@ -20,7 +20,7 @@ __all__ = ["Addresses"]
 
 logger = logging.getLogger("fairgate")
 
-LOOKUP_S: Final = 5.0
+LOOKUP_S = 5.0
 """A lookup that takes longer has failed for now. It goes on: there is never more than one for a name."""
 _SHOWN_MAX: Final = 10
 
