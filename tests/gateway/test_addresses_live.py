@@ -76,7 +76,7 @@ async def shown(live: Live) -> set[str]:
     return {labels[1] for labels in await live.metrics() if labels[0] == "fairgate_backend_up"}
 
 
-def stream(live: Live, length: int = 300) -> asyncio.Task[Any]:
+def stream(live: Live, length: int = 200) -> asyncio.Task[Any]:
     return asyncio.ensure_future(live.ask(CHAT, chat(stream=True, max_tokens=length, ignore_eos=True)))
 
 
@@ -102,7 +102,7 @@ async def test_engines_come_and_go_with_the_addresses_and_nothing_breaks(start: 
         names = Names(ONE)
         async with start(pools=pools(port), limits=OFTEN, resolver=names) as live:
             policy = live.engine.policy
-            asked = [stream(live, 2000) for _ in range(4)]
+            asked = [stream(live, 800) for _ in range(4)]
             await until(lambda: servers[ONE].gauges.running == 4)
             names.answer = [TWO, THREE]
             await until(lambda: in_service(live) == [f"gpu@{TWO}", f"gpu@{THREE}"])
@@ -126,7 +126,7 @@ async def test_one_that_is_back_while_it_ends_what_it_runs_is_used_again(start: 
     async with engines(ONE, TWO) as (port, servers):
         names = Names(ONE, TWO)
         async with start(pools=pools(port), limits=OFTEN, resolver=names) as live:
-            asked = [stream(live, 2000) for _ in range(4)]
+            asked = [stream(live, 800) for _ in range(4)]
             await until(lambda: servers[ONE].gauges.running)
             names.answer = [TWO]
             await until(lambda: in_service(live) == [f"gpu@{TWO}"])
