@@ -28,7 +28,8 @@ class UpstreamPool:
 
     `idle_s` stays below the backend's own keep-alive timeout (uvicorn: 5 s), `silence_s` is how long a backend may send
     nothing while it owes an answer. Both are kept to within a quarter by one timer that all connections share. `tls`:
-    how https is spoken, instead of by what the system trusts.
+    how https is spoken, instead of by what the system trusts. `address`: where it is, instead of where the host of
+    `url` is; certificate and Host header are still of the latter.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class UpstreamPool:
         silence_s: float = 600.0,
         header_bytes_max: int = 65536,
         tls: ssl.SSLContext | None = None,
+        address: str | None = None,
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
@@ -49,10 +51,11 @@ class UpstreamPool:
         self.header_bytes_max = header_bytes_max
         self._tls = (tls or client_context()) if parts.scheme == "https" else None
         default_port = 443 if self._tls else 80
-        self._host, self._port = parts.hostname, parts.port or default_port
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        self._origin = f"{host}:{self._port}"
-        self.host_header = (host if self._port == default_port else self._origin).encode("ascii")
+        self._name, self._port = parts.hostname, parts.port or default_port
+        self._address = address or self._name
+        self._origin = f"{_bracketed(self._address)}:{self._port}"
+        host = _bracketed(self._name)
+        self.host_header = (host if self._port == default_port else f"{host}:{self._port}").encode("ascii")
         self._connect_timeout_s = connect_timeout_s
         self._tick_s = min(idle_s, silence_s) / 4
         self._idle_ticks_max = int(idle_s / self._tick_s)
@@ -122,7 +125,11 @@ class UpstreamPool:
         try:
             async with asyncio.timeout(self._connect_timeout_s) as call.limit:
                 await asyncio.get_running_loop().create_connection(
-                    lambda: _Connection(self, call), self._host, self._port, ssl=self._tls
+                    lambda: _Connection(self, call),
+                    self._address,
+                    self._port,
+                    ssl=self._tls,
+                    server_hostname=self._name if self._tls is not None else None,
                 )
         except TimeoutError:
             return f"cannot connect to {self._origin} within {self._connect_timeout_s:g} s"
@@ -176,6 +183,10 @@ class UpstreamPool:
         self._timer = None
         if self._idle or self._busy or self._connecting:
             self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 class _Connection(asyncio.Protocol):

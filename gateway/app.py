@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 from aiohttp import web
 
+from backends.addresses import Resolver, resolve
 from gateway.answer.exchange import Exchange
 from gateway.background import Background, report_fault
 from gateway.config.model import Config
@@ -57,6 +58,8 @@ logger = logging.getLogger("fairgate")
 
 ARRIVAL_S = 1.0
 """When the gateway stops: what was connected before has so long to ask."""
+RETRY_S = 10.0
+"""After engines at new addresses could not be taken, because a file that they need cannot be read."""
 
 
 class Gateway:
@@ -69,16 +72,21 @@ class Gateway:
         *,
         load: Callable[[], Config] | None = None,
         seat: Seat | None = None,
+        resolver: Resolver = resolve,
     ) -> None:
         """`listener`: a socket that listens already, instead of the configured address. `load`: how it is reloaded
-        (`Reloading`). `seat`: it is one of several workers, and its hub listens for the operator."""
+        (`Reloading`). `seat`: it is one of several workers, and its hub listens for the operator. `resolver`: who knows
+        the addresses of backends that have `each_address`."""
         self.config = config
         self._listener = listener
         self._seat = seat
         self.metrics = Metrics()
         self.lately = Lately()
         self.shared = Shared.of(config)
-        self._pools = Pools(self._settled, self.metrics.forget_backend)
+        self._pools = Pools(self._settled, self.metrics.forget_backend, resolver)
+        self.metrics.registry.register(self._pools.addresses)
+        self._changing = asyncio.Lock()
+        """One change of the pools at a time."""
         self.port = 0
         self.admin_port = 0
         self._access_log = self.metrics.access_log = AccessLog(config.access_log)
@@ -125,8 +133,9 @@ class Gateway:
             faults.append("shutting down" if self._pipeline is not None else "starting")
         for pool in self.pools:
             if not pool.is_healthy():
-                reasons = "; ".join(f"{backend.name}: {backend.why_not}" for backend in pool.backends.values())
-                faults.append(f"pool {pool.name} has no backend in service ({reasons})")
+                reasons = [f"{backend.name}: {backend.why_not}" for backend in pool.backends.values()]
+                reasons += self._pools.addresses.faults(pool.config)
+                faults.append(f"pool {pool.name} has no backend in service ({'; '.join(reasons)})")
         return faults
 
     def state(self) -> str | None:
@@ -160,6 +169,7 @@ class Gateway:
         await self._pools.watch(self._session)
         if self._certificates is not None:
             self._watchers.append(asyncio.create_task(self._certificates.watch()))
+        self._watchers.append(asyncio.create_task(self._follow_addresses()))
         for watcher in self._watchers:
             watcher.add_done_callback(report_fault)
         pipeline = self._pipeline = Pipeline(
@@ -198,6 +208,10 @@ class Gateway:
     async def take_over(self, config: Config) -> None:
         """Go on under another configuration: what waits, runs, was counted and learned stays. CannotTakeOver, and
         nothing has changed, if it names what cannot be had. Whatever needs a restart must be as it was."""
+        async with self._changing:
+            await self._take_over(config)
+
+    async def _take_over(self, config: Config) -> None:
         prepared = await self._pools.prepare(config)
         if config.access_log != self.config.access_log:
             try:
@@ -221,6 +235,19 @@ class Gateway:
             self._certificates.set(config.tls.context, config.tls.files)
         if self.store is not None:
             self.store.pools = _deployments(config)
+
+    async def _follow_addresses(self) -> None:
+        """Go on with other engines whenever names have other addresses."""
+        changed = self._pools.addresses.changed
+        while True:
+            await changed.wait()
+            changed.clear()
+            async with self._changing:
+                try:
+                    self._pools.commit(self.config, self.shared, await self._pools.prepare(self.config))
+                except CannotTakeOver as error:
+                    logger.error("the engines stay as they are, and names have other addresses: %s", error)
+                    asyncio.get_running_loop().call_later(RETRY_S, changed.set)
 
     def reopen_log(self, target: str) -> None:
         """Write requests to this from now on, or to the file that now has the same name. OSError if it cannot be."""

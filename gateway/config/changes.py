@@ -107,7 +107,7 @@ def _of_replicas(before: Config, after: Config) -> dict[str, str]:
     if not _has_quota(before) and _has_quota(after):
         first = "is the first limit, and replicas count limits together from the start on"
         reasons |= {"quota": first, "tenants[": first}
-    sizes, sizes_after = ({pool.name: len(pool.backends) for pool in config.pools} for config in (before, after))
+    sizes, sizes_after = ({pool.name: pool.engines for pool in config.pools} for config in (before, after))
     for name in sizes.keys() ^ sizes_after.keys():
         reasons[f"pools[{name}]"] = "replicas share a pool from its start on"
     if after.policy.placement is None and POLICIES[after.policy.name].placement is None:

@@ -81,6 +81,18 @@ def backend_name(url: str | None) -> str:
     return (url.partition("://")[2] or url.rstrip(":")) if url else ""
 
 
+def host_name(url: str) -> str | None:
+    """The host of a valid url; None where it is an address, and where there is no host."""
+    host = urlsplit(url).hostname
+    if not host or re.fullmatch(r"[0-9.]+", host):  # 127.1 is an address, too
+        return None
+    try:
+        ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    return None
+
+
 def checked_tokenizer(text: str) -> str:
     if not text.endswith(".json") and not re.fullmatch(r"tiktoken:[A-Za-z0-9_.-]+", text):
         raise fault("should be the path of a tokenizer.json, or tiktoken:ENCODING such as tiktoken:o200k_base")

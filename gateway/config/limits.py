@@ -58,6 +58,11 @@ class Limits(Section):
     """Longest time to connect to a backend."""
     upstream_silence_s: Seconds = 600
     """Longest time a backend may send nothing while it owes an answer."""
+    upstream_addresses_s: float = Field(default=10, ge=0.1, le=3600)
+    """An address that a name has not had for this time is no engine any more; names are looked up twice within it. For
+    backends with each_address."""
+    upstream_addresses_max: int = Field(default=64, ge=1, le=1000)
+    """Engines behind one name; more addresses are left out."""
     response_buffer_bytes_max: int = Field(default=8_388_608, ge=1024)
     """Bytes of an answer held for a slow client before the backend is no longer read."""
     attempts_max: int = Field(default=3, ge=1, le=100)

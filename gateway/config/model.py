@@ -18,20 +18,18 @@ from pydantic import (
     PrivateAttr,
     SecretStr,
     ValidationError,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from gateway.config.apps import AppConfig
+from gateway.config.backends import BackendConfig
 from gateway.config.fields import (
     Name,
     backend_name,
     bare_text_is,
     checked_address,
     checked_api_key,
-    checked_name,
     checked_tokenizer,
     checked_url,
     fault,
@@ -49,7 +47,7 @@ from gateway.config.provenance import UNKNOWN, Loc, Provenances
 from gateway.config.section import Section
 from gateway.config.state import StateConfig
 from gateway.config.throttle import OverloadConfig, QuotaConfig, ThrottleConfig
-from gateway.config.tls import BackendTlsConfig, ListenerTlsConfig
+from gateway.config.tls import ListenerTlsConfig
 from gateway.config.tracing import TracingConfig
 from gateway.config.usage import UsageConfig
 from gateway.config.workers import WORKERS_MAX, no_text, or_auto, with_workers
@@ -71,43 +69,6 @@ __all__ = [
 ]
 
 Address = Annotated[str, AfterValidator(checked_address)]
-
-
-class BackendConfig(Section):
-    """One engine that serves the models of its pool."""
-
-    url: Annotated[str, AfterValidator(checked_url)]
-    """http(s)://host:port without /v1, or sim:NAME for a simulated vLLM inside the gateway's own process. A path, as in
-    http://host/engine-a, is put before that of every request."""
-    engine: Literal["vllm", "openai"] = "vllm"
-    """vllm: its metrics are read; openai: any compatible server, of which only the answers are known."""
-    api_key: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
-    """Sent to the backend as a bearer token. Write ${NAME} to take it from the environment."""
-    tls: BackendTlsConfig | None = None
-    """How TLS is spoken at an https url. Default: with what the system trusts, and no certificate of our own."""
-    steps: bool = True
-    """Hear what a vLLM with fairgate's plug-in says after each step. Without the plug-in its metrics are read."""
-    max_num_seqs: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Requests the engine runs at once (vLLM's --max-num-seqs); learned when absent."""
-    name: str = Field(default="", validate_default=True)
-    """What metrics and logs call it; unique. Default: host:port of the url, and its path."""
-
-    @field_validator("tls")
-    @classmethod
-    def _has_tls(cls, tls: BackendTlsConfig | None, info: ValidationInfo) -> BackendTlsConfig | None:
-        if tls is not None and not str(info.data.get("url", "https:")).startswith("https:"):
-            raise fault("is for an https url, and this one is another: without TLS nothing here would hold")
-        return tls
-
-    @field_validator("name")
-    @classmethod
-    def _derived(cls, name: str, info: ValidationInfo) -> str:
-        return checked_name(name) if name else backend_name(info.data.get("url"))
-
-    @property
-    def simulated(self) -> bool:
-        """Is it an engine model inside this process rather than a server?"""
-        return self.url.startswith("sim:")
 
 
 class CapacityConfig(Section):
@@ -149,6 +110,11 @@ class PoolConfig(Section):
     (cache_salt), so that nobody can tell by the time to a first token what others have asked. dlpm, d2lpm."""
     capacity: CapacityConfig = CapacityConfig()
     """How full the engines are kept."""
+
+    @property
+    def engines(self) -> int:
+        """For how many is it made? Where they come and go with the addresses of a name, for several in any case."""
+        return max(len(self.backends), 2 if any(backend.each_address for backend in self.backends) else 1)
 
 
 class TenantConfig(Section):
@@ -399,6 +365,7 @@ def _state_url(config: Any) -> Any:
 
 def _pool_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
     pools, models, urls, names = _Once("name"), _Once("model"), _Once("url"), _Once("backend name")
+    of_many: set[str] = set()
     for p, pool in _items(config, "pools"):
         yield from pools.again(_get(pool, "name"), ("pools", p, "name"))
         for m, model in _items(pool, "models"):
@@ -416,6 +383,11 @@ def _pool_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
                 yield from names.again(
                     name or backend_name(url), (*loc, "name" if name else "url"), ": give one of them another name"
                 )
+            if _get(backend, "each_address") is True:
+                of_many.add(str(name or backend_name(url)))
+    for name, loc in names.first.items():
+        if (first := name.rpartition("@")[0]) in of_many:
+            yield loc, f"is the name of an engine of {first} (each_address); give it another name"
 
 
 def _name_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:

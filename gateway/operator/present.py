@@ -160,7 +160,7 @@ def limited_by(pool: SeenPool) -> str:
     queued = _requests(pool.queued_requests)
     if not pool.is_healthy:
         reasons = "; ".join(f"{one['backend']}: {one['reason']}" for one in pool.backends)
-        return f"No engine is in service ({reasons}); {queued} in the queue."
+        return f"No engine is in service ({reasons or 'none is known'}); {queued} in the queue."
     if pool.obstacle is None:
         if pool.queued_requests:
             return f"{queued} in the queue: other gateways are asked about a limit."

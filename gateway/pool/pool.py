@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from backends.addresses import session_at
 from backends.base import Adapter, BackendSnapshot
 from backends.errors import ConnectFailed, UpstreamError
 from backends.health import HealthState, ModelCard, fetch_models, probe
@@ -66,10 +67,12 @@ class Backend:
         self.health = HealthState()
         self.models: dict[str, ModelCard] = {}
         self.tls = config.tls.context() if config.tls is not None else None
+        self._session = session_at(config.address) if config.address is not None else None
         self.upstream = UpstreamPool(
             self.name,
             url,
             tls=self.tls,
+            address=config.address,
             connect_timeout_s=limits.limits.upstream_connect_s,
             silence_s=limits.limits.upstream_silence_s,
         )
@@ -106,6 +109,16 @@ class Backend:
             begun = begun.replace(b" /", b" " + self._path + b"/", 1)
         return begun + self._head_end
 
+    def session(self, usual: aiohttp.ClientSession) -> aiohttp.ClientSession:
+        """Through what is it asked how it is? `usual`: where it is at no certain address of its name."""
+        return self._session or usual
+
+    async def close(self) -> None:
+        """Nothing is sent there any more."""
+        await self.upstream.close()
+        if self._session is not None:
+            await self._session.close()
+
     def broke(self, error: UpstreamError) -> None:
         """A request to it failed: passive health."""
         now = time.monotonic()
@@ -117,6 +130,7 @@ class Backend:
 
     async def check(self, session: aiohttp.ClientSession) -> None:
         """Ask it whether it is well, and what it serves."""
+        session = self.session(session)
         problem = await probe(session, self.url + self.adapter.health_path, api_key=self.api_key, tls=self.tls)
         now = time.monotonic()
         with self._noticing():
@@ -142,7 +156,7 @@ class Backend:
 def terms_of(config: BackendConfig, gateway: Config) -> tuple[object, ...]:
     """On what terms is it spoken to? A backend with other terms is reached by other connections."""
     limits = gateway.limits
-    where = (config.url, config.engine, config.api_key, config.tls, config.steps)
+    where = (config.url, config.address, config.engine, config.api_key, config.tls, config.steps)
     return (*where, limits.upstream_connect_s, limits.upstream_silence_s)
 
 
@@ -159,7 +173,7 @@ class Pool:
         self,
         config: PoolConfig,
         gateway: Config,
-        backends: list[Backend],
+        backends: Mapping[Backend, BackendConfig],
         shared: Shared,
         settled: Callable[[Record, str], None],
         estimator: TokenEstimator | None = None,
@@ -173,7 +187,7 @@ class Pool:
         self.estimator = estimator or estimator_of(config)
         self.retries = RetryBudget()
         self._settled = settled
-        self._terms = policy_terms(gateway, len(config.backends))
+        self._terms = policy_terms(gateway, config.engines)
         self.dispatcher = Dispatcher(admission_engine(gateway, config, shared))
         self.waiting: WaitingStreams | None = None
         """Streams without a first byte. None: they are told nothing."""
@@ -186,7 +200,9 @@ class Pool:
         self.prefixes: PromptPrefixes | None = self._prompt_prefixes(self.dispatcher.engine.policy)
         """None: the policy does not ask how prompts begin."""
 
-    def _configure(self, config: PoolConfig, gateway: Config, shared: Shared, backends: list[Backend]) -> None:
+    def _configure(
+        self, config: PoolConfig, gateway: Config, shared: Shared, backends: Mapping[Backend, BackendConfig]
+    ) -> None:
         """All that may be another thing at any time."""
         engine = self.dispatcher.engine
         self.config = config
@@ -201,7 +217,7 @@ class Pool:
         if comment_s != (None if self.waiting is None else self.waiting.interval_s):
             # What waits already is told as often as it was.
             self.waiting = None if comment_s is None else WaitingStreams(comment_s, self.dispatcher.clock)
-        for backend, backend_config in zip(backends, config.backends, strict=True):
+        for backend, backend_config in backends.items():
             backend.on_health = self._health_changed
             self.backends[backend.name] = backend
             if backend.name not in engine.backends:
@@ -212,7 +228,7 @@ class Pool:
         config: PoolConfig,
         gateway: Config,
         shared: Shared,
-        backends: list[Backend],
+        backends: Mapping[Backend, BackendConfig],
         estimator: TokenEstimator | None,
     ) -> None:
         """Go on under another configuration. `backends`: in its order, those that stay and those that are new, of which
@@ -239,11 +255,13 @@ class Pool:
             self._background.start(self._retire(backend))
         for name, backend in self.backends.items():
             engine.backends[name].healthy = backend.in_service
-        terms = policy_terms(gateway, len(config.backends))
-        policy = None if terms == self._terms else policy_by(terms, len(backends), engine.policy.prefixes)
+        terms = policy_terms(gateway, config.engines)
+        policy = None if terms == self._terms else policy_by(terms, config.engines, engine.policy.prefixes)
         self._terms = terms
         self.prefixes = self._prompt_prefixes(engine.policy if policy is None else policy)
-        self.dispatcher.carry_out(take_over(engine, setup_of(gateway, config, shared, policy), self.dispatcher.clock()))
+        slots = {backend.name: each.max_num_seqs for backend, each in backends.items()}
+        setup = setup_of(gateway, config, slots, shared, policy)
+        self.dispatcher.carry_out(take_over(engine, setup, self.dispatcher.clock()))
         for backend in backends:
             if is_scraped_otherwise:
                 self._unwatch(backend)
@@ -270,7 +288,7 @@ class Pool:
         await self._background.stop()
         self.dispatcher.close()
         for backend in [*self.backends.values(), *self._left]:
-            await backend.upstream.close()
+            await backend.close()
 
     def __repr__(self) -> str:
         return f"<Pool {self.name}: {self.dispatcher!r}>"
@@ -330,9 +348,9 @@ class Pool:
             self._watch(backend)
 
     def _watch(self, backend: Backend) -> None:
-        session = self._session
-        if session is None or backend in self._watchers:
+        if self._session is None or backend in self._watchers:
             return
+        session = backend.session(self._session)
         watchers = self._watchers[backend] = [self._background.start(self._watch_health(backend, session))]
         observe = partial(self._observed, backend.name)
         if backend.hears_steps and backend.adapter.steps_path is not None:
@@ -373,7 +391,7 @@ class Pool:
             del self.backends[backend.name]
             self.dispatcher.carry_out(remove_backend(self.dispatcher.engine, backend.name, self.dispatcher.clock()))
             logger.info("pool %s: backend %s has ended what it ran, and is gone", self.name, backend.name)
-        await backend.upstream.close()
+        await backend.close()
         self.on_gone(backend)
 
     async def _watch_health(self, backend: Backend, session: aiohttp.ClientSession) -> None:

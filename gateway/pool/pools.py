@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import aiohttp
 
+from backends.addresses import Resolver
 from backends.simulated.profiles import profile
 from backends.simulated.server import SimulatedServer
 from gateway.background import Background
 from gateway.config.model import BackendConfig, Config, PoolConfig
+from gateway.pool.addresses import Addresses
 from gateway.pool.pool import RETIRE_LOOK_S, Backend, Pool, estimator_of, terms_of
 from gateway.pool.shared import Shared
 from gateway.request.estimate import TokenEstimator, UnusableTokenizer
@@ -30,13 +32,12 @@ class CannotTakeOver(Exception):
 class Prepared:
     """All that one pool of a configuration needs; it is not used yet."""
 
-    def __init__(
-        self, config: PoolConfig, pool: Pool | None, backends: list[Backend], estimator: TokenEstimator | None
-    ) -> None:
+    def __init__(self, config: PoolConfig, pool: Pool | None, estimator: TokenEstimator | None) -> None:
         """`pool`: the one that goes on under this configuration. `estimator`: None if that of the pool will do."""
         self.config = config
         self.pool = pool
-        self.backends = backends
+        self.backends: dict[Backend, BackendConfig] = {}
+        """In the order of the configuration, each with what that says of it."""
         self.estimator = estimator
 
     def fresh(self) -> list[Backend]:
@@ -48,14 +49,18 @@ class Prepared:
 class Pools:
     """`prepare` what a configuration needs, which may fail, then `commit` to it, which may not."""
 
-    def __init__(self, settled: Callable[[Record, str], None], on_gone: Callable[[str, str], None]) -> None:
-        """`settled` hears of the end of every request, `on_gone` of each backend that is no more, by pool and name."""
+    def __init__(
+        self, settled: Callable[[Record, str], None], on_gone: Callable[[str, str], None], resolver: Resolver
+    ) -> None:
+        """`settled` hears of the end of every request, `on_gone` of each backend that is no more, by pool and name.
+        `resolver` looks up the names of backends that have `each_address`."""
         self.all: list[Pool] = []
         """Those of the config, in its order."""
         self.leaving: list[Pool] = []
         """Those that are no longer configured, and end what they have."""
         self.engines: dict[str, AdmissionEngine] = {}
         """Of those of the config, by name."""
+        self.addresses = Addresses(resolver)
         self._settled = settled
         self._on_gone = on_gone
         self._embedded: dict[str, SimulatedServer] = {}
@@ -69,30 +74,34 @@ class Pools:
 
     async def prepare(self, config: Config) -> list[Prepared]:
         """Find or make what the pools of this configuration need. Raises CannotTakeOver; then nothing has changed."""
+        await self.addresses.learn(config)
         known = {pool.name: pool for pool in self.all}
         prepared: list[Prepared] = []
         try:
             for each in config.pools:
                 pool = known.get(each.name)
                 alike = pool is not None and _counting(pool.config) == _counting(each)
-                one = Prepared(each, pool, [], None if alike else await asyncio.to_thread(estimator_of, each))
+                one = Prepared(each, pool, None if alike else await asyncio.to_thread(estimator_of, each))
                 prepared.append(one)
-                for backend in each.backends:
-                    one.backends.append(
-                        await self._backend(backend, each, config, {} if pool is None else pool.backends)
-                    )
+                for backend in self.addresses.engines(each):
+                    made = await self._backend(backend, each, config, {} if pool is None else pool.backends)
+                    one.backends[made] = backend
         except (UnusableTokenizer, OSError, ValueError) as error:
             await self.let_go(prepared)
             raise CannotTakeOver(str(error)) from error
         session = self._session
         if session is not None:
-            await asyncio.gather(*[backend.check(session) for one in prepared for backend in one.fresh()])
+            try:
+                await asyncio.gather(*[backend.check(session) for one in prepared for backend in one.fresh()])
+            except asyncio.CancelledError:
+                await self.let_go(prepared)
+                raise
         return prepared
 
     async def let_go(self, prepared: Sequence[Prepared]) -> None:
         """It is not to be used after all."""
         for backend in [backend for one in prepared for backend in one.fresh()]:
-            await backend.upstream.close()
+            await backend.close()
             self._stop_embedded(backend)
 
     def commit(self, config: Config, shared: Shared, prepared: Sequence[Prepared]) -> None:
@@ -110,6 +119,7 @@ class Pools:
                 pool.take_over(one.config, config, shared, one.backends, one.estimator)
                 pool.reweigh(weights)
             self.all.append(pool)
+        self.addresses.follow(config)
         self.engines.clear()
         self.engines.update({pool.name: pool.dispatcher.engine for pool in self.all})
         for pool in before:
@@ -126,6 +136,7 @@ class Pools:
 
     async def close(self) -> None:
         """What is under way has ended."""
+        await self.addresses.close()
         await self._background.stop()
         for pool in self.with_leaving():
             await pool.close()

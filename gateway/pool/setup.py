@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -20,12 +21,15 @@ from policies.queue.bounds import QueueLimits
 __all__ = ["Terms", "admission_engine", "policy_by", "policy_terms", "setup_of"]
 
 
-def setup_of(gateway: Config, pool: PoolConfig, shared: Shared, policy: Policy | None) -> Setup:
-    """`policy`: another one to go on with; None: the present one."""
+def setup_of(
+    gateway: Config, pool: PoolConfig, slots: Mapping[str, int | None], shared: Shared, policy: Policy | None
+) -> Setup:
+    """`slots`: by engine, how many sequences it runs at once; None: that is learned. `policy`: another one to go on
+    with; None: the present one."""
     limits, capacity = gateway.limits, pool.capacity
     return Setup(
         policy=policy,
-        slots={backend.name: backend.max_num_seqs for backend in pool.backends},
+        slots=slots,
         limits=QueueLimits(
             limits.queue_requests_max,
             limits.queue_bytes_max,
@@ -47,9 +51,9 @@ def setup_of(gateway: Config, pool: PoolConfig, shared: Shared, policy: Policy |
 
 def admission_engine(gateway: Config, pool: PoolConfig, shared: Shared) -> AdmissionEngine:
     """What decides for a pool, by its configuration; it has no backends yet."""
-    setup = setup_of(gateway, pool, shared, None)
+    setup = setup_of(gateway, pool, {}, shared, None)
     return AdmissionEngine(
-        policy_by(policy_terms(gateway, len(pool.backends)), len(pool.backends)),
+        policy_by(policy_terms(gateway, pool.engines), pool.engines),
         limits=setup.limits,
         capacity=setup.capacity,
         overload=setup.overload,

@@ -133,3 +133,12 @@ def test_any_two_differ_in_both_directions_alike(seed: int) -> None:
         (each.path, each.after, each.before) for each in back
     ]
     assert (config_hash(one) == config_hash(other)) is (there == [])
+
+
+def test_a_name_with_many_addresses_counts_as_several_engines_for_replicas() -> None:
+    def by(backend: dict[str, Any]) -> Config:
+        return config(**REDIS, pools=[{**POOL, "backends": [backend]}])
+
+    one, each = {"url": "http://one:1"}, {"url": "http://one:1", "each_address": True}
+    assert list(refused(by(each), by(one))) == ["pools[chat].backends[one:1].each_address"]
+    assert refused(by(each), config(**REDIS)) == {}, "there are several before and after"

@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import policies.request
+from backends.addresses import Resolver, resolve
 from backends.simulated.faults import Faults
 from backends.simulated.profiles import EngineProfile
 from backends.simulated.server import SimulatedServer
@@ -211,12 +212,13 @@ class Starter:
         trusting: ssl.SSLContext | None = None,
         seat: Seat | None = None,
         load: Callable[[], Config] | None = None,
+        resolver: Resolver = resolve,
         **fields: Any,
     ) -> AsyncIterator[Live]:
         """`trusting`: how its client speaks TLS. `seat`: it is a worker beside others. `load`: what is read when it is
-        told to reload."""
+        told to reload. `resolver`: who knows the addresses of names."""
         config = self.config(*urls, **fields)
-        gateway = Gateway(config, seat=seat, load=load)
+        gateway = Gateway(config, seat=seat, load=load, resolver=resolver)
         connector = aiohttp.TCPConnector(limit=0, ssl=trusting or True)
         async with aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=self._wait_s)

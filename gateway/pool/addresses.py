@@ -1,0 +1,166 @@
+"""Which engines are there behind the names of a configuration? Names are looked up all the time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+
+from backends.addresses import KnownAddresses, Resolver
+from gateway.background import Background
+from gateway.config.backends import BackendConfig
+from gateway.config.limits import Limits
+from gateway.config.model import Config, PoolConfig
+
+__all__ = ["Addresses"]
+
+logger = logging.getLogger("fairgate")
+
+LOOKUP_S = 5.0
+"""A lookup that takes longer has failed for now. It goes on: there is never more than one for a name."""
+_SHOWN_MAX: Final = 10
+
+
+class _Name:
+    """One name, as far as it is known."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.known = KnownAddresses()
+        self.fault = ""
+        """Why the last lookup has failed; "": it has not."""
+        self.lookup: asyncio.Future[Sequence[str]] | None = None
+        self.follower: asyncio.Task[None] | None = None
+
+
+class Addresses:
+    """The addresses behind the names of all backends that have `each_address`."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        self.changed = asyncio.Event()
+        """Others are known than `engines` said before."""
+        self._resolver = resolver
+        self._limits = Limits()
+        self._names: dict[str, _Name] = {}
+        self._background = Background()
+
+    async def learn(self, config: Config) -> None:
+        """Look up the names of this configuration that are not followed yet; not for longer than a lookup may take."""
+        for name in [name for name in self._names.values() if name.follower is None]:
+            self._forget(self._names.pop(name.host))  # of a configuration that was not taken over
+        new = [_Name(host) for host in sorted(_hosts(config.pools) - self._names.keys())]
+        self._names |= {name.host: name for name in new}
+        await asyncio.gather(*[self._look_up(name, config.limits) for name in new])
+
+    def engines(self, pool: PoolConfig) -> list[BackendConfig]:
+        """The backends of a pool, each address of a name for itself."""
+        found: list[BackendConfig] = []
+        for backend in pool.backends:
+            if backend.each_address:
+                found += [backend.at(address) for address in self._names[backend.host].known]
+            else:
+                found.append(backend)
+        return found
+
+    def follow(self, config: Config) -> None:
+        """Look up the names of this configuration from now on, and no others."""
+        self._limits = config.limits
+        hosts = _hosts(config.pools)
+        for host in self._names.keys() - hosts:
+            self._forget(self._names.pop(host))
+        for host in hosts:
+            name = self._names[host]
+            if name.follower is None:
+                name.follower = self._background.start(self._follow(name))
+
+    def faults(self, pool: PoolConfig) -> list[str]:
+        """Which names of this pool cannot be looked up, and why?"""
+        names = [self._names[host] for host in sorted(_hosts([pool])) if host in self._names]
+        return [f"the name {name.host} cannot be looked up: {name.fault}" for name in names if name.fault]
+
+    async def close(self) -> None:
+        for name in self._names.values():
+            self._forget(name)
+        await self._background.stop()
+
+    def collect(self) -> Iterator[Metric]:
+        """What the page of metrics says of it."""
+        success = GaugeMetricFamily(
+            "fairgate_name_lookup_success", "1 if the name had addresses when last looked up.", labels=["name"]
+        )
+        counts = GaugeMetricFamily(
+            "fairgate_name_addresses", "Addresses behind a name: engines, or left out.", labels=["name", "state"]
+        )
+        for name in list(self._names.values()):
+            success.add_metric([name.host], not name.fault)
+            counts.add_metric([name.host, "engine"], len(name.known))
+            counts.add_metric([name.host, "left_out"], name.known.left_out)
+        yield from (success, counts)
+
+    async def _follow(self, name: _Name) -> None:
+        while True:
+            await asyncio.sleep(self._limits.upstream_addresses_s / 2)
+            if await self._look_up(name, self._limits):
+                self.changed.set()
+
+    async def _look_up(self, name: _Name, limits: Limits) -> bool:
+        """Are others known now? If it fails, those that are known stay."""
+        lookup = name.lookup = name.lookup or asyncio.ensure_future(self._resolver(name.host))
+        await asyncio.wait({lookup}, timeout=LOOKUP_S)
+        if not lookup.done():
+            self._say_fault(name, f"no answer within {LOOKUP_S:g} s")
+            return False
+        name.lookup = None
+        try:
+            found = lookup.result()
+        except (OSError, UnicodeError) as error:
+            self._say_fault(name, getattr(error, "strerror", None) or str(error))
+            return False
+        self._say_fault(name, "" if found else "it has no address")
+        if not found:
+            return False
+        before, left_out = set(name.known), name.known.left_out
+        is_changed = name.known.heard(
+            found, time.monotonic(), ttl_s=limits.upstream_addresses_s, addresses_max=limits.upstream_addresses_max
+        )
+        if is_changed:
+            after = set(name.known)
+            logger.info(
+                "the name %s has %d engines; new: %s; gone: %s",
+                name.host, len(after), _listed(after - before), _listed(before - after),
+            )  # fmt: skip
+        if name.known.left_out and not left_out:
+            logger.warning(
+                "the name %s has more addresses than limits.upstream_addresses_max (%d): %d are left out",
+                name.host, limits.upstream_addresses_max, name.known.left_out,
+            )  # fmt: skip
+        return is_changed
+
+    def _say_fault(self, name: _Name, fault: str) -> None:
+        """Once, until it is over."""
+        if fault and not name.fault:
+            logger.warning(
+                "the name %s cannot be looked up (%s): its %d engines stay", name.host, fault, len(name.known)
+            )
+        elif name.fault and not fault:
+            logger.info("the name %s can be looked up again", name.host)
+        name.fault = fault
+
+    def _forget(self, name: _Name) -> None:
+        for task in (name.follower, name.lookup):
+            if task is not None:
+                task.cancel()
+
+
+def _hosts(pools: Sequence[PoolConfig]) -> set[str]:
+    return {backend.host for pool in pools for backend in pool.backends if backend.each_address}
+
+
+def _listed(addresses: set[str]) -> str:
+    shown = sorted(addresses)[:_SHOWN_MAX]
+    more = len(addresses) - len(shown)
+    return (", ".join(shown) or "none") + (f" and {more} more" if more else "")

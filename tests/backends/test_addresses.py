@@ -1,0 +1,85 @@
+"""Which addresses count as engines is decided by what lookups answered, and when."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from backends.addresses import KnownAddresses, resolve
+
+TTL_S = 10.0
+A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
+
+
+class Heard:
+    """One name, and a time that goes on by five seconds with each lookup."""
+
+    def __init__(self, addresses_max: int = 64) -> None:
+        self.known = KnownAddresses()
+        self.addresses_max = addresses_max
+        self.now_s = 0.0
+
+    def __call__(self, *addresses: str) -> list[str]:
+        before = list(self.known)
+        is_changed = self.known.heard(addresses, self.now_s, ttl_s=TTL_S, addresses_max=self.addresses_max)
+        assert is_changed == (list(self.known) != before)
+        self.now_s += 5.0
+        return list(self.known)
+
+
+def test_what_appears_counts_at_once_and_what_is_gone_for_a_time_to_live() -> None:
+    heard = Heard()
+    assert heard(B, A, A) == [A, B]
+    assert heard(A, B, C) == [A, B, C]
+    assert heard(A, C) == [A, B, C]
+    assert heard(A, C) == [A, B, C]
+    assert heard(A, C) == [A, C], "missed for ten seconds"
+
+
+def test_an_address_that_comes_and_goes_stays() -> None:
+    heard = Heard()
+    heard(A, B)
+    for _ in range(20):
+        assert heard(A) == heard(A) == heard(A, B) == [A, B]
+
+
+def test_answers_that_name_some_of_them_each_time_add_up() -> None:
+    heard, chance = Heard(), random.Random(7)
+    for _ in range(10):
+        heard(A, B, C)
+    for _ in range(100):
+        assert heard(*chance.sample([A, B, C], 3)[: chance.choice((2, 3))])[:1] != []
+    heard = Heard()
+    for _ in range(50):
+        assert set(heard(A) + heard(B)) == {A, B} or len(heard.known) == 1
+    assert sorted(heard.known) == [A, B]
+
+
+def test_of_too_many_the_known_stay() -> None:
+    heard = Heard(addresses_max=3)
+    many = [f"10.1.{n // 250}.{n % 250}" for n in range(500)]
+    assert heard(A, B) == [A, B]
+    first = heard(A, B, *many)
+    assert first[:2] == [A, B]
+    assert len(first) == 3
+    assert heard.known.left_out == 499
+    random.Random(1).shuffle(many)
+    assert heard(*many, B, A) == first
+    heard.addresses_max = 1
+    assert heard(*many, B, A) == [A], "the bound was lowered"
+
+
+def test_an_engine_with_addresses_of_both_families_is_one() -> None:
+    heard = Heard()
+    assert heard("fd00::1", A) == [A]
+    assert heard("fd00::1") == heard("fd00::1") == [A], "while a known one is left, the other family is no news"
+    assert heard("fd00::1") == []
+    assert heard("fd00::1", "fd00::2") == ["fd00::1", "fd00::2"]
+    assert heard(A, "fd00::1", "fd00::2") == ["fd00::1", "fd00::2"]
+
+
+async def test_the_system_is_asked() -> None:
+    assert "127.0.0.1" in await resolve("localhost")
+    with pytest.raises(OSError, match=r"not known|No address|failure"):
+        await resolve("no-such-name.invalid")

@@ -1,0 +1,292 @@
+"""A backend whose name has several addresses is several engines, which come and go with them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.simulated.server import SimulatedServer
+from gateway.config.load import load_config
+from gateway.config.model import Config
+from tests.certificates import Authority
+from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Upstream, answer, chunk, replies, token
+from tests.gateway.live import MODEL, SMALL, WAIT_S, Live, Starter, chat, closed_port, events, simulated, until
+
+ONE, TWO, THREE = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+OFTEN = {"upstream_addresses_s": 0.1}
+CHAT = "/v1/chat/completions"
+OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
+
+
+class Names:
+    """Who knows the addresses: a test says what is answered."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.answer: Sequence[str] | OSError = addresses
+        self.fails: Callable[[], bool] = lambda: False
+        self.asked: list[str] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def __call__(self, host: str) -> Sequence[str]:
+        self.asked.append(host)
+        await self.answers.wait()
+        if isinstance(self.answer, OSError):
+            raise self.answer
+        if self.fails():
+            raise OSError("not now")
+        return self.answer
+
+    async def asked_again(self, times: int = 3) -> None:
+        before = len(self.asked)
+        await until(lambda: len(self.asked) >= before + times)
+
+
+@asynccontextmanager
+async def engines(*addresses: str) -> AsyncIterator[tuple[int, dict[str, SimulatedServer]]]:
+    """Simulated engines at these addresses, all of one port."""
+    async with AsyncExitStack() as stack:
+        port, servers = 0, {}
+        for address in addresses:
+            server = servers[address] = SimulatedServer(SMALL, model_names=(MODEL,))
+            port = await server.start(address, port)
+            stack.push_async_callback(server.stop)
+        yield port, servers
+
+
+def pools(port: int, scheme: str = "http", **fields: Any) -> list[dict[str, Any]]:
+    backend = {"url": f"{scheme}://engines.test:{port}", "name": "gpu", "each_address": True, **fields}
+    return [{"name": "pool", "backends": [backend]}]
+
+
+def in_service(live: Live) -> list[str]:
+    return [name for name, backend in live.gateway.pools[0].backends.items() if backend.in_service]
+
+
+async def shown(live: Live) -> set[str]:
+    """The engines on the page of metrics."""
+    return {labels[1] for labels in await live.metrics() if labels[0] == "fairgate_backend_up"}
+
+
+def stream(live: Live, length: int = 200) -> asyncio.Task[Any]:
+    return asyncio.ensure_future(live.ask(CHAT, chat(stream=True, max_tokens=length, ignore_eos=True)))
+
+
+async def test_each_address_is_an_engine(start: Starter) -> None:
+    async with engines(ONE, TWO) as (port, servers):
+        names = Names(TWO, ONE)
+        async with start(pools=pools(port, max_num_seqs=3), resolver=names) as live:
+            assert in_service(live) == [f"gpu@{ONE}", f"gpu@{TWO}"]
+            assert names.asked == ["engines.test"]
+            assert [ledger.slots.count for ledger in live.engine.backends.values()] == [3, 3]
+            asked = [stream(live) for _ in range(6)]
+            await until(lambda: [each.gauges.running for each in servers.values()] == [3, 3])
+            assert all(events(each.body)[-1] == "[DONE]" for each in await asyncio.gather(*asked))
+            assert {line["backend"] for line in await live.lines(6)} == {f"gpu@{ONE}", f"gpu@{TWO}"}
+            metrics = await live.metrics()
+            assert metrics["fairgate_name_lookup_success", "engines.test"] == 1
+            assert metrics["fairgate_name_addresses", "engines.test", "engine"] == 2
+            await until(live.holds_nothing)
+
+
+async def test_engines_come_and_go_with_the_addresses_and_nothing_breaks(start: Starter) -> None:
+    async with engines(ONE, TWO, THREE) as (port, servers):
+        names = Names(ONE)
+        async with start(pools=pools(port), limits=OFTEN, resolver=names) as live:
+            policy = live.engine.policy
+            asked = [stream(live, 800) for _ in range(4)]
+            await until(lambda: servers[ONE].gauges.running == 4)
+            names.answer = [TWO, THREE]
+            await until(lambda: in_service(live) == [f"gpu@{TWO}", f"gpu@{THREE}"])
+            gone = live.gateway.pools[0].backends[f"gpu@{ONE}"]
+            assert gone.leaving
+            assert not any(each.done() for each in asked), "what runs there goes on"
+            asked += [stream(live) for _ in range(20)]
+            assert all(events(each.body)[-1] == "[DONE]" for each in await asyncio.gather(*asked))
+            assert servers[ONE].gauges.running == 0
+            await until(lambda: len(live.engine.backends) == 2)
+            async with asyncio.timeout(WAIT_S):
+                while await shown(live) != {f"gpu@{TWO}", f"gpu@{THREE}"}:
+                    pass
+            assert live.engine.policy is policy, "the usual placement is that of several engines from the start"
+            lines = await live.lines(24)
+            assert sum(line["backend"] == f"gpu@{ONE}" for line in lines) == 4
+            assert {line["outcome"] for line in lines} == {"completed"}
+
+
+async def test_one_that_is_back_while_it_ends_what_it_runs_is_used_again(start: Starter) -> None:
+    async with engines(ONE, TWO) as (port, servers):
+        names = Names(ONE, TWO)
+        async with start(pools=pools(port), limits=OFTEN, resolver=names) as live:
+            asked = [stream(live, 800) for _ in range(4)]
+            await until(lambda: servers[ONE].gauges.running)
+            names.answer = [TWO]
+            await until(lambda: in_service(live) == [f"gpu@{TWO}"])
+            names.answer = [ONE, TWO]
+            await until(lambda: sorted(in_service(live)) == [f"gpu@{ONE}", f"gpu@{TWO}"])
+            assert all(events(each.body)[-1] == "[DONE]" for each in await asyncio.gather(*asked))
+            await until(live.holds_nothing)
+            assert sorted(live.engine.backends) == [f"gpu@{ONE}", f"gpu@{TWO}"]
+
+
+async def test_what_waits_outlives_the_last_engine(start: Starter) -> None:
+    async with engines(ONE, TWO) as (port, _):
+        names = Names(ONE)
+        async with start(pools=pools(port, max_num_seqs=1), limits=OFTEN, resolver=names) as live:
+            asked = [stream(live) for _ in range(12)]
+            await until(lambda: len(live.gateway.pools[0].dispatcher) == 12)
+            last = live.gateway.pools[0].backends[f"gpu@{ONE}"]
+            # An address of the other family is no news while one is known, and afterwards none can be looked up.
+            names.answer, names.fails = ["fd00::1"], lambda: last.leaving
+            await until(lambda: not live.engine.backends)
+            waiting = live.engine.queued
+            assert waiting
+            for path in ("/backends", "/queue", "/tenants", "/metrics", "/ready"):
+                assert (await live.get(path, admin=True)).status == (503 if path == "/ready" else 200), path
+            names.answer, names.fails = [TWO], lambda: False
+            assert all(events(each.body)[-1] == "[DONE]" for each in await asyncio.gather(*asked))
+            assert sum(line["backend"] == f"gpu@{TWO}" for line in await live.lines(12)) == waiting
+            await until(live.holds_nothing)
+
+
+@pytest.mark.parametrize("fault", [OSError(-3, "Temporary failure in name resolution"), []], ids=["fails", "is empty"])
+async def test_a_lookup_that_fails_changes_nothing_and_is_said_once(
+    start: Starter, fault: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "fairgate")
+    async with engines(ONE) as (port, _):
+        names = Names(ONE)
+        async with start(pools=pools(port), limits=OFTEN, resolver=names) as live:
+            names.answer = fault
+            await names.asked_again(6)
+            assert in_service(live) == [f"gpu@{ONE}"]
+            assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
+            assert (await live.metrics())["fairgate_name_lookup_success", "engines.test"] == 0
+            assert sum("cannot be looked up (" in one.message for one in caplog.records) == 1
+            names.answer = [ONE]
+            await names.asked_again()
+            assert (await live.metrics())["fairgate_name_lookup_success", "engines.test"] == 1
+            assert sum("can be looked up again" in one.message for one in caplog.records) == 1
+
+
+async def test_without_any_address_it_starts_and_waits_for_one(start: Starter) -> None:
+    async with engines(ONE) as (port, _):
+        names = Names()
+        async with start(pools=pools(port), limits=OFTEN, resolver=names) as live:
+            ready = await live.get("/ready", admin=True)
+            assert ready.status == 503
+            assert "engines.test cannot be looked up: it has no address" in " ".join(ready.json["why_not"])
+            got = await live.ask(CHAT, chat())
+            assert (got.status, got.error["code"]) == (503, "no_backend")
+            for path in ("/backends", "/queue", "/tenants", "/config", "/metrics"):
+                assert (await live.get(path, admin=True)).status == 200, path
+            names.answer = [ONE]
+            await until(lambda: not live.gateway.not_ready())
+            assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
+            assert live.engine.policy.reads_prefixes, "as of a pool of several engines"
+
+
+async def test_a_lookup_that_hangs_holds_up_nothing(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.pool.addresses.LOOKUP_S", 0.01)
+    async with engines(ONE) as (port, _):
+        names = Names(ONE)
+        names.answers.clear()
+        async with start(pools=pools(port), limits=OFTEN, resolver=names) as live:
+            await until(lambda: "no answer within" in str(live.gateway.not_ready()))
+            assert names.asked == ["engines.test"], "one lookup of a name at a time"
+            names.answers.set()
+            await until(lambda: not live.gateway.not_ready())
+
+
+async def test_of_hundreds_of_addresses_some_are_engines(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
+    names = Names(*(f"127.9.{n // 200}.{n % 200 + 1}" for n in range(400)))
+    limits = {**OFTEN, "upstream_addresses_max": 8}
+    async with start(pools=pools(closed_port()), limits=limits, resolver=names) as live:
+        await names.asked_again()
+        assert len(live.engine.backends) == 8
+        assert (await live.metrics())["fairgate_name_addresses", "engines.test", "left_out"] == 392
+        assert sum("upstream_addresses_max (8)" in one.message for one in caplog.records) == 1
+
+
+async def test_one_engine_is_drained_and_a_reload_keeps_it_so(start: Starter, tmp_path: Path) -> None:
+    path = tmp_path / "fairgate.yaml"
+    async with engines(ONE, TWO) as (port, _):
+        config: dict[str, Any] = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "access_log": "off"}
+        config |= {"open_access": True, "limits": OFTEN, "pools": pools(port)}
+        path.write_text(json.dumps(config))
+        fields = {name: value for name, value in config.items() if name != "open_access"}
+        names = Names(ONE, TWO)
+        async with start(resolver=names, load=partial(load_config, path), **fields) as live:
+            admin = f"http://127.0.0.1:{live.gateway.admin_port}"
+            async with live.http.post(f"{admin}/drain/gpu@{TWO}") as drained:
+                assert (await drained.json())["drained"] is True
+            async with live.http.post(f"{admin}/drain/gpu") as unknown:
+                assert unknown.status == 404
+                assert f"gpu@{ONE}" in await unknown.text()
+            await names.asked_again()
+            kept = live.gateway.pools[0].backends.copy()
+            path.write_text(json.dumps({**config, "policy": "vtc"}))
+            async with live.http.post(f"{admin}/reload") as reloaded:
+                assert (await reloaded.json())["changes"] == ["policy.name: fairserve -> vtc"]
+            assert live.gateway.pools[0].backends == kept
+            assert in_service(live) == [f"gpu@{ONE}"]
+            await names.asked_again()
+            assert in_service(live) == [f"gpu@{ONE}"]
+
+            path.write_text(
+                json.dumps({**config, "pools": pools(port, each_address=False, url=f"http://{ONE}:{port}")})
+            )
+            async with live.http.post(f"{admin}/reload") as reloaded:
+                assert (await reloaded.json())["outcome"] == "changed"
+            await until(lambda: list(live.engine.backends) == ["gpu"])
+            asked = len(names.asked)
+            assert [labels for labels in await live.metrics() if labels[0].startswith("fairgate_name_")] == []
+            assert len(names.asked) == asked, "nobody looks the name up any more"
+
+
+async def test_over_tls_the_certificate_is_of_the_name(start: Starter, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    whole = STREAM_HEAD + chunk(token("a") + DONE) + STREAM_END
+    for host, is_trusted in (("DNS:engines.test", True), ("IP:127.0.0.1", False)):
+        async with Upstream(replies(whole), ssl=authority.server("shown", host=host)) as upstream:
+            port = int(upstream.url.rpartition(":")[2])
+            config = pools(port, "https", tls={"ca_file": authority.ca})
+            async with start(pools=config, resolver=Names("127.0.0.1")) as live:
+                assert bool(in_service(live)) is is_trusted
+                assert (await live.ask(CHAT, chat(stream=True))).status == (200 if is_trusted else 503)
+                assert [seen.headers["host"] for seen in upstream.requests] == [f"engines.test:{port}"] * is_trusted
+
+
+async def test_the_names_of_this_machine_are_looked_up_as_well(start: Starter) -> None:
+    async with simulated() as sim:
+        backend = {"url": f"http://localhost:{sim.port}", "each_address": True}
+        async with start(pools=[{"name": "pool", "backends": [backend]}]) as live:
+            assert in_service(live) == [f"localhost:{sim.port}@127.0.0.1"]
+            assert (await live.ask(CHAT, chat(max_tokens=3))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("backends", "words"),
+    [
+        ([{"url": "http://10.0.0.1:8000", "each_address": True}], "this one has none"),
+        ([{"url": "http://[fd00::1]:8000", "each_address": True}], "this one has none"),
+        ([{"url": "http://127.1:8000", "each_address": True}], "this one has none"),
+        ([{"url": "sim:x", "each_address": True}], "this one has none"),
+        ([{"url": "http://vllm:8000", "each_address": "yes"}], "valid boolean"),
+        (
+            [{"url": "http://vllm:8000", "name": "gpu", "each_address": True}, {"url": "http://h:1", "name": "gpu@h"}],
+            "is the name of an engine of gpu",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_said(backends: list[dict[str, Any]], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Config.model_validate({"open_access": True, "pools": [{"name": "p", "backends": backends}]})
