@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from math import isfinite
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 __all__ = ["ROWS_MAX", "Learned", "fields", "rows"]
 
 ROWS_MAX = 100_000
 """More than is ever written."""
+NUMBER_MAX: Final = 1 << 53
+"""More than is ever counted. Beyond it a float no longer counts by ones, and far beyond it no float has room."""
 
 
 class Learned(Protocol):
@@ -25,7 +26,7 @@ class Learned(Protocol):
 
 
 def rows(learned: object, kinds: tuple[type, ...]) -> list[list[Any]]:
-    """The rows of a table, each with one value per kind: str, int or float. Numbers are finite and not negative.
+    """The rows of a table, each with one value per kind: str, int or float. Numbers are from 0 to `NUMBER_MAX`.
 
     ValueError, naming the row, if the data is anything else.
     """
@@ -55,4 +56,4 @@ def _is_of(kind: type, value: object) -> bool:
         return isinstance(value, str)
     if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
         return False
-    return isfinite(value) and value >= 0
+    return bool(0 <= value <= NUMBER_MAX)  # not so of what is not a number

@@ -29,7 +29,8 @@ NODES_MAX = 500_000
 FAULTS_MAX = 100
 
 _NUMBER = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})(\.[0-9]+)?([eE][-+]?[0-9]{1,3})?")
-_VARIABLE = re.compile(r"\$\$\{|\$\{([A-Za-z_][A-Za-z0-9_]*)(?:(:-)([^}]*))?\}|\$\{")
+_VARIABLE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")  # up to the first end there is, so that none is looked for twice
+_IN_BRACES = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?:(:-)(.*))?", re.DOTALL)
 _CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _KINDS = {
     "int_type": "a whole number",
@@ -269,12 +270,13 @@ class _Source:
 
     def _text_with_variables(self, text: str, loc: Loc) -> str:
         def replaced(found: re.Match[str]) -> str:
-            name, has_default, default = found.groups()
             if found[0] == "$${":
                 return "${"
-            if name is None:
+            variable = _IN_BRACES.fullmatch(found[1]) if found[2] else None
+            if variable is None:
                 self._fault(loc, "write a variable as ${NAME} or ${NAME:-default}, and a plain ${ as $${")
                 return ""
+            name, has_default, default = variable.groups()
             self.variables.setdefault(loc, name)
             value = os.environ.get(name)
             if has_default:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 from pydantic_core import PydanticCustomError
@@ -32,11 +32,16 @@ class TableFull(StoreError):
     """No more keys can be noted."""
 
 
+NAMES_MAX = 1000
+"""Of apps, and of models, of one key (`KeyConfig`); of more each would be a fault of its own."""
+_Names = Annotated[tuple[str, ...], msgspec.Meta(max_length=NAMES_MAX)]
+
+
 class _Entry(msgspec.Struct, omit_defaults=True):
     tenant: str
     expires: str | None = None
-    apps: tuple[str, ...] | None = None
-    models: tuple[str, ...] | None = None
+    apps: _Names | None = None
+    models: _Names | None = None
     weight: float | None = None
 
 
@@ -54,7 +59,12 @@ def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
     """The tenant, empty if the key is revoked, and the key. ValueError: it is no such entry."""
     if not noted:
         return "", KeyConfig(hash=key_hash.decode())
-    found = _decode(noted) if noted.startswith(b"{") else _in_old_words(noted.decode())
+    try:
+        found = _decode(noted) if noted.startswith(b"{") else _in_old_words(noted.decode())
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not found.tenant:
+        raise ValueError("it names no tenant")
     terms = {name: getattr(found, name) for name in ("expires", "apps", "models", "weight")}
     given = {name: value for name, value in terms.items() if value is not None}
     return found.tenant, KeyConfig.model_validate({"hash": key_hash.decode(), **given})
@@ -62,7 +72,7 @@ def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
 
 def _in_old_words(noted: str) -> _Entry:
     """As fairgate wrote it before it knew of apps and weights: tenant, expiry (-: none) and models."""
-    tenant, *words = noted.split(" ")
+    tenant, *words = noted.split(" ", NAMES_MAX + 1)  # of more the last has spaces, which no name has
     expires = words[0] if words and words[0] != "-" else None
     return _Entry(tenant, expires, None, tuple(words[1:]) or None)
 

@@ -25,18 +25,19 @@ class RedisKeys:
         self._store = store
 
     async def changed(self) -> bytes | None:
-        found: bytes | None = await self._store.command("HGET", TABLE, CHANGED)
+        found: bytes | None = self._store.shaped(bytes | None, await self._store.command("HGET", TABLE, CHANGED))
         return found
 
     async def entry(self, key_hash: str) -> bytes | None:
-        found: bytes | None = await self._store.command("HGET", TABLE, key_hash)
+        found: bytes | None = self._store.shaped(bytes | None, await self._store.command("HGET", TABLE, key_hash))
         return found
 
     async def entries(self) -> AsyncIterator[tuple[bytes, bytes]]:
         cursor = b"0"
         while True:
-            cursor, found = await self._store.command("HSCAN", TABLE, cursor, "COUNT", SCAN_COUNT)
-            for key_hash, noted in zip(found[::2], found[1::2], strict=True):
+            answer = await self._store.command("HSCAN", TABLE, cursor, "COUNT", SCAN_COUNT)
+            cursor, found = self._store.shaped(tuple[bytes, list[bytes]], answer)
+            for key_hash, noted in zip(found[::2], found[1::2], strict=False):
                 if key_hash != CHANGED.encode():
                     yield key_hash, noted
             if cursor == b"0":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 from redis.exceptions import ResponseError
 
 from gateway.redis import news
@@ -134,18 +135,26 @@ class RedisStore:
             raise StoreUnavailable(self._not_open)
         return await self._passing(self._own(self._lane(key).ask(name, key, *args)))
 
+    def shaped(self, kind: Any, answer: object) -> Any:
+        """An answer as what it should be; digits are a number. Raises StoreUnavailable: a Redis would not answer so."""
+        try:
+            return msgspec.convert(answer, kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise StoreUnavailable(f"{self._where}: answers what makes no sense here ({error})") from error
+
     # --- as a `Store` ---
 
     async def exchange(self, about: str, number: int, told: bytes) -> bytes:
         args = (self.replica, number, told, BY_THE_CLOCK_OF_REDIS)
-        heard: bytes = await self.run(_EXCHANGE, (pool_key(about, "replicas"), pool_key(about, "")), args)
+        keys = (pool_key(about, "replicas"), pool_key(about, ""))
+        heard: bytes = self.shaped(bytes, await self.run(_EXCHANGE, keys, args))
         return heard
 
     async def leave(self, about: str) -> None:
         await self.command("HDEL", pool_key(about, "replicas"), self.replica)
 
     async def learned(self, pool: str) -> bytes | None:
-        found: bytes | None = await self.command("GET", pool_key(pool, "learned"))
+        found: bytes | None = self.shaped(bytes | None, await self.command("GET", pool_key(pool, "learned")))
         return found
 
     async def learn(self, pool: str, content: bytes) -> None:
@@ -174,7 +183,7 @@ class RedisStore:
         lane = self._lane(_join_keys(self.pools[0])[0] if self.pools else "")
         lane.check_files()
         try:
-            info = (await self._own(lane.ask("INFO", "server"))).decode("utf-8", "replace")
+            info = self.shaped(bytes, await self._own(lane.ask("INFO", "server"))).decode("utf-8", "replace")
         except StoreUnavailable as error:
             # A server that answers with an error has understood; one that says nothing may wait for something else.
             mismatch = None if isinstance(error.__cause__, ResponseError) else await lane.tls_mismatch()
@@ -189,15 +198,16 @@ class RedisStore:
             raise StoreRefused(
                 f"{self._where}: is Redis {found[1]}.{found[2]}; {least} or later is needed, or any Valkey"
             )
-        seconds, microseconds = await self._own(lane.ask("TIME"))
-        self.epoch_s = int(seconds) + int(microseconds) / 1e6 - time.monotonic()
+        moment = self.shaped(tuple[bytes, bytes], await self._own(lane.ask("TIME")))
+        seconds, microseconds = self.shaped(tuple[int, int], [part.decode("latin-1") for part in moment])
+        self.epoch_s = seconds + microseconds / 1e6 - time.monotonic()
 
     async def _join_all(self) -> None:
         await asyncio.gather(*map(self._join, self.pools))
 
     async def _join(self, pool: Deployment) -> None:
         args: list[Word] = [LAYOUT, self.replica, int(MEMBER_S * 1000), pool.policy, *pool.backends]
-        said, what = await self._run(_JOIN, _join_keys(pool), args)
+        said, what = self.shaped(tuple[bytes, bytes | int | None], await self._run(_JOIN, _join_keys(pool), args))
         theirs = what.decode("utf-8", "replace") if isinstance(what, bytes) else ""
         if said == b"layout":
             raise StoreRefused(

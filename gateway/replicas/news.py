@@ -73,7 +73,7 @@ class NewsChannel:
     def _take(self, content: bytes) -> None:
         try:
             is_heard = self._shared.hear(_decode(content))
-        except msgspec.DecodeError:
+        except ValueError:
             is_heard = False
         if is_heard:
             self.heard += 1

@@ -15,7 +15,7 @@ from gateway.replicas.store import ALL_POOLS, Store
 from policies.admission.decisions import Decision
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
-from policies.replicas.messages import Heard
+from policies.replicas.messages import Heard, is_answer
 from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.schedule import Schedule, Speaker
 from policies.replicas.tenant_replica import TenantReplica
@@ -110,7 +110,9 @@ class Exchanges:
         number, told = schedule.ask(time.monotonic())
         try:
             heard = _decode(await self._store.exchange(self.about, number, _encode(told)))
-        except (StoreUnavailable, msgspec.DecodeError):
+            if not is_answer(heard, told):
+                raise ValueError("no answer to what was told")
+        except (StoreUnavailable, ValueError):
             # The store says why, in the log and at /ready.
             self.lost += 1
             self._carry_out(schedule.lost(time.monotonic()))

@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 import time
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -20,7 +20,7 @@ from gateway.replicas.store import ALL_POOLS
 from gateway.workers.seat import Meeting
 from gateway.workers.wire import Frames
 from policies.replicas.exchange import Exchange
-from policies.replicas.messages import Presence, Tally, Told
+from policies.replicas.messages import Presence, Tally, Told, could_be_told
 
 __all__ = ["ExchangeServer"]
 
@@ -34,6 +34,17 @@ EARLIER: Final = "earlier"
 """Stands for a gateway that has ended; the names of workers are longer."""
 POOLS_MAX: Final = 1_000
 _PEER = struct.Struct("3i")
+
+_Name = Annotated[str, msgspec.Meta(max_length=1024)]
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+_ARGUMENTS: Final[dict[str, Any]] = {
+    "exchange": tuple[_Name, _Name, _Number, bytes],
+    "leave": tuple[_Name, _Name],
+    "learned": tuple[_Name],
+    "learn": tuple[_Name, bytes],
+    "news": tuple[_Name, bytes],
+}
+"""What a worker says with each question."""
 
 
 class ExchangeServer:
@@ -80,10 +91,17 @@ class ExchangeServer:
 
     def answer(self, worker: _Worker, what: str, arguments: list[Any]) -> Any:
         """What a worker asked for. ValueError, TypeError: it makes no sense."""
+        kinds = _ARGUMENTS.get(what)
+        if kinds is None:
+            raise ValueError(f"no answer to {what!r}")
+        arguments = msgspec.convert(arguments, kinds)
         if what == "exchange":
-            me, pool, number, told = arguments
+            me, pool, number, content = arguments
+            told = _decode(content)
+            if not could_be_told(told):
+                raise ValueError("numbers that no worker counts")
             worker.names.add((me, pool))
-            return _encode(self.about(pool).exchange(me, number, _decode(told), self.now_ms()))
+            return _encode(self.about(pool).exchange(me, number, told, self.now_ms()))
         if what == "leave":
             me, pool = arguments
             self.about(pool).leave(me)
@@ -94,13 +112,11 @@ class ExchangeServer:
             pool, content = arguments
             self.about(pool)
             self._learned[pool] = content
-        elif what == "news":
+        else:
             pool, content = arguments
             for other in self.connections:
                 if other is not worker:
                     other.send([0, pool, content])
-        else:
-            raise ValueError(f"no answer to {what!r}")
         return None
 
     def gone(self, worker: _Worker) -> None:

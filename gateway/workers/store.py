@@ -150,6 +150,8 @@ class _Hub(Frames):
         number, *rest = value
         if number:
             [answer] = rest
+            if not isinstance(answer, bytes | None):
+                raise ValueError("an answer is bytes, or nothing")
             asked = self._asked.get(number)
             if asked is not None and not asked.done():
                 asked.set_result(answer)

@@ -31,7 +31,7 @@ class Frames(asyncio.Protocol):
         self._buffer = bytearray()
 
     def said(self, value: list[Any]) -> None:
-        """The other end said this. A ValueError, or what is no such value, ends the connection."""
+        """The other end said this. A ValueError, TypeError or ArithmeticError ends the connection."""
         raise NotImplementedError
 
     def send(self, value: list[Any]) -> None:
@@ -63,7 +63,7 @@ class Frames(asyncio.Protocol):
                 if not isinstance(value, list):
                     raise ValueError("no list")
                 self.said(value)
-        except (ValueError, TypeError, msgspec.MsgspecError):
+        except (ValueError, TypeError, ArithmeticError, RecursionError):
             if self.transport is not None:
                 self.transport.abort()
         del buffer[:begin]

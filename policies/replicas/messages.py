@@ -8,7 +8,7 @@ bounded.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 __all__ = [
     "Call",
@@ -24,7 +24,12 @@ __all__ = [
     "Standing",
     "Tally",
     "Told",
+    "could_be_told",
+    "is_answer",
 ]
+
+NUMBER_MAX: Final = 1e18
+"""More than any gateway counts, and sums of it have room in 64 bits."""
 
 
 class Standing(NamedTuple):
@@ -210,3 +215,21 @@ class News(NamedTuple):
     """By engine: the hashes of the blocks of each prompt, in the order in which they were sent."""
     charged: dict[str, dict[str, float]]
     """By engine and tenant: what was charged to the deficits there, where the policy has any."""
+
+
+def could_be_told(message: object) -> bool:
+    """Are all numbers in it within `NUMBER_MAX`? What is not a number, or infinite, would stay in the sums for ever."""
+    if isinstance(message, (list, tuple)):
+        return all([could_be_told(each) for each in message])
+    return not isinstance(message, (int, float)) or -NUMBER_MAX <= message <= NUMBER_MAX
+
+
+def is_answer(heard: Heard, told: Told) -> bool:
+    """Can this be what the store made of what was told: as much of everything, and of numbers that could be told?"""
+    return (
+        len(heard.grants) == len(told.holdings)
+        and len(heard.totals) == len(told.charges)
+        and len(heard.counted) == len(told.tallies)
+        and len(heard.opened) == len(told.calls)
+        and could_be_told(heard)
+    )

@@ -47,7 +47,7 @@ def readable_bytes(path: Path) -> int:
         return size
     try:
         msgspec.json.decode(last)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return size - len(last)
     return size
 

@@ -202,7 +202,7 @@ class Trace:
             except msgspec.ValidationError as error:
                 column, problem = place_of(error)
                 raise TraceError(path, f"{problem} ({self._needs()})", line=number, column=column) from error
-            except msgspec.DecodeError as error:
+            except (ValueError, RecursionError) as error:
                 if self._row.is_log:
                     self.foreign += 1
                     continue
@@ -250,7 +250,7 @@ class Trace:
 def _fields(path: Path, number: int, line: str) -> set[str]:
     try:
         return set(msgspec.json.decode(line, type=dict[str, Any]))
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(path, f"{error}: this is no trace of a known format", line=number) from error
 
 

@@ -22,7 +22,7 @@ __all__ = [
     "ROWS", "AccessLogLine", "AgentCall", "Azure", "BurstGpt", "Entry", "LmCache", "Mooncake", "Plain", "Qwen", "Row",
 ]  # fmt: skip
 
-Tokens = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+Tokens = Annotated[int, Meta(ge=0, le=1 << 24)]
 Duration = Annotated[float, Meta(ge=0, le=1e12)]
 Count = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 Weight = Annotated[float, Meta(gt=0, le=1000)]
@@ -272,7 +272,7 @@ class AccessLogLine(Row):
             weight=self.weight,
             streamed=self.stream,
             claim=Claim(self.interaction, self.stage, begins=self.stage == 1) if self.interaction else NO_CLAIM,
-            hash_ids=[base + block for block in shared],
+            hash_ids=range(base + shared.start, base + shared.stop),
             block_tokens=LOGGED_BLOCK_TOKENS,
             model=self.model,
         )

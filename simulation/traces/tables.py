@@ -28,6 +28,9 @@ def csv_rows(path: Path, row: type[R], bytes_max: int | None = None) -> Iterator
     missing = [name for name in required_columns(row) if name not in header]
     if missing:
         raise TraceError(path, f"missing from the header ({needs})", line=header_line, column=missing[0])
+    twice = [field.encode_name for field in msgspec.structs.fields(row) if header.count(field.encode_name) > 1]
+    if twice:
+        raise TraceError(path, "twice in the header: which of them counts?", line=header_line, column=twice[0])
     for number, line in lines:
         cells = csv_cells(path, number, line)
         if len(cells) != len(header):

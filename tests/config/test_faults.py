@@ -374,3 +374,8 @@ def test_what_may_be_asked_beyond_what_is_known(tmp_path: Path) -> None:
     config = load_config(file)
     assert [route.methods for route in config.routes] == [("GET", "DELETE"), ("DELETE",)]
     assert config.trusted_proxies == ("10.0.0.0/8", "::1/128")
+
+
+def test_a_variable_that_has_no_end_is_looked_for_once(tmp_path: Path) -> None:
+    [fault] = faults(tmp_path, GOOD + "admin: '" + "${X:-" * 80_000 + "'\n")
+    assert fault.endswith("write a variable as ${NAME} or ${NAME:-default}, and a plain ${ as $${")

@@ -1,28 +1,24 @@
-"""The readers of what engines answer: HTTP heads and framing, streams, whole answers, error bodies, metrics pages."""
+"""The readers of what engines answer: HTTP heads and framing, streams, whole answers, error bodies, metrics pages,
+and what an engine says of its steps."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, cast
 
 from backends.base import Usage
 from backends.errors import UpstreamError
 from backends.health import read_models
 from backends.sse import Dialect, StreamMeter
+from backends.steps import _Clock, _Lost, _Wrong
+from backends.steps import _Connection as _StepConnection
 from backends.upstream import Call, UpstreamPool, _Connection
 from backends.usage import made_bytes, read_answer, usage_finder, usage_found
 from backends.vllm import VllmAdapter
 from gateway.answer.engine_errors import OWN_ERROR_EVENTS, engine_error
 from tests.fuzz.harness import Harness
+from tests.fuzz.transport import Transport, in_loop, pieces
 
-PIECES_MAX = 256
 DIALECTS = tuple(Dialect)
-
-
-def _pieces(data: bytes) -> list[bytes]:
-    """Cut in pieces of a size that the data itself sets."""
-    size = max(1, len(data) // PIECES_MAX, data[-1] if data else 1)
-    return [data[at : at + size] for at in range(0, len(data), size)]
 
 
 def _well(usage: Usage | None) -> bool:
@@ -44,11 +40,11 @@ def _metered(data: list[bytes], dialect: Dialect, own_error: bytes) -> tuple[byt
 def read_stream(data: bytes) -> None:
     """Wherever it is cut, the same goes out and is noted; without what is replaced, all of it goes out."""
     dialect = DIALECTS[len(data) % len(DIALECTS)]
-    forwarded, facts = _metered(_pieces(data), dialect, b"")
+    forwarded, facts = _metered(pieces(data), dialect, b"")
     assert forwarded == data
     if len(data) <= 4096:
         assert _metered([data], dialect, b"") == (forwarded, facts)
-    _metered(_pieces(data), dialect, OWN_ERROR_EVENTS[dialect])
+    _metered(pieces(data), dialect, OWN_ERROR_EVENTS[dialect])
 
 
 def read_whole(data: bytes) -> None:
@@ -56,7 +52,7 @@ def read_whole(data: bytes) -> None:
     answer = read_answer(data)
     assert _well(answer.usage)
     finder, at_once = usage_finder(), usage_finder()
-    for piece in _pieces(data):
+    for piece in pieces(data):
         finder.feed(piece)
     at_once.feed(data)
     cut, whole = usage_found(finder), usage_found(at_once)
@@ -69,28 +65,6 @@ def read_error(data: bytes) -> None:
     error = engine_error("b", 400 + len(data) % 100, data)
     for dialect in Dialect:
         assert 0 < len(error.body(dialect)) < 40_000
-
-
-class _Transport(asyncio.Transport):
-    """A socket that takes everything."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_closed = False
-
-    def write(self, data: Any) -> None:
-        pass
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def abort(self) -> None:
-        self.is_closed = True
-
-    close = abort
 
 
 class _Receiver:
@@ -119,14 +93,9 @@ class _Receiver:
         self.ends += 1
 
 
-_loop: list[asyncio.AbstractEventLoop] = []
-
-
 def read_head(data: bytes) -> None:
     """Whatever comes, the call ends once."""
-    if not _loop:
-        _loop.append(asyncio.new_event_loop())
-    _loop[0].run_until_complete(_answered(data))
+    in_loop(_answered(data))
 
 
 async def _answered(data: bytes) -> None:
@@ -135,8 +104,8 @@ async def _answered(data: bytes) -> None:
     call = Call(pool, b"GET / HTTP/1.1\r\n\r\n", b"", receiver)
     connection = _Connection(pool, call)
     call.limit, call.connecting = cast("Any", _NoLimit()), cast("Any", _NoLimit())
-    connection.connection_made(_Transport())
-    for piece in _pieces(data):
+    connection.connection_made(Transport())
+    for piece in pieces(data):
         if connection._transport.is_closing():
             break
         connection.data_received(piece)
@@ -166,6 +135,23 @@ def read_metrics(data: bytes) -> None:
 def read_cards(data: bytes) -> None:
     for card in read_models("http://x", data):
         assert card.max_model_len is None or card.max_model_len > 0
+
+
+def read_steps(data: bytes) -> None:
+    """What an engine says of its steps is believed within bounds, or ends the feed."""
+    heard = _StepConnection(_Clock(0.0))
+    for number, piece in enumerate(pieces(data)):
+        now = number / 1000
+        said = heard.feed(piece, now)
+        if said is None:
+            continue
+        assert heard.made_s <= now
+        assert said.taken_s <= now
+        counts = (said.running, said.waiting, said.kv_capacity_tokens, said.preemptions_total, said.prompt_tokens_total)
+        counts += (said.free_blocks, said.total_blocks, said.scheduled_tokens, said.max_num_seqs, said.block_size)
+        assert all(count is None or (type(count) is int and 0 <= count <= 1 << 50) for count in counts)
+        assert said.kv_usage is None or 0 <= said.kv_usage <= 1
+        assert said.is_step or said.free_blocks is said.scheduled_tokens is said.max_num_seqs is None
 
 
 _COMMON = (b"{", b"}", b"[", b"]", b":", b",", b'"', b"\\", b'\\"', b" ", b"\n", b"\0", b"\xff", b"null", b"true")
@@ -215,6 +201,19 @@ _METRICS += (
 
 _CARDS = (b'"id"', b'"max_model_len"', b'"data"', b"9" * 40, b"-1")
 
+_STEPS = (b'"v":1', b'"start":"a"', b'"seq":', b'"now_s":', b'"age_s":', b'"ranks":[', b'"rank":0', b'"free_blocks":')
+_STEPS += (
+    b'"total_blocks":',
+    b'"kv_tokens":',
+    b"9" * 40,
+    b"1e12",
+    b"1e13",
+    b"-1",
+    b"1.5",
+    b"}\n",
+    b'"prompt_tokens_total":',
+)
+
 # Objects that an engine writes in three bytes take a hundred: of answers, what is read at once has a bound of its own.
 HARNESSES = (
     # Read twice, in the shortest events there are.
@@ -224,4 +223,5 @@ HARNESSES = (
     Harness("head", read_head, (), _HEAD),
     Harness("metrics", read_metrics, (), _METRICS),
     Harness("cards", read_cards, (UpstreamError,), _COMMON + _CARDS, memory_ratio_max=40.0),
+    Harness("steps", read_steps, (_Wrong, _Lost), _COMMON + _STEPS),
 )

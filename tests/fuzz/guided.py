@@ -33,7 +33,7 @@ def main(name: str, seconds: str, found: str) -> None:
         check(harness, data, Measure.TIME, slower=SLOWER)
         if executions % GROWN_EVERY == 0:
             mark = crc32(data)
-            long = grown(data, mark >> 8, 1 + mark % 40)
+            long = grown(data, mark >> 8, 1 + mark % 40, harness.grown_bytes)
             check(harness, long, Measure.TIME if executions % MEASURED_EVERY else Measure.MEMORY, slower=SLOWER)
 
     directory = Path(found)

@@ -14,10 +14,8 @@ __all__ = ["CORPUS", "Harness", "Measure", "Violation", "check", "grown"]
 CORPUS = Path(__file__).parent / "corpus"
 TIMED_FROM_BYTES = 1 << 16
 """Smaller inputs are read too fast for a clock to tell linear from quadratic."""
-GROWN_BYTES = 1 << 19
 START_S = 0.05
 """Whatever a reader takes once, and what else the machine may be doing."""
-START_BYTES = 1 << 18
 
 
 class Violation(Exception):
@@ -39,6 +37,10 @@ class Harness:
     """Of CPU, interpreted: ten times what a linear reader takes, a hundredth of a quadratic one."""
     memory_ratio_max: float = 3.0
     """What reading allocates at its peak, by the size of the input, which is not counted."""
+    grown_bytes: int = 1 << 19
+    """How long an input is made to see whether reading is linear."""
+    start_bytes: int = 1 << 18
+    """What it allocates however short the input is."""
 
     def seeds(self) -> list[bytes]:
         """The kept inputs, in a fixed order."""
@@ -70,11 +72,11 @@ def check(harness: Harness, data: bytes, measure: Measure = Measure.NOTHING, *, 
     long_s = slower * (START_S + harness.s_per_mb_max * size / 1e6)
     if measure is Measure.TIME and size >= TIMED_FROM_BYTES and took_s > long_s:
         raise Violation(f"{harness.name}: {took_s:.2f} s for {size} bytes")
-    if peak_bytes > START_BYTES + harness.memory_ratio_max * size:
+    if peak_bytes > harness.start_bytes + harness.memory_ratio_max * size:
         raise Violation(f"{harness.name}: {peak_bytes} bytes of memory for {size} bytes")
 
 
-def grown(data: bytes, at: int, length: int, size: int = GROWN_BYTES) -> bytes:
+def grown(data: bytes, at: int, length: int, size: int) -> bytes:
     """The input with one piece of it repeated until it is so long: what is not linear shows there."""
     at %= max(1, len(data))
     piece = data[at : at + max(1, length)] or b"["

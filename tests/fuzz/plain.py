@@ -24,7 +24,7 @@ def inputs(harness: Harness, seed: int = 0) -> Iterator[bytes]:
         for _ in range(chance.randint(1, 4)):
             data = _mutated(data, harness.tokens, chance)
         if number % GROWN_EVERY == 0:
-            yield grown(data, chance.randrange(INPUT_BYTES_MAX), chance.randint(1, 40))
+            yield grown(data, chance.randrange(INPUT_BYTES_MAX), chance.randint(1, 40), harness.grown_bytes)
         else:
             yield data
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tests.fuzz import answers, bodies
+from tests.fuzz import answers, bodies, files, heads, replicas
 from tests.fuzz.harness import Harness
 
 __all__ = ["HARNESSES"]
 
-HARNESSES: dict[str, Harness] = {harness.name: harness for harness in (*bodies.HARNESSES, *answers.HARNESSES)}
+ROOMS = (heads, bodies, answers, replicas, files)
+HARNESSES: dict[str, Harness] = {harness.name: harness for room in ROOMS for harness in room.HARNESSES}

@@ -12,8 +12,11 @@ import pytest
 from tests.fuzz.harness import Harness, Measure, check
 from tests.fuzz.plain import inputs
 from tests.fuzz.registry import HARNESSES
+from tests.fuzz.replicas import said_here
 
 EXECUTIONS = 500
+SLOW = {"config": 50, "learned": 50, "heard": 100, "frames": 100}
+"""Each of these takes milliseconds."""
 MEASURED_EVERY = 64
 
 each_harness = pytest.mark.parametrize("harness", HARNESSES.values(), ids=HARNESSES)
@@ -30,5 +33,11 @@ def test_the_corpus_breaks_nothing(harness: Harness) -> None:
 
 @each_harness
 def test_mutations_of_it_break_nothing(harness: Harness) -> None:
-    for number, data in enumerate(islice(inputs(harness), EXECUTIONS)):
+    for number, data in enumerate(islice(inputs(harness), SLOW.get(harness.name, EXECUTIONS))):
         check(harness, data, Measure.NOTHING if number % MEASURED_EVERY else Measure.MEMORY)
+
+
+def test_what_gateways_say_to_one_another_is_in_the_corpus_as_this_version_says_it() -> None:
+    for name, said in said_here().items():
+        kept = HARNESSES[name].seeds()
+        assert all(data in kept for data in said), f"write into tests/fuzz/corpus/{name} what said_here() has"

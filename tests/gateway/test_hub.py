@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.config.model import Config
@@ -21,11 +24,19 @@ from gateway.workers.hub import go_on
 from gateway.workers.seat import Meeting, Seat
 from gateway.workers.supervisor import unix_listener
 from gateway.workers.wire import FRAME_BYTES_MAX
+from policies.replicas.messages import Call, Presence, Told
 from tests.gateway.live import Starter, chat, simulated, until
 from tests.gateway.test_fairness_live import tenants
 from tests.gateway.test_shared_prefixes import ask, cached_in_turns, index_of, text
 
 WORKERS = 2
+TOLD = Told([], Presence(), [], [], [], [], [], [], 0.0)
+encode = msgspec.msgpack.encode
+
+
+def frame(said: list[Any]) -> bytes:
+    content = encode(said)
+    return len(content).to_bytes(4, "big") + content
 
 
 @asynccontextmanager
@@ -62,8 +73,17 @@ async def test_a_prompt_is_found_where_another_worker_sent_it(start: Starter) ->
         b"\x00\x00\x00\x01\x90",
         b"\x00\x00\x00\x09\x92\x01\xa6delete",
         b"\x00\x00\x00\x0b\x92\x01\xa8exchange",
+        b"\x00\x01\x00\x00" + b"\x91" * 65_536,
+        frame([1, "exchange", 7, "default", 1, encode(TOLD)]),
+        frame([1, "exchange", "me", "default", 2**63, encode(TOLD)]),
+        frame([1, "exchange", "me", "default", 1, encode(TOLD._replace(quantum=math.nan))]),
+        frame([1, "exchange", "me", "*", 1, encode(TOLD._replace(calls=[Call("c", 1, 1, math.inf, 1.0, False)]))]),
+        frame([1, "learn", "default", 5]),
     ],
-    ids=["no MessagePack", "too long", "no list", "nothing", "no such thing", "too little"],
+    ids=[
+        *("no MessagePack", "too long", "no list", "nothing", "no such thing", "too little", "nested"),
+        *("no name", "no number", "not a number", "infinite", "nothing that is learned"),
+    ],
 )
 async def test_what_makes_no_sense_ends_that_connection_only(start: Starter, said: bytes) -> None:
     async with meeting() as (met, server), simulated(time_scale=0) as sim, start(sim.url, seat=Seat(0, met)) as live:

@@ -167,13 +167,16 @@ def test_what_an_earlier_version_noted_of_a_key_is_read() -> None:
 @pytest.mark.parametrize(
     "noted",
     [
-        *(b"bob tomorrow", b"bob - ", b"bob 2027-01-31 a a", b"bob \xff", b"bob "),
+        *(b"bob tomorrow", b"bob - ", b"bob 2027-01-31 a a", b"bob \xff", b"bob ", b"bob -" + b" m" * 1001),
         *(
             b"{",
             b"[]",
             b'{"expires":"2027-01-31"}',
             b'{"tenant":"bob","weight":-1.0}',
             b'{"tenant":"a b","weight":1.0}',
+            b'{"tenant":""}',
+            b'{"tenant":"bob","models":["' + b'","'.join(b"%d" % number for number in range(1001)) + b'"]}',
+            b'{"tenant":"bob","x":' + b"[" * 100_000,
         ),
     ],
 )

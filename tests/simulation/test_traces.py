@@ -233,6 +233,13 @@ def test_a_log_among_what_others_write_is_found(tmp_path: Path) -> None:
     assert trace.foreign == 5
 
 
+def test_what_others_write_into_a_log_is_nested_as_deep_as_they_like(tmp_path: Path) -> None:
+    path = write(tmp_path, logged(), '{"x":' + "[" * 100_000, logged(ts=1001.5))
+    path.write_bytes(path.read_bytes() + b'{"x":' + b"[" * 100_000)
+    trace = Trace(path)
+    assert (trace.requests, trace.foreign) == (2, 1)
+
+
 def test_rotated_logs_are_read_in_the_order_of_their_time(tmp_path: Path) -> None:
     days = [tmp_path / name for name in ("access.log", "access.log.1", "access.log.2.gz")]
     days[0].write_text(logged(ts=200_000.0, tokens_in=3))
@@ -300,6 +307,10 @@ BAD = {
     "JSON in CSV": ((HEADER, "0,a,1,2", logged()), "trace:3: column 5: .* columns where the header has 4"),
     "CSV in JSON": ((MOONCAKE, "0,a,1,2"), r"trace:2: .* \(format mooncake needs timestamp"),
     "two formats of JSON": ((MOONCAKE, logged()), "trace:2: column 'timestamp': missing here"),
+    "a column twice": (("t_s,input_tokens,output_tokens,t_s", "0,1,2,3"), "trace:1: column 't_s': twice in the header"),
+    "nested": ((MOONCAKE, '{"x":' + "[" * 100_000), "trace:2: maximum recursion depth"),
+    "nested at once": (('{"x":' + "[" * 100_000,), "trace:1: maximum recursion depth"),
+    "more than any prompt has": ((logged(tokens_cached=1_000_000_000),), "trace:1: column 'tokens_cached': .* <= "),
     "half a line": ((MOONCAKE, MOONCAKE[:30]), "trace:2: .*Input data was truncated"),
 }  # fmt: skip
 

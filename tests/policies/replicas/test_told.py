@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
+import pytest
+
 from policies.limits.sliding_counts import SlidingCounts
 from policies.queue.backlog import Backlog
 from policies.replicas.counters import SharedCounters
+from policies.replicas.exchange import Exchange
+from policies.replicas.messages import Charge, Heard, Holding, Presence, Told, is_answer
 from policies.replicas.tallies import SharedCounts
 from tests.policies.making import make_request
 
@@ -31,3 +37,23 @@ def test_counts_that_cannot_be_told_to_other_gateways_are_bounded() -> None:
         count.requests += 1
         counts.note_change(number, count)
     assert len(shared.tell(1000)) == 8
+
+
+@pytest.mark.parametrize(
+    ("heard", "why"),
+    [
+        ({"totals": [nan]}, "not a number"),
+        ({"totals": [inf]}, "infinite"),
+        ({"totals": [-2e18]}, "more than anybody counts"),
+        ({"totals": []}, "less than was told"),
+        ({"totals": [1.0, 2.0]}, "more than was told"),
+        ({"grants": []}, "no grant"),
+        ({"presence": Presence(weights=nan)}, "not a number within"),
+        ({"opened": [None]}, "an interaction that was not told"),
+    ],
+)
+def test_what_is_no_answer_to_what_was_told_is_known(heard: dict[str, object], why: str) -> None:
+    told = Told([], Presence(), [Holding("b", 1, 10, 10, 4, 0)], [Charge("t", 0.0, 5.0, False)], [], [], [], [], 0.0)
+    answer: Heard = Exchange().exchange("one", 1, told, 0)
+    assert is_answer(answer, told)
+    assert not is_answer(answer._replace(**heard), told), why  # type: ignore[arg-type]

@@ -1,0 +1,363 @@
+"""The readers of what other processes of a gateway say: workers to their hub and back, replicas by their store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import tempfile
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, cast
+
+import hiredis
+import msgspec
+from redis.exceptions import ResponseError
+
+from gateway.pool.dispatcher import Dispatcher
+from gateway.pool.learned_file import FILE_BYTES_MAX, LearnedFile
+from gateway.redis.errors import StoreError, StoreUnavailable
+from gateway.redis.issued_keys import RedisKeys
+from gateway.redis.store import RedisStore
+from gateway.replicas.learned import Lessons
+from gateway.replicas.news import NewsChannel
+from gateway.replicas.store import Deployment, Store
+from gateway.replicas.ticker import Exchanges
+from gateway.workers.exchange_server import ExchangeServer, _Worker
+from gateway.workers.seat import Meeting
+from gateway.workers.store import _Hub
+from gateway.workers.wire import Frames
+from policies.admission.decisions import Dispatch
+from policies.admission.engine import AdmissionEngine
+from policies.admission.memory import snapshot
+from policies.admission.named import named_policy
+from policies.interactions import Interactions
+from policies.limits.quotas import Quota, Quotas
+from policies.queue.bounds import QueueLimits
+from policies.replicas.exchange import Exchange
+from policies.replicas.messages import Heard, could_be_told, is_answer
+from policies.replicas.pool_replica import PoolReplica
+from policies.replicas.schedule import Speaker
+from policies.replicas.tenant_replica import TenantReplica
+from policies.request import Claim, Flow, Request, ServiceTokens
+from tests.fuzz.harness import Harness
+from tests.fuzz.transport import Transport, in_loop, pieces
+
+MEETING = Meeting("/nowhere", workers=2, epoch_s=0.0)
+LIMITS = QueueLimits(requests_max=8, bytes_max=4000, wait_s_max=2.0)
+ANSWERS_MAX = 64
+_VAST = re.compile(rb"[*%~>|][0-9]{4}")
+TURNS = 8
+"""Of the loop, until an answer that is there at once was read."""
+
+
+class Gateway:
+    """One whose engine runs a request and has another in its queue, so that there is something to tell."""
+
+    def __init__(self, policy: str = "fairserve") -> None:
+        self.quotas, self.interactions = Quotas(Quota(requests_per_minute=5)), Interactions()
+        self.engine = AdmissionEngine(
+            named_policy(policy), limits=LIMITS, quotas=self.quotas, interactions=self.interactions
+        )
+        self.engine.add_backend("b", max_num_seqs=1)
+
+    def of_pool(self) -> PoolReplica:
+        self.serve("first")
+        replica = PoolReplica(self.engine)
+        self.engine.arrived(_request("second"), 0.0)
+        return replica
+
+    def of_tenants(self) -> TenantReplica:
+        replica = TenantReplica(self.quotas, self.interactions, [self.engine])
+        self.engine.arrived(_request("second"), 0.0)
+        return replica
+
+    def serve(self, name: str) -> None:
+        """A request comes, is answered, and something is learned of it."""
+        [decision] = self.engine.arrived(_request(name), 0.0)
+        assert isinstance(decision, Dispatch)
+        self.engine.progressed(name, 10, 0.0)
+        self.engine.finished(name, ServiceTokens(100, 10), 0.0)
+
+
+def _request(name: str) -> Request:
+    flow, claim = Flow("t", "app", "u"), Claim("interaction", explicit=True)
+    return Request(name, flow, 1.0, 100, 20, 0.0, claim=claim, body_bytes=100)
+
+
+# --- workers and their hub ---
+
+
+def read_frames(data: bytes) -> None:
+    """Whatever a worker says, the hub answers the others as ever; whatever a hub says, its worker goes on."""
+    server = ExchangeServer(MEETING)
+    good, other = _Ours(server), _Worker(server)
+    good.exchange()
+    for end in (other, _Hub(lambda: None)):
+        end.connection_made(Transport())
+        for piece in pieces(data):
+            if end.transport is None or end.transport.is_closing():
+                break
+            end.data_received(piece)
+        end.connection_lost(None)
+    good.exchange()
+
+
+class _Ours:
+    """A worker that says what makes sense, and must be answered."""
+
+    def __init__(self, server: ExchangeServer) -> None:
+        self.end = _Worker(server)
+        self.replica = Gateway().of_pool()
+        self.number = 0
+        self.written = b""
+        transport = Transport(self._take)
+        self.end.connection_made(transport)
+        self.transport = transport
+
+    def _take(self, data: bytes) -> None:
+        self.written += data
+
+    def exchange(self) -> None:
+        self.number += 1
+        self.written = b""
+        told = self.replica.tell(float(self.number))
+        _say(self.end, [self.number, "exchange", "ours", "p", self.number, msgspec.msgpack.encode(told)])
+        assert not self.transport.is_closing()
+        number, content = msgspec.msgpack.decode(self.written[4:])
+        assert number == self.number
+        heard = msgspec.msgpack.decode(content, type=Heard)
+        assert is_answer(heard, told)
+        self.replica.hear(heard, float(self.number), float(self.number))
+
+
+def _say(end: Frames, value: list[Any]) -> None:
+    content = msgspec.msgpack.encode(value)
+    end.data_received(len(content).to_bytes(4, "big") + content)
+
+
+# --- replicas and their store ---
+
+
+class _Answers:
+    """A `Store` that answers everything with the same bytes, once."""
+
+    replica, epoch_s, pools, fault = "one", 0.0, (), None
+
+    def __init__(self, data: bytes) -> None:
+        self._data = [data]
+
+    async def exchange(self, about: str, number: int, told: bytes) -> bytes:
+        return self._once()
+
+    async def learned(self, pool: str) -> bytes | None:
+        return self._once()
+
+    async def learn(self, pool: str, content: bytes) -> None:
+        assert len(content) < 10_000
+
+    async def hear_news(self, pool: str, heard: Callable[[bytes], None]) -> None:
+        heard(self._once())
+        raise StoreUnavailable("no more")
+
+    def _once(self) -> bytes:
+        if not self._data:
+            raise StoreUnavailable("no more")
+        return self._data.pop()
+
+
+def store(data: bytes) -> Store:
+    return cast("Store", _Answers(data))
+
+
+class _Unexpected(logging.Handler):
+    """What is logged with a traceback is a fault that nobody has thought of."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.found = record.exc_info[1]
+
+    found: BaseException | None = None
+
+
+async def _runs(task: asyncio.Task[Any]) -> None:
+    """For some turns of the loop; what it does must not end it, and must not be a surprise."""
+    unexpected, logger = _Unexpected(), logging.getLogger("fairgate")
+    logger.addHandler(unexpected)
+    level, propagates = logger.level, logger.propagate
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    try:
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        assert not task.done(), task.exception()
+        assert unexpected.found is None, unexpected.found
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        logger.removeHandler(unexpected)
+        logger.setLevel(level)
+        logger.propagate = propagates
+
+
+def read_heard(data: bytes) -> None:
+    """Whatever the store answers, the gateway goes on, and tells nothing afterwards that nobody could count."""
+    in_loop(_hear(data))
+
+
+async def _hear(data: bytes) -> None:
+    for policy in ("fairserve", "fcfs"):
+        gateway = Gateway(policy)
+        replicas: list[Speaker] = [gateway.of_pool(), Gateway(policy).of_tenants()]
+        for replica in replicas:
+            exchanges = Exchanges(store(data), "p", replica, lambda decisions: None)
+            await _runs(asyncio.create_task(exchanges.run()))
+            assert exchanges.answered + exchanges.lost >= 1
+            assert could_be_told(replica.tell(1e6))
+
+
+def read_news(data: bytes) -> None:
+    """Whatever is told of prompts elsewhere, it is taken in or ignored."""
+    in_loop(_hear_news(data))
+
+
+async def _hear_news(data: bytes) -> None:
+    for policy in ("vtc", "dlpm"):
+        channel = NewsChannel(store(data), "p", Dispatcher(Gateway(policy).engine))
+        await _runs(asyncio.create_task(channel.run()))
+        assert channel.heard + channel.ignored == 1
+
+
+# --- Redis ---
+
+
+class _Redis(RedisStore):
+    """One that hears these answers, in this order, whatever it asks."""
+
+    def __init__(self, answers: list[object]) -> None:
+        super().__init__("redis://nowhere", (Deployment("p", "vtc", ("http://a:1",)),))
+        self._answers = answers
+
+    async def _own(self, ask: Coroutine[Any, Any, Any]) -> Any:
+        ask.close()
+        answer = self._answers.pop(0) if self._answers else None
+        if answer is None or isinstance(answer, Exception):
+            raise StoreUnavailable("no more") from ResponseError()
+        return answer
+
+
+def read_redis(data: bytes) -> None:
+    """Whatever a server answers, it is what was asked for, or the server cannot be used."""
+    if _VAST.search(data):
+        return  # hiredis makes room for as many as are announced
+    reader, answers = hiredis.Reader(), list[object]()
+    try:
+        reader.feed(data)
+        while len(answers) < ANSWERS_MAX and (answer := reader.gets()) is not False:
+            answers.append(answer)
+    except hiredis.ProtocolError:
+        pass  # the connection ends
+    in_loop(_ask(answers))
+
+
+async def _ask(answers: list[object]) -> None:
+    store = _Redis(answers)
+    try:
+        await store.open()
+        assert math.isfinite(store.epoch_s)
+        assert type(await store.exchange("p", 1, b"")) is bytes
+        assert type(await store.learned("p")) is bytes
+        keys = RedisKeys(store)
+        assert type(await keys.changed()) is bytes
+        async for name, noted in keys.entries():
+            assert type(name) is type(noted) is bytes
+    except StoreError:
+        return
+
+
+# --- what was learned ---
+
+
+def read_learned(data: bytes) -> None:
+    """From a file, or from the store: what can be learned is, and what is learned can be written down and read."""
+    in_loop(_adopt(data))
+    gateway, again = Gateway(), Gateway()
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "learned")
+        path.write_bytes(data)
+        restored = LearnedFile(path, {"p": gateway.engine})
+        logging.getLogger("fairgate").setLevel(logging.ERROR)
+        restored.restore()
+        gateway.serve("first")
+        in_loop(restored.save())
+        LearnedFile(path, {"p": again.engine}).restore()
+    assert snapshot(again.engine) == snapshot(gateway.engine)
+
+
+async def _adopt(data: bytes) -> None:
+    gateway = Gateway()
+    await _runs(asyncio.create_task(Lessons(store(data), "p", gateway.engine).run()))
+    gateway.serve("first")
+    msgspec.json.encode(snapshot(gateway.engine))
+
+
+def said_here() -> dict[str, list[bytes]]:
+    """Seeds, as our own code says it."""
+    exchange, gateways = Exchange(), [Gateway(), Gateway()]
+    replicas: list[Any] = [gateways[0].of_pool(), gateways[1].of_pool()]
+    encode = msgspec.msgpack.encode
+    told = [encode(replica.tell(0.0)) for replica in replicas]
+    heard = [encode(exchange.exchange(str(at), 1, replicas[at].tell(0.0), 0)) for at in (0, 1)]
+    tenants = Gateway().of_tenants().tell(0.0)
+    heard.append(encode(exchange.exchange("tenants", 1, tenants, 0)))
+    said: list[list[Any]] = [
+        [1, "exchange", "a", "p", 1, told[0]], [2, "exchange", "ours", "p", 2, told[1]], [3, "leave", "a", "p"],
+        [4, "learned", "p"], [5, "learn", "p", b"{}"], [0, "news", "p", b"news"], [6, heard[0]], [0, "p", b"x"],
+    ]  # fmt: skip
+    frames = [len(content := encode(each)).to_bytes(4, "big") + content for each in said]
+    learned = snapshot(gateways[0].engine)
+    file = msgspec.json.encode({"version": 1, "pools": {"p": learned}})
+    news = encode((1, "two", {"b": [(1, 2, 3), (1, 2)]}, {"b": {"t": 5.0}}))
+    return {
+        "frames": [*frames, b"".join(frames)],
+        "heard": heard,
+        "news": [news],
+        "redis": [ANSWERS],
+        "learned": [file, msgspec.json.encode(learned)],
+    }
+
+
+ANSWERS = (
+    b"$29\r\n# Server\r\nredis_version:7.2.4\r\n"
+    + b"*2\r\n$10\r\n1700000000\r\n$6\r\n123456\r\n*2\r\n$6\r\njoined\r\n:1\r\n"
+    + b"$3\r\nabc\r\n$2\r\n{}\r\n$1\r\n1\r\n*2\r\n$1\r\n0\r\n*2\r\n$1\r\na\r\n$1\r\nb\r\n"
+)
+"""Of a server in its right mind: its version, the time, joined, heard, learned, a mark, and the table of keys."""
+_REDIS = (
+    b"$-1\r\n",
+    b"*-1\r\n",
+    b":5\r\n",
+    b"*0\r\n",
+    b"-ERR x\r\n",
+    b"+OK\r\n",
+    b"$0\r\n\r\n",
+    b"*2\r\n",
+    b"$6\r\nlayout\r\n",
+)
+_REDIS += (b"*1\r\n" * 20, b"$9999999999\r\n", b":" + b"9" * 30 + b"\r\n", b"$6\r\npolicy\r\n", b"_\r\n", b",nan\r\n")
+_MSGPACK = (b"\xc0", b"\xc2", b"\xc3", b"\xcb\x7f\xf0" + b"\0" * 6, b"\xcb\x7f\xf8" + b"\0" * 6, b"\x90", b"\x80")
+_MSGPACK += (b"\xcf" + b"\xff" * 8, b"\xd3\x80" + b"\0" * 7, b"\xcb\x7f\xef" + b"\xff" * 6, b"\xa1t", b"\xa4t\x1fap")
+_MSGPACK += (b"\xdd\xff\xff\xff\xff", b"\x91" * 40, b"\x81\x90\x90", b"\xd6\xff\0\0\0\0", b"\xc4\x01x")
+_FRAMES = (b"\0\0\0\1", b"\0\0\0\x20", b"\xff\xff\xff\xff", b"\xa8exchange", b"\xa5leave", b"\xa5learn", b"\xa4news")
+_LEARNED = (b"[", b"]", b",", b"{", b"}", b":", b'"', b"9" * 400, b"1e308", b"-1", b"true", b"null", b'"app"', b"1e16")
+_LEARNED += (b'"version"', b'"pools"', b'"p"', b'"interactions"', b'"policy"', b'"worths"', b'"pool"', b'"units"')
+
+# An exchange, a gateway and what was learned each take as much, however short what is read.
+HARNESSES = (
+    Harness("frames", read_frames, (), _MSGPACK + _FRAMES, 5.0, memory_ratio_max=40.0, start_bytes=1 << 20),
+    Harness("heard", read_heard, (), _MSGPACK, 5.0, memory_ratio_max=100.0, start_bytes=1 << 20),
+    Harness("news", read_news, (), _MSGPACK, 5.0, memory_ratio_max=100.0, start_bytes=1 << 20),
+    Harness("redis", read_redis, (), _REDIS, 5.0, memory_ratio_max=100.0, start_bytes=1 << 20),
+    Harness("learned", read_learned, (), _LEARNED, 5.0, memory_ratio_max=100.0, start_bytes=FILE_BYTES_MAX + (1 << 20)),
+)
