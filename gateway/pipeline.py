@@ -317,7 +317,8 @@ class Pipeline:
                 record.model = payload.model
         backend = next((found for pool in pools if (found := pool.least_loaded()) is not None), None)
         if backend is None:
-            raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=5.0)
+            again_s = min([pool.again_s() for pool in pools])
+            raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=again_s)
         exchange = PassThrough(asking.responder, asking.way.dialect, backend, record, self._passed)
 
         def send() -> None:

@@ -28,7 +28,7 @@ from backends.upstream import Call
 from backends.usage import Answer, made_bytes, read_answer, usage_finder, usage_found
 from gateway.answer.account import believed
 from gateway.answer.engine_errors import ERROR_BODY_BYTES_MAX, OWN_ERROR_EVENTS, engine_error, outcome_of
-from gateway.answer.refusals import refusal_error
+from gateway.answer.refusals import failure_error, refusal_error
 from gateway.answer.renamed import Renamed
 from gateway.answer.reply import Reply
 from gateway.http.errors import ApiError, Reason
@@ -127,7 +127,7 @@ class Exchange:
 
     def refused(self, decision: Reject) -> None:
         self._end(Outcome.REFUSED, decision.reason.value)
-        self._reply.error(refusal_error(decision))
+        self._reply.error(refusal_error(decision, self._pool.again_s()))
 
     def give_up(self, error: ApiError) -> None:
         """The gateway stops: end this one now, wherever it is."""
@@ -211,9 +211,10 @@ class Exchange:
         service = self._received() if self._started or self._passing else NO_SERVICE
         self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
         self._end(Outcome.FAILED, reason.value, service)
-        # The client would send again what two engines may have died of.
-        should_retry = False if self._sends > 1 else None
-        self._visible_error(ApiError(reason, f"{what}; request {self.request.id}", should_retry=should_retry))
+        error = failure_error(reason, what, self.request.id, self._pool.again_s())
+        if self._sends > 1:  # the client would send again what two engines may have died of
+            error.retry_after_s, error.should_retry = None, False
+        self._visible_error(error)
 
     # --- streams ---
 
