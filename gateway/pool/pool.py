@@ -205,6 +205,7 @@ class Pool:
         self.quotas = shared.quotas
         self.fallback = config.fallback
         """A model of another pool, for while no backend here is in service."""
+        engine.is_stood_in_for = config.fallback is not None
         comment_s = gateway.limits.waiting_comment_s
         if comment_s != (None if self.waiting is None else self.waiting.interval_s):
             # What waits already is told as often as it was.

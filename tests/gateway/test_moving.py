@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,9 +12,11 @@ import pytest
 from gateway.config.model import hash_key
 from gateway.pool.pool import Pool
 from tests.gateway.capture import Peer, Seen, Upstream, answer
-from tests.gateway.live import SMALL, Answer, Live, Starter, chat, events, simulated, until
+from tests.gateway.live import Answer, Live, Starter, chat, events, simulated, until
 
 CHAT = "/v1/chat/completions"
+AUDIO = "/v1/audio/transcriptions"
+SOUND = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\r\n'
 OK = answer(b'{"model":"small","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}')
 TENANTS = [{"name": name, "keys": [hash_key(name)]} for name in ("first", "alice", "bob")]
 QUOTA = {"requests_per_minute": 100, "tokens_per_minute": 10_000}
@@ -39,7 +41,7 @@ def pools(large: str, small: str, **of_small: Any) -> list[dict[str, Any]]:
     """Two, of one engine that takes one request at a time; the second stands in for the first."""
     alike = {"capacity": {"waiting_target": 0}}
     return [
-        {"name": "large", "models": ["big"], "fallback": "small", "backends": [engine("l", large)], **alike},
+        {"name": "large", "models": ["big", "bigger"], "fallback": "small", "backends": [engine("l", large)], **alike},
         {"name": "small", "models": ["small"], "backends": [engine("s", small)], **alike, **of_small},
     ]
 
@@ -116,26 +118,22 @@ async def test_a_drained_pool_s_waiting_requests_are_answered_by_the_other_in_fa
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_waits_when_the_engine_dies_is_answered(start: Starter, stream: bool) -> None:
-    async with (
-        simulated(SMALL, models=("big",)) as dies,
-        simulated(models=("small",), time_scale=0) as small,
-        start(pools=pools(dies.url, small.url), tenants=TENANTS, limits={"attempts_max": 10}) as live,
-    ):
-        long = chat(max_tokens=4000, ignore_eos=True, stream=True) | {"model": "big"}
-        first = await asks(live, "first", long)
-        await until(lambda: dies.server.gauges.running)
-        asked = [await asks(live, "alice", chat(max_tokens=3, stream=stream) | {"model": "big"}) for _ in range(12)]
-        await dies.server.stop()
-        for got in await asyncio.gather(*asked):
-            assert got.status == 200
-            found = [got.json] if not stream else [event for event in events(got.body) if event != "[DONE]"]
-            assert {each["model"] for each in found} == {"big"}
-        await first
-        lines = [line for line in await live.lines(13) if line["tenant"] == "alice"]
-        assert [(line["backend"], line["outcome"], line["tokens_out"]) for line in lines] == [
-            ("s", "completed", 3)
-        ] * 12
-        await until(live.holds_nothing)
+    async with AsyncExitStack() as dying, simulated(models=("small",), time_scale=0) as small:
+        dies = await dying.enter_async_context(Upstream(Held()))
+        async with start(pools=pools(dies.url, small.url), tenants=TENANTS) as live:
+            first = await asks(live, "first")
+            asked = [await asks(live, "alice", chat(max_tokens=3, stream=stream) | {"model": "big"}) for _ in range(12)]
+            await dying.aclose()
+            assert (await first).status == 502  # it may be what the engine died of
+            for got in await asyncio.gather(*asked):
+                assert got.status == 200
+                found = [got.json] if not stream else [event for event in events(got.body) if event != "[DONE]"]
+                assert {each["model"] for each in found} == {"big"}
+            lines = [line for line in await live.lines(13) if line["tenant"] == "alice"]
+            assert [(line["backend"], line["outcome"], line["tokens_out"]) for line in lines] == [
+                ("s", "completed", 3)
+            ] * 12
+            await until(live.holds_nothing)
 
 
 @pytest.mark.parametrize("size", [1, 400_000])
@@ -156,6 +154,31 @@ async def test_the_engine_is_asked_as_by_an_arrival(start: Starter, size: int) -
             | {name: arrived.json[name] for name in ("cache_salt",) if name in arrived.json}
         )
         assert set(moved.head.split(b"\r\n")) >= {b"content-length: %d" % len(moved.body)}
+
+
+async def test_a_form_goes_too_and_back_again(start: Starter) -> None:
+    held = Held()
+    async with Upstream(Held()) as small, Upstream(held) as large:
+        async with start(pools=pools(large.url, small.url, fallback="bigger"), tenants=TENANTS) as live:
+            one, other = both(live)
+            first = await asks(live, "first")
+            stays = asyncio.create_task(live.ask(CHAT, chat() | {"model": "small"}, key="first"))
+            await until(lambda: other.dispatcher.engine.dispatched)
+            form = b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\n%b\r\n' + SOUND + b"--x--\r\n"
+            asked = asyncio.create_task(
+                live.ask(AUDIO, form % b"big", key="alice", content_type="multipart/form-data; boundary=x")
+            )
+            await until(lambda: queued(one))
+            drain(one)
+            await until(lambda: queued(other))
+            drain(one, False)
+            drain(other)
+            await until(lambda: queued(one))
+            held.may.set()
+            assert ((await first).status, (await asked).status) == (200, 200)
+            assert large.requests[-1].body == form % b"bigger"
+            stays.cancel()
+            await until(live.holds_nothing)
 
 
 async def test_a_salt_is_there_where_the_other_pool_wants_one(start: Starter) -> None:
