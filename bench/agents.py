@@ -32,12 +32,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
 from bench import report
 from bench.load import VOCABULARY, Client, Reply
 from bench.sessions import TRACE, Conversation, Session, chat, read_sessions
-from bench.stack import OUTPUT, PREEMPTIONS, PROMPT, Engine, Route, engine, fairgate
+from bench.stack import OUTPUT, PREEMPTIONS, PROMPT, Engine, Route, engine, fairgate, run_bench
 
 TOOLS_S = 0.1
 READS_S = 5.0
@@ -427,7 +425,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.trace.exists():
         parser.exit(2, f"{options.trace} is not there: name the recorded sessions with --trace\n")
-    uvloop.run(run(options))
+    run_bench("agents", run(options))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import uvloop
-
 from bench import report
 from bench.burst import burst_table
 from bench.cpu import PACED, REQUEST, cpu_table
@@ -22,7 +20,7 @@ from bench.latency import latency_table
 from bench.locality import CASES, SETTING, locality_table
 from bench.memory import memory_table
 from bench.shares import shares_table
-from bench.stack import ROOT, engine, run_part
+from bench.stack import ROOT, engine, run_bench, run_part
 
 FULL = {
     "flood": ["bench.flood", "--rounds", "2", "--window", "15"],
@@ -326,7 +324,7 @@ def main() -> None:
     parser.add_argument("--render", action="store_true", help="only write the documents from the last results")
     options = parser.parse_args()
     if not options.render:
-        uvloop.run(run_parts(QUICK if options.quick else FULL))
+        run_bench("all", run_parts(QUICK if options.quick else FULL))
     results = {name: result for name in PARTS if (result := report.load(name)) is not None}
     if not results:
         raise SystemExit("no results in bench/results: run without --render")

@@ -14,12 +14,11 @@ import time
 from typing import Any
 
 import openai
-import uvloop
 
 from bench import report
 from bench.flood import HEAVY, LIGHT, LIGHT_EVERY_S, keyed, send_on_time
 from bench.load import MODEL, VOCABULARY, Reply, RoundRobin
-from bench.stack import Engine, Route, engine, fairgate, routes_to
+from bench.stack import Engine, Route, engine, fairgate, routes_to, run_bench
 
 ALONE_S = 10.0
 
@@ -135,7 +134,7 @@ def main() -> None:
     parser.add_argument("--routes", default="direct,fairgate")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--engine-url", help="a running vLLM; default: start the tiny one of deploy/real-vllm")
-    uvloop.run(run(parser.parse_args()))
+    run_bench("batch", run(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,10 @@ import asyncio
 from dataclasses import asdict
 from typing import Any
 
-import uvloop
-
 from bench import report
 from bench.flood import HEAVY, SMALL, keyed, open_routes, watch
 from bench.load import Client, Request
-from bench.stack import Engine, Route, engine
+from bench.stack import Engine, Route, engine, run_bench
 
 SAMPLE_EVERY_S = 0.01
 LIMIT_S = 120.0
@@ -80,7 +78,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--routes", default="direct,fairgate")
     parser.add_argument("--engine-url", help="a running vLLM; default: start the tiny one of deploy/real-vllm")
-    uvloop.run(run(parser.parse_args()))
+    run_bench("burst", run(parser.parse_args()))
 
 
 if __name__ == "__main__":

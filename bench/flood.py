@@ -16,8 +16,6 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import uvloop
-
 from bench import report
 from bench.load import Reply, Request, RoundRobin
 from bench.stack import (
@@ -32,6 +30,7 @@ from bench.stack import (
     engine,
     fairgate,
     routes_to,
+    run_bench,
 )  # fmt: skip
 
 HEAVY = Request(words_in=200, tokens_out=200)
@@ -314,7 +313,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--window", type=float, default=20.0, help="seconds measured per route and round")
     parser.add_argument("--engine-url", help="a running vLLM; default: start the tiny one of deploy/real-vllm")
-    uvloop.run(run(parser.parse_args()))
+    run_bench("flood", run(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -14,12 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import uvloop
-
 from bench import report
 from bench.flood import HEAVY, RAMP_S
 from bench.load import Client, Reply, Request
-from bench.stack import Engine, Route, engine, fairgate
+from bench.stack import Engine, Route, engine, fairgate, run_bench
 
 # The service function of the gateway's default: an output token costs as much as two prompt tokens.
 OUTPUT_COST = 2
@@ -150,7 +148,7 @@ def main() -> None:
     parser.add_argument("--window", type=float, default=60.0, help="seconds measured per case")
     parser.add_argument("--clients", type=int, default=50, help="streams each tenant keeps open")
     parser.add_argument("--engine-url", help="a running vLLM; default: start the tiny one of deploy/real-vllm")
-    uvloop.run(run(parser.parse_args()))
+    run_bench("shares", run(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -16,10 +16,8 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
 from bench import report
-from bench.stack import VLLM_VENV, BenchError, Engine, Route, engine, fairgate, routes_to
+from bench.stack import VLLM_VENV, BenchError, Engine, Route, engine, fairgate, routes_to, run_bench
 
 TOKENS_IN, TOKENS_OUT = 200, 100
 REQUESTS_MIN = 256
@@ -120,7 +118,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--api", choices=list(ENDPOINTS), default="completions")
     parser.add_argument("--engine-url", help="a running vLLM; default: start the tiny one of deploy/real-vllm")
-    uvloop.run(run(parser.parse_args()))
+    run_bench("vllm_serve", run(parser.parse_args()))
 
 
 if __name__ == "__main__":
