@@ -40,6 +40,11 @@ class HealthState:
         self._successes = successes_min - 1
         self._broken: deque[float] = deque(maxlen=broken_max)
 
+    @property
+    def probes_missing(self) -> int:
+        """How many good probes in a row make it healthy at the earliest? 0: it is."""
+        return 0 if self.healthy else self._successes_min - self._successes
+
     def probed(self, problem: str | None, now_s: float) -> None:
         """A probe ended: None is well, otherwise what was wrong."""
         if problem is not None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -18,9 +19,11 @@ from gateway.answer.exchange import Exchange
 from gateway.answer.passthrough import PassThrough
 from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason, dialect_of
-from gateway.http.headers import bearer_key, forward_request_headers
+from gateway.http.headers import bearer_key
 from gateway.http.request import HttpRequest
 from gateway.http.responder import Responder
+from gateway.moving import move
+from gateway.pool.dispatcher import Admitted
 from gateway.pool.pool import Pool
 from gateway.request.apis import AUDIO, OTHER
 from gateway.request.cors import Cors
@@ -32,19 +35,17 @@ from gateway.request.readings import Reading, Readings
 from gateway.request.routes import Route, Routes, Treatment
 from gateway.request.slices import Slices, at_once
 from gateway.request.unqueued import Unqueued
+from gateway.request.upstream_head import upstream_head
+from gateway.request.within_context import within_context
 from gateway.telemetry.record import Outcome, Record
-from gateway.telemetry.trace import Sampler, Trace
+from gateway.telemetry.trace import Sampler
 from policies.request import NO_CLAIM, Flow, Request, ServiceTokens
 
 __all__ = ["Pipeline"]
 
 logger = logging.getLogger("fairgate")
 
-OUTPUT_TOKENS_UNLIMITED: Final = 1 << 20
-"""Stands for no limit where the model's context is not known."""
 RETRY_WHEN_DRAINING_S: Final = 2.0
-CONTEXT_MARGIN: Final = 4
-"""A prompt estimated at this many times the context is refused unseen; nearer ones are for the engine to judge."""
 
 
 class Asking:
@@ -95,6 +96,8 @@ class Pipeline:
         self._pool_of_model: dict[str, Pool] = {}
         self._routes = routes
         self._cors = cors
+        for pool in self._pools:
+            pool.dispatcher.on_stranded = None if pool.fallback is None else partial(self._stranded, pool)
 
     @property
     def reading(self) -> int:
@@ -233,7 +236,7 @@ class Pipeline:
         user = _text(request.header(b"x-fairgate-user")) or payload.user
         flow = Flow(principal.tenant, record.app, user[:128])
         sequences = payload.sequences if way.generates else 1
-        prompt_tokens, output_tokens_max = _within_context(
+        prompt_tokens, output_tokens_max = within_context(
             payload,
             pool.estimator.estimate(payload.prompt),
             sequences,
@@ -260,7 +263,7 @@ class Pipeline:
 
     @staticmethod
     def _submit(admitted: Request, pool: Pool, asking: Asking, payload: Payload) -> None:
-        head = _upstream_head(asking.request, len(payload.body), asking.record.trace)
+        head = upstream_head(asking.request, len(payload.body), asking.record.trace)
         Exchange(admitted, pool, asking.way, payload, head, asking.responder, asking.record).submit()
 
     def _pool_for(self, payload: Payload, principal: Principal) -> Pool:
@@ -270,14 +273,23 @@ class Pipeline:
         if not principal.may_ask(asked) and (model == asked or not principal.may_ask(model)):
             raise _not_for(asked, principal)
         pool = self._pool(model)
-        fallback = pool.fallback
-        if fallback is not None and not pool.is_healthy():
-            other = self._pool_of(fallback)
-            if other is not None and other.is_healthy():
-                model, pool = fallback, other
+        other = None if pool.is_healthy() else self._stand_in(pool)
+        if other is not None:
+            model, pool = str(pool.fallback), other
         if model != asked:
             payload.rename(model)
         return pool
+
+    def _stand_in(self, pool: Pool) -> Pool | None:
+        """The pool that answers in the place of this one, if it has an engine."""
+        other = None if pool.fallback is None else self._pool_of(pool.fallback)
+        return other if other is not None and other.is_healthy() else None
+
+    def _stranded(self, pool: Pool, waiting: Sequence[Admitted]) -> None:
+        """They wait there though it has no engine."""
+        other = self._stand_in(pool)
+        if other is not None:
+            move(waiting, pool, other, str(pool.fallback))
 
     def _pool_of(self, model: str) -> Pool | None:
         pool = self._pool_of_model.get(model)
@@ -317,14 +329,15 @@ class Pipeline:
                 record.model = payload.model
         backend = next((found for pool in pools if (found := pool.least_loaded()) is not None), None)
         if backend is None:
-            raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=5.0)
+            again_s = min([pool.again_s() for pool in pools])
+            raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=again_s)
         exchange = PassThrough(asking.responder, asking.way.dialect, backend, record, self._passed)
 
         def send() -> None:
             body = b"" if payload is None else payload.body
             # Not before: nobody gives the place back if the client leaves while its body is sealed.
             self._unqueued.begin(record.tenant)
-            exchange.send(_upstream_head(asking.request, len(body), record.trace), body)
+            exchange.send(upstream_head(asking.request, len(body), record.trace), body)
 
         return send
 
@@ -388,48 +401,6 @@ def _form_type(request: HttpRequest, way: Route) -> bytes | None:
 
 def _text(value: bytes | None) -> str | None:
     return value.decode("utf-8", "replace") if value else None
-
-
-def _within_context(
-    payload: Payload, prompt_tokens: int, sequences: int, context_tokens: int | None, *, generates: bool
-) -> tuple[int, int]:
-    """Tokens of the prompt and of the output that it is counted with: bounded by the model's context.
-
-    Raises ApiError for what cannot fit into the context at all.
-    """
-    asked = payload.output_tokens_max
-    if context_tokens is not None:
-        if asked is not None and asked > context_tokens:
-            message = f"{asked} output tokens are more than the model's context of {context_tokens} tokens"
-            raise ApiError(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=payload.output_param)
-        if prompt_tokens > CONTEXT_MARGIN * context_tokens * sequences:
-            message = (
-                f"the prompt has about {prompt_tokens} tokens, many more than the model's context of "
-                f"{context_tokens}; shorten it"
-            )
-            raise ApiError(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=payload.prompt_param)
-        if generates:
-            prompt_tokens = min(prompt_tokens, context_tokens * sequences)
-    if not generates:
-        return prompt_tokens, 0
-    room = OUTPUT_TOKENS_UNLIMITED if context_tokens is None else max(1, context_tokens - prompt_tokens)
-    return prompt_tokens, min(room if asked is None else asked, room) * sequences
-
-
-def _upstream_head(request: HttpRequest, body_bytes: int, trace: Trace | None) -> bytes:
-    """The head of the request to the engine, without the lines that depend on which engine it is."""
-    method = request.method
-    parts = [method.encode(), b" ", request.target, b" HTTP/1.1\r\n"]
-    fields = forward_request_headers(request.headers)
-    if trace is not None:
-        fields = trace.passed_on(fields)
-    for name, value in fields:
-        parts += (name, b": ", value, b"\r\n")
-    parts += (b"x-request-id: ", request.id.encode())
-    if body_bytes or method in ("POST", "PUT", "PATCH"):
-        parts += (b"\r\ncontent-length: ", str(body_bytes).encode())
-    parts.append(b"\r\n")
-    return b"".join(parts)
 
 
 def _json_headers(request: HttpRequest) -> list[tuple[bytes, bytes]]:

@@ -140,6 +140,8 @@ class State(StrEnum):
     """It waits for their answer, and is counted."""
     QUEUED = "queued"
     """It waits for its turn."""
+    MOVED = "moved"
+    """It has left the queue of a pool without an engine, for the queue of the pool that stands in."""
     DISPATCHED = "dispatched"
     """An engine has it."""
     ENDED = "ended"

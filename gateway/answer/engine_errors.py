@@ -25,6 +25,8 @@ ERROR_BODY_BYTES_MAX: Final = 1 << 20
 READ_BYTES_MAX: Final = 1 << 16
 """What is longer says nothing that a client would read."""
 MESSAGE_LENGTH_MAX: Final = 4000
+AGAIN_S: Final = 1.0
+"""An engine that answered is in service: the client may come back so soon."""
 SAID_AGAIN_S: Final = 60.0
 """So long the log is not told the same of the same backend again."""
 
@@ -50,11 +52,12 @@ def engine_error(backend: str, status: int, body: bytes) -> ApiError:
         _tell(backend, status, "does not accept the gateway: the api_key of this backend is missing or wrong")
         return ApiError(Reason.BACKEND_FAILED, "the engine did not accept this gateway; its operator has to mend that")
     if status in _BUSY:
-        return ApiError(Reason.SERVER_BUSY, "the engine is busy; try again", retry_after_s=1.0)
+        return ApiError(Reason.SERVER_BUSY, "the engine is busy; try again", retry_after_s=AGAIN_S)
     if not 400 <= status < 500:
         if status < 400:
             _tell(backend, status, "redirects instead of answering: its url is wrong, or the path is")
-        return ApiError(Reason.BACKEND_FAILED, f"{_TROUBLE} (it answered with status {status})")
+        message = f"{_TROUBLE} (it answered with status {status})"
+        return ApiError(Reason.BACKEND_FAILED, message, retry_after_s=AGAIN_S if status >= 500 else None)
     reason = _REASONS.get(status, Reason.INVALID_REQUEST)
     said = _said(body)
     message = _message(said, status)

@@ -28,7 +28,7 @@ from backends.upstream import Call
 from backends.usage import Answer, made_bytes, read_answer, usage_finder, usage_found
 from gateway.answer.account import believed
 from gateway.answer.engine_errors import ERROR_BODY_BYTES_MAX, OWN_ERROR_EVENTS, engine_error, outcome_of
-from gateway.answer.refusals import refusal_error
+from gateway.answer.refusals import failure_error, refusal_error
 from gateway.answer.renamed import Renamed
 from gateway.answer.reply import Reply
 from gateway.http.errors import ApiError, Reason
@@ -36,6 +36,7 @@ from gateway.http.responder import Responder
 from gateway.request.interaction_claim import given
 from gateway.request.payload import Payload
 from gateway.request.routes import Route
+from gateway.request.upstream_head import of_length
 from gateway.telemetry.record import NO_SERVICE, Outcome, Record
 from policies.admission.decisions import Failure, Reject
 from policies.request import Request, ServiceTokens
@@ -57,8 +58,8 @@ class Exchange:
 
     __slots__ = (
         "_answer", "_answer_bytes", "_backend", "_call", "_done", "_finder", "_headers", "_killed", "_meter",
-        "_passing", "_payload", "_pool", "_renamed", "_reply", "_responder", "_sends", "_started", "_status",
-        "_upstream_head", "record", "request", "route",
+        "_passing", "_pool", "_renamed", "_reply", "_responder", "_sends", "_started", "_status",
+        "_upstream_head", "payload", "record", "request", "route",
     )  # fmt: skip
 
     def __init__(
@@ -75,14 +76,12 @@ class Exchange:
         self.record = record
         self.route = route
         self._pool = pool
-        self._payload = payload
+        self.payload = payload
         self._upstream_head = upstream_head
         self._responder = responder
         self._reply = Reply(responder, request, record, route, pool)
-        self._renamed: Renamed | None = None
+        self._renamed = _renamed(payload)
         """None: the client's name of the model is the engines'."""
-        if payload.asked != payload.model and payload.asked:
-            self._renamed = Renamed(payload.model, payload.asked)
         self._backend: Backend | None = None
         self._call: Call | None = None
         self._done = False
@@ -123,11 +122,26 @@ class Exchange:
         target = self._backend = self._pool.backends[backend]
         self.record.dispatched(backend, time.monotonic())
         head, is_fresh = target.head(self._upstream_head), self._sends > 0
-        self._call = target.upstream.send(head, self._payload.body, self, is_fresh=is_fresh)
+        self._call = target.upstream.send(head, self.payload.body, self, is_fresh=is_fresh)
 
     def refused(self, decision: Reject) -> None:
         self._end(Outcome.REFUSED, decision.reason.value)
-        self._reply.error(refusal_error(decision))
+        self._reply.error(refusal_error(decision, self._pool.again_s()))
+
+    def moved(self, request: Request, pool: Pool) -> None:
+        """It waits in this pool from now on, as this request; its payload is sealed for there."""
+        self.request = self.record.request = request
+        self.record.model = self.payload.model
+        self._pool = pool
+        self._renamed = _renamed(self.payload)
+        self._upstream_head = of_length(self._upstream_head, len(self.payload.body))
+        self._killed = ""
+
+    def turn_away(self, error: ApiError) -> None:
+        """It waits, and cannot be served after all."""
+        self._pool.dispatcher.cancelled(self.request.id)
+        self._end(Outcome.REFUSED, error.code.value)
+        self._reply.error(error)
 
     def give_up(self, error: ApiError) -> None:
         """The gateway stops: end this one now, wherever it is."""
@@ -147,7 +161,7 @@ class Exchange:
         self._status = status
         self._headers = headers
         if status == 200 and _is_event_stream(headers):
-            strip = self.route.dialect is Dialect.OPENAI and self._payload.stream and not self._payload.asks_usage
+            strip = self.route.dialect is Dialect.OPENAI and self.payload.stream and not self.payload.asks_usage
             dialect = self.route.dialect
             self._meter = StreamMeter(dialect, strip_usage=strip, own_error=OWN_ERROR_EVENTS[dialect])
 
@@ -211,9 +225,10 @@ class Exchange:
         service = self._received() if self._started or self._passing else NO_SERVICE
         self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
         self._end(Outcome.FAILED, reason.value, service)
-        # The client would send again what two engines may have died of.
-        should_retry = False if self._sends > 1 else None
-        self._visible_error(ApiError(reason, f"{what}; request {self.request.id}", should_retry=should_retry))
+        error = failure_error(reason, what, self.request.id, self._pool.again_s())
+        if self._sends > 1:  # the client would send again what two engines may have died of
+            error.retry_after_s, error.should_retry = None, False
+        self._visible_error(error)
 
     # --- streams ---
 
@@ -328,7 +343,7 @@ class Exchange:
         if not _is_text(self._headers):
             length = 0
         tokens = max(1, round(length / self._pool.estimator.bytes_per_token))
-        return believed(Usage(None, tokens), 0, self.request, self._payload, self.route, self._context()).output
+        return believed(Usage(None, tokens), 0, self.request, self.payload, self.route, self._context()).output
 
     def _fail_with_error(self, body: bytes) -> None:
         """The engine judged the request itself wrong, or is in trouble; it is taken to have spent nothing on it."""
@@ -348,11 +363,11 @@ class Exchange:
         self._pool.dispatcher.failed(self.request.id, failure)
 
     def _settle(self, usage: Usage | None, counted: int, awaits_more: bool | None, answer_id: str, made: Made) -> None:
-        service = believed(usage, counted, self.request, self._payload, self.route, self._context())
+        service = believed(usage, counted, self.request, self.payload, self.route, self._context())
         request = self.request
         if usage is not None and usage.prompt_tokens:
-            self._pool.learn(self._payload, usage.prompt_tokens)
-        if not awaits_more and (self._payload.demands_tool or request.claim.extends):
+            self._pool.learn(self.payload, usage.prompt_tokens)
+        if not awaits_more and (self.payload.demands_tool or request.claim.extends):
             awaits_more = None  # a demanded tool is called with the reason "stop", and a raw text ends with no other
         if self._pool.claims is not None and not request.claim.explicit:
             goes_on_by = answer_id if self.route.dialect is Dialect.RESPONSES else ""
@@ -380,11 +395,11 @@ class Exchange:
         else:
             return self._pool.dispatcher.received(self.request.id)
         # A usage from before the end may be older than what has come since.
-        service = believed(usage, counted, self.request, self._payload, self.route, self._context())
+        service = believed(usage, counted, self.request, self.payload, self.route, self._context())
         return ServiceTokens(service.prompt, max(service.output, counted), service.cached)
 
     def _context(self) -> int | None:
-        return self._pool.context_tokens_max(self._payload.model)
+        return self._pool.context_tokens_max(self.payload.model)
 
     def _end(self, outcome: str, reason: str, service: ServiceTokens | None = None) -> None:
         self._done = True
@@ -408,6 +423,12 @@ class Exchange:
     def _resume(self) -> None:
         if self._call is not None:
             self._call.resume()
+
+
+def _renamed(payload: Payload) -> Renamed | None:
+    if payload.asked == payload.model or not payload.asked:
+        return None
+    return Renamed(payload.model, payload.asked)
 
 
 def _is_event_stream(headers: list[tuple[bytes, bytes]]) -> bool:

@@ -9,6 +9,7 @@ from backends.errors import ReadTimedOut, UpstreamError
 from backends.sse import Dialect
 from backends.upstream import Call
 from gateway.answer.engine_errors import ERROR_BODY_BYTES_MAX, engine_error, outcome_of
+from gateway.answer.refusals import failure_error
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import forward_response_headers
 from gateway.http.responder import Responder
@@ -92,7 +93,8 @@ class PassThrough:
         if self._responder.started:
             self._responder.abort()
         else:
-            self._respond_error(ApiError(reason, "the engine did not answer; try again", retry_after_s=1.0))
+            request_id, again_s = self._record.request_id, self._backend.again_s
+            self._respond_error(failure_error(reason, "the engine did not answer", request_id, again_s))
         self._end(Outcome.FAILED, reason.value)
 
     def _client_gone(self) -> None:

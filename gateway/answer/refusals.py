@@ -11,7 +11,7 @@ from gateway.http.errors import ApiError, Reason
 from policies.admission.decisions import Reject
 from policies.request import Limit, Refusal
 
-__all__ = ["REASONS", "rate_limit_headers", "refusal_error"]
+__all__ = ["REASONS", "failure_error", "rate_limit_headers", "refusal_error"]
 
 Header = tuple[bytes, bytes]
 
@@ -37,9 +37,9 @@ _ALWAYS_ON: Final = {
 }
 
 
-def refusal_error(decision: Reject) -> ApiError:
-    """The error for a request that admission gave up."""
-    retry_after_s = decision.retry_after_s * (1.0 + JITTER * (crc32(decision.id.encode()) % 1024) / 1024)
+def refusal_error(decision: Reject, again_s: float) -> ApiError:
+    """The error for a request that admission gave up. `again_s`: in how long an engine may take one at the earliest."""
+    retry_after_s = _spread(max(decision.retry_after_s, again_s), decision.id)
     reason, message = REASONS[decision.reason]
     limit = decision.limit
     headers: list[Header] = []
@@ -50,6 +50,15 @@ def refusal_error(decision: Reject) -> ApiError:
         if limit.name == "tokens_per_day":
             should_retry = False  # a client library would give up its patience, and the budget would not be there yet
     return ApiError(reason, message, retry_after_s=retry_after_s, should_retry=should_retry, fields=headers)
+
+
+def failure_error(reason: Reason, what: str, request_id: str, again_s: float) -> ApiError:
+    """The error for a request that an engine failed on, and that may be sent again. `again_s`: as above."""
+    return ApiError(reason, f"{what}; request {request_id}", retry_after_s=_spread(again_s, request_id))
+
+
+def _spread(wait_s: float, request_id: str) -> float:
+    return wait_s * (1.0 + JITTER * (crc32(request_id.encode()) % 1024) / 1024)
 
 
 def _at_limit(reason: Refusal, limit: Limit, retry_after_s: float) -> str:

@@ -99,8 +99,8 @@ class PoolConfig(Section):
     )
     """The engines, at least one; no url twice."""
     fallback: Name | None = None
-    """A model of another pool that answers in the place of any of these while no backend here is in service. Clients
-    go on to read the name that they asked for. Default: they are refused."""
+    """A model of another pool that answers in the place of any of these while no backend here is in service, also what
+    waits already. Clients go on to read the name that they asked for. Default: they are refused."""
     bytes_per_token: float | None = Field(default=None, gt=0, le=64)
     """Bytes of a prompt per token to begin with; the true ratio is learned from the engines' usage reports."""
     tokenizer: Annotated[str, AfterValidator(checked_tokenizer)] | None = None

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
+from policies.admission.takeover import has_place, move, stranded
 from policies.capacity.gauges import Gauges
 from policies.request import Request, ServiceTokens
 
@@ -42,6 +43,8 @@ class Dispatcher:
         self.clock = clock
         self.listeners: list[Callable[[], None]] = []
         """Hear that the engine has had an event: it may urgently want to know of other gateways."""
+        self.on_stranded: Callable[[Sequence[Admitted]], None] | None = None
+        """Hears, again and again, of some that wait though no engine is in service."""
         self._exchanges: dict[str, Admitted] = {}
         self._decisions: deque[Decision] = deque()
         self._executing = False
@@ -88,6 +91,19 @@ class Dispatcher:
         """What the engine decided elsewhere than here."""
         self._execute(decisions)
 
+    def has_place(self, request: Request) -> bool:
+        """Has the queue room for it?"""
+        return has_place(self.engine, request)
+
+    def take_in(self, exchange: Admitted, request: Request, source: Dispatcher) -> None:
+        """What waits there goes on waiting here, as this request. `decide` must follow."""
+        move(source.engine, self.engine, exchange.request, request, self.clock())
+        self._exchanges[request.id] = source._exchanges.pop(request.id)
+
+    def decide(self) -> None:
+        """Something came into the queue."""
+        self._execute(self.engine.woke(self.clock()))
+
     def close(self) -> None:
         """Stop the timer; exchanges under way are the caller's to end."""
         if self._timer is not None:
@@ -131,4 +147,8 @@ class Dispatcher:
 
     def _wake(self) -> None:
         self._timer = None
-        self._execute(self.engine.woke(self.clock()))
+        if self.on_stranded is not None:
+            waiting = stranded(self.engine)
+            if waiting:
+                self.on_stranded([self._exchanges[request.id] for request in waiting])
+        self.decide()

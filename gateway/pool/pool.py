@@ -43,6 +43,9 @@ logger = logging.getLogger("fairgate")
 
 PROBE_INTERVAL_S = 2.0
 MODELS_INTERVAL_S = 30.0
+AGAIN_S_MIN = 1.0
+AGAIN_S_UNKNOWN = 5.0
+"""Where only an operator knows when an engine takes requests again."""
 MODELS_MAX = 1000
 RETIRE_LOOK_S = 0.1
 """Between two looks whether what runs at a backend that leaves has ended."""
@@ -88,6 +91,11 @@ class Backend:
     def in_service(self) -> bool:
         """May requests go there?"""
         return self.health.healthy and not self.drained and not self.leaving
+
+    @property
+    def again_s(self) -> float:
+        """In how long may it be in service at the earliest, by its probes? At least a second."""
+        return max(AGAIN_S_MIN, self.health.probes_missing * PROBE_INTERVAL_S)
 
     @property
     def why_not(self) -> str:
@@ -213,6 +221,7 @@ class Pool:
         self.quotas = shared.quotas
         self.fallback = config.fallback
         """A model of another pool, for while no backend here is in service."""
+        engine.is_stood_in_for = config.fallback is not None
         comment_s = gateway.limits.waiting_comment_s
         if comment_s != (None if self.waiting is None else self.waiting.interval_s):
             # What waits already is told as often as it was.
@@ -320,6 +329,11 @@ class Pool:
 
     def is_healthy(self) -> bool:
         return any(backend.in_service for backend in self.backends.values())
+
+    def again_s(self) -> float:
+        """In how long may an engine take a request again, at the earliest? At least a second."""
+        there = [backend.again_s for backend in self.backends.values() if not (backend.drained or backend.leaving)]
+        return min(there, default=AGAIN_S_UNKNOWN)
 
     def least_loaded(self) -> Backend | None:
         """Where a request goes that needs no admission; of equal engines the first by name."""

@@ -68,7 +68,12 @@ class FormPayload(Payload):
         if self._model_at is not None:
             begin, end = self._model_at
             view = memoryview(self.body)
-            self.body = b"".join((view[:begin], model.encode(), view[end:]))
+            name = model.encode()
+            self.body = b"".join((view[:begin], name, view[end:]))
+            self._model_at = begin, begin + len(name)
+
+    def readdress(self, model: str) -> None:
+        self.rename(model)
 
 
 def is_form(content_type: bytes | None) -> bool:

@@ -171,6 +171,7 @@ class LargePayload(Payload):
     def _forget(self) -> None:
         """Keep no more of it than the engine gets."""
         self._members = []
+        self._rewritten = {}
         self.prompt.head = b""
         self._raw_prompt = Raw()
         self._turns = NO_TURNS

@@ -141,6 +141,15 @@ class Payload:
         fields["model"] = Raw(encode(model))
         self.body = encode(fields)
 
+    def readdress(self, model: str) -> None:
+        """It is sealed, and is to go to other engines: ask them for the model by this name. What was asked of the first
+        ones alone is taken out. It must be sealed again."""
+        self.model, self._first = model, b""
+        fields = _members(self.body)
+        fields["model"] = Raw(encode(model))
+        fields.pop("cache_salt", None)
+        self.body = encode(fields)
+
     def salt_cache(self, salt: str) -> None:
         """Have the engine keep its cached blocks apart from those of other salts. The salt needs no JSON escapes."""
         self._first += b'"cache_salt":"%b",' % salt.encode()

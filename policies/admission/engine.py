@@ -82,6 +82,8 @@ class AdmissionEngine:
         self.room.prefixes = policy.prefixes
         self.elsewhere: Elsewhere | None = None
         """None: this gateway is the only one that counts."""
+        self.is_stood_in_for = False
+        """While no engine is in service, another pool takes what waits here."""
         self.blocked: Blocked | None = None
         """The next request in order and its obstacles, as of the last event; None: nothing waits for room."""
         self.set_back_s = 0.0
@@ -272,7 +274,8 @@ class AdmissionEngine:
         self._waits.returned(request, lease.dispatched_s, now)
         if failure is Failure.UNREACHED:
             request.progress.attempts += 1
-        if request.progress.attempts >= self.limits.attempts_max:
+        is_taken = self.is_stood_in_for and not any([ledger.healthy for ledger in self.backends.values()])
+        if request.progress.attempts >= self.limits.attempts_max and not is_taken:
             self._waits.ended(request, now)
             self.books.change(BROKEN, request, now)
             rejected = self._reject(request, Refused(Refusal.BACKEND_FAILED, 1.0), now, CALM)

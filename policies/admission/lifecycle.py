@@ -6,7 +6,8 @@ transition names its entries in the books; `admission.books` makes them.
     new -> queued -> dispatched -> ended
      |       ^  |        |
      |       |  |        '-> queued   the engine refused it or was not reached: back to the head of its flow, uncharged
-     |       |  '-> ended             it expired, gave way or was cancelled: charged nothing
+     |       |  |-> ended             it expired, gave way or was cancelled: charged nothing
+     |       |  '-> moved -> queued   its pool has no engine: it goes on waiting in the pool that stands in
      |       |
      '-> undecided -> asked           near a limit that several gateways count: the others decide whether it is queued
 """
@@ -108,9 +109,25 @@ WITHDRAWN: Final = Event(
         State.QUEUED: Transition(State.ENDED, UNWAIT | LEAVE | BROKE | SETTLE),
     },
 )
+HANDED_OVER: Final = Event(
+    "handed over to another pool", {State.QUEUED: Transition(State.MOVED, UNWAIT | LEAVE | UNCOUNT)}
+)
+TAKEN_IN: Final = Event("taken in from another pool", {State.MOVED: Transition(State.QUEUED, WAIT | COUNT | JOIN)})
 DISPATCHES: Final = Event("dispatched", {State.QUEUED: Transition(State.DISPATCHED, UNWAIT | LEASE)})
 RETURNED: Final = Event("returned by its engine", {State.DISPATCHED: Transition(State.QUEUED, UNLEASE | WAIT | REJOIN)})
 FINISHED: Final = Event("finished", {State.DISPATCHED: Transition(State.ENDED, UNLEASE | SERVED | SETTLE)})
 BROKEN: Final = Event("broken off", {State.DISPATCHED: Transition(State.ENDED, UNLEASE | BROKE | SETTLE)})
 
-EVENTS: Final = (ASKS, TOLD, ADMITTED, REFUSED, WITHDRAWN, DISPATCHES, RETURNED, FINISHED, BROKEN)
+EVENTS: Final = (
+    ASKS,
+    TOLD,
+    ADMITTED,
+    REFUSED,
+    WITHDRAWN,
+    HANDED_OVER,
+    TAKEN_IN,
+    DISPATCHES,
+    RETURNED,
+    FINISHED,
+    BROKEN,
+)

@@ -1,4 +1,4 @@
-"""What changes when a pool goes on under another configuration, and what stays?
+"""What changes when a pool goes on under another configuration, or what waits goes on in another pool? What stays?
 
 What waits keeps its place, what runs goes on, and what was counted and learned counts on. A policy is replaced only
 where its own settings changed: the new one is told what waits and what runs, and goes on with the counters of the old
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
+from policies.admission.lifecycle import HANDED_OVER, TAKEN_IN
 from policies.admission.policy import Policy
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.overload import OverloadSettings
@@ -20,7 +22,10 @@ from policies.limits.quotas import Quotas
 from policies.queue.bounds import QueueLimits
 from policies.request import Request, ServiceTokens, State
 
-__all__ = ["Setup", "remove_backend", "reweigh", "take_over"]
+__all__ = ["Setup", "has_place", "move", "remove_backend", "reweigh", "stranded", "take_over"]
+
+MOVED_MAX: Final = 32
+"""Requests that move at once: there may be thousands, and streams must not wait for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,42 @@ def remove_backend(engine: AdmissionEngine, name: str, now: float) -> Sequence[D
     del engine.backends[name]
     engine.policy.forget_engine(name, now + engine.set_back_s)
     return engine.woke(now)
+
+
+def stranded(engine: AdmissionEngine) -> list[Request]:
+    """Some of those that wait though no engine is in service, the oldest first. One tenant has no more of them than
+    another, as long as both have any."""
+    found: list[Request] = []
+    for ledger in engine.backends.values():
+        if ledger.healthy:
+            return found
+    for request in engine.books.waiting.in_turns():
+        if request.progress.state is State.QUEUED:  # about others an answer is awaited
+            found.append(request)
+            if len(found) == MOVED_MAX:
+                break
+    found.sort(key=_arrival)
+    return found
+
+
+def has_place(engine: AdmissionEngine, request: Request) -> bool:
+    """Is there room in the queue for it, such that nobody gives way?"""
+    return engine.books.waiting.giving_way(request) == []
+
+
+def move(source: AdmissionEngine, target: AdmissionEngine, request: Request, moved: Request, now: float) -> None:
+    """A queued request goes on waiting elsewhere, as `moved`: what it is to the target, with the progress that it has.
+
+    Until then it may wait as long as before. It is not judged again by limits that it passed when it came. The target
+    decides nothing yet: it must be woken.
+    """
+    wait = moved.progress.wait
+    assert wait is not None
+    source.books.change(HANDED_OVER, request, source.catch_up(now))
+    moved.progress.norm = 0.0
+    now = target.catch_up(now)
+    target.books.change(TAKEN_IN, moved, now)
+    target.books.waits.goes_on(wait, now)
 
 
 def _present(engine: AdmissionEngine) -> list[Request]:

@@ -56,9 +56,13 @@ class Waits:
         wait = request.progress.wait
         if wait is None:
             wait = request.progress.wait = Wait(dispatched_s, 0, 0, Obstacle.TURN, 0.0)
-        elif wait.closed_s:
-            _add(wait, Obstacle.CLOSED, wait.closed_s)
+        self.goes_on(wait, now)
         _add(wait, Obstacle.RETURNED, now - dispatched_s)
+
+    def goes_on(self, wait: Wait, now: float) -> None:
+        """It had ended, and its request waits again, be it in another pool."""
+        if wait.closed_s:
+            _add(wait, Obstacle.CLOSED, wait.closed_s)
         wait.closed_s, wait.ended_s = self._closed_by(now), -1.0
 
     def ended(self, request: Request, now: float) -> None:

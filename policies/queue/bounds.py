@@ -7,10 +7,11 @@ lost.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import chain
 from math import exp
 from typing import Final, NamedTuple
 
@@ -115,6 +116,16 @@ class BoundedQueue:
             )
             for name, tenant in self._tenants.items()
         }
+
+    def in_turns(self) -> Iterator[Request]:
+        """The oldest of each tenant, then the second of each, and so on; calls inside an interaction before starts."""
+        turns = deque([chain(own.inside.values(), own.starts.values()) for own in self._tenants.values()])
+        while turns:
+            turn = turns.popleft()
+            request = next(turn, None)
+            if request is not None:
+                turns.append(turn)
+                yield request
 
     def of_tenant(self, tenant: str) -> int:
         """How many requests of this tenant wait?"""

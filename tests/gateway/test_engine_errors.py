@@ -21,7 +21,7 @@ from tests.gateway.capture import (
     replies,
     token,
 )
-from tests.gateway.live import MODEL, Answer, Starter, chat, events
+from tests.gateway.live import MODEL, Answer, Starter, chat, events, simulated
 
 SECRET = "engine-7.internal"
 TRACE = f'Traceback (most recent call last):\n  File "/srv/{SECRET}/engine.py", line 12, in step\nKeyError: 5'
@@ -213,6 +213,26 @@ async def test_an_engine_that_is_busy_with_what_needs_no_admission_is_busy(start
     async with Upstream(replies(answer(PLAIN, *FIELDS, status=status))) as upstream, start(upstream.url) as live:
         got = await live.ask("/tokenize", PATHS["/tokenize"])
         assert (got.status, got.error["code"], got.headers["retry-after"]) == (503, "server_busy", "1")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize(
+    ("status", "again"), [(b"500 Oh", "1"), (b"599 Odd", "1"), (b"401 Who", None), (b"302 Go", None)]
+)
+async def test_what_a_repeat_may_mend_says_when_to_repeat(
+    start: Starter, path: str, status: bytes, again: str | None
+) -> None:
+    async with Upstream(replies(answer(PLAIN, *FIELDS, status=status))) as upstream, start(upstream.url) as live:
+        got = await live.ask(path, PATHS[path])
+        assert (got.status, got.headers.get("retry-after")) == (502, again)
+
+
+async def test_an_engine_that_is_gone_is_asked_again_when_its_probes_may_have_found_it(start: Starter) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url) as live:
+        await sim.server.stop()
+        again_ms = [int((await live.ask("/tokenize", PATHS["/tokenize"])).headers["retry-after-ms"]) for _ in range(4)]
+        assert all(1000 <= each <= 1100 for each in again_ms[:2])
+        assert all(4000 <= each <= 4400 for each in again_ms[2:])
 
 
 async def test_that_a_copy_still_holds_is_no_error(start: Starter) -> None:

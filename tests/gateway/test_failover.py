@@ -77,6 +77,9 @@ async def test_attempts_to_reach_an_engine_are_bounded(start: Starter, attempts_
         await sim.server.stop()
         got = await live.ask("/v1/chat/completions", chat())
         assert (got.status, got.error["code"]) == (502, "backend_failed")
+        # The third failure in a row puts the engine out of service, for two probes at least.
+        again_ms = 1000 if attempts_max == 1 else 4000
+        assert again_ms <= int(got.headers["retry-after-ms"]) <= 1.1 * again_ms
         [line] = await live.lines(1)
         assert (line["tries"], line["tokens_in"], line["tokens_out"]) == (attempts_max, 0, 0)
         assert live.holds_nothing()
@@ -133,6 +136,7 @@ async def test_a_truncated_body_is_a_502(start: Starter) -> None:
         sim.faults.cut_body_next = 1
         got = await live.ask("/v1/chat/completions", chat(max_tokens=3))
         assert (got.status, got.error["code"]) == (502, "backend_failed")
+        assert 1000 <= int(got.headers["retry-after-ms"]) <= 1100  # the engine is in service
         assert live.holds_nothing()
         assert (await live.ask("/v1/chat/completions", chat(max_tokens=3))).status == 200
 

@@ -54,6 +54,7 @@ async def test_it_goes_to_two_engines_and_never_to_a_third(
             got = await live.ask(path, {**PATHS[path], "stream": stream})
             assert got.status == 502
             assert got.headers["x-should-retry"] == "false"
+            assert "retry-after" not in got.headers
             assert sorted(engine.poisoned for engine in engines) == [0, 0, 1, 1]
             [line] = await live.lines(1)
             assert (line["outcome"], line["reason"], line["tries"]) == ("failed", "backend_failed", 2)

@@ -373,6 +373,20 @@ async def test_a_limit_of_a_day_survives_a_restart(start: Starter, url: str) -> 
             assert (await live.ask(CHAT, chat())).status == 200
 
 
+async def test_after_a_restart_as_much_is_left_as_before(start: Starter, url: str) -> None:
+    fields: dict[str, Any] = {"tenants": TENANTS, "usage": url, "quota": {"tokens_per_day": 60}}
+    left = []
+    async with Upstream(replies(OK)) as upstream:
+        for asked in (5, 1):
+            async with start(upstream.url, **fields) as live:
+                for _ in range(asked):
+                    assert (await live.ask(CHAT, chat())).status == 200
+                quotas = live.gateway.shared.quotas
+                assert quotas is not None
+                left += [limit.remaining for limit in quotas.standing("alice", time.monotonic())]
+    assert left == [60 - 5 * 9, 60 - 6 * 9]
+
+
 def test_a_day_goes_on_from_what_is_left_of_the_one_before() -> None:
     quotas = Quotas(Quota(tokens_per_day=1000))
     quotas.day.epoch_s = 86_400 / 2  # at 0 half of the day is over

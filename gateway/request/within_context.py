@@ -1,0 +1,41 @@
+"""With how many tokens is a request counted, and can it be answered at all? What its model's context says."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.http.errors import ApiError, Reason
+from gateway.request.payload import Payload
+
+__all__ = ["within_context"]
+
+OUTPUT_TOKENS_UNLIMITED: Final = 1 << 20
+"""Stands for no limit where the model's context is not known."""
+CONTEXT_MARGIN: Final = 4
+"""A prompt estimated at this many times the context is refused unseen; nearer ones are for the engine to judge."""
+
+
+def within_context(
+    payload: Payload, prompt_tokens: int, sequences: int, context_tokens: int | None, *, generates: bool
+) -> tuple[int, int]:
+    """Tokens of the prompt and of the output that it is counted with: bounded by the model's context.
+
+    Raises ApiError for what cannot fit into the context at all.
+    """
+    asked = payload.output_tokens_max
+    if context_tokens is not None:
+        if asked is not None and asked > context_tokens:
+            message = f"{asked} output tokens are more than the model's context of {context_tokens} tokens"
+            raise ApiError(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=payload.output_param)
+        if prompt_tokens > CONTEXT_MARGIN * context_tokens * sequences:
+            message = (
+                f"the prompt has about {prompt_tokens} tokens, many more than the model's context of "
+                f"{context_tokens}; shorten it"
+            )
+            raise ApiError(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=payload.prompt_param)
+        if generates:
+            prompt_tokens = min(prompt_tokens, context_tokens * sequences)
+    if not generates:
+        return prompt_tokens, 0
+    room = OUTPUT_TOKENS_UNLIMITED if context_tokens is None else max(1, context_tokens - prompt_tokens)
+    return prompt_tokens, min(room if asked is None else asked, room) * sequences

@@ -1,0 +1,316 @@
+"""What waits in a pool whose last engine is gone goes to the pool that stands in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gateway.config.model import hash_key
+from gateway.pool.pool import Pool
+from tests.gateway.capture import Peer, Seen, Upstream, answer
+from tests.gateway.live import Answer, Live, Starter, chat, events, simulated, until
+
+CHAT = "/v1/chat/completions"
+AUDIO = "/v1/audio/transcriptions"
+SOUND = b'--x\r\ncontent-disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\r\n'
+OK = answer(b'{"model":"small","choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}')
+TENANTS = [{"name": name, "keys": [hash_key(name)]} for name in ("first", "alice", "bob")]
+QUOTA = {"requests_per_minute": 100, "tokens_per_minute": 10_000}
+
+
+class Held:
+    """An engine that answers nothing until it may."""
+
+    def __init__(self) -> None:
+        self.may = asyncio.Event()
+
+    async def __call__(self, seen: Seen, peer: Peer) -> None:
+        await self.may.wait()
+        await peer.send(OK)
+
+
+async def answers(seen: Seen, peer: Peer) -> None:
+    await peer.send(OK)
+
+
+def pools(large: str, small: str, **of_small: Any) -> list[dict[str, Any]]:
+    """Two, of one engine that takes one request at a time; the second stands in for the first."""
+    alike = {"capacity": {"waiting_target": 0}}
+    return [
+        {"name": "large", "models": ["big", "bigger"], "fallback": "small", "backends": [engine("l", large)], **alike},
+        {"name": "small", "models": ["small"], "backends": [engine("s", small)], **alike, **of_small},
+    ]
+
+
+def engine(name: str, url: str) -> dict[str, Any]:
+    return {"name": name, "url": url, "max_num_seqs": 1}
+
+
+def both(live: Live) -> tuple[Pool, Pool]:
+    large, small = live.gateway.pools
+    return large, small
+
+
+def drain(pool: Pool, drained: bool = True) -> None:
+    [backend] = pool.backends.values()
+    pool.drain(backend, drained)
+
+
+def queued(pool: Pool) -> int:
+    return pool.dispatcher.engine.queued
+
+
+async def asks(live: Live, key: str, body: dict[str, Any] | None = None, **headers: str) -> asyncio.Task[Answer]:
+    """A request that waits in the first pool, or runs there."""
+    engine = both(live)[0].dispatcher.engine
+    there = engine.queued + engine.dispatched
+    fields = chat(max_tokens=3) | {"model": "big"} if body is None else body
+    asked = asyncio.create_task(live.ask(CHAT, fields, key=key, **headers))
+    await until(lambda: engine.queued + engine.dispatched > there)
+    return asked
+
+
+@asynccontextmanager
+async def waiting(start: Starter, small: str, held: Held, **fields: Any) -> AsyncIterator[tuple[Live, Any]]:
+    """A gateway whose first pool has one engine, which is busy: what is asked there waits."""
+    async with Upstream(held) as upstream:
+        fields = {"pools": pools(upstream.url, small), "tenants": TENANTS, "quota": QUOTA, **fields}
+        async with start(**fields) as live:
+            first = await asks(live, "first")
+            yield live, first
+            held.may.set()
+            assert (await first).status == 200
+            await until(live.holds_nothing)
+            quotas, interactions = live.gateway.shared.quotas, live.gateway.shared.interactions
+            assert quotas is not None
+            assert interactions is not None
+            assert quotas.under_way == {}
+
+
+async def test_a_drained_pool_s_waiting_requests_are_answered_by_the_other_in_fair_order(start: Starter) -> None:
+    async with (
+        simulated(models=("small",), time_scale=0) as small,
+        waiting(start, small.url, Held()) as (live, first),
+    ):
+        asked = [await asks(live, "alice") for _ in range(40)] + [await asks(live, "bob") for _ in range(4)]
+        drain(both(live)[0])
+        got = await asyncio.gather(*asked)
+        assert {(each.status, each.json["model"]) for each in got} == {(200, "big")}
+        assert not first.done()  # what ran goes on where it is
+        lines = await live.lines(44)
+        assert {(line["backend"], line["model"], line["tries"]) for line in lines} == {("s", "small", 1)}
+        assert [line["tenant"] for line in lines[:9]].count("bob") == 4
+        assert all("closed" in line["waited_ms"] for line in lines)
+        metrics = await live.metrics()
+        for tenant, requests in (("alice", 40), ("bob", 4)):
+            assert metrics["fairgate_tokens_total", "output", "small", "small", tenant] == 3 * requests
+            quotas = live.gateway.shared.quotas
+            assert quotas is not None
+            standing = {
+                limit.name: limit.remaining for limit in quotas.standing(tenant, both(live)[0].dispatcher.clock())
+            }
+            assert standing["requests"] == QUOTA["requests_per_minute"] - requests
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_waits_when_the_engine_dies_is_answered(start: Starter, stream: bool) -> None:
+    async with AsyncExitStack() as dying, simulated(models=("small",), time_scale=0) as small:
+        dies = await dying.enter_async_context(Upstream(Held()))
+        async with start(pools=pools(dies.url, small.url), tenants=TENANTS) as live:
+            first = await asks(live, "first")
+            asked = [await asks(live, "alice", chat(max_tokens=3, stream=stream) | {"model": "big"}) for _ in range(12)]
+            await dying.aclose()
+            assert (await first).status == 502  # it may be what the engine died of
+            for got in await asyncio.gather(*asked):
+                assert got.status == 200
+                found = [got.json] if not stream else [event for event in events(got.body) if event != "[DONE]"]
+                assert {each["model"] for each in found} == {"big"}
+            lines = [line for line in await live.lines(13) if line["tenant"] == "alice"]
+            assert [(line["backend"], line["outcome"], line["tokens_out"]) for line in lines] == [
+                ("s", "completed", 3)
+            ] * 12
+            await until(live.holds_nothing)
+
+
+@pytest.mark.parametrize("size", [1, 400_000])
+async def test_the_engine_is_asked_as_by_an_arrival(start: Starter, size: int) -> None:
+    async with Upstream(answers) as small, waiting(start, small.url, Held()) as (live, _):
+        body = chat("Hello", stream_options=None, padding="x" * size) | {"model": "big"}
+        asked = await asks(live, "alice", body)
+        drain(both(live)[0])
+        assert (await asked).json["model"] == "big"
+        straight = await live.ask(CHAT, body, key="alice")
+        assert straight.json["model"] == "big"
+        moved, arrived = small.requests
+        assert (
+            moved.json
+            == arrived.json
+            == body
+            | {"model": "small"}
+            | {name: arrived.json[name] for name in ("cache_salt",) if name in arrived.json}
+        )
+        assert set(moved.head.split(b"\r\n")) >= {b"content-length: %d" % len(moved.body)}
+
+
+async def test_a_form_goes_too_and_back_again(start: Starter) -> None:
+    held = Held()
+    async with Upstream(Held()) as small, Upstream(held) as large:
+        async with start(pools=pools(large.url, small.url, fallback="bigger"), tenants=TENANTS) as live:
+            one, other = both(live)
+            first = await asks(live, "first")
+            stays = asyncio.create_task(live.ask(CHAT, chat() | {"model": "small"}, key="first"))
+            await until(lambda: other.dispatcher.engine.dispatched)
+            form = b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\n%b\r\n' + SOUND + b"--x--\r\n"
+            asked = asyncio.create_task(
+                live.ask(AUDIO, form % b"big", key="alice", content_type="multipart/form-data; boundary=x")
+            )
+            await until(lambda: queued(one))
+            drain(one)
+            await until(lambda: queued(other))
+            drain(one, False)
+            drain(other)
+            await until(lambda: queued(one))
+            held.may.set()
+            assert ((await first).status, (await asked).status) == (200, 200)
+            assert large.requests[-1].body == form % b"bigger"
+            stays.cancel()
+            await until(live.holds_nothing)
+
+
+async def test_a_salt_is_there_where_the_other_pool_wants_one(start: Starter) -> None:
+    for shared, salts in ((True, 0), (False, 1)):
+        async with Upstream(answers) as small, Upstream(Held()) as large:
+            both_pools = pools(large.url, small.url, shared_cache=shared)
+            both_pools[0]["shared_cache"] = not shared
+            async with start(pools=both_pools, tenants=TENANTS, policy="dlpm") as live:
+                running, asked = await asks(live, "first"), await asks(live, "alice")
+                drain(both(live)[0])
+                assert (await asked).status == 200
+                [moved] = small.requests
+                assert moved.body.count(b"cache_salt") == salts
+                running.cancel()
+                await until(live.holds_nothing)
+
+
+async def test_an_interaction_goes_on_uncut(start: Starter) -> None:
+    async with Upstream(answers) as small, waiting(start, small.url, Held()) as (live, _):
+        interactions = live.gateway.shared.interactions
+        assert interactions is not None
+        drain(both(live)[0])
+        for _ in (1, 2):
+            got = await live.ask(CHAT, chat() | {"model": "big"}, key="alice", x_fairgate_interaction="i")
+            assert got.status == 200
+        drain(both(live)[0], False)
+        asked = await asks(live, "alice", x_fairgate_interaction="i")
+        drain(both(live)[0])
+        assert (await asked).status == 200
+        lines = await live.lines(3)
+        assert [(line["stage"], line["tokens_wasted"]) for line in lines] == [(1, 0), (2, 0), (3, 0)]
+        assert interactions.wasted == {}
+
+
+async def test_two_that_name_each_other_do_not_pass_requests_to_and_fro(start: Starter) -> None:
+    async with Upstream(answers) as small, Upstream(Held()) as large:
+        named = pools(large.url, small.url, fallback="big")
+        async with start(pools=named, tenants=TENANTS) as live:
+            one, other = both(live)
+            running = await asks(live, "first")
+            asked = [await asks(live, "alice") for _ in range(5)]
+            drain(other)
+            drain(one)
+            for _ in range(10):
+                await asyncio.sleep(0.005)
+                assert (queued(one), queued(other)) == (5, 0)
+            drain(other, False)
+            assert {(await each).status for each in asked} == {200}
+            assert len(small.requests) == 5
+            running.cancel()
+            await until(live.holds_nothing)
+
+
+async def test_it_may_go_back_to_the_pool_that_was_asked(start: Starter) -> None:
+    held = Held()
+    async with Upstream(Held()) as small, Upstream(held) as large:
+        async with start(pools=pools(large.url, small.url, fallback="big"), tenants=TENANTS) as live:
+            one, other = both(live)
+            first = await asks(live, "first")
+            stays = asyncio.create_task(live.ask(CHAT, chat() | {"model": "small"}, key="first"))
+            await until(lambda: other.dispatcher.engine.dispatched)
+            asked = await asks(live, "alice")
+            drain(one)
+            await until(lambda: queued(other))
+            drain(one, False)
+            drain(other)
+            await until(lambda: queued(one))
+            held.may.set()
+            assert ((await first).status, (await asked).status) == (200, 200)
+            assert [seen.json["model"] for seen in large.requests] == ["big", "big"]
+            assert len(small.requests) == 1
+            stays.cancel()
+            await until(live.holds_nothing)
+
+
+async def test_nobody_gives_way_to_those_that_move(start: Starter) -> None:
+    held = Held()
+    async with (
+        Upstream(held) as small,
+        waiting(start, small.url, Held(), limits={"queue_requests_max": 4}) as (live, _),
+    ):
+        one, other = both(live)
+        there = [asyncio.create_task(live.ask(CHAT, chat() | {"model": "small"}, key="bob")) for _ in range(4)]
+        await until(lambda: queued(other) == 3)
+        asked = [await asks(live, "alice") for _ in range(4)]
+        drain(one)
+        await until(lambda: queued(one) == 3)
+        assert queued(other) == 4
+        held.may.set()
+        assert {(await each).status for each in (*there, *asked)} == {200}
+
+
+async def test_a_client_that_leaves_on_the_way_leaves_no_trace(start: Starter) -> None:
+    held = Held()
+    async with Upstream(held) as small, waiting(start, small.url, Held()) as (live, _):
+        one, other = both(live)
+        stands = asyncio.create_task(live.ask(CHAT, chat() | {"model": "small"}, key="bob"))
+        await until(lambda: other.dispatcher.engine.dispatched)
+        asked = [await asks(live, "alice", x_fairgate_interaction=f"i{number}") for number in range(40)]
+        drain(one)
+        await until(lambda: queued(other))
+        for each in asked[::2]:
+            each.cancel()
+        await until(lambda: queued(one) + queued(other) == 20)
+        held.may.set()
+        assert [(await each).status for each in asked[1::2]] == [200] * 20
+        assert (await stands).status == 200
+        lines = await live.lines(41)
+        outcomes = [line["outcome"] for line in lines if line["tenant"] == "alice"]
+        assert (outcomes.count("completed"), outcomes.count("abandoned")) == (20, 20)
+        assert len(small.requests) == 21
+
+
+async def test_what_the_other_s_context_has_no_room_for_is_refused_and_the_rest_goes_on(start: Starter) -> None:
+    async with simulated(models=("small",), time_scale=0) as small, waiting(start, small.url, Held()) as (live, _):
+        asked = [await asks(live, "alice", chat(max_tokens=most) | {"model": "big"}) for most in (3, 5000, 3)]
+        drain(both(live)[0])
+        got = await asyncio.gather(*asked)
+        assert [each.status for each in got] == [200, 400, 200]
+        assert got[1].error["code"] == "context_length_exceeded"
+
+
+async def test_without_a_pool_that_stands_in_they_wait(start: Starter) -> None:
+    async with Upstream(answers) as small, waiting(start, small.url, Held()) as (live, _):
+        one, other = both(live)
+        asked = await asks(live, "alice")
+        drain(other)
+        drain(one)
+        await asyncio.sleep(0.05)
+        assert (queued(one), queued(other)) == (1, 0)
+        drain(one, False)
+        drain(other, False)
+        await asyncio.sleep(0.05)
+        assert (queued(one), queued(other)) == (1, 0)
+        asked.cancel()
