@@ -26,6 +26,9 @@ __all__ = ["Reply"]
 Header = tuple[bytes, bytes]
 
 WAITING: Final = b": waiting\n\n"
+WAITED: Final = b":\n\n"
+"""Goes out in one piece with what follows comments. `vllm bench serve` strips each piece that it reads, so the end of a
+comment is lost to it, and without another one so is the whole answer."""
 EVENT_STREAM: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -72,7 +75,7 @@ class Reply:
         self.relays = True
         self.leave_place()
         if self._responder.started:
-            self._responder.write(first)
+            self._responder.write(WAITED + first)
         else:
             self._responder.start(status, self._fields(headers), first=first)
 
@@ -101,7 +104,7 @@ class Reply:
         elif is_within:
             responder.abort()
         else:
-            responder.write(error.sse_event(dialect))
+            responder.write((b"" if self.relays else WAITED) + error.sse_event(dialect))
             responder.end()
 
     def _fields(self, headers: list[Header]) -> list[Header]:

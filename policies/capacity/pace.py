@@ -15,6 +15,8 @@ RATE: Final = 0.1
 """Weight of one request in a moving average."""
 ANSWERS_MIN: Final = 20
 """A moving average still shows its first guess before."""
+TOKEN_S_MIN: Final = 1e-6
+"""No engine makes a token faster. A whole answer may come in one piece, and so take no time."""
 PREFILL_TOKENS_MIN: Final = 2048
 PREFILL_TOKENS_MAX: Final = 262_144
 
@@ -34,7 +36,8 @@ class Pace:
     def ended(self, lease: Lease, now: float) -> None:
         self.lifetime_s += RATE * (now - lease.dispatched_s - self.lifetime_s)
         if lease.started_s is not None and lease.output_each() >= 1:
-            self.token_s += RATE * ((now - lease.started_s) / lease.output_each() - self.token_s)
+            token_s = (now - lease.started_s) / lease.output_each()
+            self.token_s = max(TOKEN_S_MIN, self.token_s + RATE * (token_s - self.token_s))
             self._answers += 1
 
     def known_token_s(self) -> float | None:

@@ -106,6 +106,28 @@ async def test_a_stream_that_is_served_in_time_hears_nothing(start: Starter) -> 
         assert "x-accel-buffering" not in got.headers
 
 
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_a_client_that_strips_what_it_reads_loses_nothing(start: Starter, is_answered: bool) -> None:
+    """As `vllm bench serve` reads: each piece stripped and joined, ends of events by what is left between them."""
+    engine = Held() if is_answered else Held(answer(b"{}", status=b"400 Bad Request"))
+    async with held(start, engine) as live:
+        async with live.post("/v1/chat/completions", chat(stream=True)) as response:
+            joined, seen, pieces = b"", [], 0
+            async for piece in response.content.iter_any():
+                pieces += 1
+                if pieces == 3:
+                    engine.free.set()
+                joined += piece.strip()
+                *whole, joined = joined.split(b"\n\n")
+                seen += whole
+                if joined.startswith(b"data: "):
+                    seen.append(joined)
+                    joined = b""
+        heard = [event for event in seen if event.strip() and not event.startswith(b":")]
+        assert heard[0].startswith(b'data: {"')
+        assert (heard[-1] == b"data: [DONE]") is is_answered
+
+
 async def test_an_answer_in_one_piece_is_not_begun_before_it_is_there(start: Starter) -> None:
     engine = Held(answer(b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}'))
     async with held(start, engine) as live:

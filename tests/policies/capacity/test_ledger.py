@@ -53,6 +53,18 @@ def test_an_idle_backend_may_always_be_probed() -> None:
     assert obstacle(ledger) == "closed"
 
 
+def test_answers_that_take_no_time_leave_a_pace_that_can_be_reckoned_with() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=20)
+    for number in range(10_000):
+        now = number / 1000
+        lease = start(ledger, make_request(prompt=10), now)
+        lease.output_tokens = 150
+        ledger.remove(lease, now)
+    assert 0.0 < ledger.pace.token_s <= 1e-6
+    start(ledger, make_request(prompt=10), 1e6)
+    assert obstacle(ledger, now=1e6) is None
+
+
 def test_known_slots_leave_headroom_for_those_below_their_share() -> None:
     assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20), spare=False, absent=True) == 19
     assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20), spare=True, absent=True) == 22
