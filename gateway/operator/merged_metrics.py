@@ -19,6 +19,7 @@ MOST: Final = frozenset(
         "fairgate_build_info",
         "fairgate_config_info",
         "fairgate_kv_projected_ratio",
+        "fairgate_name_addresses",
         "fairgate_overloaded",
         "fairgate_replica_alone",
     )
@@ -30,6 +31,7 @@ LEAST: Final = frozenset(
         "fairgate_backend_up",
         "fairgate_config_reload_success",
         "fairgate_config_reload_timestamp_seconds",
+        "fairgate_name_lookup_success",
         "fairgate_state_shared",
         "fairgate_usage_written",
         "process_max_fds",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import re
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -181,24 +182,34 @@ class _Unexpected(logging.Handler):
     found: BaseException | None = None
 
 
-async def _runs(task: asyncio.Task[Any]) -> None:
-    """For some turns of the loop; what it does must not end it, and must not be a surprise."""
-    unexpected, logger = _Unexpected(), logging.getLogger("fairgate")
-    logger.addHandler(unexpected)
+@contextlib.contextmanager
+def _hushed() -> Iterator[logging.Logger]:
+    """What is said of foreign bytes a thousand times is said to nobody."""
+    logger = logging.getLogger("fairgate")
     level, propagates = logger.level, logger.propagate
     logger.setLevel(logging.ERROR)
     logger.propagate = False
     try:
-        for _ in range(TURNS):
-            await asyncio.sleep(0)
-        assert not task.done(), task.exception()
-        assert unexpected.found is None, unexpected.found
+        yield logger
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        logger.removeHandler(unexpected)
         logger.setLevel(level)
         logger.propagate = propagates
+
+
+async def _runs(task: asyncio.Task[Any]) -> None:
+    """For some turns of the loop; what it does must not end it, and must not be a surprise."""
+    unexpected = _Unexpected()
+    with _hushed() as logger:
+        logger.addHandler(unexpected)
+        try:
+            for _ in range(TURNS):
+                await asyncio.sleep(0)
+            assert not task.done(), task.exception()
+            assert unexpected.found is None, unexpected.found
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            logger.removeHandler(unexpected)
 
 
 def read_heard(data: bytes) -> None:
@@ -283,11 +294,10 @@ def read_learned(data: bytes) -> None:
     """From a file, or from the store: what can be learned is, and what is learned can be written down and read."""
     in_loop(_adopt(data))
     gateway, again = Gateway(), Gateway()
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, _hushed():
         path = Path(directory, "learned")
         path.write_bytes(data)
         restored = LearnedFile(path, {"p": gateway.engine})
-        logging.getLogger("fairgate").setLevel(logging.ERROR)
         restored.restore()
         gateway.serve("first")
         in_loop(restored.save())
