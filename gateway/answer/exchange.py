@@ -42,7 +42,8 @@ from policies.admission.decisions import Failure, Reject
 from policies.request import Request, ServiceTokens
 
 if TYPE_CHECKING:
-    from gateway.pool.pool import Backend, Pool
+    from gateway.pool.backend import Backend
+    from gateway.pool.pool import Pool
 
 __all__ = ["Exchange"]
 

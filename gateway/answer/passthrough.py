@@ -13,7 +13,7 @@ from gateway.answer.refusals import failure_error
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import forward_response_headers
 from gateway.http.responder import Responder
-from gateway.pool.pool import Backend
+from gateway.pool.backend import Backend
 from gateway.telemetry.record import Outcome, Record
 from policies.request import ServiceTokens
 

@@ -13,7 +13,8 @@ from backends.simulated.server import SimulatedServer
 from gateway.background import Background
 from gateway.config.model import BackendConfig, Config, PoolConfig
 from gateway.pool.addresses import Addresses
-from gateway.pool.pool import RETIRE_LOOK_S, Backend, Pool, estimator_of, terms_of
+from gateway.pool.backend import Backend, terms_of
+from gateway.pool.pool import RETIRE_LOOK_S, Pool, estimator_of
 from gateway.pool.shared import Shared
 from gateway.request.estimate import TokenEstimator, UnusableTokenizer
 from gateway.telemetry.record import Record
