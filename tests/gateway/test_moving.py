@@ -156,24 +156,35 @@ async def test_the_engine_is_asked_as_by_an_arrival(start: Starter, size: int) -
         assert set(moved.head.split(b"\r\n")) >= {b"content-length: %d" % len(moved.body)}
 
 
+async def fills(live: Live, other: Pool) -> tuple[asyncio.Task[Answer], asyncio.Task[Answer]]:
+    """Both engines are taken: what is asked next waits."""
+    first = await asks(live, "first")
+    stays = asyncio.create_task(live.ask(CHAT, chat() | {"model": "small"}, key="first"))
+    await until(lambda: other.dispatcher.engine.dispatched)
+    return first, stays
+
+
+async def there_and_back(one: Pool, other: Pool) -> None:
+    """What waits in one goes to the other, and comes back."""
+    drain(one)
+    await until(lambda: queued(other))
+    drain(one, False)
+    drain(other)
+    await until(lambda: queued(one))
+
+
 async def test_a_form_goes_too_and_back_again(start: Starter) -> None:
     held = Held()
     async with Upstream(Held()) as small, Upstream(held) as large:
         async with start(pools=pools(large.url, small.url, fallback="bigger"), tenants=TENANTS) as live:
             one, other = both(live)
-            first = await asks(live, "first")
-            stays = asyncio.create_task(live.ask(CHAT, chat() | {"model": "small"}, key="first"))
-            await until(lambda: other.dispatcher.engine.dispatched)
+            first, stays = await fills(live, other)
             form = b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\n%b\r\n' + SOUND + b"--x--\r\n"
             asked = asyncio.create_task(
                 live.ask(AUDIO, form % b"big", key="alice", content_type="multipart/form-data; boundary=x")
             )
             await until(lambda: queued(one))
-            drain(one)
-            await until(lambda: queued(other))
-            drain(one, False)
-            drain(other)
-            await until(lambda: queued(one))
+            await there_and_back(one, other)
             held.may.set()
             assert ((await first).status, (await asked).status) == (200, 200)
             assert large.requests[-1].body == form % b"bigger"
@@ -237,15 +248,9 @@ async def test_it_may_go_back_to_the_pool_that_was_asked(start: Starter) -> None
     async with Upstream(Held()) as small, Upstream(held) as large:
         async with start(pools=pools(large.url, small.url, fallback="big"), tenants=TENANTS) as live:
             one, other = both(live)
-            first = await asks(live, "first")
-            stays = asyncio.create_task(live.ask(CHAT, chat() | {"model": "small"}, key="first"))
-            await until(lambda: other.dispatcher.engine.dispatched)
+            first, stays = await fills(live, other)
             asked = await asks(live, "alice")
-            drain(one)
-            await until(lambda: queued(other))
-            drain(one, False)
-            drain(other)
-            await until(lambda: queued(one))
+            await there_and_back(one, other)
             held.may.set()
             assert ((await first).status, (await asked).status) == (200, 200)
             assert [seen.json["model"] for seen in large.requests] == ["big", "big"]
