@@ -16,8 +16,9 @@ from redis import Redis
 
 from bench.flood import RAMP_S
 from bench.load import Client
+from bench.ports import free_port
 from bench.shares import Tenant
-from bench.stack import PROXY_START_S, BenchError, Engine, Route, fairgate, free_port, process, wait_ready
+from bench.stack import PROXY_START_S, BenchError, Engine, Route, fairgate, process, wait_ready
 
 WEIGHTS = {"heavy": 4.0, "light": 1.0}
 FAIR_RATIO = WEIGHTS["heavy"] / WEIGHTS["light"]

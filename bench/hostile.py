@@ -21,7 +21,8 @@ from typing import Any
 from bench import report
 from bench.attacks import FLOOD, HOLD, Attack, Attacker, all_of, attacks
 from bench.load import Client, Request
-from bench.stack import BenchError, fairgate, free_port, process, run_bench, wait_ready
+from bench.ports import free_port
+from bench.stack import BenchError, fairgate, process, run_bench, wait_ready
 
 MODEL, FULL = "bench", "full"
 SLOTS = 64

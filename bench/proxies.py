@@ -16,7 +16,8 @@ from pathlib import Path
 
 import yaml
 
-from bench.stack import BenchError, Route, fairgate, free_port, nginx_proxy, process, wait_ready
+from bench.ports import free_port
+from bench.stack import BenchError, Route, fairgate, nginx_proxy, process, wait_ready
 from bench.upstream import MODEL, PROXY_CORE
 from bench.wrk import TENANT
 

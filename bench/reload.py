@@ -30,7 +30,8 @@ from backends.simulated.profiles import EngineProfile
 from backends.simulated.server import SimulatedServer
 from bench import report
 from bench.load import Client, Reply, Request
-from bench.stack import PROXY_START_S, free_port, process, run_bench, wait_ready
+from bench.ports import free_port
+from bench.stack import PROXY_START_S, process, run_bench, wait_ready
 from gateway.config.model import hash_key
 
 TENANTS = ("alice", "bob", "carol")

@@ -26,7 +26,8 @@ import yaml
 
 from bench import report
 from bench.load import VOCABULARY, Client
-from bench.stack import BenchError, free_port, memory_bytes, open_files, process, run_bench, wait_ready
+from bench.ports import free_port
+from bench.stack import BenchError, memory_bytes, open_files, process, run_bench, wait_ready
 from gateway.config.model import hash_key
 
 MODEL = "simulated"

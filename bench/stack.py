@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ import uvloop
 import yaml
 
 from bench.load import MODEL, Client
+from bench.ports import free_port
 from gateway.config.model import hash_key
 
 Result = TypeVar("Result")
@@ -65,13 +65,6 @@ def run_bench(name: str, main: Coroutine[Any, Any, Result]) -> Result:
         raise SystemExit(f"{name}: {error}") from None
     except asyncio.CancelledError:
         raise SystemExit(f"{name}: terminated") from None
-
-
-def free_port() -> int:
-    """A loopback port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

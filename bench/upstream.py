@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.stack import BenchError, free_port, nginx
+from bench.ports import free_port
+from bench.stack import BenchError, nginx
 
 PROXY_CORE, OTHER_CORE = 0, 1
 MODULES = ("/usr/lib/nginx/modules/ngx_http_echo_module.so", "/usr/share/nginx/modules/ngx_http_echo_module.so")

@@ -29,8 +29,9 @@ from pydantic import SecretStr
 
 from bench import report
 from bench.load import Client
+from bench.ports import free_port
 from bench.soak import START_S, TENANTS, Call, Gate
-from bench.stack import BenchError, free_port, process, run_bench, wait_ready
+from bench.stack import BenchError, process, run_bench, wait_ready
 from gateway.config.model import hash_key
 from gateway.config.usage import UsageConfig
 from gateway.usage.database import Database

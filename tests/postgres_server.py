@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.redis_server import free_port
+from bench.ports import free_port
 
 SETTINGS = (
     "listen_addresses = '127.0.0.1'\nunix_socket_directories = ''\nfsync = off\nmax_connections = 20\n"

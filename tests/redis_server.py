@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +16,8 @@ from typing import Any
 import pytest
 from redis import Redis as SyncRedis
 from redis.asyncio import Redis
+
+from bench.ports import free_port
 
 WAIT_S = 20.0
 SLOTS = 16384
@@ -33,12 +34,6 @@ def needed(program: str) -> str:
     if found is None:
         pytest.fail(f"these tests run a real server and need {program}: {INSTALL}")
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 class RedisServer:

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from bench.ports import free_port
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_S_MAX = 90.0
@@ -97,23 +99,13 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
-def free_ports(count: int) -> list[int]:
-    held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports
-
-
 class Page:
     """Runs the examples of one page in a folder of its own."""
 
     def __init__(self, path: Path, folder: Path) -> None:
         self.path = path
         self.folder = folder
-        self._ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
+        self._ports = {port: str(free_port()) for port in PORTS}
         self._serving: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
         self._gateways: dict[str, subprocess.Popen[bytes]] = {}
         """By the port for clients: one that wants the port of another takes its place."""
@@ -188,7 +180,7 @@ class Page:
         """Options for the listeners that neither the command nor its file places."""
         file = re.search(r"-c (\S+)", command)
         is_second = "--port " in command and f"--port {self._ports['8080']}" not in command
-        admin = free_ports(1)[0] if is_second else self._ports["8190"]
+        admin = free_port() if is_second else self._ports["8190"]
         said = command + ((self.folder / file[1]).read_text() if file else "")
         return "".join(
             f" {option} {port}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -260,13 +259,6 @@ class Simulated:
     def is_idle(self) -> bool:
         gauges = self.server.gauges
         return (gauges.running, gauges.waiting, gauges.kv_blocks) == (0, 0, 0)
-
-
-def closed_port() -> int:
-    """A port on which nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 async def raw_exchange(port: int, payload: bytes) -> bytes:

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from backends.simulated.server import SimulatedServer
+from bench.ports import free_port
 from gateway.config.load import load_config
 from gateway.config.model import Config
 from tests.certificates import Authority
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Upstream, answer, chunk, replies, token
-from tests.gateway.live import MODEL, SMALL, WAIT_S, Live, Starter, chat, closed_port, events, simulated, until
+from tests.gateway.live import MODEL, SMALL, WAIT_S, Live, Starter, chat, events, simulated, until
 
 ONE, TWO, THREE = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 OFTEN = {"upstream_addresses_s": 0.1}
@@ -209,7 +210,7 @@ async def test_a_lookup_that_hangs_holds_up_nothing(start: Starter, monkeypatch:
 async def test_of_hundreds_of_addresses_some_are_engines(start: Starter, caplog: pytest.LogCaptureFixture) -> None:
     names = Names(*(f"127.9.{n // 200}.{n % 200 + 1}" for n in range(400)))
     limits = {**OFTEN, "upstream_addresses_max": 8}
-    async with start(pools=pools(closed_port()), limits=limits, resolver=names) as live:
+    async with start(pools=pools(free_port()), limits=limits, resolver=names) as live:
         await names.asked_again()
         assert len(live.engine.backends) == 8
         assert (await live.metrics())["fairgate_name_addresses", "engines.test", "left_out"] == 392

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.live import Live, Starter, closed_port, simulated
+from bench.ports import free_port
+from tests.gateway.live import Live, Starter, simulated
 from tests.gateway.test_command_line import config_file, run, running, serving
 
 TOKEN = "an-operator's-token"
@@ -66,7 +67,7 @@ async def test_probes_have_none(start: Starter) -> None:
 
 async def test_explain_takes_address_and_token_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRGATE_TEST_TOKEN", TOKEN)
-    address = f"127.0.0.1:{closed_port()}"
+    address = f"127.0.0.1:{free_port()}"
     async with serving(tmp_path, "sim:demo", admin=address, admin_token="${FAIRGATE_TEST_TOKEN}") as gate:
         async with gate.ask(max_tokens=2) as response:
             request_id = response.headers["x-request-id"]
@@ -106,7 +107,7 @@ async def test_check_warns_of_an_admin_listener_that_anybody_may_ask(
 
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_the_start_warns_of_it_once(tmp_path: Path, workers: int) -> None:
-    url = f"http://127.0.0.1:{closed_port()}"
+    url = f"http://127.0.0.1:{free_port()}"
     async with running("serve", "-c", config_file(tmp_path, url, admin="0.0.0.0:0", workers=workers)) as command:
         await command.says("serving on")
         assert command.said.count("whoever reaches 0.0.0.0:0 reads /metrics and /explain") == 1

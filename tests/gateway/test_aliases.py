@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from bench.ports import free_port
 from gateway.answer.renamed import Renamed
 from gateway.config.model import hash_key
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, named
-from tests.gateway.live import MODEL, Starter, chat, closed_port, events, simulated, until
+from tests.gateway.live import MODEL, Starter, chat, events, simulated, until
 
 ALIAS = "gpt-4o"
 ALIASES = {ALIAS: MODEL, "grüße/gpt": MODEL}
@@ -152,7 +153,7 @@ async def test_a_pool_without_an_engine_is_stood_in_for(start: Starter, stream: 
                 "name": "large",
                 "models": ["big"],
                 "fallback": "small",
-                "backends": [{"url": f"http://127.0.0.1:{closed_port()}"}],
+                "backends": [{"url": f"http://127.0.0.1:{free_port()}"}],
             },
             {"name": "small", "models": ["small"], "backends": [{"url": sim.url}]},
         ]

@@ -16,9 +16,10 @@ from typing import Any
 import aiohttp
 import pytest
 
+from bench.ports import free_port
 from gateway.config.model import hash_key
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
-from tests.gateway.live import WAIT_S, chat, closed_port, events, until
+from tests.gateway.live import WAIT_S, chat, events, until
 
 FAIRGATE = str(Path(sys.executable).with_name("fairgate"))
 EXAMPLE = Path(__file__).parents[2] / "config.example.yaml"
@@ -223,7 +224,7 @@ async def test_serve_on_a_taken_admin_port_says_which_it_is(tmp_path: Path, work
 
 
 async def test_options_of_serve_go_before_the_file(tmp_path: Path) -> None:
-    port, admin_port, log = closed_port(), closed_port(), tmp_path / "requests.log"
+    port, admin_port, log = free_port(), free_port(), tmp_path / "requests.log"
     given = ["--host", "127.0.0.2", "--port", str(port), "--admin-port", str(admin_port), "--access-log", str(log)]
     async with Upstream(replies(OK)) as upstream:
         file = config_file(tmp_path, upstream.url, listen="127.0.0.1:1", admin="127.0.0.1:2", access_log="stdout")
@@ -288,7 +289,7 @@ async def test_keys_have_names_where_any_key_is_taken(tmp_path: Path) -> None:
 
 
 async def test_serve_starts_before_its_backend_and_says_so(tmp_path: Path) -> None:
-    async with serving(tmp_path, f"http://127.0.0.1:{closed_port()}") as gate:
+    async with serving(tmp_path, f"http://127.0.0.1:{free_port()}") as gate:
         await gate.command.says("not ready: pool pool has no backend in service")
         code, _, said = await run("healthcheck", "--admin", gate.admin)
         assert code == 1

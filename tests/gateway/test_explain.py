@@ -6,7 +6,8 @@ import asyncio
 import json
 from typing import Any
 
-from tests.gateway.live import Live, Starter, chat, closed_port, simulated, until
+from bench.ports import free_port
+from tests.gateway.live import Live, Starter, chat, simulated, until
 from tests.gateway.test_command_line import running
 from tests.gateway.test_throttling import CHAT, full, is_overloaded, question
 
@@ -145,7 +146,7 @@ async def test_the_command_explains(start: Starter) -> None:
 
 
 async def test_the_command_says_what_is_wrong_with_its_input() -> None:
-    cases = [("ftp://x", "must be http://host:port"), (f"http://127.0.0.1:{closed_port()}", "refused")]
+    cases = [("ftp://x", "must be http://host:port"), (f"http://127.0.0.1:{free_port()}", "refused")]
     for address, message in cases:
         async with running("explain", "req_1", "--admin", address) as command:
             assert await command.ended() == 2

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from bench.ports import free_port
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
-from tests.gateway.live import MODEL, Simulated, Starter, chat, closed_port, events, long_chat, simulated, until
+from tests.gateway.live import MODEL, Simulated, Starter, chat, events, long_chat, simulated, until
 
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
 MESSAGES = {"model": MODEL, "max_tokens": 50, "ignore_eos": True, "messages": [{"role": "user", "content": "x"}]}
@@ -31,7 +32,7 @@ def preferring(first: Simulated, second: Simulated) -> list[dict[str, Any]]:
 
 
 async def test_one_of_two_backends_down_at_start(start: Starter) -> None:
-    async with simulated(time_scale=0) as sim, start(f"http://127.0.0.1:{closed_port()}", sim.url) as live:
+    async with simulated(time_scale=0) as sim, start(f"http://127.0.0.1:{free_port()}", sim.url) as live:
         got = await asyncio.gather(*(live.ask("/v1/chat/completions", chat(max_tokens=3)) for _ in range(10)))
         assert [each.status for each in got] == [200] * 10
         assert {line["tries"] for line in await live.lines(10)} == {1}

@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.ports import free_port
 from gateway.config.load import Given, load_config
 from gateway.operator import present, views
 from gateway.operator.effective import effective
 from gateway.operator.shares import due
-from tests.gateway.live import Live, Starter, chat, closed_port, simulated, until
+from tests.gateway.live import Live, Starter, chat, simulated, until
 from tests.gateway.test_command_line import FAIRGATE, config_file, run
 from tests.gateway.test_throttling import CHAT, full, question, tenants
 
@@ -104,7 +105,7 @@ async def test_engines_have_their_sequences_and_what_the_next_request_waits_for_
 
 
 async def test_an_engine_that_is_down_says_why(start: Starter) -> None:
-    async with start(f"http://127.0.0.1:{closed_port()}") as live:
+    async with start(f"http://127.0.0.1:{free_port()}") as live:
         [pool] = (await seen(live, "/backends"))["pools"]
         [engine] = pool["backends"]
         assert not engine["in_service"]
@@ -243,7 +244,7 @@ async def test_top_shows_tenants_engines_and_what_limits_them_in_80_columns(star
 async def test_long_names_give_way_to_numbers(start: Starter) -> None:
     name = "a-tenant-with-a-name-" + "x" * 43
     pools = [
-        {"name": "pool", "backends": [{"url": f"http://127.0.0.1:{closed_port()}", "name": "an-engine-" + "y" * 54}]}
+        {"name": "pool", "backends": [{"url": f"http://127.0.0.1:{free_port()}", "name": "an-engine-" + "y" * 54}]}
     ]
     async with simulated(time_scale=0) as sim:
         pools[0]["backends"].append({"url": sim.url, "name": "engine"})  # type: ignore[attr-defined]
@@ -276,7 +277,7 @@ async def test_top_finds_the_admin_listener_and_its_token_in_the_file(start: Sta
 
 
 async def test_top_says_what_is_wrong_with_its_input() -> None:
-    for address, message in (("ftp://x", "must be http://host:port"), (f"http://127.0.0.1:{closed_port()}", "refused")):
+    for address, message in (("ftp://x", "must be http://host:port"), (f"http://127.0.0.1:{free_port()}", "refused")):
         code, _, said = await run("top", "--once", "--admin", address)
         assert code == 2
         assert message in said

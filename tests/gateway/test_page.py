@@ -15,8 +15,9 @@ import pytest
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, async_playwright, expect
 
+from bench.ports import free_port
 from gateway.operator import feed
-from tests.gateway.live import SMALL, WAIT_S, Live, Starter, chat, closed_port, simulated, until
+from tests.gateway.live import SMALL, WAIT_S, Live, Starter, chat, simulated, until
 from tests.gateway.test_throttling import CHAT, full, question, tenants
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -165,7 +166,7 @@ async def test_the_token_is_asked_for_and_stays_in_the_tab(start: Starter) -> No
 
 
 async def test_a_gateway_that_goes_and_comes_back(start: Starter) -> None:
-    admin = f"127.0.0.1:{closed_port()}"
+    admin = f"127.0.0.1:{free_port()}"
     async with simulated() as sim, window(quiet=False) as seen:
         async with start(sim.url, admin=admin) as live:
             await seen.open(live)
@@ -181,7 +182,7 @@ async def test_a_gateway_that_goes_and_comes_back(start: Starter) -> None:
 
 
 async def test_an_engine_that_is_down_says_why(start: Starter) -> None:
-    async with start(f"http://127.0.0.1:{closed_port()}") as live, window() as seen:
+    async with start(f"http://127.0.0.1:{free_port()}") as live, window() as seen:
         await seen.open(live)
         await seen.shows("#limit-sentence", "No engine is in service")
         await seen.shows("#engines-body .down", "out of service: ")

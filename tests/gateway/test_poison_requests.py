@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from bench.ports import free_port
 from gateway.pool.retries import AT_START, PER_REQUEST, SAVED_MAX, RetryBudget
 from tests.gateway.capture import Peer, Seen, Upstream, answer
-from tests.gateway.live import MODEL, Starter, chat, closed_port, simulated
+from tests.gateway.live import MODEL, Starter, chat, simulated
 
 OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
 POISON = "kills"
@@ -73,7 +74,7 @@ async def test_with_one_engine_it_is_not_sent_again(start: Starter) -> None:
 
 async def test_where_the_others_are_down_it_is_not_sent_again(start: Starter) -> None:
     engine = Frail()
-    async with Upstream(engine) as upstream, start(upstream.url, f"http://127.0.0.1:{closed_port()}") as live:
+    async with Upstream(engine) as upstream, start(upstream.url, f"http://127.0.0.1:{free_port()}") as live:
         got = await live.ask("/v1/chat/completions", chat(POISON))
         assert (got.status, engine.poisoned) == (502, 1)
         assert live.holds_nothing()

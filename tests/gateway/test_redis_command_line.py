@@ -14,11 +14,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from bench.ports import free_port
 from gateway.config.model import hash_key, new_key
 from gateway.redis.issued_keys import TABLE
 from gateway.redis.store import LAYOUT
 from tests.gateway.capture import Peer, Seen, Upstream
-from tests.gateway.live import MODEL, WAIT_S, chat, closed_port
+from tests.gateway.live import MODEL, WAIT_S, chat
 from tests.gateway.test_command_line import OK, Running, config_file, run, running
 from tests.gateway.test_store import scripted
 from tests.redis_server import RedisServer
@@ -275,7 +276,7 @@ async def test_corrupt_entries_of_the_table_are_ignored_with_a_message(tmp_path:
 async def test_what_the_commands_for_keys_cannot_do(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
     (tmp_path / "memory").mkdir()
     files = {
-        "config": shared(tmp_path, f"redis://127.0.0.1:{closed_port()}"),
+        "config": shared(tmp_path, f"redis://127.0.0.1:{free_port()}"),
         "memory": shared(tmp_path / "memory", "memory"),
     }
     code, out, errors = await run("keys", *(each.format(**files) for each in arguments), given=b"\n")

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from bench.ports import free_port
 from gateway.redis.errors import StoreRefused, StoreUnavailable
 from gateway.redis.store import LAYOUT, RedisStore, Script, pool_key
 from gateway.replicas.store import Deployment
-from tests.gateway.live import WAIT_S, closed_port, until
+from tests.gateway.live import WAIT_S, until
 from tests.redis_server import Proxy, RedisServer
 
 POOL = Deployment("pool", "fairserve", ("http://a:1", "http://b:1"))
@@ -158,7 +159,7 @@ async def scripted(version: str) -> AsyncIterator[str]:
 
 
 async def test_nobody_there_passes() -> None:
-    for where in (f"redis://127.0.0.1:{closed_port()}/0", "unix:///nowhere/redis.sock"):
+    for where in (f"redis://127.0.0.1:{free_port()}/0", "unix:///nowhere/redis.sock"):
         store = RedisStore(where, (POOL,))
         with pytest.raises(StoreUnavailable, match=r"Connection refused|No such file"):
             await store.open()
@@ -260,7 +261,7 @@ async def answered(store: RedisStore, word: str) -> Any:
 async def test_after_a_failure_nothing_is_tried_for_a_while() -> None:
     async with RedisServer() as redis, Proxy(redis.port) as proxy:
         async with opened(f"redis://127.0.0.1:{proxy.port}") as store:
-            proxy.to_port = closed_port()
+            proxy.to_port = free_port()
             proxy.cut()
             accepted = proxy.accepted
             for _ in range(100):

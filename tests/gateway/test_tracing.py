@@ -17,13 +17,14 @@ from opentelemetry.semconv._incubating.attributes import client_attributes, gen_
 from opentelemetry.semconv.attributes import error_attributes, server_attributes
 from pydantic import ValidationError
 
+from bench.ports import free_port
 from gateway.config.changes import changes, needs_restart
 from gateway.config.model import hash_key
 from gateway.redis.errors import StoreRefused
 from gateway.telemetry import span_export
 from gateway.telemetry.trace import Sampler
 from tests.gateway.capture import Upstream, answer, replies
-from tests.gateway.live import MODEL, Starter, chat, closed_port, long_chat, simulated, until
+from tests.gateway.live import MODEL, Starter, chat, long_chat, simulated, until
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 RECORDED, NOT_RECORDED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
@@ -210,7 +211,7 @@ async def run():
 asyncio.run(run())
 print(any(name.startswith("opentelemetry") for name in sys.modules))
 """
-    for tracing, loaded in (({}, "False"), ({"tracing": {"endpoint": f"http://127.0.0.1:{closed_port()}"}}, "True")):
+    for tracing, loaded in (({}, "False"), ({"tracing": {"endpoint": f"http://127.0.0.1:{free_port()}"}}, "True")):
         ran = subprocess.run([sys.executable, "-c", code, repr(tracing)], capture_output=True, text=True, timeout=30)
         assert (ran.stdout.strip(), ran.returncode) == (loaded, 0), ran.stderr
 

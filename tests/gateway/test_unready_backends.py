@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from backends.simulated.server import SimulatedServer
-from tests.gateway.live import MODEL, SMALL, Starter, chat, closed_port, simulated, until
+from bench.ports import free_port
+from tests.gateway.live import MODEL, SMALL, Starter, chat, simulated, until
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +16,7 @@ def _probe_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("models", [[], [MODEL]], ids=["learned", "configured"])
 async def test_all_down_at_start(start: Starter, models: list[str]) -> None:
-    port = closed_port()
+    port = free_port()
     pools = [{"name": "p", "models": models, "backends": [{"url": f"http://127.0.0.1:{port}", "name": "gpu-1"}]}]
     async with start(pools=pools) as live:
         ready = await live.get("/ready", admin=True)
@@ -39,7 +40,7 @@ async def test_all_down_at_start(start: Starter, models: list[str]) -> None:
 
 
 async def test_all_down_and_nothing_to_admit(start: Starter) -> None:
-    async with start(f"http://127.0.0.1:{closed_port()}") as live:
+    async with start(f"http://127.0.0.1:{free_port()}") as live:
         got = await live.ask("/tokenize", chat())
         assert got.status == 503
         assert "retry-after" in got.headers
@@ -58,7 +59,7 @@ async def test_a_backend_that_goes_down_is_noticed_without_a_request(start: Star
 async def test_one_pool_down_does_not_touch_the_other(start: Starter) -> None:
     async with simulated(models=("up",)) as sim:
         pools = [
-            {"name": "down", "models": ["down"], "backends": [{"url": f"http://127.0.0.1:{closed_port()}"}]},
+            {"name": "down", "models": ["down"], "backends": [{"url": f"http://127.0.0.1:{free_port()}"}]},
             {"name": "up", "models": ["up"], "backends": [{"url": sim.url}]},
         ]
         async with start(pools=pools) as live:

@@ -14,7 +14,8 @@ import anthropic
 import openai
 import pytest
 
-from bench.stack import free_port, nginx
+from bench.ports import free_port
+from bench.stack import nginx
 from gateway.http.errors import ApiError, Reason
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token
 from tests.gateway.live import MODEL, Live, Starter, chat, events, until

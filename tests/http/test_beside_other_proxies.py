@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.stack import free_port, nginx, process, wait_ready
+from bench.ports import free_port
+from bench.stack import nginx, process, wait_ready
 from gateway.config.model import hash_key
 from tests.gateway.capture import Peer, Seen, Upstream, answer
 from tests.gateway.live import Starter

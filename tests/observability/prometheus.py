@@ -18,7 +18,8 @@ import aiohttp
 import pytest
 import yaml
 
-from tests.gateway.live import Live, closed_port
+from bench.ports import free_port
+from tests.gateway.live import Live
 
 DEPLOYED = Path(__file__).parents[2] / "deploy/prometheus"
 WAIT_S = 20.0
@@ -75,7 +76,7 @@ def configuration(lives: Sequence[Live]) -> dict[str, Any]:
 
 @asynccontextmanager
 async def scraping(*lives: Live) -> AsyncIterator[Prometheus]:
-    port = closed_port()
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="fairgate-prometheus-") as folder:
         config = Path(folder, "prometheus.yml")
         config.write_text(yaml.safe_dump(configuration(lives)))

@@ -15,10 +15,11 @@ from typing import Any
 
 import yaml
 
+from bench.ports import free_port
 from gateway.config.load import load_config
 from gateway.config.model import hash_key
 from tests.gateway.capture import Upstream, answer, replies
-from tests.gateway.live import MODEL, SMALL, Live, Starter, chat, closed_port, long_chat, simulated, until
+from tests.gateway.live import MODEL, SMALL, Live, Starter, chat, long_chat, simulated, until
 from tests.observability.prometheus import DEPLOYED, Prometheus, program, scraping
 from tests.redis_server import RedisServer
 
@@ -96,7 +97,7 @@ async def test_every_alert_finds_its_trouble(start: Starter, tmp_path: Path) -> 
             "limits": {"queue_requests_max": 12},
             "overload": {"enter": 0.5, "leave": 0.4, "dwell_s": 0},
             "pools": [
-                {"name": "dead", "models": ["dead"], "backends": [{"url": f"http://127.0.0.1:{closed_port()}"}]},
+                {"name": "dead", "models": ["dead"], "backends": [{"url": f"http://127.0.0.1:{free_port()}"}]},
                 {"name": "wrong", "models": ["wrong"], "backends": [{"url": wrong.url, "name": "wrong"}]},
                 {"name": "tight", "models": ["tight"], "backends": [{"url": tight.url, "name": "tight"}]},
                 {"name": "slow", "models": [MODEL], "backends": [{"url": slow.url, "name": "slow"}]},

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from bench.ports import free_port
 from gateway.config.model import hash_key
-from tests.gateway.live import SMALL, Live, Starter, chat, closed_port, simulated
+from tests.gateway.live import SMALL, Live, Starter, chat, simulated
 from tests.observability.prometheus import Prometheus, scraping
 from tests.redis_server import RedisServer
 
@@ -92,7 +93,7 @@ async def test_every_panel_shows_something(start: Starter, tmp_path: Path) -> No
         fields = {
             "state": redis.url,
             "usage": str(tmp_path / "usage.db"),
-            "tracing": {"endpoint": f"http://127.0.0.1:{closed_port()}", "sample_ratio": 1},
+            "tracing": {"endpoint": f"http://127.0.0.1:{free_port()}", "sample_ratio": 1},
         }
         async with start(one.url, two.url, tenants=tenants, **fields) as live, scraping(live) as prometheus:
             load = Load(live)

@@ -17,7 +17,8 @@ import yaml
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, ConnectionError
 
-from tests.gateway.live import WAIT_S, closed_port
+from bench.ports import free_port
+from tests.gateway.live import WAIT_S
 from tests.redis_server import needed
 
 ROOT = Path(__file__).parents[2]
@@ -145,7 +146,7 @@ def command_of_redis() -> list[str]:
 
 async def started(directory: Path, environment: Mapping[str, str]) -> tuple[asyncio.subprocess.Process, int]:
     """The real server, on a free port, by the command of the container."""
-    wrapper, port = directory / "redis-server", closed_port()
+    wrapper, port = directory / "redis-server", free_port()
     where = f"--port {port} --bind 127.0.0.1 --dir {directory}"
     wrapper.write_text(f'#!/bin/sh\nexec {needed("redis-server")} {where} "$@"\n')
     wrapper.chmod(0o755)
