@@ -100,22 +100,28 @@ async def test_every_alert_finds_its_trouble(start: Starter, tmp_path: Path) -> 
                 {"name": "dead", "models": ["dead"], "backends": [{"url": f"http://127.0.0.1:{free_port()}"}]},
                 {"name": "wrong", "models": ["wrong"], "backends": [{"url": wrong.url, "name": "wrong"}]},
                 {"name": "tight", "models": ["tight"], "backends": [{"url": tight.url, "name": "tight"}]},
+                {"name": "lost", "models": ["lost"], "backends": [{"url": "http://engines.test", "each_address": True}]},
                 {"name": "slow", "models": [MODEL], "backends": [{"url": slow.url, "name": "slow"}]},
             ],
         }
         wrong_config = tmp_path / "wrong.yaml"
         wrong_config.write_text("no_such_field: 1")
         async with AsyncExitStack() as stack:
-            async with start(load=partial(load_config, wrong_config), **fields) as live:
+            async with start(load=partial(load_config, wrong_config), resolver=nowhere, **fields) as live:
                 prometheus = await stack.enter_async_context(scraping(live))
                 alerts = Alerts(prometheus)
                 await prometheus.finds("up == 1")
                 await alerts.finds("FairgateNoEngine", pool="dead")
                 await alerts.finds("FairgateEngineDown", pool="dead")
+                await alerts.finds("FairgateNameNotFound", name="engines.test")
                 await gateway_troubles(alerts, live, redis, tmp_path)
                 await engine_troubles(alerts, live, tight.url)
             await alerts.finds("FairgateDown", job="fairgate")
     assert alerts.found == set(rules())
+
+
+async def nowhere(host: str) -> list[str]:
+    raise OSError(f"no address for {host}")
 
 
 async def gateway_troubles(alerts: Alerts, live: Live, redis: RedisServer, folder: Path) -> None:
