@@ -17,7 +17,7 @@ from bench.burst import burst_table
 from bench.cpu import PACED, REQUEST, cpu_table
 from bench.flood import flood_table, small_table
 from bench.latency import latency_table
-from bench.locality import CASES, SETTING, locality_table
+from bench.locality import CASES, locality_table
 from bench.memory import memory_table
 from bench.shares import shares_table
 from bench.stack import ROOT, engine, run_bench, run_part
@@ -220,8 +220,7 @@ PARTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
     ),
     # Run by themselves, since each starts engines of its own: `bench.locality`.
     **{
-        f"locality-{name}": (f"Several engines: {name}", f"{case.text} {SETTING}", locality_table)
-        for name, case in CASES.items()
+        f"locality-{name}": (f"Several engines: {name}", case.described, locality_table) for name, case in CASES.items()
     },
 }
 

@@ -3,7 +3,9 @@
     python -m bench.locality --case sessions [--rounds 3] [--routes ...] [--policies fairserve,dlpm] [--quick]
 
 Every case starts its own engines (`deploy/real-vllm`, 24,000 tokens of KV cache each, prefixes cached) on one core:
-where more engines than cores find their places by themselves, some are twice as fast as others. It runs the same load
+where more engines than cores find their places by themselves, some are twice as fast as others. On one core an engine
+that idles makes the others faster, which no GPU does: the case `gpu` has simulated engines, each with a clock of its
+own. It runs the same load
 through every way to them: fairgate with its default policy or those that `--policies` names, two of its replicas with
 one Redis between which each conversation alternates, the routers of `bench/peers.sh`, nginx, and clients that go round
 the engines themselves (`direct`). Ways take turns within every round, in rotating order; only one runs at a time,
@@ -24,6 +26,7 @@ from itertools import count
 from typing import Any
 
 from bench import report
+from bench.fleet import simulated
 from bench.flood import HEAVY, RAMP_S, Clients, keyed, run_leg, watch
 from bench.load import Request, RoundRobin
 from bench.shares import Tenant
@@ -43,14 +46,15 @@ FLOOD = {"heavy": 1.0, "light": 1.0}
 WEIGHTS = {"heavy": 4.0, "light": 1.0}
 LEG_LIMIT_S = 400.0
 SAMPLE_EVERY_S = 0.5
-SETTING = (
+SHARED_CORE = (
     "The engines have 24,000 tokens of KV cache each, and share one core, so that all are as fast as each other; "
-    "proxies and load run on any. Medians over the rounds, with least and largest."
+    "proxies and load run on any. "
 )
 
 SESSIONS = Shape()
 PRESSED = Shape(turn=200)
 HOT = Shape(tenants=1, talks=48, turns=10, system=0, turn=100, pause_s=(0.0, 0.2), common=1500)
+GPU = Shape(talks=40, system=2000, turn=600)
 AGENTS = Shape(talks=6, turns=10, turn=150, pause_s=(0.1, 0.5), tools=True)
 
 Measures = dict[str, float]
@@ -162,6 +166,10 @@ async def run_sessions(leg: Leg) -> Measures:
     return await run_talks(leg, leg.scaled(SESSIONS))
 
 
+async def run_gpu(leg: Leg) -> Measures:
+    return await run_talks(leg, leg.scaled(GPU))
+
+
 async def run_pressed(leg: Leg) -> Measures:
     return await run_talks(leg, leg.scaled(PRESSED.filling(2 * len(leg.engines) * CACHE_TOKENS)))
 
@@ -242,13 +250,22 @@ async def run_weights(leg: Leg) -> Measures:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One load. `text` is for a reader of its table; `slots` of each engine, 0 for as many as there are engines."""
+    """One load. `text` is for a reader of its table; `slots` of each engine, none for 32 of as many as are asked for.
+
+    `profile`: of the engine that is simulated; none for real ones.
+    """
 
     text: str
     run: Callable[[Leg], Awaitable[Measures]]
     columns: tuple[Column, ...]
     tenants: dict[str, float]
     slots: tuple[int, ...] = ()
+    profile: str = ""
+
+    @property
+    def described(self) -> str:
+        """What stands above its table."""
+        return f"{self.text} {'' if self.profile else SHARED_CORE}Medians over the rounds, with least and largest."
 
 
 CACHED = Column("prompt cached", "cached", "{:.0%}")
@@ -283,6 +300,10 @@ CASES = {
     "sessions": Case(
         "Chats of three tenants, each tenant with a system prompt of its own, which all fit into the caches.",
         run_sessions, TALKS, tenants(SESSIONS),
+    ),
+    "gpu": Case(
+        "More and longer chats of the same kind, before simulated H100s.",
+        run_gpu, TALKS, tenants(GPU), profile="h100-llama3-8b",
     ),
     "pressed": Case(
         "The same with longer turns and so many chats that the caches hold half of what they say.",
@@ -360,6 +381,17 @@ async def run_way(name: str, case: Case, members: Sequence[Engine], seed: str, o
     return None
 
 
+@contextlib.asynccontextmanager
+async def opened(case: Case, slots: Sequence[int]) -> AsyncIterator[list[Engine]]:
+    """The engines of this case, one for each of `slots`."""
+    if not case.profile:
+        async with engines([engine_flags(each) for each in slots], OTHER_CORE) as members:
+            yield members
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(simulated(case.profile)) for _ in slots]
+
+
 async def run(arguments: argparse.Namespace) -> None:
     case = CASES[arguments.case]
     options = Options(0.5, 8.0) if arguments.quick else Options(1.0, arguments.window)
@@ -367,7 +399,7 @@ async def run(arguments: argparse.Namespace) -> None:
     slots = case.slots or (32,) * arguments.engines
     result: dict[str, Any] = {"case": arguments.case, "slots": slots, "options": asdict(options), "routes": ways}
     rounds: list[dict[str, Measures]] = []
-    async with engines([engine_flags(each) for each in slots], OTHER_CORE) as members:
+    async with opened(case, slots) as members:
         for turn in range(1 if arguments.quick else arguments.rounds):
             rounds.append({})
             for name in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
@@ -378,7 +410,7 @@ async def run(arguments: argparse.Namespace) -> None:
                 cells = [f"{column.head} {column.cell(column.values(rounds[-1:], name))}" for column in case.columns]
                 print(f"  round {turn + 1} {name}: {', '.join(cells)}", flush=True)
             report.save(f"locality-{arguments.case}", result | {"rounds": rounds})
-    print(f"\n{case.text} {SETTING}\n\n{locality_table(result | {'rounds': rounds})}\n")
+    print(f"\n{case.described}\n\n{locality_table(result | {'rounds': rounds})}\n")
 
 
 def main() -> None:

@@ -63,34 +63,53 @@ class Decided(NamedTuple):
     """Of its prompt, what that engine was expected to have cached."""
 
 
+_Noted = tuple[
+    str, str, str, str, str, float, Wait | None, int, bool, Placed | None, int, str, Reject | None, Pressure
+]  # fmt: skip
+
+
 class Recent:
-    """The latest decisions, the newest one last."""
+    """The latest decisions, the newest one last.
+
+    Each is kept as one tuple without the request itself, its claim and its prompt. That is less memory, and above all
+    less for Python's garbage collector, which looks through whatever is kept for a while.
+    """
 
     def __init__(self) -> None:
-        self._decided: deque[tuple[Decision, float, Request, Pressure]] = deque(maxlen=RECENT_MAX)
+        self._decided: deque[_Noted] = deque(maxlen=RECENT_MAX)
 
     def note(self, decision: Decision, request: Request, now: float, pressure: Pressure) -> None:
-        self._decided.append((decision, now, request, pressure))
+        flow, progress = request.flow, request.progress
+        backend, rejected = (decision.backend, None) if isinstance(decision, Dispatch) else ("", decision)
+        self._decided.append(
+            (
+                decision.id,
+                request.client_id,
+                flow.tenant,
+                flow.app,
+                flow.user,
+                now,
+                progress.wait,
+                progress.stage,
+                progress.inside,
+                progress.placed,
+                progress.cached_tokens,
+                backend,
+                rejected,
+                pressure,
+            )
+        )
 
     def last(self, request_id: str) -> Decided | None:
         """The latest decision on this request, if it is remembered."""
-        for decision, now, request, pressure in reversed(self._decided):
-            if decision.id == request_id:
-                progress = request.progress
-                return Decided(
-                    decision,
-                    now,
-                    progress.wait,
-                    request.flow,
-                    progress.stage,
-                    progress.inside,
-                    pressure,
-                    progress.placed,
-                    progress.cached_tokens,
-                )
+        for noted in reversed(self._decided):
+            if noted[0] == request_id:
+                id, _, tenant, app, user, now, wait, stage, inside, placed, cached, backend, rejected, pressure = noted
+                decision = rejected or Dispatch(id, backend)
+                flow = Flow(tenant, app, user)
+                return Decided(decision, now, wait, flow, stage, inside, pressure, placed, cached)
         return None
 
     def of_client(self, client_id: str) -> list[str]:
         """Ids of the requests among them that their clients call so, the latest first."""
-        found = [request.id for _, _, request, _ in reversed(self._decided) if request.client_id == client_id]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(noted[0] for noted in reversed(self._decided) if noted[1] == client_id))

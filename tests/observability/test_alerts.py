@@ -100,7 +100,11 @@ async def test_every_alert_finds_its_trouble(start: Starter, tmp_path: Path) -> 
                 {"name": "dead", "models": ["dead"], "backends": [{"url": f"http://127.0.0.1:{free_port()}"}]},
                 {"name": "wrong", "models": ["wrong"], "backends": [{"url": wrong.url, "name": "wrong"}]},
                 {"name": "tight", "models": ["tight"], "backends": [{"url": tight.url, "name": "tight"}]},
-                {"name": "lost", "models": ["lost"], "backends": [{"url": "http://engines.test", "each_address": True}]},
+                {
+                    "name": "lost",
+                    "models": ["lost"],
+                    "backends": [{"url": "http://engines.test", "each_address": True}],
+                },
                 {"name": "slow", "models": [MODEL], "backends": [{"url": slow.url, "name": "slow"}]},
             ],
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 
 import pytest
@@ -11,7 +12,7 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.queue.bounds import QueueLimits
-from policies.request import Refusal, ServiceTokens
+from policies.request import Refusal, Request, ServiceTokens
 from tests.policies.making import LIMITS, dispatched, make_request
 
 
@@ -60,6 +61,20 @@ def test_the_end_of_one_starts_the_next() -> None:
     first = fill(engine)[0]
     engine.progressed(first, 1, 0.1)
     assert len(dispatched(engine.finished(first, ServiceTokens(10, 5), 0.2))) == 1
+
+
+@pytest.mark.parametrize("policy", ["vtc", "fairserve"])
+def test_of_what_ended_only_the_decision_is_kept(policy: str) -> None:
+    """Whatever is kept for a while is looked through by Python's garbage collector, during which nothing is served."""
+    engine = engine_of(policy)
+    ids = [f"request-{number}" for number in range(50)]
+    for now, id in enumerate(ids):
+        assert dispatched(engine.arrived(make_request("a", id=id), now)) == [id]
+        engine.finished(id, ServiceTokens(10, 5), now + 0.5)
+    assert not [each for each in gc.get_objects() if isinstance(each, Request) and each.id in ids]
+    found = engine.explain(ids[0], 100.0)
+    assert found is not None
+    assert (found.state, found.flow.tenant) == ("dispatched", "a")
 
 
 def test_a_refused_request_goes_back_to_the_head_unbilled_and_the_backend_is_left_alone() -> None:
