@@ -19,7 +19,7 @@ from policies.capacity.gauges import Allowance, CapacitySettings, Gauges, StepTr
 from policies.capacity.kv_cache import KvCache
 from policies.capacity.lease import Lease
 from policies.capacity.obstacle import Obstacle
-from policies.capacity.pace import Pace, PrefillWindow, ending
+from policies.capacity.pace import Pace, PrefillWindow, UsualLoad, ending
 from policies.capacity.slots import MANY, Slots
 from policies.request import Request
 
@@ -46,6 +46,7 @@ class BackendLedger:
         self.allowed_until_s = float("inf")
         """Until when the allowance is valid. After that this gateway may use nothing."""
         self.pace = Pace()
+        self.usual = UsualLoad()
         self.prefill = PrefillWindow()
         self.kv = KvCache(settings, self.leases, self.pace)
         self.slots = Slots(
@@ -243,6 +244,7 @@ class BackendLedger:
     def add(self, lease: Lease, *, spare: bool = False) -> None:
         """A request was dispatched to it. `spare`: its tenant is below its fair share."""
         request = lease.request
+        self.usual.ran(self.sequences_in_all(), lease.dispatched_s)
         self.kv.add(lease, spare=spare)
         self.leases[request.id] = lease
         self.starting[request.id] = lease
@@ -271,6 +273,7 @@ class BackendLedger:
     def remove(self, lease: Lease, now: float) -> None:
         """The request ended, in whatever way."""
         request = lease.request
+        self.usual.ran(self.sequences_in_all(), now)
         del self.leases[request.id]
         if self.starting.pop(request.id, None) is not None:
             self.starting_tokens -= request.prompt_tokens
@@ -318,6 +321,7 @@ class BackendLedger:
             self.slots.told(None)
             self.prefill.told(None)
             return
+        self.usual.ran(self.sequences_in_all(), now)
         before, self._gauges = self._gauges, gauges
         if gauges.preemptions_total is not None:
             self.preemptions_total = gauges.preemptions_total

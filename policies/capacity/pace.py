@@ -1,13 +1,15 @@
-"""How fast is an engine, and which of its requests end next? Moving averages, and the size of its prefill window."""
+"""How fast is an engine, how much does it usually run, and which of its requests end next? Moving averages, and the
+size of its prefill window."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
 from policies.capacity.lease import Lease
 
-__all__ = ["PREFILL_TOKENS_MAX", "PREFILL_TOKENS_MIN", "Pace", "PrefillWindow", "ending", "next_end_s"]
+__all__ = ["PREFILL_TOKENS_MAX", "PREFILL_TOKENS_MIN", "Pace", "PrefillWindow", "UsualLoad", "ending", "next_end_s"]
 
 FEW: Final = 64
 """Of so many requests each is looked at for its end. Of more it is a matter of averages."""
@@ -17,6 +19,8 @@ ANSWERS_MIN: Final = 20
 """A moving average still shows its first guess before."""
 TOKEN_S_MIN: Final = 1e-6
 """No engine makes a token faster. A whole answer may come in one piece, and so take no time."""
+USUAL_S: Final = 10.0
+"""Longer than most requests run, so that what chance brings and takes counts little."""
 PREFILL_TOKENS_MIN: Final = 2048
 PREFILL_TOKENS_MAX: Final = 262_144
 
@@ -51,6 +55,23 @@ class Pace:
         request = lease.request
         each = (now - lease.started_s) / self.token_s
         return int(min(each, request.progress.output_tokens_reserved / request.sequences)) * request.sequences
+
+
+class UsualLoad:
+    """How many sequences does an engine run on average over the last `USUAL_S`?
+
+    It is brought up to date by whatever is heard of the engine. So one of which nothing is heard keeps its number.
+    """
+
+    def __init__(self) -> None:
+        self.sequences = 0.0
+        self._at_s = 0.0
+
+    def ran(self, sequences: float, now: float) -> None:
+        """It has run so many since this was last said."""
+        passed_s = max(0.0, now - self._at_s)
+        self.sequences -= (sequences - self.sequences) * math.expm1(-passed_s / USUAL_S)
+        self._at_s = now
 
 
 class PrefillWindow:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
-from policies.capacity.pace import Pace
+from policies.capacity.pace import Pace, UsualLoad
 from policies.capacity.slots import Slots
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Placed, Request, ServiceTokens
@@ -30,6 +30,9 @@ class EngineLoad(Protocol):
 
     @property
     def pace(self) -> Pace: ...
+
+    @property
+    def usual(self) -> UsualLoad: ...
 
     @property
     def adapters(self) -> Mapping[str, int]:

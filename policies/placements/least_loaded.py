@@ -10,12 +10,12 @@ from policies.request import Placed, Request
 __all__ = ["LeastLoaded", "least_loaded", "loads"]
 
 
-def loads(engines: Sequence[EngineLoad]) -> list[float]:
-    """Sequences that each engine runs, as if it were of the mean size.
+def loads(engines: Sequence[EngineLoad], *, usual: bool = False) -> list[float]:
+    """Sequences that each engine runs, as if it were of the mean size; `usual`: what it ran on average lately.
 
     Sizes are slots. As long as one engine has not shown how many it has, all count as equally large.
     """
-    sequences = [float(engine.sequences_in_all()) for engine in engines]
+    sequences = [engine.usual.sequences if usual else float(engine.sequences_in_all()) for engine in engines]
     slots = [engine.slots.known() or 0 for engine in engines]
     if 0 in slots:
         return sequences

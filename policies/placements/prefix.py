@@ -7,7 +7,9 @@ times, because later calls of the same conversation find it only where it was. A
 pace counts for as many times more.
 
 Bounded imbalance: an engine that runs more than `IMBALANCE` times the mean, and `SPARE` more, gets nothing as long as
-another one has room. So a prefix that many requests share spreads to more engines before it overloads one.
+another one has room. So a prefix that many requests share spreads to more engines before it overloads one. It must have
+run so much for a while, or more than chance brings: conversations come and go by chance, and one that is driven from
+its cache is computed anew.
 
 An engine where no request runs with the adapter (LoRA) that is asked for must load it first. That counts as if
 `ADAPTER_TOKENS` more were not cached. What engines say of their adapters is not read: a page of vLLM has a line for
@@ -21,6 +23,7 @@ begin alike meet without a word between them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
@@ -41,6 +44,8 @@ conversation ends."""
 ADAPTER_TOKENS: Final = 1024.0
 """What it costs to load an adapter (LoRA), in prompt tokens to compute: some 100 MB, about a tenth of a second."""
 IMBALANCE: Final = 1.2
+CHANCE: Final = 2.0
+"""Standard deviations of what comes and goes by chance, of which the variance is the mean."""
 SPARE: Final = 3.0
 """Sequences that an engine may run beyond the bound, so that few requests may all be where their prompts are."""
 _BITS: Final = (1 << 64) - 1
@@ -70,18 +75,32 @@ class ByPrefix(Placement):
             having = [engine for engine in within if request.adapter in engine.adapters]
             highest = max([(_score(prefix[0], engine.name), engine.name) for engine in having or within or engines])
             return highest[1], Placed.RENDEZVOUS
-        paces = _paces(engines)
+        paces, over = _paces(engines), _over(engines, running)
         costs = []
-        for engine, load, pace in zip(engines, running, paces, strict=True):
+        for engine, load, pace, is_over in zip(engines, running, paces, over, strict=True):
             cached = tokens_of_blocks(depths.get(engine.name, 0), prefix, request.prompt_tokens)
             missing = float(request.prompt_tokens - cached)
             if request.adapter and request.adapter not in engine.adapters:
                 missing += ADAPTER_TOKENS
             todo = engine.prefill_tokens + MOVED * missing
-            costs.append((load >= bound + SPARE, pace * (todo + SEQUENCE_TOKENS * load), engine.name))
+            costs.append((is_over, pace * (todo + SEQUENCE_TOKENS * load), engine.name))
         chosen = min(costs)[2]
         has_most = depths.get(chosen, 0) == max(depths.values())
         return chosen, Placed.CACHED if has_most else Placed.SPREAD
+
+
+def _over(engines: Sequence[EngineLoad], running: Sequence[float]) -> list[bool]:
+    """Which of them run so much more than the mean that they get nothing as long as another one has room?"""
+    mean = (sum(running) + 1) / len(running)
+    least = IMBALANCE * mean + SPARE
+    if max(running) < least:
+        return [False] * len(running)
+    most = least + CHANCE * math.sqrt(mean)
+    usual = loads(engines, usual=True)
+    usual_most = IMBALANCE * sum(usual) / len(usual) + SPARE
+    return [
+        load >= most or (load >= least and average >= usual_most) for load, average in zip(running, usual, strict=True)
+    ]
 
 
 def _paces(engines: Sequence[EngineLoad]) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from itertools import count
@@ -11,7 +12,7 @@ from policies.admission.decisions import Decision, Dispatch
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.capacity.pace import Pace
+from policies.capacity.pace import Pace, UsualLoad
 from policies.capacity.slots import Slots
 from policies.orders.registry import POLICIES
 from policies.placements.contract import EngineLoad
@@ -87,12 +88,15 @@ class Load:
         pace: Pace | None = None,
         kv: float = 0.0,
         adapters: Mapping[str, int] | None = None,
+        usual: float | None = None,
     ) -> None:
         self.name = name
         self.running = running
         self.slots = Slots(slots, waiting_target=0, headroom=0.0, most=None)
         self.prefill_tokens = prefill_tokens
         self.pace = pace or Pace()
+        self.usual = UsualLoad()
+        self.usual.ran(running if usual is None else usual, math.inf)
         self.kv = kv
         self.adapters = adapters or {}
 

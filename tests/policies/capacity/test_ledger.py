@@ -65,6 +65,19 @@ def test_answers_that_take_no_time_leave_a_pace_that_can_be_reckoned_with() -> N
     assert obstacle(ledger, now=1e6) is None
 
 
+def test_what_an_engine_usually_runs_is_an_average_over_seconds() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=20)
+    ledger.observe(Gauges(100.0), 100.0)
+    burst = [start(ledger, make_request(prompt=10), 100.0) for _ in range(12)]
+    for lease in burst[2:]:
+        ledger.remove(lease, 100.5)
+    assert 0.5 < ledger.usual.sequences < 0.7
+    ledger.observe(Gauges(200.0), 200.0)
+    assert ledger.usual.sequences == pytest.approx(2, abs=0.001)
+    ledger.observe(Gauges(150.0), 150.0)
+    assert ledger.usual.sequences == pytest.approx(2, abs=0.001), "no time has passed on a clock that was set back"
+
+
 def test_known_slots_leave_headroom_for_those_below_their_share() -> None:
     assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20), spare=False, absent=True) == 19
     assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20), spare=True, absent=True) == 22

@@ -68,6 +68,26 @@ def test_a_hot_prefix_spreads_before_it_overloads_an_engine() -> None:
     assert max(running.values()) <= 1.15 * 40
 
 
+@pytest.mark.parametrize(
+    ("running", "usual", "chosen"),
+    [
+        ((24, 13, 13), (13, 13, 13), "e1"),  # chance: it will pass
+        ((24, 13, 13), (26, 13, 13), "e2"),  # it has been so for a while
+        ((13, 13, 13), (26, 13, 13), "e1"),  # it has been so, and is over
+        ((40, 13, 13), (13, 13, 13), "e2"),  # more than chance
+        ((4, 0, 0), (4, 0, 0), "e1"),  # few requests may all be where their prompt is
+        ((20, 20, 0), (20, 20, 0), "e3"),  # one that is new
+    ],
+)
+def test_what_chance_brings_does_not_drive_a_conversation_from_its_cache(
+    running: tuple[int, ...], usual: tuple[int, ...], chosen: str
+) -> None:
+    prefixes = PrefixIndex()
+    prefixes.insert(document(1, 100), "e1")
+    loads = [Load(f"e{n}", now, usual=mean) for n, (now, mean) in enumerate(zip(running, usual, strict=True), 1)]
+    assert ByPrefix(prefixes=prefixes).choose(question(document(1, 100)), loads)[0] == chosen
+
+
 @pytest.mark.interpreted_only("changes a constant")
 def test_a_placement_without_the_bound_piles_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant that the test before would not catch if it could not fail."""
