@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import socket
 import struct
@@ -267,9 +268,10 @@ class SimulatedServer:
             return web.Response(status=501, text=self.steps.missing or "too many listen already")
         response = web.StreamResponse(headers={"Content-Type": steps.CONTENT_TYPE})
         try:
-            await response.prepare(request)
-            while line := await listener.hear():
-                await response.write(line)
+            with contextlib.suppress(ConnectionResetError):  # whoever listened has gone
+                await response.prepare(request)
+                while line := await listener.hear():
+                    await response.write(line)
         finally:
             self.steps.leave(listener)
         return response

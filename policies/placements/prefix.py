@@ -65,13 +65,13 @@ class ByPrefix(Placement):
         if len(engines) == 1:
             return engines[0].name, Placed.ONLY
         running = loads(engines)
-        bound = IMBALANCE * (sum(running) + 1) / len(running)
         prefix = request.prefix
         if not prefix:
             return least_loaded(engines), Placed.LEAST_LOADED
         depths = self._prefixes.depths(prefix)
         if not depths:
-            within = [engine for engine, load in zip(engines, running, strict=True) if load < bound]
+            most = IMBALANCE * _mean(running)
+            within = [engine for engine, load in zip(engines, running, strict=True) if load < most]
             having = [engine for engine in within if request.adapter in engine.adapters]
             highest = max([(_score(prefix[0], engine.name), engine.name) for engine in having or within or engines])
             return highest[1], Placed.RENDEZVOUS
@@ -89,9 +89,14 @@ class ByPrefix(Placement):
         return chosen, Placed.CACHED if has_most else Placed.SPREAD
 
 
+def _mean(running: Sequence[float]) -> float:
+    """What each of them runs in the mean, once it also runs the request that is placed."""
+    return (sum(running) + 1) / len(running)
+
+
 def _over(engines: Sequence[EngineLoad], running: Sequence[float]) -> list[bool]:
     """Which of them run so much more than the mean that they get nothing as long as another one has room?"""
-    mean = (sum(running) + 1) / len(running)
+    mean = _mean(running)
     least = IMBALANCE * mean + SPARE
     if max(running) < least:
         return [False] * len(running)
