@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -67,15 +68,22 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def exchange(port: int, payload: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
-    try:
-        writer.write(payload)
+    """Send, and read until the server ends the connection. It may do so before it has read all: what it said counts."""
+    loop, said = asyncio.get_running_loop(), b""
+    with socket.socket() as client:
+        client.setblocking(False)
         async with asyncio.timeout(WAIT_S):
-            return await reader.read()
-    except ConnectionResetError:
-        return b""
-    finally:
-        writer.close()
+            await loop.sock_connect(client, ("127.0.0.1", port))
+            sending = asyncio.ensure_future(loop.sock_sendall(client, payload))
+            try:
+                while data := await loop.sock_recv(client, 1 << 16):
+                    said += data
+            except ConnectionError:
+                pass
+            finally:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+    return said
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
