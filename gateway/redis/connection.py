@@ -286,5 +286,7 @@ def _advice(error: BaseException) -> str | None:
     if isinstance(error, ResponseError) and code not in _PASSES:
         if code == "WRONGTYPE":
             return "something else has written keys that begin with fairgate: give another database"
+        if code == "UNSOUND":
+            return "restart this gateway: it has counted what cannot be"
         return "is it a Redis, with this database?"
     return None

@@ -9,6 +9,7 @@
 -- ARGV[4]  the time in milliseconds, or "" for the time of this server
 --
 -- The same exchange may come twice, because its answer was lost. It is then answered again, but counted once.
+-- One with a number that cannot be counted is answered with the error UNSOUND, and nothing of it is stored.
 
 local MEMBER_MS = 3000      -- a gateway silent for this long has no part of any engine
 local WAITS_MS = 300        -- a gateway silent for this long has no request that waits
@@ -17,6 +18,50 @@ local COUNTERS_MS = 900000  -- a tenant's or flow's counter is forgotten after t
 
 local me, number = ARGV[1], tonumber(ARGV[2])
 local told = cmsgpack.unpack(ARGV[3])
+
+-- Can all of it be counted? --------------------------------------------------------------------------------------------
+
+local NUMBER_MAX, SECONDS_MAX = 1e18, 1e12
+-- What is told, in this order, and a letter for each value: `SHAPES` in policies/replicas/messages.py says what they mean.
+local SHAPES = {
+  { 'standings', '--nn' }, { 'presence', 'nccc' }, { 'holdings', '-cccccccccc' }, { 'charges', '-nn--' },
+  { 'tallies', '-csnnnb-' }, { 'calls', '-nnns-' }, { 'under_way', '-c' }, { 'lefts', '--nn' },
+}
+
+local function is_sound(kind, value)
+  if kind == '-' then
+    return true
+  elseif kind == 'b' then
+    return type(value) == 'table' and is_sound('n', value[1]) and is_sound('n', value[2]) and is_sound('n', value[3])
+  elseif type(value) ~= 'number' or not (value >= -NUMBER_MAX and value <= NUMBER_MAX) then
+    return false
+  end
+  return kind == 'n' or kind == 'c' and value >= 0 or kind == 's' and value > 0 and value <= SECONDS_MAX
+end
+
+local function unsound_place()
+  if not is_sound('c', number) then
+    return 'number'
+  end
+  for at, shape in ipairs(SHAPES) do
+    local name, kinds = unpack(shape)
+    local rows = name == 'presence' and { told[at] } or told[at]
+    for i = 1, type(rows) == 'table' and #rows or 0 do
+      for place = 1, #kinds do
+        if not is_sound(string.sub(kinds, place, place), rows[i][place]) then
+          return name .. '[' .. i - 1 .. '][' .. place - 1 .. ']'
+        end
+      end
+    end
+  end
+  return not is_sound('c', told[9]) and 'quantum' or nil
+end
+
+local unsound = unsound_place()
+if unsound then
+  return redis.error_reply('UNSOUND ' .. unsound .. ' of what this gateway told is no number that can be counted here')
+end
+
 local standings, presence, holdings, charges, tallies, calls, under_way, lefts, quantum = unpack(told)
 local standing = standings[1]
 local now_ms
@@ -70,9 +115,11 @@ end
 
 -- What was charged ---------------------------------------------------------------------------------------------------
 
+-- What cannot be counted counts as unknown: an earlier version of this script may have stored it.
 local function number_in(key)
   local found = redis.call('GET', key)
-  return found and tonumber(found)
+  found = found and tonumber(found)
+  return is_sound('n', found) and found or nil
 end
 
 -- The counters of a waiting request as they were told, plus what any gateway has charged to them since. Without the

@@ -20,7 +20,7 @@ from gateway.replicas.store import ALL_POOLS
 from gateway.workers.seat import Meeting
 from gateway.workers.wire import Frames
 from policies.replicas.exchange import Exchange
-from policies.replicas.messages import Presence, Tally, Told, could_be_told
+from policies.replicas.messages import Presence, Tally, Told
 
 __all__ = ["ExchangeServer"]
 
@@ -97,11 +97,9 @@ class ExchangeServer:
         arguments = msgspec.convert(arguments, kinds)
         if what == "exchange":
             me, pool, number, content = arguments
-            told = _decode(content)
-            if not could_be_told(told):
-                raise ValueError("numbers that no worker counts")
+            heard = self.about(pool).exchange(me, number, _decode(content), self.now_ms())
             worker.names.add((me, pool))
-            return _encode(self.about(pool).exchange(me, number, told, self.now_ms()))
+            return _encode(heard)
         if what == "leave":
             me, pool = arguments
             self.about(pool).leave(me)

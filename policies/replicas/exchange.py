@@ -24,6 +24,7 @@ from policies.replicas.messages import (
     Standing,
     Tally,
     Told,
+    check,
 )
 
 __all__ = ["Exchange"]
@@ -99,7 +100,9 @@ class Exchange:
         """One gateway tells, and hears the answer.
 
         The same `number` may come twice, because its answer was lost. It is then answered again, but counted once.
+        Raises Unsound for a number that cannot be counted; nothing of the message is kept then.
         """
+        check(number, told)
         self._sweep(now_ms)
         before = self._records.get(me)
         others = self._others(me, now_ms)

@@ -8,6 +8,7 @@ bounded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 __all__ = [
@@ -24,12 +25,32 @@ __all__ = [
     "Standing",
     "Tally",
     "Told",
+    "Unsound",
+    "check",
     "could_be_told",
     "is_answer",
 ]
 
 NUMBER_MAX: Final = 1e18
 """More than any gateway counts, and sums of it have room in 64 bits."""
+SECONDS_MAX: Final = 1e12
+"""The longest time that something is kept. Redis takes no longer one."""
+SHAPES: Final = (
+    ("standings", "--nn"),
+    ("presence", "nccc"),
+    ("holdings", "-cccccccccc"),
+    ("charges", "-nn--"),
+    ("tallies", "-csnnnb-"),
+    ("calls", "-nnns-"),
+    ("under_way", "-c"),
+    ("lefts", "--nn"),
+)
+"""A letter for each value of a row. n: a finite number; c: a count, from 0; s: seconds, more than 0; b: three numbers;
+-: what is not counted."""
+
+
+class Unsound(ValueError):
+    """A gateway told a number that cannot be counted: it would stay in the sums of all gateways for ever."""
 
 
 class Standing(NamedTuple):
@@ -222,6 +243,38 @@ def could_be_told(message: object) -> bool:
     if isinstance(message, (list, tuple)):
         return all([could_be_told(each) for each in message])
     return not isinstance(message, (int, float)) or -NUMBER_MAX <= message <= NUMBER_MAX
+
+
+def check(number: int, told: Told) -> None:
+    """Raises Unsound for an exchange with a number that cannot be counted."""
+    place = _unsound_place(number, told)
+    if place is not None:
+        raise Unsound(f"{place} of what this gateway told is no number that can be counted here")
+
+
+def _unsound_place(number: int, told: Told) -> str | None:
+    if not _is_sound("c", number):
+        return "number"
+    parts: tuple[Sequence[tuple[object, ...]], ...] = (
+        told.standings, [told.presence], told.holdings, told.charges, told.tallies, told.calls, told.under_way,
+        told.lefts,
+    )  # fmt: skip
+    for (name, kinds), rows in zip(SHAPES, parts, strict=True):
+        for i, row in enumerate(rows):
+            for place, kind in enumerate(kinds):
+                if not _is_sound(kind, row[place]):
+                    return f"{name}[{i}][{place}]"
+    return None if _is_sound("c", told.quantum) else "quantum"
+
+
+def _is_sound(kind: str, value: object) -> bool:
+    if kind == "-":
+        return True
+    if kind == "b":
+        return isinstance(value, tuple) and len(value) == 3 and could_be_told(value)
+    if not isinstance(value, (int, float)) or not -NUMBER_MAX <= value <= NUMBER_MAX:
+        return False
+    return kind == "n" or (value >= 0 if kind == "c" else 0 < value <= SECONDS_MAX)
 
 
 def is_answer(heard: Heard, told: Told) -> bool:

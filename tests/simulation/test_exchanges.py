@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf, nan
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from gateway.redis.store import Script, pool_key
 from policies.replicas.exchange import Exchange
-from policies.replicas.messages import Charge, Heard, Holding, Left, Presence, Standing, Told
+from policies.replicas.messages import (
+    Call,
+    Charge,
+    Heard,
+    Holding,
+    Left,
+    Presence,
+    Standing,
+    Tally,
+    Told,
+    Unsound,
+)
 from tests.redis_server import redis_client
 from tests.simulation.replicas import as_plain
 
@@ -252,3 +268,81 @@ async def test_the_twin_lifts_whom_the_script_lifts() -> None:
             play(World(redis), steps)  # every exchange compares the two
 
         check()
+
+
+SOUND = Told(
+    [Standing("a", "a\x1fx", 1.0, 1.0)],
+    Presence(1.0, 1, 1, 1),
+    [Holding(BACKEND, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)],
+    [Charge("a", 1.0, -0.5, True), Charge("a\x1fx", 1.0, 1.0, False)],
+    [Tally("users:a", 7, 180, 1, 1, -1, (1, 1, 1), True)],
+    [Call("i", 1, -1, -1.0, 60.0, False)],
+    [("a", 1)],
+    [Left("", "a", 1.0, 1.0)],
+    1.0,
+)
+"""Has a number of every kind."""
+SIGNED = {
+    *("standings[0][2]", "standings[0][3]", "presence[0][0]", "lefts[0][2]", "lefts[0][3]"),
+    *(f"charges[{i}][{place}]" for i in (0, 1) for place in (1, 2)),
+    *(f"tallies[0][{place}]" for place in (3, 4, 5, 6)),
+    *(f"calls[0][{place}]" for place in (1, 2, 3)),
+}
+
+
+def spoiled(number: float) -> Iterator[tuple[str, Told]]:
+    """The same message with one number in the place of another, and which."""
+    for name, rows in SOUND._asdict().items():
+        if name == "quantum":
+            yield name, SOUND._replace(quantum=number)
+            continue
+        for i, row in enumerate([rows] if name == "presence" else rows):
+            for place, value in enumerate(row):
+                if isinstance(value, (str, bool)):
+                    continue
+                for put in [number] if name != "tallies" or place != 6 else ((number, 1, 1), (1, 1, number)):
+                    values = (*row[:place], put, *row[place + 1 :])
+                    other = values if name == "under_way" else type(row)(*values)
+                    part = other if name == "presence" else [*rows[:i], other, *rows[i + 1 :]]
+                    yield f"{name}[{i}][{place}]", SOUND._replace(**{name: part})
+
+
+async def test_a_number_that_cannot_be_counted_is_refused_and_nothing_is_stored() -> None:
+    async with redis_client() as redis:
+        run, twin = redis.register_script(_SCRIPT.source), Exchange()
+
+        def ask(me: str, number: Any, told: Told) -> list[object]:
+            args: list[Any] = [me, number, msgspec.msgpack.encode(told), 1_000_000]
+            theirs = as_plain(_decode(run(keys=_KEYS, args=args)))
+            assert as_plain(twin.exchange(me, number, told, 1_000_000)) == theirs
+            return theirs
+
+        def refused(place: str, number: Any, told: Told) -> None:
+            args: list[Any] = ["bad", number, msgspec.msgpack.encode(told), 1_000_000]
+            with pytest.raises(ResponseError) as of_script:
+                run(keys=_KEYS, args=args)
+            with pytest.raises(Unsound, match=f"^{re.escape(place)} of what") as of_twin:
+                twin.exchange("bad", number, told, 1_000_000)
+            assert str(of_script.value).removeprefix("UNSOUND ") == str(of_twin.value)
+
+        ask("good", 1, SOUND)
+        stored = {key: redis.dump(key) for key in sorted(redis.keys())}
+        for number in (nan, inf, -inf, 2e18, -1):
+            for place, told in spoiled(number):
+                if number != -1 or place not in SIGNED:
+                    refused(place, 1, told)
+        for number in (nan, inf, -1):
+            refused("number", number, SOUND)
+        for seconds in (0, 2e12):
+            refused("calls[0][4]", 1, SOUND._replace(calls=[SOUND.calls[0]._replace(idle_s=seconds)]))
+            refused("tallies[0][2]", 1, SOUND._replace(tallies=[SOUND.tallies[0]._replace(ttl_s=seconds)]))
+        assert {key: redis.dump(key) for key in sorted(redis.keys())} == stored
+        assert ask("good", 2, SOUND)[0] == 1, "whoever was refused is no member"
+
+
+async def test_a_counter_that_was_spoilt_before_goes_on_from_what_its_gateway_knows() -> None:
+    async with redis_client() as redis:
+        redis.set(f"{_KEYS[1]}c:a", "nan")
+        args: list[Any] = ["one", 1, msgspec.msgpack.encode(SOUND), 1_000_000]
+        heard = _decode(redis.register_script(_SCRIPT.source)(keys=_KEYS, args=args))
+        assert heard.totals[0] == SOUND.charges[0].base + SOUND.charges[0].service
