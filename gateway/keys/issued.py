@@ -17,11 +17,25 @@ from gateway.config.model import Config
 from gateway.redis.errors import StoreError, StoreRefused, StoreUnavailable
 from gateway.request.identity import Keyring, Principal
 
-__all__ = ["KEYS_MAX", "REVOKED", "KeyTable", "TableFull", "entry", "follow", "in_words", "nobody_of", "read_entry"]
+__all__ = [
+    "ENTRIES_READ_MAX",
+    "KEYS_MAX",
+    "REVOKED",
+    "KeyTable",
+    "TableFull",
+    "entry",
+    "follow",
+    "in_words",
+    "nobody_of",
+    "read_entry",
+]
 
 logger = logging.getLogger("fairgate")
 
 KEYS_MAX = 100_000
+ENTRIES_READ_MAX = 2 * KEYS_MAX
+"""fairgate writes no more than `KEYS_MAX`, but whoever else can write to the Redis may, and every entry read is kept in
+memory. Twice as many, since a scan may show an entry again while Redis makes room for more."""
 POLL_S = 0.5
 REVOKED = ""
 """The entry of a key that nobody may use any more."""
@@ -115,7 +129,8 @@ class KeyTable(Protocol):
         """What is noted of it. None: it is not in the table."""
 
     def entries(self) -> AsyncIterator[tuple[bytes, bytes]]:
-        """All of it, some at a time; what changes meanwhile may be missed."""
+        """All of it, some at a time; what changes meanwhile may be missed. A Redis is not read beyond
+        `ENTRIES_READ_MAX`."""
 
     async def issue(self, key: KeyConfig, tenant: str) -> None:
         """The key is the tenant's, at every replica within a second. Raises TableFull."""
@@ -159,7 +174,9 @@ async def _learn(table: KeyTable, keyring: Keyring) -> None:
     issued: dict[bytes, Principal] = {}
     revoked: set[bytes] = set()
     ignored: list[str] = []
+    read = 0
     async for key_hash, noted in table.entries():
+        read += 1
         if not _HASH.fullmatch(key_hash):
             ignored.append("one whose name is not the hash of a key")
             continue
@@ -177,6 +194,11 @@ async def _learn(table: KeyTable, keyring: Keyring) -> None:
             issued[_digest(key_hash)] = holder
     if ignored:
         logger.warning("%d entries of the table of keys (%s) are ignored: %s", len(ignored), table.place, ignored[0])
+    if read >= ENTRIES_READ_MAX:
+        # What was not read may revoke a key that the config names, which would be taken otherwise.
+        for digest in keyring.named():
+            if digest not in revoked and await table.entry(f"sha256:{digest.hex()}") == REVOKED.encode():
+                revoked.add(digest)
     keyring.learn(issued, revoked)
 
 

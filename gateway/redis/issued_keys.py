@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 
 from gateway.config.keys import KeyConfig
-from gateway.keys.issued import KEYS_MAX, TableFull, entry
+from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, TableFull, entry
 from gateway.redis.store import RedisStore, Script
 
 __all__ = ["CHANGED", "TABLE", "RedisKeys"]
+
+logger = logging.getLogger("fairgate")
 
 TABLE = "fairgate:1:keys"
 CHANGED = "changed"
@@ -23,6 +26,7 @@ class RedisKeys:
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
+        self._has_left_out = False
 
     async def changed(self) -> bytes | None:
         found: bytes | None = self._store.shaped(bytes | None, await self._store.command("HGET", TABLE, CHANGED))
@@ -33,15 +37,29 @@ class RedisKeys:
         return found
 
     async def entries(self) -> AsyncIterator[tuple[bytes, bytes]]:
-        cursor = b"0"
+        cursor, read = b"0", 0
         while True:
             answer = await self._store.command("HSCAN", TABLE, cursor, "COUNT", SCAN_COUNT)
             cursor, found = self._store.shaped(tuple[bytes, list[bytes]], answer)
             for key_hash, noted in zip(found[::2], found[1::2], strict=False):
-                if key_hash != CHANGED.encode():
-                    yield key_hash, noted
+                if key_hash == CHANGED.encode():
+                    continue
+                if read == ENTRIES_READ_MAX:
+                    self._leave_out()
+                    return
+                read += 1
+                yield key_hash, noted
             if cursor == b"0":
                 return
+
+    def _leave_out(self) -> None:
+        if self._has_left_out:
+            return
+        self._has_left_out = True
+        logger.warning(
+            "the table of keys (%s %s) is not read beyond %d entries: keys whose entries come later are not taken",
+            self.place, TABLE, ENTRIES_READ_MAX,
+        )  # fmt: skip
 
     async def issue(self, key: KeyConfig, tenant: str) -> None:
         await self._note("issue", key.hash, entry(tenant, key))

@@ -107,6 +107,10 @@ class Keyring:
     def _add(self, tenant: TenantConfig, key: KeyConfig) -> None:
         self._principals[bytes.fromhex(key.hash.removeprefix("sha256:"))] = Principal.of(tenant, key)
 
+    def named(self) -> list[bytes]:
+        """Digests of the keys that the config names, and of those minted."""
+        return list(self._principals)
+
     def holder(self, tenant: str, key: KeyConfig) -> Principal | None:
         """The holder of a key that was issued to this tenant. None: there is no such tenant; one that the config does
         not have has to bring its weight with its key."""

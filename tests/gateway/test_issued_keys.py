@@ -117,6 +117,30 @@ async def test_a_keyring_follows_a_large_table(monkeypatch: pytest.MonkeyPatch) 
             following.cancel()
 
 
+async def test_of_a_table_without_end_so_much_is_read_and_no_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
+    for module in ("gateway.keys.issued", "gateway.redis.issued_keys"):
+        monkeypatch.setattr(f"{module}.ENTRIES_READ_MAX", 300)
+    alices = [f"alice{number}" for number in range(50)]
+    named = TenantConfig.model_validate({"name": "alice", "keys": [hash_key(each) for each in [*alices, "stays"]]})
+    async with RedisServer() as redis:
+        entries = {hash_key(str(number)): "bob" for number in range(1000)} | {hash_key(each): "" for each in alices}
+        async with redis.client() as client:
+            await client.hset(TABLE, mapping={**entries, CHANGED: "1"})
+        keyring = Keyring([named, TenantConfig(name="bob")], open_access=False, mints=False)
+        async with opened(redis.url) as store:
+            following = asyncio.create_task(follow(RedisKeys(store), keyring))
+            await until(lambda: holder(keyring, alices[0]) is None)
+            assert [holder(keyring, each) for each in [*alices, "stays"]] == [None] * 50 + ["alice"]
+            assert 0 < [holder(keyring, str(number)) for number in range(1000)].count("bob") <= 300
+            await RedisKeys(store).revoke(hash_key("stays"))  # it goes on following
+            await until(lambda: holder(keyring, "stays") is None)
+            assert caplog.text.count("is not read beyond 300 entries") == 1
+            following.cancel()
+
+
 def test_a_revoked_key_is_nobodys_wherever_it_is_from() -> None:
     def digest(key: str) -> bytes:
         return hashlib.sha256(key.encode()).digest()
