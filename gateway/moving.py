@@ -1,4 +1,4 @@
-"""Where does a request go that waits in a pool without an engine? To the pool that stands in, as an arrival does.
+"""Where does a request go that waits in a pool without an engine for it? To the pool that stands in, as on arrival.
 
 It may be taken on whenever its pool has no engine in service and the other one has. So two pools that name each other
 never pass a request to and fro; and it waits no longer in all than it might have waited in the first.
@@ -23,7 +23,7 @@ logger = logging.getLogger("fairgate")
 
 
 def move(waiting: Sequence[Admitted], pool: Pool, other: Pool, model: str) -> None:
-    """These wait in `pool`, which has no engine: from now on they wait in `other`, for this model of it.
+    """These wait in `pool`, which has no engine for them: from now on they wait in `other`, for this model of it.
 
     As many as find room in its queue, and of large bodies few: those that are left come again.
     """
@@ -44,7 +44,7 @@ def move(waiting: Sequence[Admitted], pool: Pool, other: Pool, model: str) -> No
         exchange.moved(request, other)
         moved += 1
     if moved:
-        logger.info("pool %s has no engine: %d that waited there go to pool %s", pool.name, moved, other.name)
+        logger.info("pool %s has no engine for %d that wait there: they go to pool %s", pool.name, moved, other.name)
         other.dispatcher.decide()
 
 

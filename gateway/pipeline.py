@@ -97,6 +97,7 @@ class Pipeline:
         self._routes = routes
         self._cors = cors
         for pool in self._pools:
+            pool.stand_in = partial(self._stand_in, pool)
             pool.dispatcher.on_stranded = None if pool.fallback is None else partial(self._stranded, pool)
 
     @property

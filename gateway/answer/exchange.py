@@ -11,7 +11,8 @@ An `Exchange` is written in callbacks, since it runs for every token. It ends ex
 A backend that refuses (503, 429, a 200 with an error inside, an empty abort while it drains) has done no work: as long
 as nothing of an answer has gone to the client (`Reply.relays`), the request returns to the head of its flow, unbilled.
 So does one whose engine could not be reached. One that an engine had whole when it went away may be what killed it: it
-is tried once more at most, on another engine, and only while such retries are few.
+is tried once more at most, on another engine (of the pool that stands in, where its own has none), and only while such
+retries are few.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ class Exchange:
         self._done = False
         self._sends = 0
         """How often an engine was sent it whole and went away without an answer."""
-        self._killed = ""
-        """The backend that did."""
+        self._killed: Backend | None = None
+        """The one that did."""
         self._begin_answer()
 
     def _begin_answer(self) -> None:
@@ -115,12 +116,13 @@ class Exchange:
     # --- what admission decides ---
 
     def dispatched(self, backend: str) -> None:
-        if backend == self._killed:
+        target = self._pool.backends[backend]
+        if target is self._killed:
             self._break_off(Reason.BACKEND_FAILED, "the engine went away, and no other one could take the request")
             return
         if not self.record.tries:
             self._pool.retries.sent()
-        target = self._backend = self._pool.backends[backend]
+        self._backend = target
         self.record.dispatched(backend, time.monotonic())
         head, is_fresh = target.head(self._upstream_head), self._sends > 0
         self._call = target.upstream.send(head, self.payload.body, self, is_fresh=is_fresh)
@@ -136,7 +138,6 @@ class Exchange:
         self._pool = pool
         self._renamed = _renamed(self.payload)
         self._upstream_head = of_length(self._upstream_head, len(self.payload.body))
-        self._killed = ""
 
     def turn_away(self, error: ApiError) -> None:
         """It waits, and cannot be served after all."""
@@ -206,6 +207,8 @@ class Exchange:
         timed_out = isinstance(error, ReadTimedOut)
         if error.before_first_byte and not timed_out and self._may_try_again(backend, call.sends):
             self._again(Failure.UNREACHED)
+            if backend is self._killed and not self._pool.has_other(backend):
+                self._pool.dispatcher.strand(self)
             return
         reason = Reason.BACKEND_TIMEOUT if timed_out else Reason.BACKEND_FAILED
         self._break_off(reason, "the engine fell silent" if timed_out else "the engine broke off its answer")
@@ -215,11 +218,10 @@ class Exchange:
         if not sends:
             return True  # this one never had it
         self._sends += sends
-        self._killed = backend.name
+        self._killed, pool = backend, self._pool
         if self._sends > 1:
             return False
-        others = [each for each in self._pool.backends.values() if each is not backend and each.health.healthy]
-        return bool(others) and self._pool.retries.take()
+        return (pool.has_other(backend) or pool.stand_in() is not None) and pool.retries.take()
 
     def _break_off(self, reason: Reason, what: str) -> None:
         """The answer will not come, or not to its end."""

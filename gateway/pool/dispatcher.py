@@ -17,7 +17,7 @@ from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.takeover import has_place, move, stranded
 from policies.capacity.gauges import Gauges
-from policies.request import Request, ServiceTokens
+from policies.request import Request, ServiceTokens, State
 
 __all__ = ["Admitted", "Dispatcher"]
 
@@ -44,7 +44,7 @@ class Dispatcher:
         self.listeners: list[Callable[[], None]] = []
         """Hear that the engine has had an event: it may urgently want to know of other gateways."""
         self.on_stranded: Callable[[Sequence[Admitted]], None] | None = None
-        """Hears, again and again, of some that wait though no engine is in service."""
+        """Hears, again and again, of some that wait though no engine is in service, or none that may have them."""
         self._exchanges: dict[str, Admitted] = {}
         self._decisions: deque[Decision] = deque()
         self._executing = False
@@ -99,6 +99,11 @@ class Dispatcher:
         """What waits there goes on waiting here, as this request. `decide` must follow."""
         move(source.engine, self.engine, exchange.request, request, self.clock())
         self._exchanges[request.id] = source._exchanges.pop(request.id)
+
+    def strand(self, exchange: Admitted) -> None:
+        """If it waits, then for nothing: no engine here may have it."""
+        if self.on_stranded is not None and exchange.request.progress.state is State.QUEUED:
+            self.on_stranded([exchange])
 
     def decide(self) -> None:
         """Something came into the queue."""

@@ -63,6 +63,8 @@ class Pool:
         self.name = config.name
         self.backends: dict[str, Backend] = {}
         """Those that leave are among them until nothing of theirs runs."""
+        self.stand_in: Callable[[], Pool | None] = _nobody
+        """Which pool answers in its place now? None: there is none that could."""
         self.on_gone: Callable[[Backend], None] = _unheard
         """Hears of a backend that nothing is sent to any more, and of which nothing runs."""
         self.estimator = estimator or estimator_of(config)
@@ -203,6 +205,10 @@ class Pool:
     def is_healthy(self) -> bool:
         return any(backend.in_service for backend in self.backends.values())
 
+    def has_other(self, backend: Backend) -> bool:
+        """Is an engine in service besides this one?"""
+        return any(each is not backend and each.in_service for each in self.backends.values())
+
     def again_s(self) -> float:
         """In how long may an engine take a request again, at the earliest? At least a second."""
         there = [backend.again_s for backend in self.backends.values() if not (backend.drained or backend.leaving)]
@@ -328,6 +334,11 @@ class Pool:
             return None
         knows_salts = all(isinstance(backend.adapter, VllmAdapter) for backend in self.backends.values())
         return PromptPrefixes(per_tenant=knows_salts and not self.config.shared_cache)
+
+
+def _nobody() -> Pool | None:
+    """No pool stands in."""
+    return None
 
 
 def _unheard(backend: Backend) -> None:

@@ -126,7 +126,7 @@ async def test_what_waits_when_the_engine_dies_is_answered(start: Starter, strea
             first = await asks(live, "first")
             asked = [await asks(live, "alice", chat(max_tokens=3, stream=stream) | {"model": "big"}) for _ in range(12)]
             await dying.aclose()
-            assert (await first).status == 502  # it may be what the engine died of
+            assert (await first).status == 200  # sent to one more engine
             for got in await asyncio.gather(*asked):
                 assert got.status == 200
                 found = [got.json] if not stream else [event for event in events(got.body) if event != "[DONE]"]

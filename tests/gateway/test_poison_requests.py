@@ -11,7 +11,7 @@ import pytest
 from bench.ports import free_port
 from gateway.pool.retries import AT_START, PER_REQUEST, SAVED_MAX, RetryBudget
 from tests.gateway.capture import Peer, Seen, Upstream, answer
-from tests.gateway.live import MODEL, Starter, chat, simulated
+from tests.gateway.live import MODEL, Starter, chat, simulated, until
 
 OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')
 POISON = "kills"
@@ -117,6 +117,72 @@ async def test_retries_are_a_small_part_of_what_is_asked(start: Starter) -> None
                 assert (await live.ask("/v1/chat/completions", chat(POISON))).status == 502
             sent = sum(engine.poisoned for engine in engines)
             assert asked < sent <= asked + AT_START + PER_REQUEST * asked
+            assert live.holds_nothing()
+
+
+def two_pools(first: list[str], second: list[str], **of_second: Any) -> list[dict[str, Any]]:
+    """The second stands in for the first."""
+    return [
+        {"name": "first", "models": [MODEL], "fallback": "small", "backends": [{"url": url} for url in first]},
+        {"name": "second", "models": ["small"], "backends": [{"url": url} for url in second], **of_second},
+    ]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_without_another_engine_the_fallback_has_it_once_and_no_third_one(
+    start: Starter, path: str, stream: bool
+) -> None:
+    engines = [Frail() for _ in range(3)]
+    async with AsyncExitStack() as stack:
+        first, *others = [(await stack.enter_async_context(Upstream(engine))).url for engine in engines]
+        async with start(pools=two_pools([first], others, fallback=MODEL)) as live:
+            got = await live.ask(path, {**PATHS[path], "stream": stream})
+            assert (got.status, got.headers["x-should-retry"]) == (502, "false")
+            assert engines[0].poisoned == 1
+            assert sorted(engine.poisoned for engine in engines[1:]) == [0, 1]
+            [line] = await live.lines(1)
+            assert (line["outcome"], line["reason"], line["tries"]) == ("failed", "backend_failed", 2)
+            assert (line["tokens_in"], line["tokens_out"]) == (0, 0)
+            await until(live.holds_nothing)
+
+
+async def test_the_fallback_answers_what_the_only_engine_died_with(start: Starter) -> None:
+    frail = Frail()
+    async with Upstream(frail) as dies, simulated(models=("small",), time_scale=0) as small:
+        async with start(pools=two_pools([dies.url], [small.url])) as live:
+            for stream in (False, True):
+                got = await live.ask("/v1/chat/completions", chat(POISON, stream=stream))
+                assert got.status == 200
+            assert frail.poisoned == 2
+            assert [(line["outcome"], line["model"], line["tries"]) for line in await live.lines(2)] == [
+                ("completed", "small", 2)
+            ] * 2
+            await until(live.holds_nothing)
+
+
+async def test_what_an_engine_died_with_does_not_come_back_to_it_by_the_fallback(start: Starter) -> None:
+    """The fallback's engine has died as well, and nobody knows it yet; its fallback is the first pool."""
+    frail = Frail()
+    async with Upstream(frail) as dies, simulated(models=("small",), time_scale=0) as small:
+        both = two_pools([dies.url], [small.url], fallback=MODEL)
+        async with start(pools=both, limits={"attempts_max": 10}) as live:
+            await small.server.stop()
+            got = await live.ask("/v1/chat/completions", chat(POISON))
+            assert (got.status, frail.poisoned) == (502, 1)
+            await until(live.holds_nothing)
+
+
+async def test_the_fallback_has_no_more_than_the_budget_of_the_pool(start: Starter) -> None:
+    frail = Frail()
+    async with Upstream(frail) as dies, simulated(models=("small",), time_scale=0) as small:
+        async with start(pools=two_pools([dies.url], [small.url])) as live:
+            pool = live.gateway.pools[0]
+            [backend] = pool.backends.values()
+            backend.health._broken = type(backend.health._broken)(maxlen=10**6)  # it stays in service
+            while pool.retries.take():
+                pass
+            assert (await live.ask("/v1/chat/completions", chat(POISON))).status == 502
             assert live.holds_nothing()
 
 
