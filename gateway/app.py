@@ -221,7 +221,10 @@ class Gateway:
                 raise CannotTakeOver(f"access_log: {error}") from error
         # From here on in one step: no request sees half of it.
         before, self.config = self.config, config
-        self.shared = self.shared.taken_over(before, config)
+        counted, self.shared = self.shared.quotas, self.shared.taken_over(before, config)
+        first = self.shared.quotas if counted is None and self.store is None else None
+        if self.usage is not None and first is not None:
+            self.usage.go_on_with(first)  # before it counts what is under way
         self._keyring.take_over(config.tenants, open_access=config.open_access)
         self._pools.commit(config, self.shared, prepared)
         logger.setLevel(config.log_level.upper())
@@ -235,6 +238,8 @@ class Gateway:
             self._certificates.set(config.tls.context, config.tls.files)
         if self.store is not None:
             self.store.pools = _deployments(config)
+        if self.usage is not None and first is not None:
+            await self.usage.flush()
 
     async def _follow_addresses(self) -> None:
         """Go on with other engines whenever names have other addresses."""

@@ -7,6 +7,7 @@ the tenants of an hour, and the sums that wait to be written.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Final
 
 from gateway.telemetry.record import Outcome, Record
@@ -89,6 +90,11 @@ class UsageCounts:
             tally.refused += 1
             if request is not None:
                 tally.wasted += request.progress.wasted_tokens
+
+    def tokens(self) -> Iterator[tuple[str, int, int]]:
+        """Of each sum the tenant, the day (since the epoch), and its prompt and output tokens."""
+        for (hour, tenant, *_), tally in self._sums.items():
+            yield tenant, hour // 24, tally.input + tally.output
 
     def take(self) -> Sums:
         """All that was added since the last time."""

@@ -51,18 +51,28 @@ class UsageRecorder:
         self._forgot_s = float("-inf")
         self._has_gone_on = False
         self._is_closed = False
+        self._flushing = asyncio.Lock()
 
     async def open(self) -> None:
         """Connect, and let limits go on. StoreRefused if the database is not one to be used; one that is down does not
         matter."""
         if self._quotas is not None:
-            # From here on a day is one of UTC, whose hours are written down.
-            self._quotas.day.epoch_s = time.time() - time.monotonic()
-            self._quotas.day.begin_anew()
+            _by_utc(self._quotas)
         try:
             await self._go_on()
         except StoreUnavailable as error:
             self._failed(str(error))
+
+    def go_on_with(self, quotas: Quotas) -> None:
+        """These are the first limits, and have counted nothing yet. What is in no batch yet is added to them here, and
+        what is written down with the next `flush`."""
+        _by_utc(quotas)
+        self._quotas, self._has_gone_on = quotas, False
+        today = int(time.time()) // int(DAY_S)
+        for tenant, day, tokens in self.counts.tokens():
+            if today - day in (0, 1):
+                used = (0, tokens) if day == today else (tokens, 0)
+                quotas.go_on(tenant, *used, time.monotonic())
 
     async def keep(self) -> None:
         """Write every half second, until cancelled."""
@@ -75,12 +85,14 @@ class UsageRecorder:
 
     async def flush(self) -> None:
         """Write what was counted so far, after what could not be written before."""
+        async with self._flushing:
+            await self._flush()
+
+    async def _flush(self) -> None:
         self._say_what_was_dropped()
         try:
-            await self._go_on()
-            while self._batch is not None or len(self.counts):
-                self._batch = self._batch or self._next()
-                await self.database.do(partial(add, batch=self._batch, now_s=int(time.time())))
+            while (batch := await self._next()) is not None:
+                await self.database.do(partial(add, batch=batch, now_s=int(time.time())))
                 self._batch = None
                 self.batches_written += 1
             await self._forget()
@@ -119,12 +131,17 @@ class UsageRecorder:
         dropped.add_metric([], self.counts.requests_dropped)
         yield from (written, waiting, dropped)
 
-    def _next(self) -> Batch:
-        self._numbered += 1
-        return Batch(self._writer, self._numbered, self.counts.take())
+    async def _next(self) -> Batch | None:
+        """What is written next, once what has to be read before was. None: there is nothing to write."""
+        if self._batch is None:
+            await self._go_on()
+            if len(self.counts):
+                self._numbered += 1
+                self._batch = Batch(self._writer, self._numbered, self.counts.take())
+        return self._batch
 
     async def _go_on(self) -> None:
-        """Limits of a day go on from what is written down, once: before anything of this run is."""
+        """Limits of a day go on from what is written down, once: before anything is that ends under them."""
         if self._has_gone_on:
             return
         day_s = int(DAY_S)
@@ -156,3 +173,9 @@ class UsageRecorder:
         dropped, self._dropped_said = self.counts.requests_dropped - self._dropped_said, self.counts.requests_dropped
         if dropped:
             logger.warning("no room for the usage of %d requests; their lines in the access log remain", dropped)
+
+
+def _by_utc(quotas: Quotas) -> None:
+    """From here on a day is one of UTC, whose hours are written down."""
+    quotas.day.epoch_s = time.time() - time.monotonic()
+    quotas.day.begin_anew()

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 import pytest
 import uvloop
 
 from tests.gateway.live import Starter
+from tests.postgres_server import PostgresServer
 
 
 def pytest_asyncio_loop_factories(
@@ -22,3 +23,13 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Starter:
     """Starts a gateway from fields of its config: `async with start(url, limits={...}) as live`."""
     monkeypatch.setattr("gateway.telemetry.access_log.FLUSH_S", 0.005)  # so that nobody waits for the log
     return Starter(tmp_path)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def usage_url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+    """Where usage may be kept: what `usage` says in the config."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "made" / "usage.db")
+    else:
+        async with PostgresServer() as server:
+            yield server.url

@@ -10,7 +10,7 @@ import signal
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from gateway.usage.database import Database
 from gateway.usage.recorder import UsageRecorder
 from gateway.usage.report import Question, read
 from gateway.usage.written import Batch, add, forget
-from policies.limits.quotas import Quota, Quotas
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, simulated, until
 from tests.gateway.test_command_line import config_file, running
@@ -42,15 +41,6 @@ TENANTS: list[dict[str, Any]] = [
 CHAT = "/v1/chat/completions"
 MEASURES = ("requests", "refused", "input_tokens", "cached_tokens", "output_tokens", "wasted_tokens")
 EVERYTHING = ("day", "tenant", "app", "user", "model")
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-async def url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
-    if request.param == "sqlite":
-        yield str(tmp_path / "made" / "usage.db")
-    else:
-        async with PostgresServer() as server:
-            yield server.url
 
 
 def database_at(url: str, *, makes: bool = True) -> Database:
@@ -110,12 +100,12 @@ async def mixed(live: Live, times: int) -> int:
 # --- equal to the access log ---
 
 
-async def test_sums_equal_the_access_log(start: Starter, url: str) -> None:
-    async with simulated(time_scale=0) as sim, start(sim.url, tenants=TENANTS, usage=url) as live:
+async def test_sums_equal_the_access_log(start: Starter, usage_url: str) -> None:
+    async with simulated(time_scale=0) as sim, start(sim.url, tenants=TENANTS, usage=usage_url) as live:
         asked = await mixed(live, 5)
         lines = await live.lines(asked)
         assert {line["model"] for line in lines} >= {"", MODEL, "invented-0"}
-    found = counted(url)
+    found = counted(usage_url)
     assert found == logged(lines)
     assert sum(sums[0] for sums in found.values()) == asked
     assert sum(sums[2] for sums in found.values()) > 0
@@ -233,7 +223,7 @@ async def test_a_server_that_is_gone_is_caught_up(start: Starter, caplog: pytest
     async with PostgresServer() as server, simulated(time_scale=0) as sim:
         async with start(sim.url, tenants=TENANTS, usage=server.url) as live:
             asked = await mixed(live, 2)
-            await _written(live)
+            await written(live)
             await server.crash()
             asked += await mixed(live, 2)
             await until(lambda: "usage is not written, and kept in memory until it can be" in caplog.text)
@@ -241,14 +231,14 @@ async def test_a_server_that_is_gone_is_caught_up(start: Starter, caplog: pytest
             assert (await live.metrics())["fairgate_usage_waiting_sums",] > 0
             asked += await mixed(live, 2)
             await server.start()
-            await _written(live)
+            await written(live)
             asked += await mixed(live, 1)
             lines = await live.lines(asked)
         assert await asyncio.to_thread(counted, server.url) == logged(lines)
         assert caplog.text.count("usage is not written") == 1
 
 
-async def _written(live: Live) -> None:
+async def written(live: Live) -> None:
     """Until nothing waits."""
     usage = live.gateway.usage
     assert usage is not None
@@ -263,7 +253,7 @@ async def test_a_server_that_does_not_answer_is_waited_for_by_nobody(
     monkeypatch.setattr("gateway.usage.thread.ANSWER_S", 0.2)
     async with PostgresServer() as server, Upstream(replies(OK)) as upstream:
         async with start(upstream.url, tenants=TENANTS, usage=server.url) as live:
-            await _written(live)
+            await written(live)
             [(pid,)] = await server.ask("SELECT pid FROM pg_stat_activity WHERE application_name = 'fairgate'")
             os.kill(pid, signal.SIGSTOP)
             try:
@@ -272,7 +262,7 @@ async def test_a_server_that_does_not_answer_is_waited_for_by_nobody(
                 await until(lambda: "does not answer within 0.2 s" in caplog.text)
             finally:
                 os.kill(pid, signal.SIGCONT)
-            await _written(live)
+            await written(live)
             lines = await live.lines(5)
         assert await asyncio.to_thread(counted, server.url) == logged(lines)
 
@@ -284,7 +274,7 @@ async def test_a_gateway_starts_before_its_server(start: Starter, caplog: pytest
             assert "usage is not written" in caplog.text
             assert (await live.ask(CHAT, chat())).status == 200
             await server.start()
-            await _written(live)
+            await written(live)
             lines = await live.lines(1)
         assert await asyncio.to_thread(counted, server.url) == logged(lines)
 
@@ -325,7 +315,7 @@ async def test_what_cannot_be_written_at_the_end_is_said(start: Starter, caplog:
     url = str(start.directory / "usage.db")
     async with Upstream(replies(OK)) as upstream:
         async with start(upstream.url, tenants=TENANTS, usage=url) as live:
-            await _written(live)
+            await written(live)
             holder = sqlite3.connect(url, isolation_level=None)
             holder.execute("BEGIN IMMEDIATE")
             for _ in range(3):
@@ -354,45 +344,3 @@ async def test_tables_of_another_version_are_not_touched(tmp_path: Path) -> None
     with pytest.raises(StoreRefused, match="tables of layout 2, and this version writes layout 1"):
         await recorder.open()
     await recorder.close()
-
-
-# --- limits of a day ---
-
-
-async def test_a_limit_of_a_day_survives_a_restart(start: Starter, url: str) -> None:
-    fields: dict[str, Any] = {"tenants": TENANTS, "usage": url, "quota": {"tokens_per_day": 30}}
-    async with Upstream(replies(OK)) as upstream:
-        async with start(upstream.url, **fields) as live:
-            statuses = [(await live.ask(CHAT, chat())).status for _ in range(6)]
-            assert (statuses[0], statuses[-1]) == (200, 429)
-        async with start(upstream.url, **fields) as live:
-            got = await live.ask(CHAT, chat())
-            assert (got.status, got.error["code"]) == (429, "rate_limited")
-            assert (await live.ask(CHAT, chat(), key="b")).status == 200
-        async with start(upstream.url, **{**fields, "usage": str(start.directory / "other.db")}) as live:
-            assert (await live.ask(CHAT, chat())).status == 200
-
-
-async def test_after_a_restart_as_much_is_left_as_before(start: Starter, url: str) -> None:
-    fields: dict[str, Any] = {"tenants": TENANTS, "usage": url, "quota": {"tokens_per_day": 60}}
-    left = []
-    async with Upstream(replies(OK)) as upstream:
-        for asked in (5, 1):
-            async with start(upstream.url, **fields) as live:
-                for _ in range(asked):
-                    assert (await live.ask(CHAT, chat())).status == 200
-                quotas = live.gateway.shared.quotas
-                assert quotas is not None
-                left += [limit.remaining for limit in quotas.standing("alice", time.monotonic())]
-    assert left == [60 - 5 * 9, 60 - 6 * 9]
-
-
-def test_a_day_goes_on_from_what_is_left_of_the_one_before() -> None:
-    quotas = Quotas(Quota(tokens_per_day=1000))
-    quotas.day.epoch_s = 86_400 / 2  # at 0 half of the day is over
-    quotas.day.begin_anew()
-    quotas.go_on("t", 400, 100, 0.0)
-    [limit] = quotas.standing("t", 0.0)
-    assert limit.remaining == 1000 - 100 - 200
-    quotas.go_on("t", 0, 100, 0.0)
-    assert quotas.standing("t", 0.0)[0].remaining == 600

@@ -1,0 +1,119 @@
+"""Limits of a day go on from the usage that is counted durably: over a restart, and where a reload brings them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from gateway.app import Gateway
+from gateway.config.model import Config
+from policies.limits.quotas import Quota, Quotas
+from tests.gateway.capture import Peer, Seen, Upstream, replies
+from tests.gateway.live import Starter, chat, until
+from tests.gateway.test_usage import CHAT, OK, TENANTS, written
+from tests.postgres_server import PostgresServer
+
+
+async def test_a_limit_of_a_day_survives_a_restart(start: Starter, usage_url: str) -> None:
+    fields: dict[str, Any] = {"tenants": TENANTS, "usage": usage_url, "quota": {"tokens_per_day": 30}}
+    async with Upstream(replies(OK)) as upstream:
+        async with start(upstream.url, **fields) as live:
+            statuses = [(await live.ask(CHAT, chat())).status for _ in range(6)]
+            assert (statuses[0], statuses[-1]) == (200, 429)
+        async with start(upstream.url, **fields) as live:
+            got = await live.ask(CHAT, chat())
+            assert (got.status, got.error["code"]) == (429, "rate_limited")
+            assert (await live.ask(CHAT, chat(), key="b")).status == 200
+        async with start(upstream.url, **{**fields, "usage": str(start.directory / "other.db")}) as live:
+            assert (await live.ask(CHAT, chat())).status == 200
+
+
+async def test_after_a_restart_as_much_is_left_as_before(start: Starter, usage_url: str) -> None:
+    fields: dict[str, Any] = {"tenants": TENANTS, "usage": usage_url, "quota": {"tokens_per_day": 60}}
+    left = []
+    async with Upstream(replies(OK)) as upstream:
+        for asked in (5, 1):
+            async with start(upstream.url, **fields) as live:
+                for _ in range(asked):
+                    assert (await live.ask(CHAT, chat())).status == 200
+                quotas = live.gateway.shared.quotas
+                assert quotas is not None
+                left += [limit.remaining for limit in quotas.standing("alice", time.monotonic())]
+    assert left == [60 - 5 * 9, 60 - 6 * 9]
+
+
+async def takes_over(gateway: Gateway, quota: dict[str, int]) -> Quotas:
+    await gateway.take_over(Config.model_validate({**gateway.config.model_dump(), "quota": quota}))
+    assert gateway.shared.quotas is not None
+    return gateway.shared.quotas
+
+
+@pytest.mark.parametrize("flush_s", [0.0, 3600.0])
+async def test_a_limit_that_a_reload_brings_goes_on_from_what_was_used(
+    start: Starter, usage_url: str, flush_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.usage.recorder.FLUSH_S", flush_s)
+    may_end = asyncio.Event()
+
+    async def script(seen: Seen, peer: Peer) -> None:
+        if b"held" in seen.body:
+            await may_end.wait()
+        await peer.send(OK)
+
+    async with Upstream(script) as upstream, start(upstream.url, tenants=TENANTS, usage=usage_url) as live:
+        gateway = live.gateway
+        assert gateway.usage is not None
+
+        for _ in range(3):
+            assert (await live.ask(CHAT, chat())).status == 200
+        await gateway.usage.flush()
+        assert (await live.ask(CHAT, chat())).status == 200
+        held = asyncio.create_task(live.ask(CHAT, chat("held")))
+        await until(lambda: len(upstream.requests) == 5)
+        quotas = await takes_over(gateway, {"requests_per_minute": 1000})
+        assert await takes_over(gateway, {"tokens_per_day": 100}) is quotas
+        may_end.set()
+        assert (await held).status == 200
+        await until(live.holds_nothing)
+        for flushed in (False, True):
+            if flushed:
+                await gateway.usage.flush()
+            assert [limit.remaining for limit in quotas.standing("alice", time.monotonic())] == [100 - 5 * 9]
+            assert [limit.remaining for limit in quotas.standing("bob", time.monotonic())] == [100]
+        quotas = await takes_over(gateway, {"tokens_per_day": 45})
+        assert (await live.ask(CHAT, chat())).status == 429
+        assert (await live.ask(CHAT, chat(), key="b")).status == 200
+
+
+async def test_such_a_limit_counts_once_what_waits_for_a_database_that_is_gone(start: Starter) -> None:
+    async with PostgresServer() as server, Upstream(replies(OK)) as upstream:
+        async with start(upstream.url, tenants=TENANTS, usage=server.url) as live:
+            usage = live.gateway.usage
+            assert usage is not None
+            for gone in (False, True):
+                assert (await live.ask(CHAT, chat())).status == 200
+                if not gone:
+                    await written(live)
+                    await server.crash()
+            await usage.flush()
+            assert usage.fault is not None  # the batch is kept
+            assert (await live.ask(CHAT, chat())).status == 200
+            quotas = await takes_over(live.gateway, {"tokens_per_day": 100})
+            assert (await live.ask(CHAT, chat())).status == 200
+            await server.start()
+            await written(live)
+            assert [limit.remaining for limit in quotas.standing("alice", time.monotonic())] == [100 - 4 * 9]
+
+
+def test_a_day_goes_on_from_what_is_left_of_the_one_before() -> None:
+    quotas = Quotas(Quota(tokens_per_day=1000))
+    quotas.day.epoch_s = 86_400 / 2  # at 0 half of the day is over
+    quotas.day.begin_anew()
+    quotas.go_on("t", 400, 100, 0.0)
+    [limit] = quotas.standing("t", 0.0)
+    assert limit.remaining == 1000 - 100 - 200
+    quotas.go_on("t", 0, 100, 0.0)
+    assert quotas.standing("t", 0.0)[0].remaining == 600
