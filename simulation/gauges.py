@@ -22,6 +22,7 @@ def read_gauges(name: str, model: EngineModel, now: float) -> Gauges:
         kv_capacity_tokens=capacity_tokens,
         block_size=profile.block_size,
         preemptions_total=gauges.preemptions_total,
+        prompt_tokens_total=gauges.prompt_tokens_total,
     )
 
 

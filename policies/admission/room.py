@@ -234,9 +234,11 @@ class PoolRoom:
         due = self._due(ledger) if standing.keeps and ledger.slots.are_few(ledger.sequences + request.sequences) else 0
         obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced, due=due)
         if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, ledger.name)):
+            at_home = self._is_at_home(request, ledger.name, cached_tokens)
             obstacle = ledger.obstacle(
-                request, spare=spare, absent=absent, now=now, paced=paced, due=due, cached_tokens=cached_tokens
-            )
+                request, spare=spare, absent=absent, now=now, paced=paced, due=due, cached_tokens=cached_tokens,
+                at_home=at_home,
+            )  # fmt: skip
         if obstacle is not None:
             ledger.held_back(request, obstacle)
         return obstacle
@@ -251,6 +253,14 @@ class PoolRoom:
         if self.prefixes is None:
             return 0
         return tokens_of_blocks(self.prefixes.depth(request.prefix, engine), request.prefix, request.prompt_tokens)
+
+    def _is_at_home(self, request: Request, engine: str, cached_tokens: int) -> bool:
+        """Has this engine most of its prompt, and no other one as much?"""
+        if self.prefixes is None or 2 * cached_tokens <= request.prompt_tokens:
+            return False
+        depths = self.prefixes.depths(request.prefix)
+        here = depths.pop(engine, 0)
+        return all([depth < here for depth in depths.values()])
 
     def loads(self) -> dict[str, int]:
         return {name: len(ledger.leases) for name, ledger in self._backends.items() if ledger.healthy}

@@ -32,6 +32,9 @@ LOOK_AGAIN_S: Final = 0.01
 """Running requests make room in the KV cache as they age, and no event announces it."""
 SUSTAINED_S: Final = 0.25
 """Requests keep coming if the last one arrived within this time."""
+AT_HOME: Final = 2.0
+"""How much larger the prefill window is for a request of which only this engine has most in its cache. Any other engine
+would compute all of it, which holds up more requests there than the rest of it does here."""
 
 
 class BackendLedger:
@@ -96,6 +99,7 @@ class BackendLedger:
         paced: bool = False,
         due: int = MANY,
         cached_tokens: int = 0,
+        at_home: bool = False,
     ) -> Obstacle | None:
         """What keeps this request from starting now? None: nothing.
 
@@ -105,6 +109,7 @@ class BackendLedger:
             paced: more of its tenant waits than can start soon, so starts are spread to keep the KV evenly full.
             due: tenants that may come before another slot becomes free: no more slots than these are kept.
             cached_tokens: part of its prompt that the engine need not compute.
+            at_home: that is most of it, and no other engine has as much.
         """
         allowance = self.allowance
         if not self.healthy or now < self._closed_until_s or (allowance is not None and now > self.allowed_until_s):
@@ -114,7 +119,7 @@ class BackendLedger:
         if self._engine_queues(now):
             return Obstacle.WAITING
         keep = absent and not spare
-        prefill_limit = self.prefill.tokens * (1.5 if spare and absent else 1.0)
+        prefill_limit = self.prefill.tokens * (1.5 if spare and absent else 1.0) * (AT_HOME if at_home else 1.0)
         sequences = self.sequences + request.sequences
         if allowance is None:
             most = self.slots.most(unkept=not keep, due=due)
