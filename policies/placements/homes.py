@@ -18,13 +18,12 @@ __all__ = ["NOWHERE", "Homes", "is_local"]
 
 HOMES_MAX: Final = 4
 """Engines that one request is noted at. Where more have its prompt, it finds it wherever it goes."""
-SIBLINGS_LOOKED_UP: Final = 4
+SIBLINGS_LOOKED_UP: Final = 2
 """Requests looked up again at each dispatch. They are the next of their siblings; their own looks up the others."""
 NOWHERE: Final = ""
 """Stands for the engine of requests whose prompt no engine has."""
-TENANTS_TRIED: Final = 8
-REQUESTS_TRIED: Final = 4
-"""Tenants, and requests of each, that are named for an engine at once."""
+TRIED: Final = 8
+"""Requests that are named for an engine at once, of as many tenants as there are."""
 
 
 def is_local(depth: int, prefix: Prefix) -> bool:
@@ -73,11 +72,12 @@ class Homes:
         tenants = self._at.get(engine)
         if not tenants:
             return
-        for _ in range(min(TENANTS_TRIED, len(tenants))):
+        some = min(TRIED, len(tenants))
+        for _ in range(some):
             tenant = next(iter(tenants))
             tenants.move_to_end(tenant)
             requests = tenants[tenant]
-            for _ in range(min(REQUESTS_TRIED, len(requests))):
+            for _ in range(min(TRIED // some, len(requests))):
                 request_id = next(iter(requests))
                 requests.move_to_end(request_id)
                 yield requests[request_id]
