@@ -267,7 +267,7 @@ def read_redis(data: bytes) -> None:
         reader.feed(data)
         while len(answers) < ANSWERS_MAX and (answer := reader.gets()) is not False:
             answers.append(answer)
-    except hiredis.ProtocolError:
+    except (hiredis.ProtocolError, TypeError):  # a TypeError for a map whose key is a list
         pass  # the connection ends
     in_loop(_ask(answers))
 
