@@ -230,10 +230,10 @@ NOTES = (
     "Delayed inside interactions: of the users with an interaction of several calls, those of whom a call behind its "
     "first waited for more than a second.",
     "What is left of it under FairServe is waiting for room in the KV cache, not for abusers: while a benign call was "
-    "delayed, 0.5 of their calls were dispatched in the mean, under RPM(60) 189. That this is the cause shows "
-    "`fairserve-regimes`: where overload begins at 0.7 of the cache, 4.7 % of users are delayed inside (mean of three "
-    "seeds), and VTC's 39 % are 8.4 times as many; a longer lead delays more. Asked about any call, VTC delays no more "
-    "users than FairServe: before an engine that is kept full it gives a light user the next place as well. The "
+    "delayed, 0.6 of their calls were dispatched in the mean, under RPM(60) 186. That this is the cause shows "
+    "`fairserve-regimes`: where overload begins at 0.5 of the cache, 3.5 % of users are delayed inside (mean of three "
+    "seeds), and VTC's 40 % are 11.6 times as many; a longer lead delays more. Asked about any call, VTC delays no "
+    "more users than FairServe: before an engine that is kept full it gives a light user the next place as well. The "
     "paper's 86 % of users delayed under RPM (93 times 0.93 %) "
     "are 91 % here at a limit of 60; 93 times as many as under FairServe they cannot be.",
     "Table 3: a refused start counts as a request that was not provided; interactions are those of several calls that "

@@ -133,10 +133,11 @@ NOTES = (
     "tokens; VTC and FairServe as it comes give users equal tokens. In the paper both come to the same numbers, and "
     "RPM serves almost nothing of application 12; its limits and its engine are not printed.",
     "FS (W+I) as printed lets whoever is inside an interaction go first without a bound, and wastes nothing. FairServe "
-    "as it comes bounds the lead to 8,192 tokens, half of one prompt of application 7. It cuts a quarter as many "
+    "as it comes bounds the lead to 8,192 tokens, half of one prompt of application 7. It cuts a fifth as many "
     "interactions as VTC, but later ones, so more tokens are lost. That the lead is the cause shows the last policy: "
-    "with 65,536 a third of VTC's waste remains. Clients that give up after a minute on an engine that can do a "
-    "quarter of what is asked are what a longer `lead_tokens` is for; fair shares in the long run are the same.",
+    "with 65,536 two are cut instead of 16, and two thirds of VTC's waste remain. Clients that give up after a minute "
+    "on an engine that can do a quarter of what is asked are what a longer `lead_tokens` is for; fair shares in the "
+    "long run are the same.",
 )
 
 FAIRSERVE_TABLE4 = Experiment("fairserve-table4", "FairServe, table 4: three applications that give up", _run)
