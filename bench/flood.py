@@ -1,6 +1,7 @@
 """What a light tenant feels while a heavy one floods, on three routes to the same engine.
 
-    python -m bench.flood [--case flood|small] [--clients 64,200] [--rounds 3] [--window 20] [--engine-url URL]
+    python -m bench.flood [--case flood|small] [--clients 64,200] [--rounds 3] [--window 20] [--slots 6]
+        [--engine-url URL]
 
 `flood`: a heavy tenant keeps N streams open (200 words in, 200 tokens out); a light one sends a short request (30 words
 in, 20 tokens out) every 0.4 s, on time whether or not the last has ended, and its time to first token counts from when
@@ -19,6 +20,7 @@ from typing import Any
 from bench import report
 from bench.load import Reply, Request, RoundRobin
 from bench.stack import (
+    KV_USAGE,
     OUTPUT,
     PREEMPTIONS,
     PROMPT,
@@ -56,6 +58,8 @@ class Leg:
     output_tokens: float
     preemptions: float
     waiting_max: float
+    kv_fill: float
+    """Of the engine's KV cache, the mean of samples."""
     proxy_cpu_s: float
 
     @property
@@ -154,7 +158,7 @@ async def run_leg(
     replies: list[asyncio.Task[Reply]] = []
     try:
         await asyncio.sleep(RAMP_S)
-        async with watch(target, 0.25) as waiting:
+        async with watch(target, 0.25) as waiting, watch(target, 0.25, KV_USAGE) as filled:
             cpu_before, done_before = cpu_s(route.pid) if route.pid else 0.0, clients.completed
             begin_s, before = asyncio.get_running_loop().time(), await target.gauges(*counters)
             if light_every_s:
@@ -185,6 +189,7 @@ async def run_leg(
         output_tokens=after[OUTPUT] - before[OUTPUT],
         preemptions=(await target.gauges(PREEMPTIONS))[PREEMPTIONS] - rest[PREEMPTIONS],
         waiting_max=max(waiting, default=0.0),
+        kv_fill=sum(filled) / max(1, len(filled)),
         proxy_cpu_s=cpu,
     )
 
@@ -232,6 +237,8 @@ def summary(legs: list[Leg]) -> dict[str, Any]:
         "output_per_s": report.median([leg.output_per_s for leg in legs]),
         "requests_per_s": report.median([leg.requests_per_s for leg in legs]),
         "preemptions": report.median([leg.preemptions for leg in legs]),
+        "light_ttft_p99_s": report.median([report.quantile(leg.light_ttft_s, 0.99) for leg in legs]),
+        "kv_fill": report.median([leg.kv_fill for leg in legs]),
         "proxy_cores": report.median([leg.proxy_cpu_s / leg.window_s for leg in legs]),
         "failed": sum(leg.failed for leg in legs),
         "waiting_max": max(leg.waiting_max for leg in legs),
@@ -241,15 +248,20 @@ def summary(legs: list[Leg]) -> dict[str, Any]:
 
 def flood_table(result: dict[str, Any]) -> str:
     heads = [
-        "N", "route", "light TTFT p50", "p95", "tokens/s", "output tokens/s", "preemptions", "engine waiting, max",
-        "proxy, cores", "failed",
+        "N", "route", "light TTFT p50", "p95", "p99", "tokens/s", "output tokens/s", "KV fill", "preemptions",
+        "engine waiting, max", "proxy, cores", "failed",
     ]  # fmt: skip
     rows = []
     for count, routes in result["clients"].items():
         for name, row in routes.items():
-            ttft = [f"{row[f'light_ttft_{p}_s'] * 1000:.0f} ms" for p in ("p50", "p95")]
-            rates = [f"{row['tokens_per_s']:,.0f}", f"{row['output_per_s']:,.0f}", f"{row['preemptions']:.0f}"]
-            ends = [f"{row['waiting_max']:.0f}", f"{row['proxy_cores']:.2f}", str(row["failed"])]
+            ttft = [f"{row[f'light_ttft_{p}_s'] * 1000:.0f} ms" for p in ("p50", "p95", "p99")]
+            rates = [f"{row['tokens_per_s']:,.0f}", f"{row['output_per_s']:,.0f}", f"{row['kv_fill']:.2f}"]
+            ends = [
+                f"{row['preemptions']:.0f}",
+                f"{row['waiting_max']:.0f}",
+                f"{row['proxy_cores']:.2f}",
+                str(row["failed"]),
+            ]
             rows.append([count, name, *ttft, *rates, *ends])
     return report.table(heads, rows)
 
@@ -294,7 +306,8 @@ def open_routes(target: Engine, names: list[str]) -> contextlib.AbstractAsyncCon
 
 
 async def run(options: argparse.Namespace) -> None:
-    async with engine(options.engine_url) as target, open_routes(target, options.routes.split(",")) as routes:
+    flags = ("--max-num-seqs", str(options.slots)) if options.slots else ()
+    async with engine(options.engine_url, flags) as target, open_routes(target, options.routes.split(",")) as routes:
         # The first requests after a start pay for lazy set-up in every process.
         for route in routes:
             await run_leg(route, target, [keyed(HEAVY, route, "heavy")] * 8, 0.0, 1.0)
@@ -309,6 +322,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="light tenant under flood; many small requests")
     parser.add_argument("--case", choices=["flood", "small"], default="flood")
     parser.add_argument("--clients", default="64,200", help="heavy streams kept open, one run for each (flood)")
+    parser.add_argument("--slots", type=int, help="sequences that an engine of our own runs; fairgate is not told")
     parser.add_argument("--routes", default="direct,nginx,fairgate")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--window", type=float, default=20.0, help="seconds measured per route and round")

@@ -41,6 +41,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 PREEMPTIONS = "vllm:num_preemptions_total"
+KV_USAGE = "vllm:kv_cache_usage_perc"
 PROMPT = "vllm:prompt_tokens_total"
 OUTPUT = "vllm:generation_tokens_total"
 SAMPLE = re.compile(r"^(vllm:\w+)\{[^}]*\} (\S+)$", re.M)
@@ -208,12 +209,12 @@ class Route:
 
 
 @contextlib.asynccontextmanager
-async def engine(url: str | None) -> AsyncIterator[Engine]:
-    """The engine at `url`, or one of our own on a free port, warmed up."""
+async def engine(url: str | None, flags: Sequence[str] = ()) -> AsyncIterator[Engine]:
+    """The engine at `url`, or one of our own with these `vllm serve` flags on a free port, warmed up."""
     if url:
         yield Engine(url.rstrip("/"))
         return
-    async with engines([()]) as started:
+    async with engines([flags]) as started:
         yield started[0]
 
 

@@ -1,0 +1,157 @@
+"""What is only told by simulation: clusters and GPUs in virtual time, by the production engine.
+
+    python -m bench.virtual [--rows local,replicas,lengths] [--seeds 42]
+
+    local       throughput of `fairserve` with its usual placement over that of `d2lpm`, on the DLPM paper's workloads
+    replicas    eight gateways before 32 engines, all of a tenant's traffic at its own half, over one gateway
+    lengths     an H100 and the lengths of 27 clients of Chatbot Arena, over sending all of it straight to vLLM
+
+Nothing is drawn but from fixed seeds, so the numbers are the same every time. `lengths` needs the recorded traces.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from backends.simulated.engine import EngineModel
+from backends.simulated.profiles import profile
+from bench import report
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.orders.fcfs import Fcfs
+from policies.queue.bounds import QueueLimits
+from simulation.driver import simulate
+from simulation.experiments.base import Inputs, MissingTraceError
+from simulation.experiments.dlpm import A10G, A100, LOCAL_QUANTUM, Workload, average
+from simulation.experiments.vtc_runs import arena
+from simulation.run import Arrival, Run
+from simulation.windows import in_flight, serve_with_rule
+from simulation.workloads.prefixes import judge, long_context_qa, tree_of_thoughts
+from tests.simulation.replicas import ENGINE, RAMP_S, WEIGHTS, Floods, TwinStore, service, skewed
+
+GATEWAYS, ENGINES, SLOTS = 8, 32, 16
+FLOOD_S = 30.0
+H100 = replace(profile("h100-llama3-8b"), max_num_seqs=1024)
+SPEED, COPIES = 60, 4
+"""The trace comes so much faster than recorded, and so many times over: it then overloads an H100."""
+TRACES = Path(__file__).parents[2] / "shared" / "traces"
+ALL_WAIT = QueueLimits(requests_max=1_000_000, wait_s_max=1e6)
+
+
+def local_workloads(engines: int) -> dict[str, Workload]:
+    """The paper's four; question answering over long documents is run on one engine, as there."""
+    if engines == 1:
+        qa = partial(long_context_qa, 5, 60, 1.5, documents=8)
+        return {
+            "documents, S1": lambda seed: qa(misbehaviour="more", seed=seed),
+            "documents, S2": lambda seed: qa(misbehaviour="longer", seed=seed),
+        }
+    return {
+        "tree of thoughts, S2": lambda seed: tree_of_thoughts(
+            4, 12 * engines, 0.1 * engines, misbehaviour="longer", seed=seed
+        ),
+        "judge, S1": lambda seed: judge(4, 24 * engines, 0.2 * engines, misbehaviour="more", seed=seed),
+    }
+
+
+def local_rows(seeds: Sequence[int]) -> list[list[str]]:
+    rows = []
+    for engines in (1, 2, 4, 8):
+        for name, workload in local_workloads(engines).items():
+            gpu = A100 if engines == 1 else A10G
+            ours = average(partial(named_policy, "fairserve", engines=engines), workload, gpu, engines, seeds)
+            paper = average(partial(named_policy, "d2lpm", quantum=LOCAL_QUANTUM), workload, gpu, engines, seeds)
+            rows.append(
+                [
+                    f"{name}, {engines} engines",
+                    f"{ours.throughput / paper.throughput:.3f}",
+                    f"{ours.hits:.2f} / {paper.hits:.2f}",
+                    f"{ours.mean_s / paper.mean_s:.2f}",
+                    f"{ours.jain_visible - paper.jain_visible:+.2f}",
+                ]
+            )
+            print("  " + ", ".join(rows[-1]), flush=True)
+    return rows
+
+
+def flood_over(gateways: int) -> Run:
+    floods = Floods(FLOOD_S, skewed(gateways) if gateways > 1 else lambda *_: 0, clients=40 * ENGINES)
+    engines = [AdmissionEngine(named_policy("fairserve", engines=ENGINES), limits=ALL_WAIT) for _ in range(gateways)]
+    models = {f"engine{number}": EngineModel(ENGINE) for number in range(ENGINES)}
+    for engine in engines:
+        for name in models:
+            engine.add_backend(name, max_num_seqs=SLOTS)
+    return simulate(
+        floods.first(), engine=engines[0], others=engines[1:], backends=models, next_arrival=floods.next,
+        arrives_at=floods.at, store=TwinStore() if gateways > 1 else None,
+    )  # fmt: skip
+
+
+def replica_rows() -> list[list[str]]:
+    rows, rates = [], []
+    for gateways in (1, GATEWAYS):
+        got = service(flood_over(gateways), RAMP_S, FLOOD_S)
+        rates.append(sum(got.values()))
+        due = WEIGHTS["heavy"] / WEIGHTS["light"]
+        off = got["heavy"] / got["light"] / due - 1
+        rows.append([f"{gateways} gateways, {ENGINES} engines", f"{off:+.1%}", f"{rates[-1] / rates[0]:.3f}"])
+        print("  " + ", ".join(rows[-1]), flush=True)
+    return rows
+
+
+def told(run: Run) -> tuple[float, int]:
+    """Tokens per second until the last answer's end, and preemptions."""
+    records = [record for record in run.records.values() if record.token_s]
+    tokens = sum(record.arrival.prompt_tokens + len(record.token_s) for record in records)
+    return tokens / max(record.token_s[-1] for record in records), sum(record.preemptions for record in records)
+
+
+def length_rows(traces: Path) -> list[list[str]]:
+    recorded = arena(Inputs(traces))
+    copies = [
+        replace(one, id=f"{one.id}-{copy}", arrived_s=one.arrived_s / SPEED)
+        for copy in range(COPIES) for one in recorded
+    ]  # fmt: skip
+    Random(1).shuffle(copies)
+    arrivals: list[Arrival] = sorted(copies, key=lambda one: one.arrived_s)
+    rows = []
+    direct, thrown = told(serve_with_rule(arrivals, Fcfs(), H100, in_flight(1_000_000)))
+    for route in ("pages", "steps"):
+        engine = AdmissionEngine(named_policy("vtc"), limits=ALL_WAIT)
+        engine.add_backend("engine", max_num_seqs=H100.max_num_seqs)
+        models = {"engine": EngineModel(H100)}
+        rate, ours = told(simulate(arrivals, engine=engine, backends=models, steps=route == "steps"))
+        rows.append([f"{len(arrivals)} requests, by {route}", f"{rate / direct:.3f}", f"{ours} of {thrown}"])
+        print("  " + ", ".join(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="clusters and GPUs in virtual time")
+    parser.add_argument("--rows", default="local,replicas,lengths")
+    parser.add_argument("--seeds", default="42", help="of `local`")
+    parser.add_argument("--traces", type=Path, default=TRACES)
+    options = parser.parse_args()
+    for name in options.rows.split(","):
+        print(name, flush=True)
+        if name == "local":
+            heads = ["workload", "throughput", "cached, ours / d2lpm", "latency of those who behave", "Jain"]
+            rows = local_rows([int(seed) for seed in options.seeds.split(",")])
+        elif name == "replicas":
+            heads, rows = ["", "4:1, off", "throughput over one gateway"], replica_rows()
+        elif name == "lengths":
+            try:
+                heads, rows = ["", "tokens/s over vLLM alone", "preemptions, of vLLM's"], length_rows(options.traces)
+            except MissingTraceError as error:
+                print(f"left out: {error}")
+                continue
+        else:
+            parser.error(f"no row is named {name!r}")
+        print(f"\n{report.table(heads, rows)}\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()
