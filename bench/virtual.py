@@ -2,7 +2,7 @@
 
     python -m bench.virtual [--rows local,replicas,lengths] [--seeds 42]
 
-    local       throughput of `fairserve` with its usual placement over that of `d2lpm`, on the DLPM paper's workloads
+    local       throughput of `fairserve` with placement `prefix` over that of `d2lpm`, on the DLPM paper's workloads
     replicas    eight gateways before 32 engines, all of a tenant's traffic at its own half, over one gateway
     lengths     an H100 and the lengths of 27 clients of Chatbot Arena, over sending all of it straight to vLLM
 
@@ -30,12 +30,14 @@ from simulation.experiments.vtc_runs import arena
 from simulation.run import Arrival, Run
 from simulation.windows import in_flight, serve_with_rule
 from simulation.workloads.prefixes import judge, long_context_qa, tree_of_thoughts
-from tests.simulation.replicas import ENGINE, RAMP_S, WEIGHTS, Floods, TwinStore, service, skewed
+from tests.simulation.replicas import RAMP_S, WEIGHTS, Floods, TwinStore, run, service, skewed
 
-GATEWAYS, ENGINES, SLOTS = 8, 32, 16
+GATEWAYS, ENGINES = 8, 32
+CLIENTS = 40 * ENGINES
+"""Of each of two tenants."""
 FLOOD_S = 30.0
 H100 = replace(profile("h100-llama3-8b"), max_num_seqs=1024)
-SPEED, COPIES = 60, 4
+LOADS = ((60, 8), (120, 8))
 """The trace comes so much faster than recorded, and so many times over: it then overloads an H100."""
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
 ALL_WAIT = QueueLimits(requests_max=1_000_000, wait_s_max=1e6)
@@ -62,11 +64,11 @@ def local_rows(seeds: Sequence[int]) -> list[list[str]]:
     for engines in (1, 2, 4, 8):
         for name, workload in local_workloads(engines).items():
             gpu = A100 if engines == 1 else A10G
-            ours = average(partial(named_policy, "fairserve", engines=engines), workload, gpu, engines, seeds)
+            ours = average(partial(named_policy, "fairserve", placement="prefix"), workload, gpu, engines, seeds)
             paper = average(partial(named_policy, "d2lpm", quantum=LOCAL_QUANTUM), workload, gpu, engines, seeds)
             rows.append(
                 [
-                    f"{name}, {engines} engines",
+                    f"{name}, {engines} engine{'s' * (engines > 1)}",
                     f"{ours.throughput / paper.throughput:.3f}",
                     f"{ours.hits:.2f} / {paper.hits:.2f}",
                     f"{ours.mean_s / paper.mean_s:.2f}",
@@ -77,27 +79,22 @@ def local_rows(seeds: Sequence[int]) -> list[list[str]]:
     return rows
 
 
-def flood_over(gateways: int) -> Run:
-    floods = Floods(FLOOD_S, skewed(gateways) if gateways > 1 else lambda *_: 0, clients=40 * ENGINES)
-    engines = [AdmissionEngine(named_policy("fairserve", engines=ENGINES), limits=ALL_WAIT) for _ in range(gateways)]
-    models = {f"engine{number}": EngineModel(ENGINE) for number in range(ENGINES)}
-    for engine in engines:
-        for name in models:
-            engine.add_backend(name, max_num_seqs=SLOTS)
-    return simulate(
-        floods.first(), engine=engines[0], others=engines[1:], backends=models, next_arrival=floods.next,
-        arrives_at=floods.at, store=TwinStore() if gateways > 1 else None,
-    )  # fmt: skip
-
-
 def replica_rows() -> list[list[str]]:
     rows, rates = [], []
     for gateways in (1, GATEWAYS):
-        got = service(flood_over(gateways), RAMP_S, FLOOD_S)
+        floods = Floods(FLOOD_S, skewed(gateways) if gateways > 1 else lambda *_: 0, clients=CLIENTS)
+        found, _ = run(floods, gateways, TwinStore() if gateways > 1 else None, policy="fairserve", engines=ENGINES)
+        got = service(found, RAMP_S, FLOOD_S)
         rates.append(sum(got.values()))
         due = WEIGHTS["heavy"] / WEIGHTS["light"]
         off = got["heavy"] / got["light"] / due - 1
-        rows.append([f"{gateways} gateways, {ENGINES} engines", f"{off:+.1%}", f"{rates[-1] / rates[0]:.3f}"])
+        rows.append(
+            [
+                f"{gateways} gateway{'s' * (gateways > 1)}, {ENGINES} engines",
+                f"{off:+.1%}",
+                f"{rates[-1] / rates[0]:.3f}",
+            ]
+        )
         print("  " + ", ".join(rows[-1]), flush=True)
     return rows
 
@@ -111,22 +108,28 @@ def told(run: Run) -> tuple[float, int]:
 
 def length_rows(traces: Path) -> list[list[str]]:
     recorded = arena(Inputs(traces))
-    copies = [
-        replace(one, id=f"{one.id}-{copy}", arrived_s=one.arrived_s / SPEED)
-        for copy in range(COPIES) for one in recorded
-    ]  # fmt: skip
-    Random(1).shuffle(copies)
-    arrivals: list[Arrival] = sorted(copies, key=lambda one: one.arrived_s)
     rows = []
-    direct, thrown = told(serve_with_rule(arrivals, Fcfs(), H100, in_flight(1_000_000)))
-    for route in ("pages", "steps"):
-        engine = AdmissionEngine(named_policy("vtc"), limits=ALL_WAIT)
-        engine.add_backend("engine", max_num_seqs=H100.max_num_seqs)
-        models = {"engine": EngineModel(H100)}
-        rate, ours = told(simulate(arrivals, engine=engine, backends=models, steps=route == "steps"))
-        rows.append([f"{len(arrivals)} requests, by {route}", f"{rate / direct:.3f}", f"{ours} of {thrown}"])
-        print("  " + ", ".join(rows[-1]), flush=True)
+    for speed, copies in LOADS:
+        arrivals = faster(recorded, speed, copies)
+        direct, thrown = told(serve_with_rule(arrivals, Fcfs(), H100, in_flight(1_000_000)))
+        for route in ("pages", "steps"):
+            engine = AdmissionEngine(named_policy("vtc"), limits=ALL_WAIT)
+            engine.add_backend("engine", max_num_seqs=H100.max_num_seqs)
+            models = {"engine": EngineModel(H100)}
+            rate, ours = told(simulate(arrivals, engine=engine, backends=models, steps=route == "steps"))
+            name = f"{len(arrivals)} requests, {speed} times as fast, by {route}"
+            rows.append([name, f"{rate / direct:.3f}", f"{ours} of {thrown}"])
+            print("  " + ", ".join(rows[-1]), flush=True)
     return rows
+
+
+def faster(recorded: Sequence[Arrival], speed: int, copies: int) -> list[Arrival]:
+    copied = [
+        replace(one, id=f"{one.id}-{copy}", arrived_s=one.arrived_s / speed)
+        for copy in range(copies) for one in recorded
+    ]  # fmt: skip
+    Random(1).shuffle(copied)
+    return sorted(copied, key=lambda one: one.arrived_s)
 
 
 def main() -> None:

@@ -106,9 +106,14 @@ def as_plain(heard: Heard) -> list[object]:
     return [*heard[:8], sorted(heard.under_way), *heard[9:]]
 
 
-def make_engine(policy: str) -> AdmissionEngine:
-    engine = AdmissionEngine(named_policy(policy))
-    engine.add_backend(BACKEND, max_num_seqs=SLOTS)
+def backends(engines: int) -> list[str]:
+    return [BACKEND, *(f"{BACKEND}-{number}" for number in range(1, engines))]
+
+
+def make_engine(policy: str, engines: int = 1) -> AdmissionEngine:
+    engine = AdmissionEngine(named_policy(policy, engines=engines))
+    for backend in backends(engines):
+        engine.add_backend(backend, max_num_seqs=SLOTS)
     return engine
 
 
@@ -146,22 +151,23 @@ def run(
     *,
     policy: str = "vtc",
     stalls: Sequence[Stall] = (),
+    engines: int = 1,
 ) -> tuple[Run, list[AdmissionEngine]]:
-    engines = [make_engine(policy) for _ in range(gateways)]
+    made = [make_engine(policy, engines) for _ in range(gateways)]
     found = simulate(
         floods.first(),
-        engine=engines[0],
-        others=engines[1:],
-        backends={BACKEND: EngineModel(ENGINE)},
+        engine=made[0],
+        others=made[1:],
+        backends={backend: EngineModel(ENGINE) for backend in backends(engines)},
         next_arrival=floods.next,
         arrives_at=floods.at,
         store=store,
         stalls=stalls,
     )
-    for index, engine in enumerate(engines):
+    for index, engine in enumerate(made):
         if not any(stall.gateway == index and stall.until_s == float("inf") for stall in stalls):
             assert (engine.queued, engine.dispatched) == (0, 0)
-    return found, engines
+    return found, made
 
 
 def service(found: Run, from_s: float, until_s: float) -> dict[str, float]:
