@@ -30,14 +30,6 @@ the first tenants."""
 AHEAD: Final = 2.0
 """A request may go before one that waits elsewhere while its lead is at most this many usual requests. This tolerance
 keeps a free slot from passing back and forth between gateways."""
-AHEAD_EXCHANGES: Final = 2.0
-"""The same lead in exchanges: what those that wait receive in so many. What is known of others is that old, and whoever
-must wait for news of every few requests leaves many fast engines idle. More than 1, so that the lead can grow with the
-pace that it allows."""
-GROWTH_S: Final = 0.25
-"""What is received in an exchange is averaged over about this time."""
-PAUSE_S: Final = 1.0
-"""What others received in a time longer than this, in which a gateway heard nothing, is no measure of an exchange."""
 
 
 M = TypeVar("M", bound=Member)
@@ -65,29 +57,6 @@ class _ToldLeft:
         self.left_s = left_s
 
 
-class _Growth:
-    """How much do those that wait receive between two exchanges, at all gateways together? A moving average."""
-
-    __slots__ = ("_members", "_sum", "usual")
-
-    def __init__(self) -> None:
-        self.usual = 0.0
-        self._sum = 0.0
-        self._members = 0
-
-    def add(self, service: float) -> None:
-        """One that waits has received this much since the last exchange."""
-        self._sum += service
-        self._members += 1
-
-    def end(self, since_s: float) -> None:
-        """That was all of this exchange, so long after the last one. Long ones count more: they need the lead."""
-        mean = self._sum / self._members if self._members and since_s <= PAUSE_S else 0.0
-        self.usual += min(1.0, max(0.0, since_s) / GROWTH_S) * (max(0.0, mean) - self.usual)
-        self._sum = 0.0
-        self._members = 0
-
-
 class SharedCounters:
     """One gateway's side of the exchange about its backlog."""
 
@@ -97,10 +66,7 @@ class SharedCounters:
         self._epoch_s = epoch_s
         self._waiting_elsewhere: list[TenantMember] = []
         """Tenants that are known here and also wait at other gateways."""
-        self._told: list[tuple[Member, float | None]] = []
-        """Those told last, each with its counter before; None: it was told for the first time, or may be lifted."""
-        self._growth = _Growth()
-        self._growth_of_flows = _Growth()
+        self._members: Sequence[Member] = ()
         self._last_left: Left | None = None
         self._to_tell_again: Iterator[str] = iter(())
 
@@ -120,7 +86,7 @@ class SharedCounters:
         return found
 
     def is_ahead(self, flow: Flow, elsewhere: Standing) -> bool:
-        """Has this flow received more than one that waits elsewhere, by more than a few requests or exchanges?"""
+        """Has this flow received more than one that waits elsewhere, by more than a few usual requests?"""
         backlog = self._backlog
         member = backlog.flow(flow)
         if member is None:
@@ -128,11 +94,8 @@ class SharedCounters:
         tenant = member.tenant
         if flow.tenant == elsewhere.tenant:
             ahead = member.counter - member.lead - elsewhere.flow_served
-            return ahead > self._tolerated(backlog.usual_of_flow, self._growth_of_flows)
-        return tenant.counter - tenant.lead - elsewhere.served > self._tolerated(backlog.usual, self._growth)
-
-    def _tolerated(self, usual_request: float, growth: _Growth) -> float:
-        return max(AHEAD * usual_request, self._backlog.quantum, AHEAD_EXCHANGES * growth.usual)
+            return ahead > max(AHEAD * backlog.usual_of_flow, backlog.quantum)
+        return tenant.counter - tenant.lead - elsewhere.served > max(AHEAD * backlog.usual, backlog.quantum)
 
     def tell(self, now: float) -> tuple[list[Charge], list[Left]]:
         """What was charged since the last exchange, and who left.
@@ -149,23 +112,12 @@ class SharedCounters:
             asked[tenant] = None
             if place < FLOWS_ASKED:
                 asked.update(dict.fromkeys(tenant.flows.first(FLOWS_ASKED, within=inf)))
-        charges: list[Charge] = []
-        self._told = told = []
-        for member in asked:
-            is_known = member.told is not None and not member.is_sole
-            charge = _charge(member)
-            charges.append(charge)
-            told.append((member, charge.base if is_known else None))
-        return charges, self._lefts(asked, now)
+        self._members = list(asked)
+        return [_charge(member) for member in asked], self._lefts(asked, now)
 
-    def hear(self, totals: Sequence[float], left: Left | None, since_s: float, *, is_forgotten: bool) -> None:
-        """Take the sums of all gateways for the counters that were told, with the lifts that the store applied.
-
-        `since_s`: how long after the exchange before this one was told.
-        """
-        for (member, before), total in zip(self._told, totals, strict=True):
-            if before is not None and member.queued:
-                (self._growth_of_flows if isinstance(member, FlowMember) else self._growth).add(total - before)
+    def hear(self, totals: Sequence[float], left: Left | None, *, is_forgotten: bool) -> None:
+        """Take the sums of all gateways for the counters that were told, with the lifts that the store applied."""
+        for member, total in zip(self._members, totals, strict=True):
             told: _Told = member.told
             correction = total - told.counter
             told.counter = total
@@ -173,9 +125,7 @@ class SharedCounters:
                 member.tenant.flows.charged(member, correction)
             elif isinstance(member, TenantMember):
                 self._backlog.tenants.charged(member, correction)
-        self._told = []
-        self._growth.end(since_s)
-        self._growth_of_flows.end(since_s)
+        self._members = ()
         self._last_left = left
         if is_forgotten:
             self._to_tell_again = iter(self._backlog.tenant_names())

@@ -97,12 +97,11 @@ class PoolReplica:
         """Apply the answer to what was told last, at `asked_s`."""
         engine = self._engine
         asked_s += engine.set_back_s
-        since_s = asked_s - self._heard_s
         self._heard_s = asked_s
         self._next_elsewhere = heard.next_elsewhere
         engine.books.tenants.set_elsewhere(Activity(*heard.presence), {standing.tenant for standing in heard.standings})
         if self._counters is not None:
-            self._counters.hear(heard.totals, heard.left, since_s, is_forgotten=heard.is_forgotten)
+            self._counters.hear(heard.totals, heard.left, is_forgotten=heard.is_forgotten)
             self._counters.wait_elsewhere(heard.standings)
         place = 0
         for counts, tallied in zip(self._counts, self._tallied, strict=True):

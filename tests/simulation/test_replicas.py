@@ -10,7 +10,7 @@ from backends.simulated.engine import EngineModel
 from policies.replicas.messages import Heard, Told
 from policies.request import Flow
 from simulation.driver import simulate
-from simulation.run import LOST, Arrival, Run, Stall
+from simulation.run import LOST, Arrival, Stall
 from tests.redis_server import redis_client
 from tests.simulation.replicas import (
     BACKEND,
@@ -65,25 +65,6 @@ def test_shares_are_those_of_one_gateway_wherever_traffic_comes(
     assert off(found, RAMP_S, RAMP_S + until_s) <= 0.05
     assert found.waiting_max <= waiting_bound(gateways)
     assert sum(service(found, RAMP_S, RAMP_S + until_s).values()) / until_s >= kept * one_gateway
-
-
-@pytest.mark.parametrize("where", [skewed(2), random_of(2)], ids=["each-at-its-own", "random"])
-def test_many_engines_are_kept_busy_however_many_requests_begin_between_two_exchanges(
-    where: Callable[..., int],
-) -> None:
-    """They begin some ten in 25 ms. Whoever has to hear of every few of them leaves half of the engines idle."""
-    until_s = RAMP_S + 5.0
-
-    def flooded(of: int, where: Callable[..., int], store: TwinStore | None) -> Run:
-        return run(Floods(until_s, where, clients=24 * SLOTS), of, store, engines=24)[0]
-
-    def rate(found: Run) -> float:
-        return sum(service(found, RAMP_S, until_s).values())
-
-    one = flooded(1, lambda *_: 0, None)
-    two = flooded(2, where, TwinStore())
-    assert rate(two) >= 0.97 * rate(one)
-    assert off(two, RAMP_S, until_s) <= 0.05
 
 
 def test_a_burst_does_not_queue_in_the_engine() -> None:
