@@ -24,7 +24,7 @@ local told = cmsgpack.unpack(ARGV[3])
 local NUMBER_MAX, SECONDS_MAX = 1e18, 1e12
 -- What is told, in this order, and a letter for each value: `SHAPES` in policies/replicas/messages.py says what they mean.
 local SHAPES = {
-  { 'standings', '--nn' }, { 'presence', 'nccc' }, { 'holdings', '-cccccccccc' }, { 'charges', '-nn--' },
+  { 'standings', '--nnn-' }, { 'presence', 'nccc' }, { 'holdings', '-cccccccccc' }, { 'charges', '-nn--' },
   { 'tallies', '-csnnnb-' }, { 'calls', '-nnns-' }, { 'under_way', '-c' }, { 'lefts', '--nn' },
 }
 
@@ -106,11 +106,22 @@ table.sort(others, function(one, other) return one.name < other.name end)
 local is_repeated = before ~= nil and number <= before.number
 local live = #others + 1
 
+-- A standing: tenant, flow, what each has received, arrival of its next request, whether that is inside an interaction.
 local function goes_first(one, other)
+  if one[2] == other[2] then
+    if one[6] ~= other[6] then
+      return one[6]
+    end
+    return one[5] < other[5]
+  end
   if one[1] == other[1] and one[4] ~= other[4] then
     return one[4] < other[4]
   end
   return one[3] < other[3]
+end
+
+local function with_served(one, tenant, flow)
+  return { one[1], one[2], one[3] + tenant, one[4] + flow, one[5], one[6] }
 end
 
 -- What was charged ---------------------------------------------------------------------------------------------------
@@ -130,7 +141,7 @@ local function as_of_now(waiting, counters)
   end
   local tenant = number_in(KEYS[2] .. 'c:' .. waiting[1]) or counters[1]
   local flow = number_in(KEYS[2] .. 'c:' .. waiting[2]) or counters[2]
-  return { waiting[1], waiting[2], waiting[3] + tenant - counters[1], waiting[4] + flow - counters[2] }
+  return with_served(waiting, tenant - counters[1], flow - counters[2])
 end
 
 -- The member that left last, among tenants ('') or among the flows of one tenant.
@@ -293,7 +304,7 @@ if standing and standing[2] ~= '' then
   end
   local tenant, flow = at[standing[1]], at[standing[2]]
   if tenant and flow then
-    standing = { standing[1], standing[2], standing[3] + tenant.total - tenant.told, standing[4] + flow.total - flow.told }
+    standing = with_served(standing, tenant.total - tenant.told, flow.total - flow.told)
     counters = { tenant.total, flow.total }
   end
 end

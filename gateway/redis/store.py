@@ -26,7 +26,7 @@ __all__ = ["LAYOUT", "RedisStore", "Script", "pool_key", "without_password"]
 
 logger = logging.getLogger("fairgate")
 
-LAYOUT = 2
+LAYOUT = 3
 """Version of the layout of the keys. Replicas of another one see other keys, so the two are kept apart."""
 VERSION_MIN = (6, 2)
 MEMBER_S = 30.0

@@ -35,6 +35,10 @@ class FlowMember(Member):
         self.passed = 0
         """How often a later one of its requests went before the oldest."""
 
+    def next(self) -> Request | None:
+        """The oldest one that waits. One inside an interaction goes first."""
+        return next(iter((self.inside or self.requests).values()), None)
+
 
 class TenantMember(Member):
     """A tenant and its flows, and how many of its waiting requests are inside an interaction."""
@@ -101,12 +105,10 @@ class Backlog:
             self._note_change(flow)
 
     def head(self) -> Request | None:
-        """The oldest request of the least-served flow of the least-served tenant. One inside an interaction goes
-        first.
-        """
+        """The next request of the least-served flow of the least-served tenant."""
         tenant = self.tenants.least()
         flow = tenant.flows.least() if tenant is not None else None
-        return next(iter((flow.inside or flow.requests).values())) if flow is not None else None
+        return flow.next() if flow is not None else None
 
     def may_pass(self, request: Request, slack: tuple[float, float]) -> bool:
         """May this waiting request go instead of the head?

@@ -18,7 +18,7 @@ from policies.queue.counters import Counters, Member
 from policies.replicas.messages import Charge, Left, Standing
 from policies.request import Flow
 
-__all__ = ["SharedCounters"]
+__all__ = ["AHEAD_S", "SharedCounters"]
 
 TOLD_MAX: Final = 256
 """Tenants and flows told in one exchange. The rest follow in the next one."""
@@ -30,6 +30,16 @@ the first tenants."""
 AHEAD: Final = 2.0
 """A request may go before one that waits elsewhere while its lead is at most this many usual requests. This tolerance
 keeps a free slot from passing back and forth between gateways."""
+AHEAD_S: Final = 0.1
+"""A request may go before one of its flow that waits elsewhere and came earlier by at most this much."""
+AHEAD_EXCHANGES: Final = 2.0
+"""The same lead in exchanges: what those that wait receive in so many. What is known of others is that old, and whoever
+must wait for news of every few requests leaves many fast engines idle. More than 1, so that the lead can grow with the
+pace that it allows."""
+GROWTH_S: Final = 0.25
+"""What is received in an exchange is averaged over about this time."""
+PAUSE_S: Final = 1.0
+"""What others received in a time longer than this, in which a gateway heard nothing, is no measure of an exchange."""
 
 
 M = TypeVar("M", bound=Member)
@@ -57,6 +67,29 @@ class _ToldLeft:
         self.left_s = left_s
 
 
+class _Growth:
+    """How much do those that wait receive between two exchanges, at all gateways together? A moving average."""
+
+    __slots__ = ("_members", "_sum", "usual")
+
+    def __init__(self) -> None:
+        self.usual = 0.0
+        self._sum = 0.0
+        self._members = 0
+
+    def add(self, service: float) -> None:
+        """One that waits has received this much since the last exchange."""
+        self._sum += service
+        self._members += 1
+
+    def end(self, since_s: float) -> None:
+        """That was all of this exchange, so long after the last one. Long ones count more: they need the lead."""
+        mean = self._sum / self._members if self._members and since_s <= PAUSE_S else 0.0
+        self.usual += min(1.0, max(0.0, since_s) / GROWTH_S) * (max(0.0, mean) - self.usual)
+        self._sum = 0.0
+        self._members = 0
+
+
 class SharedCounters:
     """One gateway's side of the exchange about its backlog."""
 
@@ -66,7 +99,10 @@ class SharedCounters:
         self._epoch_s = epoch_s
         self._waiting_elsewhere: list[TenantMember] = []
         """Tenants that are known here and also wait at other gateways."""
-        self._members: Sequence[Member] = ()
+        self._told: list[tuple[Member, float | None]] = []
+        """Those told last, each with its counter before; None: it was told for the first time, or may be lifted."""
+        self._growth = _Growth()
+        self._growth_of_flows = _Growth()
         self._last_left: Left | None = None
         self._to_tell_again: Iterator[str] = iter(())
 
@@ -80,22 +116,39 @@ class SharedCounters:
         found = []
         for tenant in self._backlog.tenants.first(TENANTS_TOLD, within=inf):
             flow = tenant.flows.least()
-            if flow is not None:
-                served, flow_served = tenant.counter - tenant.lead, flow.counter - flow.lead
-                found.append(Standing(tenant.name[0], _name(flow), served, flow_served))
+            standing = self._standing(flow) if flow is not None else None
+            if standing is not None:
+                found.append(standing)
         return found
 
     def is_ahead(self, flow: Flow, elsewhere: Standing) -> bool:
-        """Has this flow received more than one that waits elsewhere, by more than a few usual requests?"""
+        """Has this flow received more than one that waits elsewhere, by more than a few requests or exchanges?
+
+        If that is the same flow: did its next request there come earlier? Their counter is one, and cannot tell.
+        """
         backlog = self._backlog
         member = backlog.flow(flow)
-        if member is None:
+        own = self._standing(member) if member is not None else None
+        if own is None:
             return False
-        tenant = member.tenant
-        if flow.tenant == elsewhere.tenant:
-            ahead = member.counter - member.lead - elsewhere.flow_served
-            return ahead > max(AHEAD * backlog.usual_of_flow, backlog.quantum)
-        return tenant.counter - tenant.lead - elsewhere.served > max(AHEAD * backlog.usual, backlog.quantum)
+        if own.flow == elsewhere.flow:
+            return elsewhere.is_earlier(own, by_s=AHEAD_S)
+        if own.tenant == elsewhere.tenant:
+            tolerated = self._tolerated(backlog.usual_of_flow, self._growth_of_flows)
+            return own.flow_served - elsewhere.flow_served > tolerated
+        return own.served - elsewhere.served > self._tolerated(backlog.usual, self._growth)
+
+    def _standing(self, flow: FlowMember) -> Standing | None:
+        """None: nothing of it waits."""
+        request, tenant = flow.next(), flow.tenant
+        if request is None:
+            return None
+        served, flow_served = tenant.counter - tenant.lead, flow.counter - flow.lead
+        arrived_s = request.arrived_s + self._epoch_s
+        return Standing(tenant.name[0], _name(flow), served, flow_served, arrived_s, bool(flow.inside))
+
+    def _tolerated(self, usual_request: float, growth: _Growth) -> float:
+        return max(AHEAD * usual_request, self._backlog.quantum, AHEAD_EXCHANGES * growth.usual)
 
     def tell(self, now: float) -> tuple[list[Charge], list[Left]]:
         """What was charged since the last exchange, and who left.
@@ -112,12 +165,23 @@ class SharedCounters:
             asked[tenant] = None
             if place < FLOWS_ASKED:
                 asked.update(dict.fromkeys(tenant.flows.first(FLOWS_ASKED, within=inf)))
-        self._members = list(asked)
-        return [_charge(member) for member in asked], self._lefts(asked, now)
+        charges: list[Charge] = []
+        self._told = told = []
+        for member in asked:
+            is_known = member.told is not None and not member.is_sole
+            charge = _charge(member)
+            charges.append(charge)
+            told.append((member, charge.base if is_known else None))
+        return charges, self._lefts(asked, now)
 
-    def hear(self, totals: Sequence[float], left: Left | None, *, is_forgotten: bool) -> None:
-        """Take the sums of all gateways for the counters that were told, with the lifts that the store applied."""
-        for member, total in zip(self._members, totals, strict=True):
+    def hear(self, totals: Sequence[float], left: Left | None, since_s: float, *, is_forgotten: bool) -> None:
+        """Take the sums of all gateways for the counters that were told, with the lifts that the store applied.
+
+        `since_s`: how long after the exchange before this one was told.
+        """
+        for (member, before), total in zip(self._told, totals, strict=True):
+            if before is not None and member.queued:
+                (self._growth_of_flows if isinstance(member, FlowMember) else self._growth).add(total - before)
             told: _Told = member.told
             correction = total - told.counter
             told.counter = total
@@ -125,7 +189,9 @@ class SharedCounters:
                 member.tenant.flows.charged(member, correction)
             elif isinstance(member, TenantMember):
                 self._backlog.tenants.charged(member, correction)
-        self._members = ()
+        self._told = []
+        self._growth.end(since_s)
+        self._growth_of_flows.end(since_s)
         self._last_left = left
         if is_forgotten:
             self._to_tell_again = iter(self._backlog.tenant_names())
@@ -136,10 +202,10 @@ class SharedCounters:
             tenant.flows.least_elsewhere = None
         self._waiting_elsewhere = []
         self._backlog.tenants.least_elsewhere = min([standing.served for standing in standings], default=None)
-        for name, _, _, served in standings:
-            tenant_here = self._backlog.tenant(name)
+        for standing in standings:
+            tenant_here = self._backlog.tenant(standing.tenant)
             if tenant_here is not None:
-                flows = tenant_here.flows
+                flows, served = tenant_here.flows, standing.flow_served
                 flows.least_elsewhere = served if flows.least_elsewhere is None else min(served, flows.least_elsewhere)
                 self._waiting_elsewhere.append(tenant_here)
 

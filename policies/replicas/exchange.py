@@ -127,7 +127,7 @@ class Exchange:
                 first = other.first
                 if first is None or not held.told.waiting:
                     continue
-                if next_elsewhere is None or _goes_first(first, next_elsewhere):
+                if next_elsewhere is None or first.goes_first(next_elsewhere):
                     next_elsewhere = first
         mine = [_divided(holding, standing, seen) for holding in told.holdings]
         record = _Record(max(number, before.number if before is not None else 0), now_ms, told)
@@ -282,12 +282,6 @@ class Exchange:
         return Opened(known[0], known[1], (now_ms - known[2]) / 1000)
 
 
-def _goes_first(one: Standing, other: Standing) -> bool:
-    if one.tenant == other.tenant and one.flow_served != other.flow_served:
-        return one.flow_served < other.flow_served
-    return one.served < other.served
-
-
 def _as_of_now(told: Told, totals: list[float]) -> tuple[Standing | None, tuple[float, float] | None]:
     """The first standing plus what others charged to it, and the sums of its two counters if they were told."""
     standing = told.standings[0] if told.standings else None
@@ -322,7 +316,7 @@ def _divided(own: Holding, standing: Standing | None, others: list[_Other]) -> t
             sharers += held.told.sequences > 0 or waits
         if waits and other.first is not None:
             is_wanted = True
-            if standing is None or _goes_first(other.first, standing):
+            if standing is None or other.first.goes_first(standing):
                 first.append(held.told)
     wanted, wanted_kv = 0, 0
     # Only requests that find a free slot can start, so only those need KV now. Otherwise the requests that wait for

@@ -36,7 +36,7 @@ NUMBER_MAX: Final = 1e18
 SECONDS_MAX: Final = 1e12
 """The longest time that something is kept. Redis takes no longer one."""
 SHAPES: Final = (
-    ("standings", "--nn"),
+    ("standings", "--nnn-"),
     ("presence", "nccc"),
     ("holdings", "-cccccccccc"),
     ("charges", "-nn--"),
@@ -56,8 +56,8 @@ class Unsound(ValueError):
 class Standing(NamedTuple):
     """How much service has the next request's tenant and flow received? Of two that wait, the one with less goes first.
 
-    Requests of one tenant are compared by the service of their flows. A policy that counts no service tells the arrival
-    time of its next request instead.
+    Requests of one tenant are compared by the service of their flows, those of one flow by their arrival. A policy that
+    counts no service has one flow without a name.
     """
 
     tenant: str
@@ -65,6 +65,24 @@ class Standing(NamedTuple):
     """Name of its counter."""
     served: float
     flow_served: float
+    arrived_s: float
+    """Arrival of that flow's next request, by the clock that all gateways have in common."""
+    inside: bool
+    """Is that request inside an open interaction, so that it goes before others of its flow?"""
+
+    def goes_first(self, other: Standing) -> bool:
+        """Before this one, which waits at another gateway?"""
+        if self.flow == other.flow:
+            return self.is_earlier(other)
+        if self.tenant == other.tenant and self.flow_served != other.flow_served:
+            return self.flow_served < other.flow_served
+        return self.served < other.served
+
+    def is_earlier(self, other: Standing, by_s: float = 0.0) -> bool:
+        """Of two of one flow: does this one go first, and came it earlier by more than so much?"""
+        if self.inside != other.inside:
+            return self.inside
+        return self.arrived_s + by_s < other.arrived_s
 
 
 class Presence(NamedTuple):

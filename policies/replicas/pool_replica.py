@@ -9,7 +9,7 @@ from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.fair_shares import Activity
 from policies.capacity.obstacle import Obstacle
-from policies.replicas.counters import SharedCounters
+from policies.replicas.counters import AHEAD_S, SharedCounters
 from policies.replicas.grants import GrantedEngines
 from policies.replicas.messages import Charge, Heard, Left, Presence, Standing, Told
 from policies.replicas.tallies import SharedCounts
@@ -21,9 +21,6 @@ TALLIES_MAX: Final = 256
 """Members of each population that are told in one exchange."""
 WAITS_S: Final = 0.3
 """A request that waited elsewhere longer ago than this no longer delays one here."""
-AHEAD_S: Final = 0.1
-"""Where requests go in order of arrival, one may go before a request elsewhere that came earlier by at most this
-much."""
 
 
 class PoolReplica:
@@ -52,7 +49,7 @@ class PoolReplica:
         if elsewhere is None or now > self._heard_s + WAITS_S:
             return False
         if self._counters is None:
-            return request.arrived_s + self._epoch_s > elsewhere.served + AHEAD_S
+            return elsewhere.is_earlier(self._standing(request), by_s=AHEAD_S)
         return self._counters.is_ahead(request.flow, elsewhere)
 
     def is_busy(self) -> bool:
@@ -77,7 +74,7 @@ class PoolReplica:
             standings = counters.standings()
             charges, lefts = counters.tell(now)
         else:
-            standings = [] if head is None else [Standing("", "", head.arrived_s + self._epoch_s, 0.0)]
+            standings = [] if head is None else [self._standing(head)]
         tallies = [counts.tell(TALLIES_MAX) for counts in self._counts]
         self._tallied = [len(of_population) for of_population in tallies]
         tenants = engine.books.tenants
@@ -97,11 +94,12 @@ class PoolReplica:
         """Apply the answer to what was told last, at `asked_s`."""
         engine = self._engine
         asked_s += engine.set_back_s
+        since_s = asked_s - self._heard_s
         self._heard_s = asked_s
         self._next_elsewhere = heard.next_elsewhere
         engine.books.tenants.set_elsewhere(Activity(*heard.presence), {standing.tenant for standing in heard.standings})
         if self._counters is not None:
-            self._counters.hear(heard.totals, heard.left, is_forgotten=heard.is_forgotten)
+            self._counters.hear(heard.totals, heard.left, since_s, is_forgotten=heard.is_forgotten)
             self._counters.wait_elsewhere(heard.standings)
         place = 0
         for counts, tallied in zip(self._counts, self._tallied, strict=True):
@@ -109,6 +107,10 @@ class PoolReplica:
             place += tallied
         self._grants.hear(heard.grants, heard.replicas, asked_s)
         return engine.woke(now)
+
+    def _standing(self, request: Request) -> Standing:
+        """Of a policy that counts no service."""
+        return Standing("", "", 0.0, 0.0, request.arrived_s + self._epoch_s, inside=False)
 
     def cut_off(self, now: float) -> Sequence[Decision]:
         """The others cannot be heard: go on alone with the average of the recent grants."""

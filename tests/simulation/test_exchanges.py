@@ -92,9 +92,16 @@ class Replica:
                 BACKEND, self.held, KV_EACH * self.held, 0, self.most, KV_EACH * self.most,
                 waiting, int(waiting > 0), KV_EACH * (waiting > 0),
             )  # fmt: skip
-            standings = [Standing("a", "a", self.counters["a"], 0.0)] if waiting else []
-            self.pending = Told(standings, Presence(), [held], charges, [], [], [], self.lefts(waiting), 0.0)
+            self.pending = Told(
+                [self.standing()] if waiting else [], Presence(), [held], charges, [], [], [], self.lefts(waiting), 0.0
+            )
         return self.pending
+
+    def standing(self) -> Standing:
+        """Of one flow or another, so that all that decides who goes first is asked."""
+        name, turn = NAMES[self.number % 2], self.number % 5
+        flow = name if turn else f"{name}\x1f{self.number % 3}"
+        return Standing(name, flow, self.counters[name], float(turn), -float(self.number % 7), inside=turn == 3)
 
     def hear(self, heard: Heard) -> None:
         assert self.pending is not None
@@ -271,7 +278,7 @@ async def test_the_twin_lifts_whom_the_script_lifts() -> None:
 
 
 SOUND = Told(
-    [Standing("a", "a\x1fx", 1.0, 1.0)],
+    [Standing("a", "a\x1fx", 1.0, 1.0, -1.0, True)],
     Presence(1.0, 1, 1, 1),
     [Holding(BACKEND, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)],
     [Charge("a", 1.0, -0.5, True), Charge("a\x1fx", 1.0, 1.0, False)],
@@ -283,7 +290,7 @@ SOUND = Told(
 )
 """Has a number of every kind."""
 SIGNED = {
-    *("standings[0][2]", "standings[0][3]", "presence[0][0]", "lefts[0][2]", "lefts[0][3]"),
+    *(*(f"standings[0][{place}]" for place in (2, 3, 4)), "presence[0][0]", "lefts[0][2]", "lefts[0][3]"),
     *(f"charges[{i}][{place}]" for i in (0, 1) for place in (1, 2)),
     *(f"tallies[0][{place}]" for place in (3, 4, 5, 6)),
     *(f"calls[0][{place}]" for place in (1, 2, 3)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import mean
 
 import pytest
 
@@ -10,7 +12,7 @@ from backends.simulated.engine import EngineModel
 from policies.replicas.messages import Heard, Told
 from policies.request import Flow
 from simulation.driver import simulate
-from simulation.run import LOST, Arrival, Stall
+from simulation.run import LOST, Arrival, Record, Run, Stall
 from tests.redis_server import redis_client
 from tests.simulation.replicas import (
     BACKEND,
@@ -19,6 +21,7 @@ from tests.simulation.replicas import (
     MEMBER_S,
     RAMP_S,
     SLOTS,
+    WEIGHTS,
     BothStore,
     Floods,
     Rounds,
@@ -65,6 +68,62 @@ def test_shares_are_those_of_one_gateway_wherever_traffic_comes(
     assert off(found, RAMP_S, RAMP_S + until_s) <= 0.05
     assert found.waiting_max <= waiting_bound(gateways)
     assert sum(service(found, RAMP_S, RAMP_S + until_s).values()) / until_s >= kept * one_gateway
+
+
+@pytest.mark.parametrize("where", [skewed(2), random_of(2)], ids=["each-at-its-own", "random"])
+def test_many_engines_are_kept_busy_however_many_requests_begin_between_two_exchanges(
+    where: Callable[..., int],
+) -> None:
+    """They begin some ten in 25 ms. Whoever has to hear of every few of them leaves half of the engines idle."""
+    until_s = RAMP_S + 5.0
+
+    def flooded(of: int, where: Callable[..., int], store: TwinStore | None) -> Run:
+        return run(Floods(until_s, where, clients=24 * SLOTS), of, store, engines=24)[0]
+
+    def rate(found: Run) -> float:
+        return sum(service(found, RAMP_S, until_s).values())
+
+    one = flooded(1, lambda *_: 0, None)
+    two = flooded(2, where, TwinStore())
+    assert rate(two) >= 0.97 * rate(one)
+    assert off(two, RAMP_S, until_s) <= 0.05
+
+
+@pytest.mark.parametrize("policy", ["fairserve", "vtc", "fcfs"])
+def test_a_gateway_that_comes_when_others_fill_the_engines_serves_those_of_its_clients_that_came_first(
+    policy: str,
+) -> None:
+    """All tenants are at both, so the counters are as high there: what is owed to whom cannot tell who has no place."""
+    begins_s, until_s = 5.0, 25.0
+
+    @dataclass
+    class Later(Floods):
+        """A client stays at its gateway; those of the second one begin when the first has filled the engine."""
+
+        def first(self) -> list[Arrival]:
+            return [self.of(home, tenant, home * begins_s)
+                    for home in (0, 1) for tenant in WEIGHTS for _ in range(self.clients)]  # fmt: skip
+
+        def next(self, record: Record, now: float) -> Arrival | None:
+            return self.of(record.gateway, record.arrival.flow.tenant, now) if now < until_s else None
+
+        def at(self, arrival: Arrival, now: float) -> int:
+            return int(arrival.id.partition("-")[0])
+
+        def of(self, home: int, tenant: str, now: float) -> Arrival:
+            arrival = self.arrival(tenant, now)
+            return replace(arrival, id=f"{home}-{arrival.id}")
+
+    found, _ = run(Later(until_s, lambda *_: 0, clients=20), 2, TwinStore(), policy=policy)
+    assert refused(found) == set()
+    waits: dict[str, list[list[float]]] = {tenant: [[], []] for tenant in WEIGHTS}
+    for record in found.records.values():
+        if record.dispatched_s is not None and record.arrival.arrived_s >= begins_s:
+            waited = record.dispatched_s - record.arrival.arrived_s
+            waits[record.arrival.flow.tenant][record.gateway].append(waited)
+    for first, second in waits.values():
+        assert max(second) <= 1.25 * max(first)
+        assert mean(second) <= 1.25 * mean(first)
 
 
 def test_a_burst_does_not_queue_in_the_engine() -> None:

@@ -1,0 +1,89 @@
+"""How far may one gateway go before a request that waits at another? As far as two exchanges carry. Before one of its
+own flow: a tenth of a second.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from policies.queue.backlog import Backlog
+from policies.replicas.counters import AHEAD_EXCHANGES, AHEAD_S, SharedCounters
+from policies.replicas.messages import Standing
+from tests.policies.making import make_request
+
+SERVICE = 1000.0
+"""What the tenant here receives between two exchanges."""
+EXCHANGE_S = 0.025
+
+
+class Gateway:
+    """A tenant has one request running and one waiting; all that the store knows of was charged here."""
+
+    def __init__(self) -> None:
+        self.backlog = Backlog(flows_max=10)
+        self.counters = SharedCounters(self.backlog, epoch_s=0.0)
+        self.running, waiting = make_request("tenant"), make_request("tenant")
+        self.flow = waiting.flow
+        for request in (self.running, waiting):
+            self.backlog.push(request)
+        self.backlog.dispatch(self.running)
+        self.exchange(inf)
+
+    def exchange(self, since_s: float, *, charged: float = 0.0, elsewhere: float = 0.0) -> None:
+        """`charged`: to the tenant here since the last one; `elsewhere`: at other gateways."""
+        self.backlog.charge(self.running, self.running.progress.charged + charged)
+        charges, _ = self.counters.tell(0.0)
+        totals = [one.base + one.service + elsewhere for one in charges]
+        self.counters.hear(totals, None, since_s, is_forgotten=False)
+
+    def is_ahead(self, by: float) -> bool:
+        """Of another tenant that waits elsewhere and has received so much less."""
+        received = self.counters.standings()[0].served
+        return self.counters.is_ahead(self.flow, Standing("other", "other", received - by, 0.0, 0.0, inside=False))
+
+
+def test_the_lead_is_what_two_exchanges_bring_whoever_brings_it() -> None:
+    for own, others in ((SERVICE, 0.0), (0.0, SERVICE), (SERVICE / 2, SERVICE / 2)):
+        gateway = Gateway()
+        assert gateway.is_ahead(1.0)
+        for _ in range(100):
+            gateway.exchange(EXCHANGE_S, charged=own, elsewhere=others)
+        assert not gateway.is_ahead(0.99 * AHEAD_EXCHANGES * SERVICE)
+        assert gateway.is_ahead(1.01 * AHEAD_EXCHANGES * SERVICE)
+
+
+def test_the_lead_goes_when_nothing_is_served_any_more() -> None:
+    gateway = Gateway()
+    for _ in range(100):
+        gateway.exchange(EXCHANGE_S, charged=SERVICE)
+    for _ in range(100):
+        gateway.exchange(EXCHANGE_S)
+    assert gateway.is_ahead(1.0)
+
+
+def test_what_others_received_while_a_gateway_stood_still_gives_it_no_lead() -> None:
+    gateway = Gateway()
+    gateway.exchange(10.0, elsewhere=1e6)
+    assert gateway.is_ahead(1.0)
+
+
+def test_a_clock_that_goes_back_changes_nothing() -> None:
+    gateway = Gateway()
+    for _ in range(100):
+        gateway.exchange(EXCHANGE_S, charged=SERVICE)
+    gateway.exchange(-5.0)
+    assert not gateway.is_ahead(0.99 * AHEAD_EXCHANGES * SERVICE)
+    assert gateway.is_ahead(1.01 * AHEAD_EXCHANGES * SERVICE)
+
+
+def test_of_one_flow_the_request_that_came_earlier_goes_first_however_far_the_lead_reaches() -> None:
+    """All gateways share its counter, so none is ever ahead of another by it."""
+    gateway = Gateway()
+    for _ in range(100):
+        gateway.exchange(EXCHANGE_S, charged=SERVICE)
+    [own] = gateway.counters.standings()
+    for came_s, inside, goes_first in (
+        (-1.01, False, True), (-0.99, False, False), (1.0, False, False), (1.0, True, True),
+    ):  # fmt: skip
+        there = own._replace(arrived_s=own.arrived_s + came_s * AHEAD_S, inside=inside)
+        assert gateway.counters.is_ahead(gateway.flow, there) is goes_first
