@@ -97,7 +97,12 @@ for i = 1, #fields, 2 do
     if record.is_silent then
       record.standings = {}
     end
-    record.standing = record.standings[1]
+    local first = record.standings[1]
+    if first then
+      -- As it was told, and waiting since.
+      first = { first[1], first[2], first[3], first[4], first[5] + age_ms / 1000, first[6] }
+    end
+    record.standing = first
     record.name = fields[i]
     others[#others + 1] = record
   end
@@ -106,13 +111,14 @@ table.sort(others, function(one, other) return one.name < other.name end)
 local is_repeated = before ~= nil and number <= before.number
 local live = #others + 1
 
--- A standing: tenant, flow, what each has received, arrival of its next request, whether that is inside an interaction.
+-- A standing: tenant, flow, what each has received, how long its next request has waited, and whether that one is inside
+-- an interaction.
 local function goes_first(one, other)
   if one[2] == other[2] then
     if one[6] ~= other[6] then
       return one[6]
     end
-    return one[5] < other[5]
+    return one[5] > other[5]
   end
   if one[1] == other[1] and one[4] ~= other[4] then
     return one[4] < other[4]

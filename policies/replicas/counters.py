@@ -111,24 +111,25 @@ class SharedCounters:
         """Size of a round in service units; 0 where the order has no rounds."""
         return self._backlog.quantum
 
-    def standings(self) -> list[Standing]:
+    def standings(self, now: float) -> list[Standing]:
         """How much service have the tenants that are next received, with the next flow of each?"""
         found = []
         for tenant in self._backlog.tenants.first(TENANTS_TOLD, within=inf):
             flow = tenant.flows.least()
-            standing = self._standing(flow) if flow is not None else None
+            standing = _standing(flow, now) if flow is not None else None
             if standing is not None:
                 found.append(standing)
         return found
 
-    def is_ahead(self, flow: Flow, elsewhere: Standing) -> bool:
+    def is_ahead(self, flow: Flow, elsewhere: Standing, now: float) -> bool:
         """Has this flow received more than one that waits elsewhere, by more than a few requests or exchanges?
 
-        If that is the same flow: did its next request there come earlier? Their counter is one, and cannot tell.
+        If that is the same flow: did its next request there come earlier? Their counter is one, and cannot tell. `now`:
+        when the other one was heard of.
         """
         backlog = self._backlog
         member = backlog.flow(flow)
-        own = self._standing(member) if member is not None else None
+        own = _standing(member, now) if member is not None else None
         if own is None:
             return False
         if own.flow == elsewhere.flow:
@@ -137,15 +138,6 @@ class SharedCounters:
             tolerated = self._tolerated(backlog.usual_of_flow, self._growth_of_flows)
             return own.flow_served - elsewhere.flow_served > tolerated
         return own.served - elsewhere.served > self._tolerated(backlog.usual, self._growth)
-
-    def _standing(self, flow: FlowMember) -> Standing | None:
-        """None: nothing of it waits."""
-        request, tenant = flow.next(), flow.tenant
-        if request is None:
-            return None
-        served, flow_served = tenant.counter - tenant.lead, flow.counter - flow.lead
-        arrived_s = request.arrived_s + self._epoch_s
-        return Standing(tenant.name[0], _name(flow), served, flow_served, arrived_s, bool(flow.inside))
 
     def _tolerated(self, usual_request: float, growth: _Growth) -> float:
         return max(AHEAD * usual_request, self._backlog.quantum, AHEAD_EXCHANGES * growth.usual)
@@ -228,6 +220,15 @@ class SharedCounters:
             if left is not None:
                 lefts.append(left)
         return lefts
+
+
+def _standing(flow: FlowMember, now: float) -> Standing | None:
+    """None: nothing of it waits."""
+    request, tenant = flow.next(), flow.tenant
+    if request is None:
+        return None
+    served, flow_served = tenant.counter - tenant.lead, flow.counter - flow.lead
+    return Standing(tenant.name[0], _name(flow), served, flow_served, now - request.arrived_s, bool(flow.inside))
 
 
 def _left(among: str, counters: Counters[M], now_s: float, *, again: bool) -> Left | None:

@@ -77,7 +77,7 @@ class _Other(NamedTuple):
     is_silent: bool
     standings: list[Standing]
     first: Standing | None
-    """The first of its standings, including what was charged to it since."""
+    """The first of its standings, including what was charged to it since, and waiting until now."""
 
     def standings_now(self) -> list[Standing]:
         """Its standings, with the first one brought up to date."""
@@ -169,9 +169,12 @@ class Exchange:
         return found
 
     def _seen(self, record: _Record, now_ms: int) -> _Other:
-        if abs(now_ms - record.seen_ms) > WAITS_MS:
+        age_ms = abs(now_ms - record.seen_ms)
+        if age_ms > WAITS_MS:
             return _Other(record, True, [], None)
         first = record.standings[0] if record.standings else None
+        if first is not None:
+            first = first._replace(waited_s=first.waited_s + age_ms / 1000)
         if first is not None and record.counters is not None and first.flow:
             # The counter as it was told, plus what any gateway has charged to it since. Without the later charges,
             # every gateway that serves this flow would compare itself with an outdated, too small counter of the

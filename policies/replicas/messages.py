@@ -65,8 +65,8 @@ class Standing(NamedTuple):
     """Name of its counter."""
     served: float
     flow_served: float
-    arrived_s: float
-    """Arrival of that flow's next request, by the clock that all gateways have in common."""
+    waited_s: float
+    """For how long that flow's next request has waited when it is told, or heard."""
     inside: bool
     """Is that request inside an open interaction, so that it goes before others of its flow?"""
 
@@ -82,7 +82,7 @@ class Standing(NamedTuple):
         """Of two of one flow: does this one go first, and came it earlier by more than so much?"""
         if self.inside != other.inside:
             return self.inside
-        return self.arrived_s + by_s < other.arrived_s
+        return self.waited_s > other.waited_s + by_s
 
 
 class Presence(NamedTuple):

@@ -34,7 +34,6 @@ class PoolReplica:
         order = engine.policy.order
         backlog = order.backlog if len(engine.policy.orders()) == 1 else None
         self._engine = engine
-        self._epoch_s = epoch_s
         self._counters = SharedCounters(backlog, epoch_s=epoch_s) if backlog is not None else None
         self._counts = [SharedCounts(name, counts, epoch_s=epoch_s) for name, counts in order.counts.items()]
         self._tallied: list[int] = []
@@ -49,8 +48,8 @@ class PoolReplica:
         if elsewhere is None or now > self._heard_s + WAITS_S:
             return False
         if self._counters is None:
-            return elsewhere.is_earlier(self._standing(request), by_s=AHEAD_S)
-        return self._counters.is_ahead(request.flow, elsewhere)
+            return elsewhere.is_earlier(_of_first_come(request, self._heard_s), by_s=AHEAD_S)
+        return self._counters.is_ahead(request.flow, elsewhere, self._heard_s)
 
     def is_busy(self) -> bool:
         """Is anything queued or dispatched here that the others should hear of soon?"""
@@ -71,10 +70,10 @@ class PoolReplica:
         charges: list[Charge] = []
         lefts: list[Left] = []
         if counters is not None:
-            standings = counters.standings()
+            standings = counters.standings(now)
             charges, lefts = counters.tell(now)
         else:
-            standings = [] if head is None else [self._standing(head)]
+            standings = [] if head is None else [_of_first_come(head, now)]
         tallies = [counts.tell(TALLIES_MAX) for counts in self._counts]
         self._tallied = [len(of_population) for of_population in tallies]
         tenants = engine.books.tenants
@@ -108,10 +107,6 @@ class PoolReplica:
         self._grants.hear(heard.grants, heard.replicas, asked_s)
         return engine.woke(now)
 
-    def _standing(self, request: Request) -> Standing:
-        """Of a policy that counts no service."""
-        return Standing("", "", 0.0, 0.0, request.arrived_s + self._epoch_s, inside=False)
-
     def cut_off(self, now: float) -> Sequence[Decision]:
         """The others cannot be heard: go on alone with the average of the recent grants."""
         self._next_elsewhere = None
@@ -119,3 +114,8 @@ class PoolReplica:
             self._counters.wait_elsewhere(())
         self._grants.cut_off()
         return self._engine.woke(now)
+
+
+def _of_first_come(request: Request, now: float) -> Standing:
+    """Of a policy that counts no service: of all that wait, the oldest is next."""
+    return Standing("", "", 0.0, 0.0, now - request.arrived_s, inside=False)

@@ -101,7 +101,7 @@ class Replica:
         """Of one flow or another, so that all that decides who goes first is asked."""
         name, turn = NAMES[self.number % 2], self.number % 5
         flow = name if turn else f"{name}\x1f{self.number % 3}"
-        return Standing(name, flow, self.counters[name], float(turn), -float(self.number % 7), inside=turn == 3)
+        return Standing(name, flow, self.counters[name], float(turn), float(self.number % 7), inside=turn == 3)
 
     def hear(self, heard: Heard) -> None:
         assert self.pending is not None

@@ -38,8 +38,8 @@ class Gateway:
 
     def is_ahead(self, by: float) -> bool:
         """Of another tenant that waits elsewhere and has received so much less."""
-        received = self.counters.standings()[0].served
-        return self.counters.is_ahead(self.flow, Standing("other", "other", received - by, 0.0, 0.0, inside=False))
+        received = self.counters.standings(0.0)[0].served
+        return self.counters.is_ahead(self.flow, Standing("other", "other", received - by, 0.0, 0.0, inside=False), 0.0)
 
 
 def test_the_lead_is_what_two_exchanges_bring_whoever_brings_it() -> None:
@@ -81,9 +81,9 @@ def test_of_one_flow_the_request_that_came_earlier_goes_first_however_far_the_le
     gateway = Gateway()
     for _ in range(100):
         gateway.exchange(EXCHANGE_S, charged=SERVICE)
-    [own] = gateway.counters.standings()
+    [own] = gateway.counters.standings(1.0)
     for came_s, inside, goes_first in (
         (-1.01, False, True), (-0.99, False, False), (1.0, False, False), (1.0, True, True),
     ):  # fmt: skip
-        there = own._replace(arrived_s=own.arrived_s + came_s * AHEAD_S, inside=inside)
-        assert gateway.counters.is_ahead(gateway.flow, there) is goes_first
+        there = own._replace(waited_s=own.waited_s - came_s * AHEAD_S, inside=inside)
+        assert gateway.counters.is_ahead(gateway.flow, there, 1.0) is goes_first
