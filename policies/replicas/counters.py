@@ -30,12 +30,12 @@ the first tenants."""
 AHEAD: Final = 2.0
 """A request may go before one that waits elsewhere while its lead is at most this many usual requests. This tolerance
 keeps a free slot from passing back and forth between gateways."""
-AHEAD_S: Final = 0.1
-"""A request may go before one of its flow that waits elsewhere and came earlier by at most this much."""
 AHEAD_EXCHANGES: Final = 2.0
-"""The same lead in exchanges: what those that wait receive in so many. What is known of others is that old, and whoever
-must wait for news of every few requests leaves many fast engines idle. More than 1, so that the lead can grow with the
-pace that it allows."""
+"""Its lead may also be what those that wait receive in so many exchanges. What is known of others is one exchange old:
+with a narrower lead, fast engines idle until the next news. More than 1, so that the lead grows with the pace that it
+allows."""
+AHEAD_S: Final = 0.1
+"""A request may go before one of its own flow that waits elsewhere and came earlier by at most this much."""
 GROWTH_S: Final = 0.25
 """What is received in an exchange is averaged over about this time."""
 PAUSE_S: Final = 1.0
@@ -124,8 +124,8 @@ class SharedCounters:
     def is_ahead(self, flow: Flow, elsewhere: Standing, now: float) -> bool:
         """Has this flow received more than one that waits elsewhere, by more than a few requests or exchanges?
 
-        If that is the same flow: did its next request there come earlier? Their counter is one, and cannot tell. `now`:
-        when the other one was heard of.
+        If that is the same flow, their counter is one, and cannot tell. Then: did its next request there come earlier?
+        `now`: when the other one was heard of.
         """
         backlog = self._backlog
         member = backlog.flow(flow)

@@ -66,7 +66,7 @@ class Standing(NamedTuple):
     served: float
     flow_served: float
     waited_s: float
-    """For how long that flow's next request has waited when it is told, or heard."""
+    """How long that flow's next request has waited, as of when this is told, or heard."""
     inside: bool
     """Is that request inside an open interaction, so that it goes before others of its flow?"""
 
@@ -79,7 +79,7 @@ class Standing(NamedTuple):
         return self.served < other.served
 
     def is_earlier(self, other: Standing, by_s: float = 0.0) -> bool:
-        """Of two of one flow: does this one go first, and came it earlier by more than so much?"""
+        """Of two of one flow: is this one inside an interaction and the other not, or did it come so much earlier?"""
         if self.inside != other.inside:
             return self.inside
         return self.waited_s > other.waited_s + by_s
