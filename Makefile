@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 INSTALLED := $(VENV)/.installed
 COMPILED := build/compiled
+# More than there may be cores: tests mostly wait.
+TESTS_AT_ONCE := 4
 # All that is in a distribution. Built from a copy: compiled modules beside the sources would be found before them.
 PACKAGED := pyproject.toml hatch_build.py README.md CHANGELOG.md LICENSE config.example.yaml policies gateway backends simulation
 # Finds the compiled modules before the sources, in every process that is started.
@@ -21,7 +23,7 @@ run: $(RUNS)  ## the gateway with config.example.yaml: simulated engines, all st
 	    $(if $(PORT),--port $(PORT)) $(if $(ADMIN_PORT),--admin-port $(ADMIN_PORT))
 
 test: $(INSTALLED) servers  ## the tests that need no vLLM
-	$(BIN)/pytest -q
+	$(BIN)/pytest -q -n $(TESTS_AT_ONCE) --dist worksteal
 
 # RUNLEVEL=1: the package starts no server of its own. Where it cannot be installed, the tests that need it say so.
 servers:
@@ -61,7 +63,7 @@ bench-gpu: compiled  ## waits, shares and bursts before a vLLM of yours: make be
 compiled: $(COMPILED)/.built  ## the gateway as machine code, in build/compiled; needs a C compiler, takes some minutes
 
 test-compiled: compiled servers  ## the tests on the compiled gateway
-	$(WITH_COMPILED) $(BIN)/pytest -q -o pythonpath=
+	$(WITH_COMPILED) $(BIN)/pytest -q -n $(TESTS_AT_ONCE) --dist worksteal -o pythonpath=
 
 bench: compiled  ## the tables of docs/benchmarks-all.md; needs nginx with its echo module, and wrk
 	bash deploy/real-vllm/setup.sh
@@ -77,7 +79,7 @@ $(COMPILED)/.built: $(INSTALLED) pyproject.toml hatch_build.py \
 
 wheel: compiled  ## dist/: a wheel of compiled modules for this platform, one that runs anywhere, and the sources
 	rm -rf dist && mkdir dist && cp build/fairgate-*.whl dist
-	cd build/source && HATCH_BUILD_NO_HOOKS=true $(CURDIR)/$(BIN)/hatchling build -t sdist -t wheel -d $(CURDIR)/dist
+	cd build/source && $(CURDIR)/$(BIN)/hatchling build -t sdist -t wheel -d $(CURDIR)/dist
 
 test-install: wheel  ## installs each wheel into an empty environment by pip, pipx and uv, and asks for a first token
 	FAIRGATE_TEST_WHEELS=$(CURDIR)/dist $(BIN)/pytest -q -rA -m wheels tests/install

@@ -1,16 +1,12 @@
-"""Compiles the modules that run for each request into the wheel, where a C compiler and Python's headers are there.
+"""Compiles the modules that run for each request into the wheel, if HATCH_BUILD_HOOKS_ENABLE=1 asks for it.
 
-So whoever installs from source gets the compiled gateway if the machine can make it. HATCH_BUILD_NO_HOOKS=true leaves
-the source as it is; HATCH_BUILD_HOOKS_ENABLE=true fails where nothing can compile, instead of leaving it so.
+It needs a C compiler, takes minutes, and saves half the instructions. Unasked, the source is installed as it is.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import sysconfig
-from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -20,23 +16,18 @@ DIRECT_CALLS = "-fvisibility=hidden -fno-semantic-interposition -fno-plt"
 """Our functions call one another directly instead of through the tables of a shared library: a tenth less CPU."""
 
 
-class CompiledWhereItCanBe(BuildHookInterface[Any]):
-    """hatch-mypyc's hook, if there is what it needs. It is asked for among what a build needs only then."""
+class Compiled(BuildHookInterface[Any]):
+    """hatch-mypyc's hook. What it needs is asked for among what a build needs only where it runs."""
 
     def dependencies(self) -> list[str]:
-        return [*COMPILERS, *self.metadata.core.dependencies] if _compiles() else []
+        return [*COMPILERS, *self.metadata.core.dependencies]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version == "editable" or not _compiles():
+        if version == "editable":
             return
         if sys.platform == "linux":
             os.environ["CFLAGS"] = f"{DIRECT_CALLS} {os.environ.get('CFLAGS', '')}"
-        try:
-            self._mypyc().initialize(version, build_data)
-        except Exception as error:
-            raise RuntimeError(
-                f"{error}\nfairgate could not be compiled; HATCH_BUILD_NO_HOOKS=true installs it as it is written"
-            ) from error
+        self._mypyc().initialize(version, build_data)
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """No compiled module stays beside its source, where it would be found before a later version of it."""
@@ -49,11 +40,3 @@ class CompiledWhereItCanBe(BuildHookInterface[Any]):
         return MypycBuildHook(
             self.root, self.config, self.build_config, self.metadata, self.directory, self.target_name, self.app
         )
-
-
-def _compiles() -> bool:
-    if os.environ.get("HATCH_BUILD_HOOKS_ENABLE", "").lower() in ("1", "true"):
-        return True
-    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "").split()
-    headers = Path(sysconfig.get_path("include"), "Python.h")
-    return bool(compiler) and shutil.which(compiler[0]) is not None and headers.exists()

@@ -51,6 +51,9 @@ class BackendSnapshot:
     scheduled_tokens_max: int | None = None
     """The most that one step computes."""
     max_num_seqs: int | None = None
+    deferred: int | None = None
+    """Of those that wait: for something else than room, such as an adapter, a grammar or a transfer."""
+    output_tokens_total: int | None = None
 
 
 class Adapter(Protocol):
@@ -61,6 +64,8 @@ class Adapter(Protocol):
     """Paths to scrape, cheapest first; an empty answer falls through to the next. () = no metrics."""
     steps_path: str | None
     """Where the engine says after each step what it holds, if it can. None: it cannot."""
+    takes_cache_salt: bool
+    """Does it keep the cached blocks of requests with different `cache_salt` apart?"""
     health_path: str
     """Answers 200 when the engine is well."""
 

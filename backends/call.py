@@ -43,10 +43,10 @@ class Call:
         "sends",
     )  # fmt: skip
 
-    def __init__(self, pool: UpstreamPool, head: bytes, body: bytes, receiver: Receiver) -> None:
+    def __init__(self, pool: UpstreamPool, head: bytes, body: bytes | memoryview, receiver: Receiver) -> None:
         self._pool = pool
         self.head = head
-        self.body = body
+        self.body: bytes | memoryview = body
         self.receiver = receiver
         self.connection: _Connection | None = None
         self.connecting: asyncio.Task[str] | None = None

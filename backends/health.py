@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
+from backends.base import BackendSnapshot
 from backends.errors import ConnectFailed, ProtocolViolation, UpstreamError
 from backends.tls import what_failed
 
-__all__ = ["HealthState", "ModelCard", "fetch_models", "probe", "read_models"]
+__all__ = ["HealthState", "ModelCard", "Standstill", "fetch_models", "probe", "read_models"]
 
 _BODY_BYTES_MAX = 4 * 1024 * 1024
 _MODEL_LEN_MAX = 1 << 40
@@ -83,6 +84,39 @@ class HealthState:
     def _turn(self, healthy: bool, reason: str, now_s: float) -> None:
         self.healthy, self.reason, self.since_s = healthy, reason, now_s
         self._failures = 0
+
+
+class Standstill:
+    """Does an engine do nothing, though it has requests and says that it is well? Judged from its pages of metrics.
+
+    A step makes tokens, or computes a part of a prompt, which takes blocks of the KV cache. So it changes one of
+    `_signs`; requests that come and wait do not.
+    """
+
+    __slots__ = ("_page", "_signs", "_since_s", "limit_s")
+
+    def __init__(self, limit_s: float) -> None:
+        """`limit_s`: no step takes so long."""
+        self.limit_s = limit_s
+        self._page: BackendSnapshot | None = None
+        self._signs: tuple[float | None, ...] = ()
+        self._since_s = 0.0
+
+    def read(self, page: BackendSnapshot) -> None:
+        """The next page."""
+        totals = (page.prompt_tokens_total, page.output_tokens_total, page.preemptions_total)
+        signs = (page.running, page.kv_usage, *totals)
+        if signs != self._signs:
+            self._signs, self._since_s = signs, page.taken_s
+        self._page = page
+
+    def fault(self, oldest_s: float) -> str | None:
+        """What is wrong, if it is sure to have had a request since `oldest_s`? None: nothing."""
+        page = self._page
+        if page is None or not (page.running or page.waiting):
+            return None
+        still_s = page.taken_s - max(self._since_s, oldest_s)
+        return f"makes no step, and has requests for {still_s:.0f} s" if still_s >= self.limit_s else None
 
 
 @dataclass(frozen=True, slots=True)

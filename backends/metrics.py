@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from math import inf
 
 import aiohttp
 
 from backends.base import Adapter, BackendSnapshot
+from backends.health import Standstill
 from backends.steps import StepFeed
 
 __all__ = ["Scraper"]
@@ -19,7 +21,7 @@ CHECK_INTERVAL_S = 0.8
 
 
 class Scraper:
-    """Scrapes one backend for as long as `run` runs, every `interval_s` after the last one ended. While its steps are
+    """Scrapes one backend, one `turn` after another, every `interval_s` after the last one ended. While its steps are
     heard it does so rarely, for them to be compared.
 
     The filtered path is tried first; one that answers nothing of use is left for the full page until a scrape fails,
@@ -38,6 +40,7 @@ class Scraper:
         timeout_s: float = 2.0,
         tls: ssl.SSLContext | None = None,
         feed: StepFeed | None = None,
+        standstill: Standstill | None = None,
     ) -> None:
         self._adapter = adapter
         self._url = url.rstrip("/")
@@ -48,13 +51,13 @@ class Scraper:
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._tls: ssl.SSLContext | bool = tls or True
         self._feed = feed
+        self._standstill = standstill or Standstill(inf)
         self._path = 0
 
-    async def run(self) -> None:
-        """Never returns, unless the adapter knows no metrics."""
-        while self._adapter.metrics_paths:
-            await self._scrape()
-            await self._pause()
+    async def turn(self) -> None:
+        """One scrape, and the time until the next."""
+        await self._scrape()
+        await self._pause()
 
     async def _pause(self) -> None:
         """Until the next page. If a feed is lost meanwhile, that is now."""
@@ -86,6 +89,7 @@ class Scraper:
             snapshot = self._adapter.snapshot(text, taken_s)
             if snapshot is not None:
                 self._path = path
+                self._standstill.read(snapshot)
                 if self._feed is None or not self._feed.read(snapshot):
                     self._on_snapshot(snapshot)
                 return

@@ -13,6 +13,7 @@ class OpenAiAdapter:
     name = "openai"
     metrics_paths: tuple[str, ...] = ()
     steps_path: str | None = None
+    takes_cache_salt = False
     health_path = "/v1/models"
 
     def snapshot(self, text: str, taken_s: float) -> BackendSnapshot | None:

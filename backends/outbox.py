@@ -16,6 +16,8 @@ _log = logging.getLogger(__name__)
 
 _TOGETHER_MAX: Final = 8
 """More do not wait for each other: in a long turn the first would leave late."""
+_AT_ONCE_BYTES: Final = 65536
+"""As much does not wait: uvloop reads on in the same turn while so much is there, and must hear first who is slow."""
 
 
 class Outbox:
@@ -63,13 +65,15 @@ class Outlet:
     def __init__(self, outbox: Outbox, transport: asyncio.Transport) -> None:
         self._outbox = outbox
         self._transport = transport
-        self._held: list[bytes] = []
+        self._held: list[bytes | memoryview] = []
 
-    def write(self, data: bytes) -> None:
-        """Send this with the turn."""
+    def write(self, data: bytes | memoryview) -> None:
+        """Send this with the turn; at once if it is large."""
         held = self._held
         held.append(data)
-        if len(held) == 1:
+        if len(data) >= _AT_ONCE_BYTES:
+            self.flush()
+        elif len(held) == 1:
             self._outbox.add(self)
 
     def flush(self) -> None:

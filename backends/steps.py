@@ -63,6 +63,7 @@ class _Rank(msgspec.Struct):
     preemptions_total: Count
     prompt_tokens_total: Count
     scheduled_tokens: Count | None = None
+    deferred: Count = 0
 
     def size(self) -> tuple[int, ...]:
         return self.rank, self.total_blocks, self.block_size, self.kv_tokens, self.max_num_seqs
@@ -172,7 +173,7 @@ class _Believed:
 
 
 class StepFeed:
-    """Hears one engine for as long as `run` runs. While `unheard` is set, its page is to be read as often as ever.
+    """Hears one engine, one `turn` after another. While `unheard` is set, its page is to be read as often as ever.
 
     `on_turn(is_heard, why)` is called when that changes; and if the engine has no feed, once for each reason.
     """
@@ -199,29 +200,28 @@ class StepFeed:
         self.why = "it was not asked yet"
         """Not heard because; "": it is."""
         self._believed = _Believed()
+        self._retry_s = 0.0
 
-    async def run(self) -> None:
-        """Never returns."""
+    async def turn(self) -> None:
+        """Until it is lost, and the time until it is asked for again."""
         clock = asyncio.get_running_loop().time
-        retry_s = 0.0
-        while True:
-            began_s = clock()
-            pause_s: float | None = None
-            try:
-                await self._listen()
-            except _Missing as error:
-                self._turn(f"it has no feed of its steps: {error}", is_news=True)
-                pause_s = RETRY_S_MAX
-            except _Wrong as error:
-                self._turn(f"the feed of its steps cannot be right: {error}", is_news=True)
-                pause_s = WRONG_S
-            except TimeoutError:
-                self._turn(f"the feed of its steps said nothing new for {SILENCE_S:g} s")
-            except (_Lost, aiohttp.ClientError, OSError, ValueError) as error:
-                self._turn(f"the feed of its steps has ended: {str(error) or type(error).__name__}")
-            lasted = clock() - began_s >= LASTING_S
-            retry_s = RETRY_S if lasted or not retry_s else min(2 * retry_s, RETRY_S_MAX)
-            await asyncio.sleep(pause_s or retry_s)
+        began_s = clock()
+        pause_s: float | None = None
+        try:
+            await self._listen()
+        except _Missing as error:
+            self._turn(f"it has no feed of its steps: {error}", is_news=True)
+            pause_s = RETRY_S_MAX
+        except _Wrong as error:
+            self._turn(f"the feed of its steps cannot be right: {error}", is_news=True)
+            pause_s = WRONG_S
+        except TimeoutError:
+            self._turn(f"the feed of its steps said nothing new for {SILENCE_S:g} s")
+        except (_Lost, aiohttp.ClientError, OSError, ValueError) as error:
+            self._turn(f"the feed of its steps has ended: {str(error) or type(error).__name__}")
+        lasted = clock() - began_s >= LASTING_S
+        self._retry_s = RETRY_S if lasted or not self._retry_s else min(2 * self._retry_s, RETRY_S_MAX)
+        await asyncio.sleep(pause_s or self._retry_s)
 
     def asking(self) -> None:
         """Its page is asked for now."""
@@ -354,4 +354,5 @@ def _snapshot(message: _Message, made_s: float) -> BackendSnapshot:
         scheduled_tokens=one.scheduled_tokens if one is not None else None,
         scheduled_tokens_max=(one.scheduled_tokens_max or None) if one is not None else None,
         max_num_seqs=(one.max_num_seqs or None) if one is not None else None,
+        deferred=sum(rank.deferred for rank in ranks),
     )

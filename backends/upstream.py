@@ -82,7 +82,7 @@ class UpstreamPool:
             f"{len(self._connecting)} connecting; {self.opened} opened, {self.reused} reused, {self.retried} retried>"
         )
 
-    def send(self, head: bytes, body: bytes, receiver: Receiver, *, is_fresh: bool = False) -> Call:
+    def send(self, head: bytes, body: bytes | memoryview, receiver: Receiver, *, is_fresh: bool = False) -> Call:
         """Send one request, `head` with its final empty line; returns at once and calls `receiver` later.
 
         `is_fresh`: on a new connection, which the backend cannot be closing as idle. So it is sent once, not twice.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from typing import Final
@@ -129,9 +130,10 @@ class Answer:
         awaits_more: True if it asks for a tool, so that another call follows; False if it is final; None if unknown.
         made: how it begins, and which calls of tools it asks for.
         is_drained: a refusal in the form of an answer, as vLLM gives it while it shuts down: aborted, no token made.
+        is_whole: it is JSON from its first byte to its last.
     """
 
-    __slots__ = ("awaits_more", "id", "is_drained", "made", "usage")
+    __slots__ = ("awaits_more", "id", "is_drained", "is_whole", "made", "usage")
 
     def __init__(
         self,
@@ -140,12 +142,14 @@ class Answer:
         awaits_more: bool | None,
         is_drained: bool,
         made: Made | None = None,
+        is_whole: bool = True,
     ) -> None:
         self.id = id
         self.made = made if made is not None else Made()
         self.usage = usage
         self.awaits_more = awaits_more
         self.is_drained = is_drained
+        self.is_whole = is_whole
 
 
 def read_answer(body: bytes) -> Answer:
@@ -155,10 +159,21 @@ def read_answer(body: bytes) -> Answer:
     except _UNREADABLE:
         finder = usage_finder()
         finder.feed(body)
-        return Answer("", usage_found(finder), None, False)
+        return Answer("", usage_found(finder), None, False, is_whole=_ends(body))
     usage = usage_of(plain(answer.usage))
     id_ = answer.id if isinstance(answer.id, str) else ""
     return Answer(id_, usage, _awaits_more(answer), _is_drained(answer, usage), _made(answer))
+
+
+def _ends(body: bytes) -> bool:
+    """Is it whole, as far as one can tell who is not strict? Some engines write NaN, or half of a surrogate pair."""
+    try:
+        json.loads(body.decode("utf-8", "replace").removeprefix("\ufeff"), strict=False)
+    except ValueError:
+        return False
+    except RecursionError:
+        pass
+    return True
 
 
 def _made(answer: Body) -> Made:

@@ -13,23 +13,29 @@ __all__ = ["VllmAdapter"]
 
 _RUNNING: Final = ("vllm_num_requests_running",)
 _WAITING: Final = ("vllm_num_requests_waiting",)
+_BY_REASON: Final = ("vllm_num_requests_waiting_by_reason",)
 _KV_USAGE: Final = ("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc")
 _PREEMPTIONS: Final = ("vllm_num_preemptions_total", "vllm_num_preemptions")
 _PROMPT_TOKENS: Final = ("vllm_prompt_tokens_total",)
+_OUTPUT_TOKENS: Final = ("vllm_generation_tokens_total",)
 _CONFIG: Final = ("vllm_cache_config_info",)
 _VALUE_MAX: Final = 1e15
 """A gauge beyond that says nothing."""
-_LINES: Final = lines_of(_RUNNING + _WAITING + _KV_USAGE + _PREEMPTIONS + _PROMPT_TOKENS + _CONFIG)
+_LINES: Final = lines_of(
+    _RUNNING + _WAITING + _BY_REASON + _KV_USAGE + _PREEMPTIONS + _PROMPT_TOKENS + _OUTPUT_TOKENS + _CONFIG
+)
 # The mount at /metrics/ knows name[]; the route /metrics does not. Colons as vLLM registers them.
 _FILTERED: Final = "/metrics/?" + "&".join(
     f"name[]=vllm:{name}"
     for name in (
         "num_requests_running",
         "num_requests_waiting",
+        "num_requests_waiting_by_reason",
         "kv_cache_usage_perc",
         "gpu_cache_usage_perc",
         "num_preemptions_total",
         "prompt_tokens_total",
+        "generation_tokens_total",
         "cache_config_info",
     )
 )
@@ -41,6 +47,7 @@ class VllmAdapter:
     name = "vllm"
     metrics_paths: tuple[str, ...] = (_FILTERED, "/metrics")
     steps_path: str | None = STEPS_PATH
+    takes_cache_salt = True
     health_path = "/health"
 
     def snapshot(self, text: str, taken_s: float) -> BackendSnapshot | None:
@@ -49,17 +56,20 @@ class VllmAdapter:
             return None
         running, waiting = _per_engine(page, _RUNNING), _per_engine(page, _WAITING)
         kv_usage, preemptions = _per_engine(page, _KV_USAGE), _per_engine(page, _PREEMPTIONS)
-        prompt_tokens = _per_engine(page, _PROMPT_TOKENS)
+        prompt_tokens, output_tokens = _per_engine(page, _PROMPT_TOKENS), _per_engine(page, _OUTPUT_TOKENS)
+        deferred = _per_engine(page, _BY_REASON, reason="deferred")
         capacity, block_size = _capacity(page.get(_CONFIG[0], []))
         return BackendSnapshot(
             taken_s=taken_s,
             running=int(sum(running)) if running else None,
             waiting=int(sum(waiting)) if waiting else None,
+            deferred=int(sum(deferred)) if deferred else None,
             kv_usage=min(sum(kv_usage) / len(kv_usage), 1.0) if kv_usage else None,
             kv_capacity_tokens=capacity,
             block_size=block_size,
             preemptions_total=int(sum(preemptions)) if preemptions else None,
             prompt_tokens_total=int(sum(prompt_tokens)) if prompt_tokens else None,
+            output_tokens_total=int(sum(output_tokens)) if output_tokens else None,
         )
 
     def is_refusal(self, status: int, body: bytes) -> bool:
@@ -71,8 +81,8 @@ class VllmAdapter:
         return status == 200 and b'"abort"' in body and is_drained(body)
 
 
-def _per_engine(page: dict[str, list[Sample]], aliases: tuple[str, ...]) -> list[float]:
-    """One value per engine under the first alias that is there.
+def _per_engine(page: dict[str, list[Sample]], aliases: tuple[str, ...], *, reason: str | None = None) -> list[float]:
+    """One value per engine under the first alias that is there; of those samples that are for this reason, if any.
 
     Several API servers repeat an engine under their own `pid`; the highest value is then taken, never the sum.
     """
@@ -80,6 +90,8 @@ def _per_engine(page: dict[str, list[Sample]], aliases: tuple[str, ...]) -> list
         if found := page.get(alias):
             values: dict[str, float] = {}
             for sample in found:
+                if sample.labels.get("reason") != reason:
+                    continue
                 engine = sample.labels.get("engine", "")
                 values[engine] = max(values.get(engine, sample.value), sample.value)
             return [value for value in values.values() if 0 <= value <= _VALUE_MAX]

@@ -9,7 +9,7 @@ import socket
 _LOWEST, _COUNT = 20_000, 12_000
 """Below the ports that Linux gives to whoever asks for any: what we give out, it gives to nobody meanwhile."""
 
-_next = itertools.count(os.getpid() * 101)
+_next = itertools.count(os.getpid() * 2503)
 
 
 def free_port() -> int:

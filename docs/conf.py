@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,15 @@ linkcheck_ignore = [r"http://(localhost|127\.0\.0\.1|10\.)", r"https?://[^/]*\.(
 
 def setup(app: Any) -> None:
     app.connect("source-read", _only_pages_that_are_there)
+    app.connect("build-finished", _with_pictures_of_html)
+
+
+def _with_pictures_of_html(app: Any, fault: Exception | None) -> None:
+    """Sphinx takes along what Markdown shows, but not what HTML in it does, as one picture for each colour scheme."""
+    for picture in Path(app.srcdir, "figures").glob("*.png") if fault is None else ():
+        folder = Path(app.outdir, "figures")
+        folder.mkdir(exist_ok=True)
+        shutil.copy(picture, folder)
 
 
 def _only_pages_that_are_there(app: Any, page: str, source: list[str]) -> None:

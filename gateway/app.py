@@ -14,14 +14,15 @@ from aiohttp import web
 
 from backends.addresses import Resolver, resolve
 from gateway.answer.exchange import Exchange
-from gateway.background import Background, report_fault
+from gateway.background import Background
 from gateway.config.model import Config
 from gateway.http.addresses import TrustedProxies
 from gateway.http.certificates import Certificates
 from gateway.http.errors import ApiError, Reason
-from gateway.http.server import HttpServer, ServerLimits
+from gateway.http.limits import server_limits
+from gateway.http.server import HttpServer
 from gateway.http.sockets import listening
-from gateway.keys.issued import KeyTable, follow
+from gateway.keys.issued import Follower, KeyTable
 from gateway.operator.listener import admin_app, worker_app
 from gateway.operator.reloading import Reloading
 from gateway.pipeline import Pipeline
@@ -45,6 +46,7 @@ from gateway.usage.counts import UsageCounts
 if TYPE_CHECKING:
     from gateway.config.tracing import TracingConfig
     from gateway.config.usage import UsageConfig
+    from gateway.operator.of_replicas import Replicas
     from gateway.replicas.news import NewsChannel
     from gateway.replicas.store import Store
     from gateway.replicas.ticker import Exchanges
@@ -58,8 +60,6 @@ logger = logging.getLogger("fairgate")
 
 ARRIVAL_S = 1.0
 """When the gateway stops: what was connected before has so long to ask."""
-RETRY_S = 10.0
-"""After engines at new addresses could not be taken, because a file that they need cannot be read."""
 
 
 class Gateway:
@@ -81,28 +81,33 @@ class Gateway:
         self._listener = listener
         self._seat = seat
         self.metrics = Metrics()
-        self.lately = Lately()
+        self.lately = Lately(config.bounds.of("ends"))
         self.shared = Shared.of(config)
-        self._pools = Pools(self._settled, self.metrics.forget_backend, resolver)
+        self._background = Background()
+        self.metrics.registry.register(self._background)
+        self._pools = Pools(self._settled, self.metrics.forget_backend, resolver, self._background)
         self.metrics.registry.register(self._pools.addresses)
         self._changing = asyncio.Lock()
         """One change of the pools at a time."""
         self.port = 0
         self.admin_port = 0
         self._access_log = self.metrics.access_log = AccessLog(config.access_log)
-        self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=not config.keys_are_shared)
+        callers_max, mints = config.bounds.of("rates") // 2, not config.keys_are_shared
+        self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=mints, guessers_max=callers_max)
+        self._keyring.on_learned = self._turn_away_revoked
         self.usage: UsageRecorder | None = None
         self._usage: UsageCounts | None = None
         self.spans: SpanExport | None = None
         self.keys: KeyTable | None = None
         """Keys that are made while the gateway runs. None: there is no place for them."""
+        self._follower: Follower | None = None
         self.store: Store | None = None
         self.exchanges: list[Exchanges] = []
         self.news: list[NewsChannel] = []
+        self.replicas: Replicas | None = None
         self._learned: LearnedFile | None = None
-        self._watchers: list[asyncio.Task[None]] = []
         self._certificates = Certificates(config.tls.context, config.tls.files) if config.tls is not None else None
-        self._unqueued = Unqueued(config.limits.unqueued_max, config.limits.unqueued_per_s)
+        self._unqueued = Unqueued(config.limits.unqueued_max, config.limits.unqueued_per_s, callers_max)
         self._pipeline: Pipeline | None = None
         self._server: HttpServer | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -138,6 +143,13 @@ class Gateway:
                 faults.append(f"pool {pool.name} has no backend in service ({'; '.join(reasons)})")
         return faults
 
+    def faults(self) -> list[str]:
+        """What does not do its work, though traffic may come?"""
+        faults = [f"{name}: {why}" for name, why in sorted(self._background.faults.items())]
+        if self.usage is not None and self.usage.fault is not None:
+            faults.append(f"usage is not written: {self.usage.fault}")
+        return faults
+
     def state(self) -> str | None:
         """Is state shared with other replicas? None: the config does not ask for it."""
         if self.store is None:
@@ -158,20 +170,21 @@ class Gateway:
             self._replicate(self.store)
         if config.usage is not None:
             await self._count_usage(config.usage)
+        if self.keys is not None:
+            self._follower = Follower(self.keys, self._keyring)
+            self._background.repeat(self._follower.turn, "keys")
         if config.tracing is not None:
             self._follow_traces(config.tracing)
         if config.state_file is not None:
             self._learned = LearnedFile(Path(config.state_file), self._pools.engines)
             self._learned.restore()
-            self._watchers.append(asyncio.create_task(self._learned.keep()))
+            self._background.repeat(self._learned.turn, "state_file")
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
         self._session = aiohttp.ClientSession(connector=connector)
         await self._pools.watch(self._session)
         if self._certificates is not None:
-            self._watchers.append(asyncio.create_task(self._certificates.watch()))
-        self._watchers.append(asyncio.create_task(self._follow_addresses()))
-        for watcher in self._watchers:
-            watcher.add_done_callback(report_fault)
+            self._background.repeat(self._certificates.turn, "certificates")
+        self._background.repeat(self._follow_addresses, "engines")
         pipeline = self._pipeline = Pipeline(
             self._keyring,
             self.pools,
@@ -180,11 +193,12 @@ class Gateway:
             cors=Cors(config.cors_origins),
             unqueued=self._unqueued,
             aliases=config.aliases,
+            reading_bytes_max=config.bounds.reading_bytes,
             sampler=None if config.tracing is None else Sampler(config.tracing.sample_ratio),
         )
         self._server = HttpServer(
             pipeline.handle,
-            limits=_server_limits(config),
+            limits=server_limits(config),
             on_head=pipeline.authorize,
             on_refused=pipeline.refused,
             proxies=TrustedProxies(config.trusted_proxies),
@@ -212,6 +226,9 @@ class Gateway:
             await self._take_over(config)
 
     async def _take_over(self, config: Config) -> None:
+        keys = await asyncio.to_thread(self._keyring.read, config.tenants)
+        shared = await asyncio.to_thread(self.shared.read, self.config, config)
+        weights = await asyncio.to_thread(_weights_that_differ, self.config, config)
         prepared = await self._pools.prepare(config)
         if config.access_log != self.config.access_log:
             try:
@@ -221,38 +238,43 @@ class Gateway:
                 raise CannotTakeOver(f"access_log: {error}") from error
         # From here on in one step: no request sees half of it.
         before, self.config = self.config, config
-        counted, self.shared = self.shared.quotas, self.shared.taken_over(before, config)
+        counted, self.shared = self.shared.quotas, self.shared.taken_over(shared, config)
         first = self.shared.quotas if counted is None and self.store is None else None
         if self.usage is not None and first is not None:
             self.usage.go_on_with(first)  # before it counts what is under way
-        self._keyring.take_over(config.tenants, open_access=config.open_access)
-        self._pools.commit(config, self.shared, prepared)
+        self._keyring.take_over(keys, open_access=config.open_access)
+        self._pools.commit(config, self.shared, prepared, weights)
         logger.setLevel(config.log_level.upper())
         self._unqueued.set(config.limits.unqueued_max, config.limits.unqueued_per_s)
         if self._pipeline is not None:
             cors = Cors(config.cors_origins)
             self._pipeline.take_over(self.pools, routes=_routes(config), cors=cors, aliases=config.aliases)
         if self._server is not None:
-            self._server.set(_server_limits(config), TrustedProxies(config.trusted_proxies))
+            self._server.set(server_limits(config), TrustedProxies(config.trusted_proxies))
         if self._certificates is not None and config.tls is not None and config.tls != before.tls:
             self._certificates.set(config.tls.context, config.tls.files)
+        self._turn_away_revoked()
         if self.store is not None:
-            self.store.pools = _deployments(config)
+            self.store.pools = Deployment.all_of(config)
         if self.usage is not None and first is not None:
             await self.usage.flush()
 
     async def _follow_addresses(self) -> None:
         """Go on with other engines whenever names have other addresses."""
         changed = self._pools.addresses.changed
-        while True:
-            await changed.wait()
-            changed.clear()
+        await changed.wait()
+        changed.clear()
+        try:
             async with self._changing:
-                try:
-                    self._pools.commit(self.config, self.shared, await self._pools.prepare(self.config))
-                except CannotTakeOver as error:
-                    logger.error("the engines stay as they are, and names have other addresses: %s", error)
-                    asyncio.get_running_loop().call_later(RETRY_S, changed.set)
+                self._pools.commit(self.config, self.shared, await self._pools.prepare(self.config))
+        except Exception:
+            changed.set()  # the engines stay as they are, and are tried again
+            raise
+
+    def _turn_away_revoked(self) -> None:
+        if self._pipeline is not None:
+            waiting = [each for pool in self._pools.with_leaving() for each in pool.dispatcher.exchanges()]
+            self._pipeline.turn_away_revoked(waiting)
 
     def reopen_log(self, target: str) -> None:
         """Write requests to this from now on, or to the file that now has the same name. OSError if it cannot be."""
@@ -270,11 +292,11 @@ class Gateway:
             self._pipeline.draining = True
             self._give_up_rest()
             await self._server.close(1.0)
-        for watcher in self._watchers:
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        await self._background.stop()
         if self._learned is not None:
-            await self._learned.save()
+            await self._learned.close()
+        if self._follower is not None:
+            await self._follower.close()
         await self._pools.close()
         if self._session is not None:
             await self._session.close()
@@ -293,7 +315,7 @@ class Gateway:
 
     async def _share(self) -> None:
         """Join the other replicas, if there are any: now, or as soon as their store can be asked."""
-        url, seat, deployments = self.config.state.redis_url, self._seat, _deployments(self.config)
+        url, seat, deployments = self.config.state.redis_url, self._seat, Deployment.all_of(self.config)
         if url is not None:
             from gateway.redis.issued_keys import RedisKeys  # redis-py is loaded only where there is a Redis
             from gateway.redis.store import RedisStore
@@ -311,9 +333,7 @@ class Gateway:
             await self.store.open()
         except StoreUnavailable:
             pass  # the store says so, and goes on trying
-        self._watchers.append(asyncio.create_task(self.store.keep()))
-        if self.keys is not None:
-            self._watchers.append(asyncio.create_task(follow(self.keys, self._keyring)))
+        self._background.repeat(self.store.turn, "store")
 
     async def _count_usage(self, usage: UsageConfig) -> None:
         """Write down what is used; where no Redis has the keys, the same database has them. Limits of a day go on from
@@ -321,14 +341,13 @@ class Gateway:
         from gateway.usage.issued_keys import DatabaseKeys
         from gateway.usage.recorder import UsageRecorder
 
-        self.usage = UsageRecorder(usage, None if self.store is not None else self.shared.quotas)
+        self.usage = UsageRecorder(usage, None if self.store is not None else self.shared.quotas, self.config.bounds)
         self._usage = self.usage.counts
         self.metrics.registry.register(self.usage)
         await self.usage.open()
-        self._watchers.append(asyncio.create_task(self.usage.keep()))
+        self._background.repeat(self.usage.turn, "usage")
         if self.keys is None:
             self.keys = DatabaseKeys(self.usage.database)
-            self._watchers.append(asyncio.create_task(follow(self.keys, self._keyring)))
 
     def _follow_traces(self, tracing: TracingConfig) -> None:
         try:
@@ -359,9 +378,19 @@ class Gateway:
             for pool in self.pools
             if pool.dispatcher.engine.policy.reads_prefixes
         ]
-        self._watchers += [asyncio.create_task(each.run()) for each in self.exchanges]
-        self._watchers += [asyncio.create_task(each.run()) for each in self.news]
-        self._watchers += [asyncio.create_task(each.run()) for each in lessons]
+        if self.config.state.redis_url is not None:
+            from gateway.operator.of_replicas import Replicas
+
+            worker = "" if self._seat is None else f" worker {self._seat.index}"
+            self.replicas = Replicas(self, store, self._background, worker)
+            self._background.repeat(self.replicas.listen, "fleet")
+        for exchanges in self.exchanges:
+            self._background.repeat(exchanges.turn, "exchange", exchanges.about)
+        for lesson in lessons:
+            self._background.repeat(lesson.turn, "lessons", lesson.pool)
+        for news in self.news:
+            self._background.repeat(news.tell, "news told", news.pool)
+            self._background.repeat(news.listen, "news heard", news.pool)
 
     async def _drained(self, server: HttpServer, limit_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -396,12 +425,9 @@ class Gateway:
             self.spans.ended(record, policy)
 
 
-def _deployments(config: Config) -> list[Deployment]:
-    """What the replicas must agree on."""
-    return [
-        Deployment(pool.name, config.policy.name, tuple(backend.url for backend in pool.backends))
-        for pool in config.pools
-    ]
+def _weights_that_differ(before: Config, config: Config) -> dict[str, float]:
+    known = {tenant.name: tenant.weight for tenant in before.tenants}
+    return {tenant.name: tenant.weight for tenant in config.tenants if tenant.weight != known.get(tenant.name)}
 
 
 _TREATMENTS = {"generate": GENERATE, "compute": ONE_ANSWER, "pass": PASS}
@@ -409,20 +435,3 @@ _TREATMENTS = {"generate": GENERATE, "compute": ONE_ANSWER, "pass": PASS}
 
 def _routes(config: Config) -> Routes:
     return Routes((route.path, route.methods, _TREATMENTS[route.treatment]) for route in config.routes)
-
-
-def _server_limits(config: Config) -> ServerLimits:
-    limits = config.limits
-    return ServerLimits(
-        header_bytes_max=limits.header_bytes_max,
-        body_bytes_max=limits.body_bytes_max,
-        bodies_bytes_max=limits.bodies_bytes_max,
-        client_bodies_bytes_max=limits.client_bodies_bytes_max,
-        connections_max=limits.connections_max,
-        client_connections_max=limits.client_connections_max or max(1, limits.connections_max // 2),
-        head_timeout_s=limits.client_head_s,
-        body_timeout_s=limits.client_body_s,
-        body_bytes_per_s_min=limits.client_body_bytes_per_s,
-        idle_s=limits.client_idle_s,
-        write_stall_s=limits.client_stall_s,
-    )

@@ -33,13 +33,12 @@ def move(waiting: Sequence[Admitted], pool: Pool, other: Pool, model: str) -> No
         if body_bytes >= LARGE_BODY_BYTES or not other.dispatcher.has_place(exchange.request):
             break
         body_bytes += exchange.request.body_bytes
-        exchange.payload.readdress(model)
+        exchange.payload.rename(model)
         try:
             request = _request_in(other, exchange)
         except ApiError as error:
             exchange.turn_away(error)
             continue
-        exchange.payload.seal()
         other.dispatcher.take_in(exchange, request, pool.dispatcher)
         exchange.moved(request, other)
         moved += 1
@@ -61,9 +60,7 @@ def _request_in(pool: Pool, exchange: Exchange) -> Request:
         pool.context_tokens_max(payload.model),
         generates=generates,
     )
-    prefix: tuple[int, ...] = ()
-    if pool.prefixes is not None and generates and payload.prompt.size:
-        prefix = pool.prefixes.read(payload, before.flow.tenant)
+    prefix = pool.prefix_of(payload, before.flow.tenant) if generates else ()
     return Request(
         before.id, before.flow, before.weight, prompt_tokens, output_tokens_max, before.arrived_s, before.sequences,
         before.body_bytes, before.streamed, before.system_tokens * prompt_tokens // max(1, before.prompt_tokens),

@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
+from urllib.parse import unquote
 
 import msgspec
 
+from backends.health import ModelCard
 from backends.sse import Dialect
 from gateway.answer.exchange import Exchange
-from gateway.answer.passthrough import PassThrough
+from gateway.answer.passthrough import PassThrough, engines_of
 from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.headers import bearer_key
@@ -30,16 +32,16 @@ from gateway.request.cors import Cors
 from gateway.request.form import is_form, read_form
 from gateway.request.identity import Keyring, Principal
 from gateway.request.large_body import LargePayload, read_large_json
-from gateway.request.payload import LARGE_BODY_BYTES, Payload, read_json
+from gateway.request.payload import LARGE_BODY_BYTES, JsonPayload, Payload, read_json
 from gateway.request.readings import Reading, Readings
-from gateway.request.routes import Route, Routes, Treatment
+from gateway.request.routes import MODELS, Route, Routes, Treatment
 from gateway.request.slices import Slices, at_once
 from gateway.request.unqueued import Unqueued
 from gateway.request.upstream_head import upstream_head
 from gateway.request.within_context import within_context
 from gateway.telemetry.record import Outcome, Record
 from gateway.telemetry.trace import Sampler
-from policies.request import NO_CLAIM, Flow, Request, ServiceTokens
+from policies.request import NO_CLAIM, Flow, Request, ServiceTokens, State
 
 __all__ = ["Pipeline"]
 
@@ -77,12 +79,14 @@ class Pipeline:
         cors: Cors,
         unqueued: Unqueued,
         aliases: Mapping[str, str],
+        reading_bytes_max: int,
         sampler: Sampler | None = None,
     ) -> None:
-        """`sampler`: which requests' traces are followed; None: none are."""
+        """`reading_bytes_max`: of large bodies that are read at once. `sampler`: which requests' traces are followed;
+        None: none are."""
         self._keyring = keyring
         self._settled = settled
-        self._readings = Readings()
+        self._readings = Readings(reading_bytes_max)
         self._unqueued = unqueued
         self._sampler = sampler
         self.draining = False
@@ -99,6 +103,16 @@ class Pipeline:
         for pool in self._pools:
             pool.stand_in = partial(self._stand_in, pool)
             pool.dispatcher.on_stranded = None if pool.fallback is None else partial(self._stranded, pool)
+
+    def turn_away_revoked(self, exchanges: Iterable[Admitted]) -> None:
+        """Refuse those of them that wait, and came by a key that is no longer taken."""
+        for each in exchanges:
+            if (
+                isinstance(each, Exchange)
+                and each.request.progress.state is not State.DISPATCHED
+                and not self._keyring.takes(each.holder)
+            ):
+                each.turn_away(_revoked())
 
     @property
     def reading(self) -> int:
@@ -165,20 +179,20 @@ class Pipeline:
     def _handle(self, asking: Asking) -> None:
         request, way = asking.request, asking.way
         if way.treatment is Treatment.MODELS:
-            asking.responder.respond(200, _json_headers(request), self._models(asking.principal))
+            models = self._models(asking.principal, unquote(request.path[len(MODELS) + 1 :]))
+            asking.responder.respond(200, _json_headers(request), models)
             self._ended(asking.record, Outcome.COMPLETED, "")
         elif way.treatment is Treatment.PASS and not request.body:
             self._pass_through(asking, None)()
         elif len(request.body) <= LARGE_BODY_BYTES:
-            payload = _read(request, way)
-            send = self._take(asking, payload)
-            payload.seal()
-            send()
+            self._take(asking, _read(request, way))()
         else:
             self._read_in_slices(asking)
 
     def _take(self, asking: Asking, payload: Payload) -> Callable[[], None]:
         """The request is there whole, and read. What comes back sends it on its way, once its body is sealed."""
+        if not self._keyring.takes(asking.principal):
+            raise _revoked()
         if asking.way.treatment is Treatment.PASS:
             return self._pass_through(asking, payload)
         return self._admit(asking, payload)
@@ -199,7 +213,7 @@ class Pipeline:
             send = self._take(asking, payload)
             request.body = b""
             if isinstance(payload, LargePayload):
-                yield from payload.seal_in_slices()
+                yield from payload.seal()
             yield
             responder.on_disconnect = None
             send()
@@ -245,27 +259,33 @@ class Pipeline:
             generates=way.generates,
         )
         claim, system_tokens = NO_CLAIM, 0
-        prefix: tuple[int, ...] = ()
         if pool.claims is not None:
             reading = pool.claims.read(request.headers, payload, flow, generates=way.generates)
             claim = reading.claim
             if reading.instruction_bytes:
                 system_tokens = prompt_tokens * reading.instruction_bytes // payload.prompt.size
-        if pool.prefixes is not None and way.generates and payload.prompt.size:
-            prefix = pool.prefixes.read(payload, principal.tenant)
+        prefix = pool.prefix_of(payload, principal.tenant) if way.generates else ()
         admitted = record.request = Request(
             request.id, flow, principal.weight, prompt_tokens, output_tokens_max, record.arrived_s, sequences,
             len(payload.body), payload.stream, system_tokens, claim, prefix,
             payload.model if pool.is_adapter(payload.model) else "", request.client_id,
         )  # fmt: skip
-        if payload.stream and not payload.asks_usage and way.dialect is Dialect.OPENAI and not payload.is_form:
+        if (
+            payload.stream
+            and not payload.asks_usage
+            and way.dialect is Dialect.OPENAI
+            and isinstance(payload, JsonPayload)
+        ):
             payload.ask_usage()
         return lambda: self._submit(admitted, pool, asking, payload)
 
     @staticmethod
     def _submit(admitted: Request, pool: Pool, asking: Asking, payload: Payload) -> None:
-        head = upstream_head(asking.request, len(payload.body), asking.record.trace)
-        Exchange(admitted, pool, asking.way, payload, head, asking.responder, asking.record).submit()
+        head = upstream_head(asking.request, asking.record.trace)
+        if asking.way.generates:  # elsewhere the engine's count is held against the prompt
+            payload.let_go()
+        asking.request.body = b""
+        Exchange(admitted, pool, asking.way, payload, head, asking.responder, asking.record, asking.principal).submit()
 
     def _pool_for(self, payload: Payload, principal: Principal) -> Pool:
         """The pool that answers. The payload then asks for the model by that pool's name."""
@@ -295,7 +315,8 @@ class Pipeline:
     def _pool_of(self, model: str) -> Pool | None:
         pool = self._pool_of_model.get(model)
         if pool is None:
-            for candidate in self._pools:
+            # What the config names goes before an adapter of the same name.
+            for candidate in sorted(self._pools, key=lambda each: model not in each.config.models):
                 if model in candidate.models():
                     self._pool_of_model[model] = candidate
                     return candidate
@@ -309,14 +330,23 @@ class Pipeline:
             if len(self._pools) == 1:
                 return self._pools[0]
             raise ApiError(Reason.INVALID_REQUEST, "'model' is missing: say which model is asked", param="model")
+        raise self._not_served(model)
+
+    def _not_served(self, model: str) -> ApiError:
         unknown = [candidate for candidate in self._pools if not candidate.models()]
         if unknown:
             # Nobody has said yet what these engines serve; they are down, or have just been started.
             message = f"no engine has said yet which models it serves; '{model[:100]}' may be one of them"
-            raise ApiError(Reason.NO_BACKEND, message, retry_after_s=5.0)
-        served = ", ".join(sorted(name for pool in self._pools for name in pool.models())[:20])
+            return ApiError(Reason.NO_BACKEND, message, retry_after_s=5.0)
+        served = ", ".join(sorted(shown for shown, _, _ in self._named())[:20])
         message = f"the model '{model[:100]}' is not served here; these are: {served}"
-        raise ApiError(Reason.MODEL_NOT_FOUND, message, param="model")
+        return ApiError(Reason.MODEL_NOT_FOUND, message, param="model")
+
+    def _named(self) -> list[tuple[str, str, ModelCard | None]]:
+        """All that can be asked for: by which name, what it is to the engines, and what they say of it."""
+        cards = {name: card for pool in self._pools for name, card in pool.models().items()}
+        aliases = [(alias, name, cards[name]) for alias, name in self._aliases.items() if name in cards]
+        return [*[(name, name, card) for name, card in cards.items()], *aliases]
 
     # --- requests that do not ---
 
@@ -328,17 +358,15 @@ class Pipeline:
             if payload.model or principal.models is not None:
                 pools = [self._pool_for(payload, principal)]
                 record.model = payload.model
-        backend = next((found for pool in pools if (found := pool.least_loaded()) is not None), None)
-        if backend is None:
+        if not any([pool.is_healthy() for pool in pools]):
             again_s = min([pool.again_s() for pool in pools])
             raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=again_s)
-        exchange = PassThrough(asking.responder, asking.way.dialect, backend, record, self._passed)
+        exchange = PassThrough(asking.responder, asking.way.dialect, engines_of(pools), record, self._passed)
 
         def send() -> None:
-            body = b"" if payload is None else payload.body
             # Not before: nobody gives the place back if the client leaves while its body is sealed.
             self._unqueued.begin(record.tenant)
-            exchange.send(upstream_head(asking.request, len(body), record.trace), body)
+            exchange.send(upstream_head(asking.request, record.trace), payload)
 
         return send
 
@@ -346,20 +374,25 @@ class Pipeline:
         self._unqueued.end(record.tenant)
         self._settled(record, "")
 
-    def _models(self, principal: Principal) -> bytes:
-        cards = {name: card for pool in self._pools for name, card in pool.models().items()}
-        named = [(name, name) for name in cards]
-        named += [(alias, name) for alias, name in self._aliases.items() if name in cards]
+    def _models(self, principal: Principal, asked: str) -> bytes:
+        """Those that a key may ask for; or the one that is asked for by its name."""
         data = []
-        for shown, name in named:
+        for shown, name, card in self._named():
             if not principal.may_ask(shown) and not principal.may_ask(name):
                 continue
             model = {"id": shown, "object": "model", "created": 0, "owned_by": "fairgate"}
-            card = cards[name]
             if card is not None and card.max_model_len is not None:
                 model["max_model_len"] = card.max_model_len
+            if shown == asked:
+                return msgspec.json.encode(model)
             data.append(model)
+        if asked:
+            raise self._not_served(asked) if principal.models is None else _not_for(asked, principal)
         return msgspec.json.encode({"object": "list", "data": data})
+
+
+def _revoked() -> ApiError:
+    return ApiError(Reason.INVALID_API_KEY, "this API key was revoked before an engine had the request")
 
 
 def _not_for(model: str, principal: Principal) -> ApiError:
@@ -379,6 +412,7 @@ def _read(request: HttpRequest, way: Route) -> Payload:
 
 def _slices(request: HttpRequest, way: Route) -> Generator[None, None, Payload]:
     form = _form_type(request, way)
+    payload: Payload
     if form is None:
         payload = yield from read_large_json(request.body, way.api)
     else:

@@ -13,7 +13,7 @@ from policies.limits.ceilings import Auto, Percentile
 from policies.plain_data import rows
 from policies.request import Caps, Interaction
 
-__all__ = ["CALLS", "IDLE_S_MAX", "IDLE_S_MIN", "PACE_S_MAX", "AppNeeds", "Cap"]
+__all__ = ["APPS_MAX", "CALLS", "IDLE_S_MAX", "IDLE_S_MIN", "PACE_S_MAX", "AppNeeds", "Cap"]
 
 Cap = float | Literal["auto"]
 
@@ -67,6 +67,7 @@ class AppNeeds:
         """A number holds for all apps; "auto" is learned."""
         self._apps: OrderedDict[tuple[str, str], _Needs] = OrderedDict()
         self._unknown = _Needs()
+        self.apps_max = APPS_MAX
         self.set(calls_max, tokens_max, lifetime_s_max, idle_s)
 
     def set(self, calls_max: Cap, tokens_max: Cap, lifetime_s_max: Cap, idle_s: Cap) -> None:
@@ -136,7 +137,7 @@ class AppNeeds:
         needs = self._apps.get((tenant, app))
         if needs is None:
             needs = self._apps[(tenant, app)] = _Needs()
-            if len(self._apps) > APPS_MAX:
+            if len(self._apps) > self.apps_max:
                 self._apps.popitem(last=False)
         else:
             self._apps.move_to_end((tenant, app))
@@ -164,7 +165,7 @@ class AppNeeds:
             own = self._apps.get(app)
             if own is None or own.calls.seen < theirs.calls.seen:
                 self._apps[app] = theirs
-        while len(self._apps) > APPS_MAX:
+        while len(self._apps) > self.apps_max:
             self._apps.popitem(last=False)
 
 

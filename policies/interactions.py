@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal
 
-from policies.app_needs import IDLE_S_MIN, PACE_S_MAX, AppNeeds
+from policies.app_needs import APPS_MAX, IDLE_S_MIN, PACE_S_MAX, AppNeeds
+from policies.limits.fullness import given_up
 from policies.request import NO_CLAIM, NO_WITNESSES, Caps, Flow, Interaction, Key, Request, ServiceTokens, Witnesses
 from policies.witness_table import GIVEN_MAX, WitnessTable
 
@@ -36,9 +37,9 @@ EXTENDED_MAX: Final = 256
 """Number of hashes of a raw prompt that are looked up, the longest beginning first."""
 LOOKED_AT: Final = 8
 """Interactions checked for idleness at each admission: several times as many as an admission can open."""
-RESTING_MAX: Final = 32_768
-"""Interactions that rest after a final answer; the oldest are forgotten."""
-TENANTS_MAX: Final = 10_000
+WITNESSES_EACH, RESTING_PART = 2, 4
+"""Witnesses over `open_max`, and that over the interactions that rest after a final answer."""
+TENANTS_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,12 @@ class InteractionSettings:
     calls_max: int | Literal["auto"] = "auto"
     tokens_max: int | Literal["auto"] = "auto"
     lifetime_s_max: float | Literal["auto"] = "auto"
-    open_max: int = 1_000_000
+    open_max: int = 250_000
+    apps_max: int = APPS_MAX
+    """Apps of which is known what their interactions need."""
 
     def __post_init__(self) -> None:
-        for name in ("idle_s", "calls_max", "tokens_max", "lifetime_s_max", "open_max"):
+        for name in ("idle_s", "calls_max", "tokens_max", "lifetime_s_max", "open_max", "apps_max"):
             value = getattr(self, name)
             if value != "auto" and not value > 0:
                 raise ValueError(f"interactions: {name} is {value}; it must be greater than 0")
@@ -71,18 +74,20 @@ class Waste:
 class Interactions:
     """The open interactions of every flow. One table may serve several pools.
 
-    Bounded: at most `open_max`. Beyond that, the tenant with most interactions loses its oldest ones.
+    Bounded: `open_max` are open, and a quarter as many rest. Beyond that, the tenant that has most loses its oldest.
     """
 
     def __init__(self, settings: InteractionSettings | None = None) -> None:
         self.wasted: dict[str, Waste] = {}
         """By tenant. Empty as long as no interaction was cut."""
         self.needs = AppNeeds()
+        self._witnesses = WitnessTable()
         self.set(settings or InteractionSettings())
         self._open: dict[str, dict[Key, Interaction]] = {}
         self._count = 0
-        self._witnesses = WitnessTable()
         self._resting: OrderedDict[Interaction, None] = OrderedDict()
+        self._resting_of: dict[str, dict[Interaction, None]] = {}
+        """The same by tenant."""
         self._to_look_at: deque[Interaction] = deque()
         self.changed: dict[Interaction, None] | None = None
         """Interactions that changed, the oldest change first. The code that tells other gateways takes them out.
@@ -97,7 +102,9 @@ class Interactions:
     def set(self, settings: InteractionSettings) -> None:
         """From now on these are the rules. What is open stays open, with the caps that it began with."""
         self.settings = settings
+        self._witnesses.set(WITNESSES_EACH * settings.open_max)
         self.needs.set(settings.calls_max, settings.tokens_max, settings.lifetime_s_max, settings.idle_s)
+        self.needs.apps_max = settings.apps_max
         self._look_s = IDLE_S_MIN if settings.idle_s == "auto" else settings.idle_s
         """The shortest silence that may end one, and how often one is looked at."""
 
@@ -293,7 +300,8 @@ class Interactions:
 
     def _enter(self, interaction: Interaction) -> None:
         if self._count >= self.settings.open_max:
-            self._give_up_oldest()
+            for tenant, key in given_up(self._open, self.settings.open_max):
+                self._close(self._open[tenant][key])
         own = self._open.setdefault(interaction.tenant, {})
         before = own.get(interaction.key)
         if before is not None:
@@ -307,7 +315,7 @@ class Interactions:
 
     def _wake(self, interaction: Interaction) -> None:
         """Its last answer was not its end."""
-        del self._resting[interaction]
+        self._rests_no_more(interaction)
         interaction.over = False
         self._enter(interaction)
 
@@ -360,15 +368,27 @@ class Interactions:
                 del self._open[interaction.tenant]
             if rests and interaction.given:
                 self._witnesses.give(interaction, interaction.key[2])
-                self._resting[interaction] = None
-                if len(self._resting) > RESTING_MAX:
-                    self._end(self._resting.popitem(last=False)[0])
+                self._rest(interaction)
                 return
         elif interaction in self._resting:
-            del self._resting[interaction]
+            self._rests_no_more(interaction)
         else:
             return
         self._end(interaction)
+
+    def _rest(self, interaction: Interaction) -> None:
+        self._resting[interaction] = None
+        self._resting_of.setdefault(interaction.tenant, {})[interaction] = None
+        if RESTING_PART * len(self._resting) > self.settings.open_max:
+            for _, oldest in given_up(self._resting_of, self.settings.open_max // RESTING_PART):
+                self._close(oldest)
+
+    def _rests_no_more(self, interaction: Interaction) -> None:
+        del self._resting[interaction]
+        own = self._resting_of[interaction.tenant]
+        del own[interaction]
+        if not own:
+            del self._resting_of[interaction.tenant]
 
     def _end(self, interaction: Interaction) -> None:
         self._witnesses.forget(interaction)
@@ -385,7 +405,7 @@ class Interactions:
                 looked.popleft()
                 interaction.look_s = -1.0
                 continue
-            if now < interaction.look_s <= now + look_s and len(looked) < 2 * self.settings.open_max:
+            if now < interaction.look_s <= now + look_s and 4 * len(looked) < 5 * self.settings.open_max:
                 break
             looked.popleft()
             if interaction.seen_s > now:
@@ -398,13 +418,6 @@ class Interactions:
         for interaction in list(islice(self._resting, LOOKED_AT)) if self._resting else ():
             if abs(now - interaction.seen_s) <= PACE_S_MAX:
                 return
-            self._close(interaction)
-
-    def _give_up_oldest(self) -> None:
-        """Too many are open: the tenant with most loses a hundredth of the bound, so that this is rare."""
-        tenant = max(self._open, key=lambda name: (len(self._open[name]), name))
-        own = self._open[tenant]
-        for interaction in list(islice(own.values(), max(1, min(len(own), self.settings.open_max // 100)))):
             self._close(interaction)
 
     def is_open(self, tenant: str, key: Key) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import Any, Final, NamedTuple
 
 __all__ = [
@@ -173,8 +174,6 @@ class Wait:
 
     Attributes:
         since_s: when it began to wait.
-        ahead: requests of all tenants that waited then.
-        ahead_of_own: those of its own tenant.
         by: seconds by obstacle (`capacity.obstacle.Obstacle`), but for those below.
         obstacle: the one that it waits for or waited for last as the next in order; so long: `obstacle_s`.
         closed_s: while it waits, the pool's own clock of `Obstacle.CLOSED` as it was when the request was queued; then
@@ -183,14 +182,10 @@ class Wait:
         ended_s: when it ended; less than 0: it has not.
     """
 
-    __slots__ = (
-        "ahead", "ahead_of_own", "by", "closed_s", "ended_s", "obstacle", "obstacle_s", "rest", "since_s",
-    )  # fmt: skip
+    __slots__ = ("by", "closed_s", "ended_s", "obstacle", "obstacle_s", "rest", "since_s")
 
-    def __init__(self, since_s: float, ahead: int, ahead_of_own: int, rest: str, closed_s: float) -> None:
+    def __init__(self, since_s: float, rest: str, closed_s: float) -> None:
         self.since_s = since_s
-        self.ahead = ahead
-        self.ahead_of_own = ahead_of_own
         self.by: dict[str, float] | None = None
         self.obstacle: str | None = None
         self.obstacle_s = 0.0
@@ -206,7 +201,8 @@ class Progress:
         state: where it is on its way (`admission.lifecycle`).
         deadline_s: when the request expires if it still waits.
         attempts: dispatches that ended in a failed connection.
-        output_tokens_expected: mean output of similar requests; what a predicting policy charges ahead.
+        output_tokens_expected: mean output of similar requests; what a predicting policy charges ahead. 0: too few
+            were seen, so nothing is charged ahead, and forecasts take the reserve.
         output_tokens_reserved: cautious output, a high quantile of similar requests; what the ledger reserves.
         charged: service charged to its tenant so far, in the policy's own unit.
         normalised: the same as its flow was charged, in calls that are normal for the app.
@@ -350,6 +346,8 @@ class Limit(NamedTuple):
     remaining: int
     reset_s: float
     """Seconds until there is room again."""
+    window_s: float = inf
+    """Over how long it counts. Its client is told of no longer wait: within a window, some of it is free again."""
 
 
 class Refused(NamedTuple):

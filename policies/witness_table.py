@@ -7,9 +7,9 @@ models number their calls of tools from 1 in each answer. Whoever asks chooses a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Final
 
+from policies.limits.fullness import given_up
 from policies.request import Interaction
 
 __all__ = ["WitnessTable"]
@@ -35,6 +35,10 @@ class WitnessTable:
         self._count = 0
         self._tenants: dict[str, dict[int, Held]] = {}
         """By tenant, then by the hash of app, user and witness."""
+
+    def set(self, witnesses_max: int) -> None:
+        """From now on so many are remembered."""
+        self._most = witnesses_max
 
     def __len__(self) -> int:
         return self._count
@@ -101,17 +105,15 @@ class WitnessTable:
             del own[place]
 
     def _forget_oldest(self) -> None:
-        """The tenant with most witnesses loses a hundredth of the bound, so that this is rare."""
-        tenant = max(self._tenants, key=lambda name: (len(self._tenants[name]), name))
-        own = self._tenants[tenant]
-        for place, held in list(islice(own.items(), max(1, min(len(own), self._most // 100)))):
+        for tenant, place in given_up(self._tenants, self._most):
+            own = self._tenants[tenant]
+            held = own.pop(place)
             holders = held if isinstance(held, list) else [held]
             for holder in holders:
                 _given(holder).remove(place)
             self._count -= len(holders)
-            del own[place]
-        if not own:
-            del self._tenants[tenant]
+            if not own:
+                del self._tenants[tenant]
 
 
 def _is_new(own: dict[int, Held], place: int, interaction: Interaction) -> bool:

@@ -13,6 +13,7 @@ from functools import partial
 from heapq import heappop, heappush
 
 from backends.simulated.engine import EngineGauges, EngineModel, EngineRequest, Step
+from policies.admission.books import NO_SERVICE
 from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
@@ -22,7 +23,7 @@ from policies.replicas.prefixes import SharedPrefixes
 from policies.replicas.schedule import DEADLINE_S, INTERVAL_S, Schedule
 from policies.request import ServiceTokens
 from simulation.gauges import read_gauges, read_step
-from simulation.run import IMPOSSIBLE, LOST, Arrival, Event, Record, Run, Stall, Store
+from simulation.run import IMPOSSIBLE, LOST, WRONG, Arrival, Event, Record, Run, Stall, Store
 
 __all__ = ["replay", "simulate"]
 
@@ -83,7 +84,7 @@ def replay(events: Iterable[Event], engine: AdmissionEngine) -> list[tuple[float
 def _call(engine: AdmissionEngine, method: str, args: tuple[object, ...], now: float) -> Sequence[Decision]:
     if method == "arrived":
         args = tuple(arg.request() if isinstance(arg, Arrival) else arg for arg in args)
-    decisions: Sequence[Decision] = getattr(engine, method)(*args, now)
+    decisions: Sequence[Decision] = getattr(engine, method)(*args[:2], now, *args[2:])
     return decisions
 
 
@@ -353,10 +354,17 @@ class _Driver:
             self._at(now + self._network_s, lambda at: self._tell(gateway, "failed", at, dispatch.id, Failure.REFUSED))
             return
         arrival = record.arrival
+        if arrival.is_wrong:
+            self._at(now + self._network_s, partial(self._found_wrong, record))
+            return
         output_tokens = min(arrival.output_tokens, arrival.output_tokens_max)
         model.submit(EngineRequest(arrival.id, arrival.prompt_tokens, output_tokens, arrival.prefix), now)
         if dispatch.backend not in self._stepping:
             self._step(dispatch.backend, now)
+
+    def _found_wrong(self, record: Record, now: float) -> None:
+        self._end(record, WRONG, now)
+        self._tell(self._gateways[record.gateway], "failed", now, record.arrival.id, Failure.BROKEN, NO_SERVICE)
 
     def _step(self, name: str, now: float) -> None:
         """The backend begins a batch, if there is anything to do."""

@@ -96,6 +96,7 @@ class Seen:
         wasted_tokens: spent in interactions that were then cut, as the gateway counts them.
         service: of the tenants with most demand, and of the others: (s, service per second around then).
         gap: (s, difference of service per weight).
+        queued: requests that could not be dispatched at once.
     """
 
     policy: str
@@ -114,6 +115,7 @@ class Seen:
     tenants: Sequence[TenantSeen]
     service: Mapping[str, Sequence[tuple[float, float]]]
     gap: Sequence[tuple[float, float]]
+    queued: int = 0
 
 
 def replay_under(
@@ -184,7 +186,7 @@ class _Tally:
         self._tenants = {tenant: _Count() for tenant in [*self._shown, OTHERS]}
         self._refused: Counter[str] = Counter()
         self._price = LinearCost()
-        self._prompt_tokens = self._output_tokens = self._preemptions = 0
+        self._prompt_tokens = self._output_tokens = self._preemptions = self._queued = 0
         self._ended_s = 0.0
 
     def add(self, record: Record) -> None:
@@ -201,6 +203,7 @@ class _Tally:
         self._prompt_tokens += prompt_tokens
         self._output_tokens += output_tokens
         self._preemptions += record.preemptions
+        self._queued += record.outcome != IMPOSSIBLE and record.dispatched_s != arrival.arrived_s
         self._ended_s = max(self._ended_s, record.finished_s or 0.0)
 
     def seen(self, policy: str, trace: Trace, backends: int, wasted_tokens: int) -> Seen:
@@ -235,6 +238,7 @@ class _Tally:
             ],
             service=service,
             gap=gap,
+            queued=self._queued,
         )
 
     def _per_s(self, tokens: int) -> float:

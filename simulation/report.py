@@ -51,6 +51,15 @@ class Replayed:
         """What is this run called among the others?"""
         return seen.policy if len(self.backends) == 1 else f"{seen.policy}, {_count(seen.backends, 'engine')}"
 
+    def warning(self) -> str:
+        """Why do these numbers say nothing? Empty: they do."""
+        if any(each.queued for each in self.seen):
+            return ""
+        return (
+            "No request had to wait: this load never fills the engines, and policies differ only where requests wait. "
+            "Try --speed 2 and more, fewer --backends or a smaller --profile."
+        )
+
     def notes(self) -> list[str]:
         """What to know before one reads the numbers."""
         trace, notes = self.trace, list(self.said)
@@ -73,11 +82,8 @@ class Replayed:
             )
         if len(trace.demand) == 1:
             notes.append("The trace has one tenant: there is nobody to share with, and policies differ within it only.")
-        elif not any(each.gap_max for each in self.seen):
-            notes.append(
-                "No two tenants waited at the same time: the engines had room. With --speed 2 and more, fewer "
-                "--backends or a smaller --profile one sees what happens when they have not."
-            )
+        elif not any(each.gap_max for each in self.seen) and not self.warning():
+            notes.append("No two tenants waited at the same time.")
         return notes
 
 
@@ -100,7 +106,9 @@ def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> s
 
 def as_text(replayed: Replayed) -> str:
     """What came of it, the policies side by side, then each tenant under each of them."""
-    parts = [verdict(replayed.seen), "", replayed.heading(), "", columns(_policy_rows(replayed)), ""]
+    warning = replayed.warning()
+    parts = [f"Warning: {warning}", ""] if warning else []
+    parts += [verdict(replayed.seen), "", replayed.heading(), "", columns(_policy_rows(replayed)), ""]
     refused = _refused_rows(replayed)
     if len(refused) > 1:
         parts += ["Refused, by reason", columns(refused, left=(0, 1)), ""]
@@ -165,6 +173,7 @@ def as_json(replayed: Replayed) -> str:
             "assumed": trace.assumed,
         },
         "engines": {"backends": replayed.backends, "profile": replayed.profile.name},
+        "warning": replayed.warning(),
         "notes": replayed.notes(),
         "policies": [asdict(each) for each in replayed.seen],
     }  # fmt: skip
@@ -189,7 +198,7 @@ def as_html(replayed: Replayed) -> str:
         title=escape(replayed.trace.name),
         verdict=re.sub("`(.+?)`", r"<code>\1</code>", escape(verdict(seen))),
         heading=escape(replayed.heading()),
-        notes="".join(f"<li>{escape(note)}</li>" for note in replayed.notes()),
+        notes="".join(f"<li>{escape(note)}</li>" for note in [replayed.warning(), *replayed.notes()] if note),
         policies=_table(_policy_rows(replayed)),
         tenants=_bars(replayed),
         services=_section(

@@ -9,12 +9,14 @@ from policies.admission.decisions import Decision
 from policies.replicas.messages import Heard, News, Told
 from policies.request import NO_CLAIM, Claim, Flow, Request
 
-__all__ = ["IMPOSSIBLE", "LOST", "Arrival", "Event", "Record", "Run", "Stall", "Store"]
+__all__ = ["IMPOSSIBLE", "LOST", "WRONG", "Arrival", "Event", "Record", "Run", "Stall", "Store"]
 
 IMPOSSIBLE = "context_length_exceeded"
 """The outcome of a request that is longer than the model's context: the gateway refuses it unseen."""
 LOST = "lost"
 """The outcome of a request whose gateway died."""
+WRONG = "wrong"
+"""The outcome of a request that its engine answered with an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Arrival:
     """The client hangs up when it has seen this many output tokens. None: it reads to the end."""
     prefix: tuple[int, ...] = ()
     """Chained hashes of the prompt's blocks, of the engine's own block size."""
+    is_wrong: bool = False
+    """The engine finds the request itself wrong (400, 413, 422, 500): it answers at once with an error."""
 
     def request(self) -> Request:
         """What the gateway makes of it."""
@@ -57,7 +61,7 @@ class Record:
     """When each output token passed the gateway."""
     finished_s: float | None = None
     outcome: str = ""
-    """"completed", "cancelled" by its client, "lost" with its gateway, or why it was rejected."""
+    """"completed", "cancelled" by its client, "lost" with its gateway, "wrong", or why it was rejected."""
     preemptions: int = 0
     refusals: int = 0
     cached_tokens: int = 0

@@ -15,7 +15,7 @@ ALIKE_PART = 0.1
 """Waits that differ by no more than one of these are alike."""
 ALIKE_REFUSED = 0.01
 REQUESTS_MIN = 20
-"""A percentile of fewer requests is chance: such a tenant is named only if all are so small."""
+"""A percentile of fewer requests is chance: such a tenant is named only if it makes no difference to a larger one."""
 SHORTEST_S = 0.01
 NEVER_S = 1000.0
 """Stands for the wait of a tenant that was never served."""
@@ -39,10 +39,12 @@ def verdict(seen: Sequence[Seen]) -> str:
     pairs = [pair for pair in zip(one.tenants, other.tenants, strict=True) if pair[0].name != OTHERS]
     if all(_is_alike(*pair) for pair in pairs):
         return f"{here}, everybody waited about as long as {there}: {_longest(one.tenants)}."
-    named = [pair for pair in pairs if pair[0].requests >= REQUESTS_MIN] or pairs
+    named = [pair for pair in pairs if pair[0].requests >= REQUESTS_MIN and not _is_alike(*pair)] or pairs
     before, after = max(named, key=lambda pair: _change(*pair))
-    least_s = "for ever" if before.ttft_s is None else f"{_p95(before)} or longer"
-    sentence = f"{here}, one request in twenty of `{short(before.name)}` waited {least_s} for its first token"
+    is_part = before.requests >= REQUESTS_MIN
+    who = "one request in twenty" if is_part else "the slowest request"
+    least_s = f"{_p95(before)} or longer" if is_part and before.ttft_s is not None else _p95(before)
+    sentence = f"{here}, {who} of `{short(before.name)}` waited {least_s} for its first token"
     sentence += f"{_refusals(before)}, {there} {_wait(after)}"
     most, most_after = pairs[0]
     if most.name != before.name:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from bench.ports import free_port
+from tests.waiting import WAIT_S
 
 SETTINGS = (
     "listen_addresses = '127.0.0.1'\nunix_socket_directories = ''\nfsync = off\nmax_connections = 20\n"
@@ -35,7 +36,7 @@ def program(name: str) -> str:
 def call(*command: str | Path) -> None:
     """As a user that PostgreSQL accepts: it never runs as root."""
     line = ["runuser", "-u", "postgres", "--", *command] if os.getuid() == 0 else list(command)
-    subprocess.run(line, check=True, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=30)
+    subprocess.run(line, check=True, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=WAIT_S)
 
 
 class PostgresServer:

@@ -18,8 +18,8 @@ from redis import Redis as SyncRedis
 from redis.asyncio import Redis
 
 from bench.ports import free_port
+from tests.waiting import WAIT_S
 
-WAIT_S = 20.0
 SLOTS = 16384
 STARTS_MAX = 5
 """A free port may be taken before the server binds it: then another one is tried."""

@@ -25,6 +25,8 @@ class Faults:
     """Close every stream after this many events, without an end."""
     stall_after_events: int | None = None
     """Write nothing to a stream after this many events, and keep it open."""
+    is_still: bool = False
+    """Make no step, and go on saying that all is well."""
 
     def take(self, name: str) -> bool:
         """Is this request one of the next `name`? Counts it."""

@@ -54,7 +54,7 @@ class SimulatedServer:
             raise ValueError("a simulated server needs at least one model name")
         self.profile = profile
         self.model_names = tuple(model_names)
-        self._adapters = adapters
+        self.adapters = adapters
         self.faults = faults or Faults()
         self.scrapes = 0
         """How often its metrics were asked for."""
@@ -148,6 +148,8 @@ class SimulatedServer:
                 self._arrived.clear()
                 await self._arrived.wait()
                 due = loop.time()
+            while self.faults.is_still:  # noqa: ASYNC110 (set at any time, by a test)
+                await asyncio.sleep(_CATCH_UP_S)
             step = self._engine.step(due)
             due += step.duration_s * self._time_scale
             await asyncio.sleep(due - loop.time())
@@ -324,8 +326,8 @@ class SimulatedServer:
                 "created": 0,
                 "owned_by": "vllm",
                 "root": name,
-                "parent": self.model_names[0] if name in self._adapters else None,
-                "max_model_len": None if name in self._adapters else self.profile.max_model_len,
+                "parent": self.model_names[0] if name in self.adapters else None,
+                "max_model_len": None if name in self.adapters else self.profile.max_model_len,
             }
             for name in self.model_names
         ]

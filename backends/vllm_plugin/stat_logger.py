@@ -47,9 +47,8 @@ class StepLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not there whe
                 rank.prompt_tokens += iteration_stats.num_prompt_tokens
             if scheduler_stats is not None:
                 rank.running = scheduler_stats.num_running_reqs
-                rank.waiting = scheduler_stats.num_waiting_reqs + getattr(
-                    scheduler_stats, "num_skipped_waiting_reqs", 0
-                )
+                rank.deferred = getattr(scheduler_stats, "num_skipped_waiting_reqs", 0)
+                rank.waiting = scheduler_stats.num_waiting_reqs + rank.deferred
                 rank.kv_usage = scheduler_stats.kv_cache_usage
                 details = getattr(scheduler_stats, "iteration_details", None)
                 rank.scheduled = None if details is None else details.num_ctx_tokens + details.num_generation_tokens

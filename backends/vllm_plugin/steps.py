@@ -29,8 +29,8 @@ class Rank:
     """One engine of this process (one rank of data parallelism): its state after its last step, and its size."""
 
     __slots__ = (
-        "block_size", "blocks", "kv_tokens", "kv_usage", "preemptions", "prompt_tokens", "running", "scheduled",
-        "sequences_max", "tokens_max", "waiting",
+        "block_size", "blocks", "deferred", "kv_tokens", "kv_usage", "preemptions", "prompt_tokens", "running",
+        "scheduled", "sequences_max", "tokens_max", "waiting",
     )  # fmt: skip
 
     def __init__(self, *, block_size: int, tokens_max: int, sequences_max: int) -> None:
@@ -43,6 +43,8 @@ class Rank:
         self.sequences_max = sequences_max
         self.running = 0
         self.waiting = 0
+        self.deferred = 0
+        """Of those that wait: for something else than room, such as an adapter or a grammar."""
         self.kv_usage = 0.0
         self.scheduled: int | None = None
         """Tokens that the step computed, if the engine says."""
@@ -52,7 +54,7 @@ class Rank:
     def json(self, number: int) -> str:
         scheduled = "null" if self.scheduled is None else self.scheduled
         return (
-            f'{{"rank":{number},"running":{self.running},"waiting":{self.waiting},'
+            f'{{"rank":{number},"running":{self.running},"waiting":{self.waiting},"deferred":{self.deferred},'
             f'"free_blocks":{round((1.0 - self.kv_usage) * self.blocks)},"total_blocks":{self.blocks},'
             f'"block_size":{self.block_size},"kv_tokens":{self.kv_tokens},"scheduled_tokens":{scheduled},'
             f'"scheduled_tokens_max":{self.tokens_max},"max_num_seqs":{self.sequences_max},'

@@ -22,7 +22,7 @@ UNITS = {
     "max_num_seqs": "requests", "waiting_target": "requests", "max_concurrency": "requests", "concurrent": "requests",
     "unqueued_max": "requests", "kv_ceiling": "part of 1", "headroom": "part of 1", "enter": "part of 1",
     "leave": "part of 1", "sample_ratio": "part of 1", "starts": "interactions", "requests": "requests",
-    "tokens": "tokens", "addresses_max": "engines",
+    "tokens": "tokens", "addresses_max": "engines", "memory_max": "bytes",
     "normal_service": "service", "input": "per million tokens", "output": "per million tokens",
     "cached": "per million tokens", "body_bytes_max": "bytes", "weight": "factor", "alpha": "factor", "beta": "factor",
     "gamma": "factor", "input_weight": "service/token", "output_weight": "service/token",

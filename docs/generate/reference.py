@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import click
 import yaml
 
+from docs.generate import memory
 from docs.generate.config_fields import fields
 from gateway.commands.main import main as fairgate
 from gateway.http.errors import ApiError, Reason
@@ -32,6 +33,7 @@ def pages() -> dict[str, str]:
     """The text of each page, by its file's name."""
     written = {
         "config.md": _config(),
+        "memory.md": memory.lines(table),
         "cli.md": _cli(),
         "metrics.md": _metrics(),
         "log-fields.md": _log_fields(),

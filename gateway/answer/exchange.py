@@ -28,16 +28,19 @@ from backends.sse import Dialect, StreamMeter
 from backends.upstream import Call
 from backends.usage import Answer, made_bytes, read_answer, usage_finder, usage_found
 from gateway.answer.account import believed
+from gateway.answer.ending import Ending
 from gateway.answer.engine_errors import ERROR_BODY_BYTES_MAX, OWN_ERROR_EVENTS, engine_error, outcome_of
+from gateway.answer.kept import Kept
 from gateway.answer.refusals import failure_error, refusal_error
 from gateway.answer.renamed import Renamed
 from gateway.answer.reply import Reply
 from gateway.http.errors import ApiError, Reason
+from gateway.http.headers import content_type, is_json, is_text
 from gateway.http.responder import Responder
+from gateway.request.identity import Principal
 from gateway.request.interaction_claim import given
 from gateway.request.payload import Payload
 from gateway.request.routes import Route
-from gateway.request.upstream_head import of_length
 from gateway.telemetry.record import NO_SERVICE, Outcome, Record
 from policies.admission.decisions import Failure, Reject
 from policies.request import Request, ServiceTokens
@@ -59,9 +62,9 @@ class Exchange:
     """A client's request, its place in the pool, and the answer. Implements `Admitted` and `Receiver`."""
 
     __slots__ = (
-        "_answer", "_answer_bytes", "_backend", "_call", "_done", "_finder", "_headers", "_killed", "_meter",
-        "_passing", "_pool", "_renamed", "_reply", "_responder", "_sends", "_started", "_status",
-        "_upstream_head", "payload", "record", "request", "route",
+        "_answer", "_answer_bytes", "_backend", "_call", "_done", "_ending", "_finder", "_headers", "_killed", "_meter",
+        "_pool", "_renamed", "_reply", "_responder", "_sends", "_started", "_status",
+        "_upstream_head", "holder", "payload", "record", "request", "route",
     )  # fmt: skip
 
     def __init__(
@@ -73,8 +76,10 @@ class Exchange:
         upstream_head: bytes,
         responder: Responder,
         record: Record,
+        holder: Principal,
     ) -> None:
         self.request = request
+        self.holder = holder
         self.record = record
         self.route = route
         self._pool = pool
@@ -82,7 +87,7 @@ class Exchange:
         self._upstream_head = upstream_head
         self._responder = responder
         self._reply = Reply(responder, request, record, route, pool)
-        self._renamed = _renamed(payload)
+        self._renamed = Renamed.of(payload)
         """None: the client's name of the model is the engines'."""
         self._backend: Backend | None = None
         self._call: Call | None = None
@@ -97,10 +102,11 @@ class Exchange:
         self._status = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._meter: StreamMeter | None = None
-        self._answer: list[bytes] = []
+        self._answer = Kept(self._pool)
         self._answer_bytes = 0
         self._finder: MemberFinder | None = None
-        self._passing = False
+        self._ending: Ending | None = None
+        """Of an answer in one piece that is relayed as it comes; None: none is."""
         self._started = False
 
     def submit(self) -> None:
@@ -124,20 +130,19 @@ class Exchange:
             self._pool.retries.sent()
         self._backend = target
         self.record.dispatched(backend, time.monotonic())
-        head, is_fresh = target.head(self._upstream_head), self._sends > 0
-        self._call = target.upstream.send(head, self.payload.body, self, is_fresh=is_fresh)
+        tenant, is_fresh = self.request.flow.tenant, self._sends > 0
+        self._call = target.send(self._upstream_head, self.payload, tenant, self, is_fresh=is_fresh)
 
     def refused(self, decision: Reject) -> None:
         self._end(Outcome.REFUSED, decision.reason.value)
         self._reply.error(refusal_error(decision, self._pool.again_s()))
 
     def moved(self, request: Request, pool: Pool) -> None:
-        """It waits in this pool from now on, as this request; its payload is sealed for there."""
+        """It waits in this pool from now on, as this request; its payload asks for that one's model."""
         self.request = self.record.request = request
         self.record.model = self.payload.model
         self._pool = pool
-        self._renamed = _renamed(self.payload)
-        self._upstream_head = of_length(self._upstream_head, len(self.payload.body))
+        self._renamed = Renamed.of(self.payload)
 
     def turn_away(self, error: ApiError) -> None:
         """It waits, and cannot be served after all."""
@@ -162,7 +167,7 @@ class Exchange:
     def head_received(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         self._status = status
         self._headers = headers
-        if status == 200 and _is_event_stream(headers):
+        if status == 200 and content_type(headers).startswith(b"text/event-stream"):
             strip = self.route.dialect is Dialect.OPENAI and self.payload.stream and not self.payload.asks_usage
             dialect = self.route.dialect
             self._meter = StreamMeter(dialect, strip_usage=strip, own_error=OWN_ERROR_EVENTS[dialect])
@@ -191,7 +196,12 @@ class Exchange:
             if reply.relays:
                 self._responder.write(forward)
             else:
-                reply.begin(self._status, self._headers, forward)
+                self._begin_reply(forward)
+
+    def _begin_reply(self, first: bytes) -> None:
+        """From here on no other engine gets the request, so nobody needs its body."""
+        self.payload.body = b""
+        self._reply.begin(self._status, self._headers, first)
 
     def completed(self) -> None:
         if self._meter is not None:
@@ -225,13 +235,20 @@ class Exchange:
 
     def _break_off(self, reason: Reason, what: str) -> None:
         """The answer will not come, or not to its end."""
-        service = self._received() if self._started or self._passing else NO_SERVICE
+        service = self._received() if self._started or self._ending else NO_SERVICE
         self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
         self._end(Outcome.FAILED, reason.value, service)
         error = failure_error(reason, what, self.request.id, self._pool.again_s())
         if self._sends > 1:  # the client would send again what two engines may have died of
             error.retry_after_s, error.should_retry = None, False
         self._visible_error(error)
+
+    def _cut(self, what: str) -> None:
+        """The engine did this, as if its answer were whole."""
+        backend = self._backend
+        assert backend is not None
+        backend.broke(ProtocolViolation(backend.name, what, before_first_byte=False))
+        self._break_off(Reason.BACKEND_FAILED, "the engine broke off its answer")
 
     # --- streams ---
 
@@ -255,16 +272,12 @@ class Exchange:
         if not self._reply.relays and self._is_refused_in_stream(meter):
             return
         if meter.error is None and not meter.is_over:
-            backend = self._backend
-            assert backend is not None
-            what = "ended a stream without saying that it is over"
-            backend.broke(ProtocolViolation(backend.name, what, before_first_byte=False))
-            self._break_off(Reason.BACKEND_FAILED, "the engine broke off its answer")
+            self._cut("ended a stream without saying that it is over")
             return
         if self._renamed is not None:
             rest = self._renamed.in_answer(rest)
         if not self._reply.relays:
-            self._reply.begin(self._status, self._headers, rest)
+            self._begin_reply(rest)
         elif rest:
             self._responder.write(rest)
         self._responder.end()
@@ -282,42 +295,48 @@ class Exchange:
         self._answer_bytes += len(data)
         if self._finder is not None:
             self._finder.feed(data)
-        if self._passing:
+        if self._ending is not None:
+            self._ending.come(data)
             self._responder.write(data)
             return
-        self._answer.append(data)
-        if self._answer_bytes <= SEARCHED_BYTES_MIN and self._answer_bytes <= self._pool.response_buffer_bytes_max:
+        self._answer.add(data)
+        is_too_long = self._answer_bytes > self._pool.response_buffer_bytes_max or self._pool.holds_too_much
+        if self._answer_bytes <= SEARCHED_BYTES_MIN and not is_too_long:
             return
         if not 200 <= self._status < 300:
-            if self._answer_bytes > ERROR_BODY_BYTES_MAX:
+            if self._answer_bytes > ERROR_BODY_BYTES_MAX or self._pool.holds_too_much:
                 assert self._call is not None
                 self._call.cancel()
                 self._fail_with_error(b"")
             return
         if self._finder is None:
             self._finder = usage_finder()
-            self._answer = [b"".join(self._answer)]
-            self._finder.feed(self._answer[0])
-        if self._answer_bytes > self._pool.response_buffer_bytes_max:
+            self._finder.feed(self._answer.joined())
+        if is_too_long:
             if self._reply.is_begun:
                 assert self._call is not None
                 self._call.cancel()
                 self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
                 return
-            self._passing = True
-            held, self._answer = b"".join(self._answer), []
+            self._ending = Ending(self._headers)
+            held = self._answer.joined()
+            self._answer.let_go()
+            self._ending.come(held)
             if self._renamed is not None:
                 held = self._renamed.in_answer(held)
-            self._reply.begin(self._status, self._headers, held)
+            self._begin_reply(held)
 
     def _complete_body(self) -> None:
-        if self._passing:
+        if self._ending is not None:
+            if self._ending.is_missing:
+                self._cut("ended an answer before its end")
+                return
             self._responder.end()
             assert self._finder is not None
             usage = usage_found(self._finder)
             self._settle(usage, self._made_tokens(usage, self._answer_bytes), None, "", NOTHING_MADE)
             return
-        body = b"".join(self._answer)
+        body = self._answer.joined()
         backend = self._backend
         assert backend is not None
         is_success = 200 <= self._status < 300
@@ -327,6 +346,8 @@ class Exchange:
             self._again(Failure.REFUSED)
         elif answer is not None and self._reply.is_begun:
             self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
+        elif answer is not None and not answer.is_whole and is_json(content_type(self._headers)):
+            self._cut("answered what is no whole JSON")
         elif answer is not None:
             shown = body if self._renamed is None else self._renamed.in_answer(body)
             self._reply.whole(self._status, self._headers, shown)
@@ -343,13 +364,14 @@ class Exchange:
         """Output of an answer that was not streamed, by the bytes that were made; 0 where the engine counts it."""
         if not self.route.generates or (usage is not None and usage.output_tokens is not None):
             return 0
-        if not _is_text(self._headers):
+        if not is_text(content_type(self._headers)):
             length = 0
         tokens = max(1, round(length / self._pool.estimator.bytes_per_token))
         return believed(Usage(None, tokens), 0, self.request, self.payload, self.route, self._context()).output
 
     def _fail_with_error(self, body: bytes) -> None:
-        """The engine judged the request itself wrong, or is in trouble; it is taken to have spent nothing on it."""
+        """The engine judged the request itself wrong, or is in trouble. It has taken no tokens, so its tenant's quota
+        counts none; the order keeps the charge of the prompt (`Books`)."""
         assert self._backend is not None
         error = engine_error(self._backend.name, self._status, body)
         self._reply.error(error, is_engines=True)
@@ -361,6 +383,7 @@ class Exchange:
     def _again(self, failure: Failure) -> None:
         """It has cost nothing: back to the queue, unless it has been tried too often."""
         self._call = None
+        self._answer.let_go()
         self._begin_answer()
         self.record.returned()
         self._pool.dispatcher.failed(self.request.id, failure)
@@ -393,7 +416,7 @@ class Exchange:
         meter = self._meter
         if meter is not None:
             counted, usage = meter.token_events, meter.usage
-        elif self._passing:
+        elif self._ending is not None:
             counted, usage = self._made_tokens(None, self._answer_bytes), None
         else:
             return self._pool.dispatcher.received(self.request.id)
@@ -407,6 +430,7 @@ class Exchange:
     def _end(self, outcome: str, reason: str, service: ServiceTokens | None = None) -> None:
         self._done = True
         self._call = None
+        self._answer.let_go()
         self._reply.leave_place()
         responder = self._responder
         responder.on_disconnect = responder.on_pause = responder.on_resume = None
@@ -417,8 +441,6 @@ class Exchange:
         meter = self._meter
         self._reply.error(error, is_within=self._reply.relays and (meter is None or meter.is_amid_event))
 
-    # --- small things ---
-
     def _pause(self) -> None:
         if self._call is not None:
             self._call.pause()
@@ -426,24 +448,3 @@ class Exchange:
     def _resume(self) -> None:
         if self._call is not None:
             self._call.resume()
-
-
-def _renamed(payload: Payload) -> Renamed | None:
-    if payload.asked == payload.model or not payload.asked:
-        return None
-    return Renamed(payload.model, payload.asked)
-
-
-def _is_event_stream(headers: list[tuple[bytes, bytes]]) -> bool:
-    for name, value in headers:
-        if name == b"content-type":
-            return value.startswith(b"text/event-stream")
-    return False
-
-
-def _is_text(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Is the answer something that tokens were made into, rather than sound or pictures?"""
-    for name, value in headers:
-        if name == b"content-type":
-            return value.startswith(b"text/") or b"json" in value
-    return True

@@ -11,7 +11,7 @@ from gateway.http.errors import ApiError, Reason
 from policies.admission.decisions import Reject
 from policies.request import Limit, Refusal
 
-__all__ = ["REASONS", "failure_error", "rate_limit_headers", "refusal_error"]
+__all__ = ["REASONS", "failure_error", "in_words", "rate_limit_headers", "refusal_error"]
 
 Header = tuple[bytes, bytes]
 
@@ -45,6 +45,7 @@ def refusal_error(decision: Reject, again_s: float) -> ApiError:
     headers: list[Header] = []
     should_retry = None
     if limit is not None:
+        retry_after_s = min(retry_after_s, limit.window_s)
         headers = rate_limit_headers((limit,))
         message = _at_limit(decision.reason, limit, retry_after_s)
         if limit.name == "tokens_per_day":
@@ -62,7 +63,7 @@ def _spread(wait_s: float, request_id: str) -> float:
 
 
 def _at_limit(reason: Refusal, limit: Limit, retry_after_s: float) -> str:
-    again = f"come back in {math.ceil(retry_after_s)} s"
+    again = f"come back in {in_words(retry_after_s)}"
     if reason is Refusal.RATE_LIMITED:
         what = _ALWAYS_ON.get(limit.name, "{limit} " + limit.name).format(limit=limit.limit)
         return f"you are at your limit of {what}; {again}"
@@ -72,6 +73,19 @@ def _at_limit(reason: Refusal, limit: Limit, retry_after_s: float) -> str:
         f"{limit.limit} {_WHAT.get(kind, kind)} in the window; {again}, or when the overload is over. "
         "Calls of interactions under way are still served"
     )
+
+
+def in_words(seconds: float) -> str:
+    """How long is that, as a person says it: rounded up, and in the two largest units."""
+    rest = max(1, math.ceil(seconds))
+    if rest >= 3600:
+        rest = -(-rest // 60) * 60  # seconds would be a third unit
+    words = []
+    for unit, length in (("hour", 3600), ("minute", 60), ("second", 1)):
+        count, rest = divmod(rest, length)
+        if count:
+            words.append(f"{count} {unit}{'' if count == 1 else 's'}")
+    return " ".join(words)
 
 
 def rate_limit_headers(limits: Iterable[Limit]) -> list[Header]:
@@ -86,7 +100,7 @@ def rate_limit_headers(limits: Iterable[Limit]) -> list[Header]:
     for kind, limit in tightest.items():
         fields.append((b"x-ratelimit-limit-" + kind, b"%d" % limit.limit))
         fields.append((b"x-ratelimit-remaining-" + kind, b"%d" % max(0, limit.remaining)))
-        fields.append((b"x-ratelimit-reset-" + kind, _duration(limit.reset_s)))
+        fields.append((b"x-ratelimit-reset-" + kind, _duration(min(limit.reset_s, limit.window_s))))
     return fields
 
 

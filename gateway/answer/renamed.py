@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 
+from gateway.request.payload import Payload
+
 __all__ = ["Renamed"]
 
 
@@ -16,6 +18,11 @@ class Renamed:
     """
 
     __slots__ = ("_instead", "_named")
+
+    @classmethod
+    def of(cls, payload: Payload) -> Renamed | None:
+        """None: the client's name of the model is the engines'."""
+        return None if payload.asked in ("", payload.model) else cls(payload.model, payload.asked)
 
     def __init__(self, served: str, asked: str) -> None:
         spellings = {json.dumps(served), json.dumps(served, ensure_ascii=False)}

@@ -73,6 +73,7 @@ class Reply:
     def begin(self, status: int, headers: list[Header], first: bytes) -> None:
         """Something of the engine's answer is there; from here on it is written to the responder as it comes."""
         self.relays = True
+        self._responder.let_body_go()
         self.leave_place()
         if self._responder.started:
             self._responder.write(WAITED + first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,18 +26,32 @@ def findings(config: Config) -> Iterator[Finding]:
             yield Finding(("pools", p, "tokenizer"), str(error))
     if config.access_log not in ("stdout", "off") and (why := _not_writable(Path(config.access_log))):
         yield Finding(("access_log",), f"cannot be written: {why}")
-    if config.state_file is not None and (why := _not_replaceable(Path(config.state_file))):
-        yield Finding(("state_file",), f"cannot be written: {why}")
     usage = config.usage
-    if usage is not None and usage.is_server:
-        if find_spec("psycopg") is None:
-            yield Finding(("usage",), "needs psycopg: pip install 'fairgate[postgresql]'")
-    elif usage is not None and (why := _not_replaceable(Path(usage.url.get_secret_value()))):
-        yield Finding(("usage",), f"cannot be written: {why}")
+    if usage is not None and usage.is_server and find_spec("psycopg") is None:
+        yield Finding(("usage",), "needs psycopg: pip install 'fairgate[postgresql]'")
+    sqlite = None if usage is None or usage.is_server else usage.url.get_secret_value()
+    for field, file in (("state_file", config.state_file), ("usage", sqlite)):
+        if file is None:
+            continue
+        if why := _not_replaceable(Path(file)):
+            yield Finding((field,), f"cannot be written: {why}")
+        elif not Path(file).absolute().parent.exists():
+            yield Finding(
+                (field,), f"there is no directory {Path(file).parent}: it is made at the start", is_warning=True
+            )
+    yield from _expired(config, time.time())
     if config.tracing is not None and find_spec("opentelemetry") is None:
         yield Finding(("tracing",), "needs OpenTelemetry: pip install 'fairgate[opentelemetry]'")
     for field, text in config.warnings:
         yield Finding((field,), text, is_warning=True)
+
+
+def _expired(config: Config, unix_s: float) -> Iterator[Finding]:
+    for t, tenant in enumerate(config.tenants):
+        for k, key in enumerate(tenant.keys):
+            if key.expires_s <= unix_s:
+                text = f"the key has expired ({key.expires}): remove it, or give it another day"
+                yield Finding(("tenants", t, "keys", k, "expires"), text, is_warning=True)
 
 
 def _not_writable(path: Path) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.telemetry.access_log import hidden
+from gateway.telemetry.lately import Lately
 from policies.admission.decisions import Reject
-from policies.admission.explanation import Explanation
+from policies.admission.explanation import Explanation, sentence, waited_in_words
 
 if TYPE_CHECKING:
     from gateway.pool.pool import Pool
@@ -17,30 +19,49 @@ __all__ = ["explain"]
 OTHERS_MAX: Final = 10
 
 
-def explain(pools: Sequence[Pool], request_id: str) -> dict[str, Any] | None:
+def explain(pools: Sequence[Pool], lately: Lately, request_id: str) -> dict[str, Any] | None:
     """The explanation as plain data; None if no pool knows the request, or knows it no longer.
 
     `request_id`: ours, or the client's own. If the client gave it to several requests, the latest is explained.
     """
-    found = _explain(pools, request_id)
+    found = _explain(pools, lately, request_id)
     if found is not None:
         return found
     for pool in pools:
         ids = _ids_of_client(pool, request_id)
-        found = _explain((pool,), ids[0]) if ids else None
+        found = _explain((pool,), lately, ids[0]) if ids else None
         if found is not None:
             return {**found, "client_request_id": request_id, "others_of_this_id": ids[1 : 1 + OTHERS_MAX]}
     return None
 
 
-def _explain(pools: Sequence[Pool], request_id: str) -> dict[str, Any] | None:
+def _explain(pools: Sequence[Pool], lately: Lately, request_id: str) -> dict[str, Any] | None:
     for pool in pools:
         dispatcher = pool.dispatcher
         now = dispatcher.clock()
         found = dispatcher.engine.explain(request_id, now)
         if found is not None:
-            return {"request_id": request_id, "pool": pool.name, "policy": pool.policy_name, **_plain(found, now)}
+            ahead = _ahead(pool, lately, found, now)
+            known = {"request_id": request_id, "pool": pool.name, "policy": pool.policy_name}
+            return known | _plain(found, ahead, now)
     return None
+
+
+def _ahead(pool: Pool, lately: Lately, found: Explanation, now: float) -> dict[str, int]:
+    """By tenant, how many requests did an engine have while this one waited? The most first, of those remembered.
+
+    Nothing is noted of it when a request comes: it is found when it is asked for.
+    """
+    until_s = now if found.state == "queued" or found.decided_s is None else found.decided_s
+    since_s = until_s - sum(found.waited_s.values())
+    if not found.waited_s:
+        return {}
+    leases = pool.dispatcher.engine.books.leases.values()
+    counts = Counter(lease.request.flow.tenant for lease in leases if lease.dispatched_s < until_s)
+    for end in lately.ended_since(since_s):
+        if end.pool == pool.name and end.backend and end.dispatched_s < until_s:
+            counts[end.tenant] += 1
+    return dict(counts.most_common())
 
 
 def _ids_of_client(pool: Pool, client_id: str) -> list[str]:
@@ -52,12 +73,15 @@ def _ids_of_client(pool: Pool, client_id: str) -> list[str]:
     return list(dict.fromkeys([*(request.id for request in reversed(waiting)), *decided]))
 
 
-def _plain(found: Explanation, now: float) -> dict[str, Any]:
+def _plain(found: Explanation, ahead: dict[str, int], now: float) -> dict[str, Any]:
     flow = found.flow
+    waited = waited_in_words(found.waited_s, ahead, flow.tenant)
     return {
+        "sentence": sentence(found.request_id, flow.tenant, found.reason, waited),
         "state": found.state,
         "reason": found.reason,
-        "waited": found.waited,
+        "waited": waited,
+        "ahead": ahead,
         "waited_s": {str(obstacle): round(seconds, 6) for obstacle, seconds in found.waited_s.items()},
         "decision": _decision(found),
         "decided_s_ago": None if found.decided_s is None else round(now - found.decided_s, 3),

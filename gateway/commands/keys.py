@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ __all__ = ["keys", "loaded"]
 
 BAD_INPUT = 2
 _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
+_OPTIONS = {"expires": "--expires", "apps": "--app", "models": "--model", "weight": "--weight", "label": "--label"}
 Found = TypeVar("Found")
 
 _config = click.option(
@@ -36,6 +38,7 @@ def keys() -> None:
 
     \b
     fairgate keys create --tenant alice -c config.yaml
+    fairgate keys rotate sha256:... --grace 24h -c config.yaml
     fairgate keys revoke sha256:... -c config.yaml
     fairgate keys list -c config.yaml
     """
@@ -52,9 +55,10 @@ def keys() -> None:
 )
 @click.option("--model", "models", multiple=True, help="A model it may ask for; repeat for several. Needs -c.")
 @click.option("--weight", type=float, help="Of the tenant while it asks with this key. Needs -c.")
+@click.option("--label", help="What it is for, or who has it; shown in lists. Needs -c.")
 def create(
     tenant: str | None, path: Path | None, expires: str | None, apps: tuple[str, ...], models: tuple[str, ...],
-    weight: float | None,
+    weight: float | None, label: str | None,
 ) -> None:  # fmt: skip
     """Make a new key. The key is for the tenant, the hash is for the config file.
 
@@ -64,27 +68,29 @@ def create(
     from pydantic import ValidationError
 
     from gateway.config.keys import KeyConfig, hash_key, new_key
-    from gateway.keys.issued import nobody_of
+    from gateway.keys.issued import nobody_of, unfit
+    from gateway.keys.rotation import moment
 
     if (tenant is None) != (path is None):
         raise click.UsageError("--tenant NAME and -c FILE belong together")
-    terms = {"expires": expires, "apps": apps or None, "models": models or None, "weight": weight}
+    terms = {"expires": expires, "apps": apps or None, "models": models or None, "weight": weight, "label": label}
     given = {name: value for name, value in terms.items() if value is not None}
     if path is None and given:
         raise click.UsageError(
-            "--expires, --app, --model and --weight need -c FILE; in the file they stand beside the hash"
+            "--expires, --app, --model, --weight and --label need -c FILE; in the file they stand beside the hash"
         )
     key = new_key()
     try:
-        issued = KeyConfig.model_validate({"hash": hash_key(key), **given})
+        issued = KeyConfig.model_validate({"hash": hash_key(key), "created": moment(time.time()), **given})
     except ValidationError as error:
-        [found, *_] = error.errors(include_url=False)
-        option = {"apps": "--app", "models": "--model"}.get(str(found["loc"][0]), f"--{found['loc'][0]}")
-        raise click.BadParameter(found["msg"], param_hint=option) from None
+        [first, *_] = error.errors(include_url=False)
+        raise click.BadParameter(first["msg"], param_hint=_OPTIONS[str(first["loc"][0])]) from None
     if path is not None and tenant is not None:
         config = loaded(path)
         if (why := nobody_of(config, tenant, issued)) is not None:
             raise click.BadParameter(f"{path} {why}", param_hint="--tenant")
+        if (found := unfit(config, issued, time.time())) is not None:
+            raise click.BadParameter(found[1], param_hint=_OPTIONS[found[0]])
         _in_table(config, path, lambda table: table.issue(issued, tenant))
     click.echo(f"key:  {key}\nhash: {hash_key(key)}")
 
@@ -124,27 +130,20 @@ def hash_(path: Path | None) -> None:
 @_config
 def revoke(key_hash: str | None, path: Path | None) -> None:
     """Take a key back, by its HASH, or by the key or its hash on standard input. Also one that the config names."""
-    from gateway.config.keys import hash_key
+    from gateway.keys.issued import take_back
 
     config = loaded(_needed(path))
-    text = key_hash or _given("key or hash")
-    if not _HASH.fullmatch(text):
-        if key_hash is not None:
-            advice = "give the key itself on standard input, so that it stays out of the shell's history"
-            raise click.BadParameter(f"no hash of a key (sha256: and 64 hex digits); {advice}", param_hint="HASH")
-        text = hash_key(text)
-    text = text.lower()
+    text = _hash_of(key_hash)
     named = {key.hash for tenant in config.tenants for key in tenant.keys}
 
     async def revoked(table: KeyTable) -> str:
-        noted = await table.entry(text)
-        if text in named:
-            await table.revoke(text)
-            return f"revoked; the config still names it, so it would return with another {table.place}"
-        if noted is None:
+        was_empty = await table.changed() is None
+        if not await take_back(table, text, is_named=text in named):
             return ""
-        await table.forget(text)
-        return "revoked"
+        if text in named:
+            return f"revoked; the config still names it, so it would return with another {table.place}"
+        lost = "; the table of keys was empty: gateways stop to take whatever they know from an earlier one"
+        return "revoked" + (lost if was_empty else "")
 
     said = _in_table(config, _needed(path), revoked)
     if not said:
@@ -153,25 +152,61 @@ def revoke(key_hash: str | None, path: Path | None) -> None:
     click.echo(said)
 
 
+@keys.command()
+@click.argument("key_hash", metavar="[HASH]", required=False)
+@_config
+@click.option("--grace", default="0s", show_default=True, help="How long the old key is taken: 30m, 24h, 7d.")
+@click.option("--expires", help="As of create.  [default: as the old key]")
+def rotate(key_hash: str | None, path: Path | None, grace: str, expires: str | None) -> None:
+    """Make a new key on the terms of an old one, which ends: at once, or after --grace.
+
+    The old one is named by its HASH, or by the key or its hash on standard input.
+    """
+    from gateway.config.keys import hash_key, new_key
+    from gateway.keys.rotation import CannotRotate, rotate, seconds_of
+
+    config = loaded(_needed(path))
+    old, key = _hash_of(key_hash), new_key()
+    try:
+        grace_s = seconds_of(grace)
+        _in_table(
+            config, _needed(path),
+            lambda table: rotate(
+                table, config, old, hash_key(key), unix_s=time.time(), grace_s=grace_s, expires=expires
+            ),
+        )  # fmt: skip
+    except CannotRotate as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    click.echo(f"key:  {key}\nhash: {hash_key(key)}")
+    click.echo(f"the old key is taken for {grace} more" if grace_s else "the old key is revoked", err=True)
+
+
 @keys.command(name="list")
 @_config
 def list_(path: Path | None) -> None:
-    """All keys by their hashes: who says so, whose they are, and if that is not all, until when and for what."""
+    """All keys by their hashes: who says so, whose they are, until when and for what, and when they were last used."""
     from gateway.keys.issued import in_words
+    from gateway.keys.rotation import moment
 
     config = loaded(_needed(path))
 
-    async def read(table: KeyTable) -> tuple[str, dict[str, bytes]]:
-        return table.place, {name.decode("utf-8", "replace"): noted async for name, noted in table.entries()}
+    async def read(table: KeyTable) -> tuple[str, dict[str, bytes], dict[str, int]]:
+        noted = {name.decode("utf-8", "replace"): noted async for name, noted in table.entries()}
+        return table.place, noted, await table.uses()
 
-    place, issued = _in_table(config, _needed(path), read)
+    place, issued, uses = _in_table(config, _needed(path), read)
     named = {key.hash for tenant in config.tenants for key in tenant.keys}
+
+    def used(key_hash: str) -> str:
+        return f" used={moment(uses[key_hash])}" if key_hash in uses else ""
+
     for tenant in config.tenants:
         for key in tenant.keys:
             state = "revoked" if issued.get(key.hash) == b"" else "config"
-            click.echo(f"{key.hash}  {state:<8} {in_words(tenant.name, key)}")
+            click.echo(f"{key.hash}  {state:<8} {in_words(tenant.name, key)}{used(key.hash)}")
     lines = [
-        (words, f"{name}  {state:<8} {words}".rstrip())
+        (words, f"{name}  {state:<8} {words}{used(name)}".rstrip())
         for name, noted in issued.items()
         if name not in named and _HASH.fullmatch(name)
         for state, words in [_shown(config, place, name, noted)]
@@ -191,6 +226,19 @@ def _shown(config: Config, place: str, name: str, noted: bytes) -> tuple[str, st
     if not tenant:
         return "revoked", ""
     return place if nobody_of(config, tenant, key) is None else "unknown", in_words(tenant, key)
+
+
+def _hash_of(given: str | None) -> str:
+    """The hash that is given, or that of the key on standard input."""
+    from gateway.config.keys import hash_key
+
+    text = given or _given("key or hash")
+    if not _HASH.fullmatch(text):
+        if given is not None:
+            advice = "give the key itself on standard input, so that it stays out of the shell's history"
+            raise click.BadParameter(f"no hash of a key (sha256: and 64 hex digits); {advice}", param_hint="HASH")
+        text = hash_key(text)
+    return text.lower()
 
 
 def _given(what: str) -> str:

@@ -12,6 +12,7 @@ import click
 from gateway import BUILD, __version__
 from gateway.commands.admin import NotAnswered, admin_of, asks_admin
 from gateway.commands.changing import drain, reload, resume
+from gateway.commands.explaining import explain
 from gateway.commands.keys import keys
 from gateway.commands.replaying import replay
 from gateway.commands.serving import BAD_INPUT, allow_files, run, serve_one, supervise
@@ -260,7 +261,7 @@ def _measure(files: tuple[str, ...], json_path: Path | None) -> None:
 
 
 main.add_command(keys)
-for command in (usage, replay, reload, drain, resume, vllm_flags):
+for command in (explain, usage, replay, reload, drain, resume, vllm_flags):
     main.add_command(command)
 
 
@@ -275,30 +276,6 @@ def healthcheck(path: Path | None, admin: str | None) -> None:
     except NotAnswered as error:
         click.echo(str(error), err=True)
         sys.exit(1)
-
-
-@main.command()
-@click.argument("request_id")
-@asks_admin
-def explain(request_id: str, path: Path | None, admin: str | None) -> None:
-    """Why was a request dispatched, refused or kept waiting? REQUEST_ID: the x-request-id of its answer, or the one
-    that the client sent.
-
-    \b
-    fairgate explain req_0123456789abcdef -c config.yaml
-    fairgate explain req_0123456789abcdef --admin http://127.0.0.1:8191
-
-    Exits with 1 if the decision is no longer remembered.
-    """
-    import json
-    import urllib.parse
-
-    try:
-        answer = admin_of(path, admin).get(f"/explain/{urllib.parse.quote(request_id, safe='')}")
-    except NotAnswered as error:
-        click.echo(f"fairgate: {error}", err=True)
-        sys.exit(1 if error.status else BAD_INPUT)
-    click.echo(json.dumps(answer, indent=2))
 
 
 @main.command()

@@ -21,10 +21,13 @@ if TYPE_CHECKING:
     from simulation.replay import Seen
     from simulation.traces.reader import Trace
 
-__all__ = ["replay"]
+__all__ = ["readable", "replay"]
 
 POLICIES = "fcfs,vtc,dlpm,fairserve"
 BASELINE = "fcfs"
+PROFILE = "h100-llama3.1-8b"
+"""Where a trace does not tell how fast its engines were."""
+UNMEASURED = f"The trace does not tell how fast its engines were: {PROFILE} is taken. --profile names another."
 BACKENDS_MAX = 1024
 NAMES_MAX = 5
 
@@ -58,9 +61,13 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str | None)
     "--backends",
     metavar="N[,N]",
     callback=_counts,
-    help="Numbers of engines to compare.  [default: 1; with -c: the pool's]",
+    help="Numbers of engines to compare.  [default: as the log tells, or 1; with -c: the pool's]",
 )
-@click.option("--profile", "profile_name", default="h100-llama3.1-8b", show_default=True, help="Engine to imitate.")
+@click.option(
+    "--profile",
+    "profile_name",
+    help=f"Engine to imitate.  [default: as fast as the log's, or {PROFILE}]",
+)
 @click.option("--speed", default=1.0, show_default=True, help="2: requests arrive in half the time.")
 @click.option("--limit", type=click.IntRange(1), help="Only so many of the first requests.")
 @click.option("--format", "format_name", help="Format of the trace; told by its columns when absent.")
@@ -68,8 +75,8 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str | None)
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
 def replay(
     paths: tuple[str, ...], config_path: Path | None, pool_name: str | None, policies: str | None,
-    backends: tuple[int, ...] | None, profile_name: str, speed: float, limit: int | None, format_name: str | None,
-    json_path: Path | None, html_path: Path | None,
+    backends: tuple[int, ...] | None, profile_name: str | None, speed: float, limit: int | None,
+    format_name: str | None, json_path: Path | None, html_path: Path | None,
 ) -> None:  # fmt: skip
     """What would this traffic have seen under each policy? TRACE: fairgate's access log, also one that is still
     written, or a public trace; several files are read as one, and - is what comes in.
@@ -84,6 +91,7 @@ def replay(
     """
     from backends.simulated.profiles import UnknownProfileError, profile
     from gateway.config.load import ConfigError
+    from simulation.measured import Measured, measured
     from simulation.replay import UnknownPolicyError, policy_names
     from simulation.report import Replayed, as_html, as_json, as_text
     from simulation.traces.lines import TraceError
@@ -102,15 +110,19 @@ def replay(
             if policies is None:
                 policies = setting.policies() if setting is not None else POLICIES
             names = policy_names(policies)
-            counts = (setting.counts(backends) if setting is not None else backends) or (1,)
-            engine = profile(profile_name)
+            engine = Measured(profile(profile_name or PROFILE), 1, UNMEASURED)
             weights, models = (setting.weights(), setting.models()) if setting is not None else ({}, ())
-            files = [_readable(path, stack) for path in paths]
+            files = [readable(path, stack) for path in paths]
             trace = Trace(*files, format=format_name, speed=speed, limit=limit, weights=weights, models=models)
             for file, _ in outputs:
                 file.touch()  # what cannot be written should be known before a long run
-            seen = [_run(name, count, trace, engine, setting) for count in counts for name in names]
-            replayed = Replayed(trace, engine, seen, setting.said(trace) if setting is not None else ())
+            if profile_name is None:
+                engine = measured(trace.entries()) or engine
+            counts = (setting.counts(backends) if setting is not None else backends) or (engine.backends,)
+            seen = [_run(name, count, trace, engine.profile, setting) for count in counts for name in names]
+            said = [] if profile_name is not None else [engine.why]
+            said += setting.said(trace) if setting is not None else []
+            replayed = Replayed(trace, engine.profile, seen, said)
             for file, write in outputs:
                 file.write_text(write(replayed), encoding="utf-8")
         except ConfigError as error:
@@ -122,12 +134,12 @@ def replay(
     click.echo(as_text(replayed), nl=False)
 
 
-def _readable(name: str, stack: ExitStack) -> Path:
+def readable(name: str, stack: ExitStack) -> Path:
     """A pipe can be read once, and a replay reads several times: what comes out of it is kept in a file meanwhile."""
     path = Path("/dev/stdin" if name == "-" else name)
     if path.is_file():
         return path
-    kept = Path(stack.enter_context(TemporaryDirectory(prefix="fairgate-replay-")), path.name)
+    kept = Path(stack.enter_context(TemporaryDirectory(prefix="fairgate-")), path.name)
     with path.open("rb") as pipe, kept.open("wb") as file:
         shutil.copyfileobj(pipe, file)
     return kept

@@ -267,6 +267,6 @@ def _examples(url: str, key: str, model: str) -> list[str]:
         "  try it:",
         f"    {curl} -d '{body('')}'",
         f"    {curl} -N -d '{body(streaming)}'",
-        "  with the package openai:",
+        "  in Python, after pip install openai:",
         f'    python -c "{python}"',
     ]

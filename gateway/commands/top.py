@@ -69,6 +69,7 @@ def view(url: str, queue: Data, tenants: Data, backends: Data, *, rows: int | No
             *_tenants(served, tenants["window_s"], rows),
             Text(),
             _engines(engines["backends"]),
+            *_gateways(waiting["gateways"]),
         ]
     return Group(*parts)
 
@@ -78,7 +79,9 @@ def _tenants(served: Data, window_s: float, rows: int | None) -> Iterator[Render
     if not found:
         yield _line(f"Nobody has asked for anything in the last {window_s:g} s.")
         return
-    table = _table("tenant", ">weight", ">received", ">due", ">queued", ">running", ">p50", ">p95", ">refused")
+    table = _table(
+        "tenant", ">weight", ">received", ">due", ">alone", ">queued", ">running", ">p50", ">p95", ">refused"
+    )
     shown = found if rows is None else found[:rows]
     for one in shown:
         is_short = one["queued_requests"] and one["share_received"] < SHORT_OF_DUE * one["share_due"]
@@ -87,6 +90,7 @@ def _tenants(served: Data, window_s: float, rows: int | None) -> Iterator[Render
             f"{one['weight']:g}",
             Text(f"{one['share_received']:.1%}", "red" if is_short else "green"),
             f"{one['share_due']:.1%}",
+            f"{one['share_by_weight']:.1%}",
             str(one["queued_requests"]),
             str(one["running_requests"]),
             _duration(one["wait_p50_s"]),
@@ -96,7 +100,8 @@ def _tenants(served: Data, window_s: float, rows: int | None) -> Iterator[Render
     yield table
     if left_out := len(found) - len(shown) + served["tenants_left_out"]:
         yield _line(f"and {left_out} more tenants")
-    yield _line(f"received, wait (p50, p95), refused: last {window_s:g} s; due: by weight", "dim")
+    yield _line(f"received, wait (p50, p95), refused: last {window_s:g} s", "dim")
+    yield _line("due: by weight (alone) and what others leave", "dim")
 
 
 def _engines(backends: list[Data]) -> Table:
@@ -114,6 +119,18 @@ def _engines(backends: list[Data]) -> Table:
             waits_for,
         )
     return table
+
+
+def _gateways(gateways: list[Data]) -> Iterator[RenderableType]:
+    """Who waits where?"""
+    if not gateways:
+        return
+    table = _table("gateway", ">waiting", ">running", "most of them of")
+    for one in gateways:
+        most = ", ".join(f"{_plain(tenant)} ({count})" for tenant, count in one["queued_most"].items())
+        table.add_row(_cell(one["gateway"]), str(one["queued_requests"]), str(one["dispatched_requests"]), most or "-")
+    yield Text()
+    yield table
 
 
 def _table(*columns: str) -> Table:

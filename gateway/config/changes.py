@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,28 +60,34 @@ class Change:
 
 def changes(before: Config, after: Config) -> list[Change]:
     """Every setting that differs, by its path. No secret is in it."""
-    old, new = _settings(before), _settings(after)
-    found: list[Change] = []
-    whole: Change | None = None
-    for path in sorted(old.keys() | new.keys(), key=_order):
-        mine, theirs = old.get(path), new.get(path)
-        if mine == theirs or (whole is not None and path.startswith((f"{whole.path}.", f"{whole.path}["))):
-            continue
-        one = Change(path, _shown(mine), _shown(theirs))
-        whole = one if one.is_whole else whole
-        found.append(one)
-    return found
+    return list(_changes("", before, after))
 
 
-def _order(path: str) -> list[str]:
-    """What is in a section follows it at once."""
-    return path.replace("[", ".[").split(".")
+def _changes(path: str, before: Any, after: Any) -> Iterator[Change]:
+    if before == after:
+        return
+    mine, theirs = _parts(path, before), _parts(path, after)
+    if mine is None or theirs is None:
+        yield Change(path, _shown(before), _shown(after))
+        return
+    for place in sorted(mine.keys() | theirs.keys()):
+        yield from _changes(place, mine.get(place), theirs.get(place))
 
 
 def config_hash(config: Config) -> str:
     """The same for configurations that mean the same, on every replica: 16 hex digits."""
-    settings = {path: _plain(value) for path, value in sorted(_settings(config).items()) if value is not None}
-    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+    digest = hashlib.sha256()
+    _note("", config, digest.update)
+    return digest.hexdigest()[:16]
+
+
+def _note(path: str, value: Any, note: Callable[[bytes], object]) -> None:
+    """All settings in one order, some bytes for each: threads that wait for this one have their turn in between."""
+    parts = _parts(path, value)
+    if isinstance(value, Section) or (parts is None and value is not None):
+        note(json.dumps([path, PRESENT if isinstance(value, Section) else _plain(value)]).encode())
+    for place in sorted(parts or ()):
+        _note(place, parts[place], note)  # type: ignore[index]
 
 
 def needs_restart(before: Config, found: list[Change], after: Config) -> dict[str, str]:
@@ -128,33 +134,13 @@ def _has_quota(config: Config) -> bool:
     return any(value is not None for section in sections for value in section.model_dump().values())
 
 
-def _settings(config: Config) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    _take_apart(config, "", found)
-    return found
-
-
-def _take_items_apart(place: str, items: Mapping[str, Any], found: dict[str, Any]) -> None:
-    for name, one in items.items():
-        item = f"{place}[{name}]"
-        found[item] = PRESENT if isinstance(one, Section) else one
-        if isinstance(one, Section):
-            _take_apart(one, item, found)
-
-
-def _take_apart(section: Section, path: str, found: dict[str, Any]) -> None:
-    for name in type(section).model_fields:
-        value = getattr(section, name)
-        place = f"{path}.{name}" if path else name
-        if isinstance(value, Section):
-            found[place] = PRESENT
-            _take_apart(value, place, found)
-        elif isinstance(value, tuple) and value and isinstance(value[0], Section):
-            _take_items_apart(place, {_name(one): one for one in value}, found)
-        elif isinstance(value, dict):
-            _take_items_apart(place, value, found)
-        else:
-            found[place] = value if value != () else None  # an empty list of sections is none of them
+def _parts(path: str, value: Any) -> dict[str, Any] | None:
+    """What a section or a list of sections consists of, by its paths. None: it is one setting."""
+    if isinstance(value, Section):
+        return {f"{path}.{name}" if path else name: getattr(value, name) for name in type(value).model_fields}
+    if isinstance(value, tuple) and (not value or isinstance(value[0], Section)):
+        value = {_name(one): one for one in value}
+    return {f"{path}[{name}]": one for name, one in value.items()} if isinstance(value, dict) else None
 
 
 def _name(section: Section) -> str:
@@ -171,8 +157,10 @@ def _plain(value: Any) -> Any:
 
 def _shown(value: Any) -> str | None:
     """In short, and without a secret; None where there is nothing."""
-    if value is None:
+    if value is None or value == ():
         return None
+    if isinstance(value, Section):
+        return PRESENT
     if isinstance(value, SecretStr):
         return SECRET
     text = json.dumps(_plain(value)) if isinstance(value, tuple | bool) else str(_plain(value))

@@ -17,6 +17,7 @@ __all__ = ["KeyConfig", "hash_key", "new_key", "open_name", "weakness"]
 
 KEY_CHARACTERS_MIN = 24
 KEY_CHARACTERS_DIFFERENT_MIN = 10
+LABEL_CHARACTERS_MAX = 100
 
 
 def hash_key(key: str) -> str:
@@ -66,6 +67,12 @@ def _checked_expiry(text: str) -> str:
     return text.replace(" ", "T")
 
 
+def _checked_label(text: str) -> str:
+    if not 0 < len(text) <= LABEL_CHARACTERS_MAX or not text.isprintable():
+        raise fault(f"should be 1 to {LABEL_CHARACTERS_MAX} characters that can be printed, in one line")
+    return text
+
+
 class KeyConfig(Section):
     """One key of a tenant, known by its hash only."""
 
@@ -84,6 +91,11 @@ class KeyConfig(Section):
     """Models the key may ask for; the others do not exist for it. Default: all."""
     weight: float | None = Field(default=None, gt=0, le=1000)
     """Weight of the tenant while it asks with this key. Default: that of the tenant."""
+
+    label: Annotated[str, AfterValidator(_checked_label)] | None = None
+    """What it is for, or who has it, in any words; shown in lists of keys only."""
+    created: Annotated[str, AfterValidator(_checked_expiry)] | None = None
+    """When it was made, as `fairgate keys create` notes it; shown in lists of keys only."""
 
     @property
     def expires_s(self) -> float:

@@ -18,8 +18,6 @@ class Limits(Section):
 
     queue_requests_max: int = Field(default=10_000, ge=1, le=10_000_000)
     """Requests that wait at once; more are refused."""
-    queue_bytes_max: int = Field(default=268_435_456, ge=1024)
-    """Bytes of request bodies that wait at once; more are refused."""
     queue_wait_s_max: Seconds = 120
     """Longest time a request waits before it is refused."""
     queue_wait_s_max_inside: Seconds = 600
@@ -27,16 +25,13 @@ class Limits(Section):
     waiting_comment_s: Seconds | None = 15
     """A stream that has had no answer for this time is begun with the comment `: waiting`, and told so again every such
     time, since load balancers close what is silent. A refusal is then an error event in a 200. null: never."""
-    body_bytes_max: int = Field(default=33_554_432, ge=1024)
-    """Largest request body; larger ones get 413. At most queue_bytes_max."""
-    bodies_bytes_max: int = Field(default=1_073_741_824, ge=1024)
-    """All bodies that are being received, together; beyond that clients get 503. At least body_bytes_max."""
-    client_bodies_bytes_max: int = Field(default=268_435_456, ge=1024)
-    """Those of one tenant, and those from one address; beyond that it gets 429. At least body_bytes_max."""
+    body_bytes_max: int | None = Field(default=None, ge=1024)
+    """Largest request body; larger ones get 413. Default: 32 MiB, or as much as memory_max has room for."""
     header_bytes_max: int = Field(default=65_536, ge=1024, le=16_777_216)
     """Largest head of a request or a response. An address may have so much of unfinished heads without a key."""
-    connections_max: int = Field(default=20_000, ge=1, le=1_000_000)
-    """Client connections open at once. When there are more, those that have been idle for longest are closed."""
+    connections_max: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Client connections open at once. When there are more, those that have been idle for longest are closed. Never
+    more than the limit of open files has room for. Default: as many as memory_max has room for."""
     client_connections_max: int | None = Field(default=None, ge=1, le=1_000_000)
     """Those of one tenant, and those from one address (of IPv6: one /64), unless that is a trusted proxy. Default: half
     of connections_max."""
@@ -57,7 +52,8 @@ class Limits(Section):
     upstream_connect_s: Seconds = 5
     """Longest time to connect to a backend."""
     upstream_silence_s: Seconds = 600
-    """Longest time a backend may send nothing while it owes an answer."""
+    """Longest time a backend may send nothing while it owes an answer. One whose metrics show no step for a fifth of
+    it, though it has requests, is out of service."""
     upstream_addresses_s: float = Field(default=10, ge=0.1, le=3600)
     """An address that a name has not had for this time is no engine any more; names are looked up twice within it. For
     backends with each_address."""

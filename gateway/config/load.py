@@ -7,6 +7,7 @@ Everything else is text, so that `no`, `010` and `12:30:45` never turn into some
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from gateway.config.fields import split_address
-from gateway.config.model import Config, path_of
+from gateway.config.model import FAULTS_FOUND_MAX, Config, path_of
 from gateway.config.provenance import Loc, Provenances, Written
 
 __all__ = ["ConfigError", "Fault", "Finding", "Given", "check_config", "config_for_backends", "load_config"]
@@ -115,7 +116,11 @@ NOTHING_GIVEN = Given()
 
 def load_config(path: str | os.PathLike[str], given: Given = NOTHING_GIVEN) -> Config:
     """Read a configuration file. Raises ConfigError with every fault; its text never holds a substituted value."""
-    return _loaded(_Source(os.fspath(path)), given)
+    source = _Source(os.fspath(path))
+    try:
+        return _loaded(source, given)
+    finally:
+        source.forget()
 
 
 def check_config(
@@ -133,12 +138,12 @@ def check_config(
 def _loaded(source: _Source, given: Given = NOTHING_GIVEN) -> Config:
     try:
         data = source.read()
+        read = dict(data)
+        given.over(data)
+        changed = {field for field, value in data.items() if value is not read.get(field)}
+        return _validated(data, source).that_came_from(source.provenances(changed))
     except _RefusedError as error:
         raise ConfigError([error.fault]) from None
-    read = dict(data)
-    given.over(data)
-    changed = {field for field, value in data.items() if value is not read.get(field)}
-    return _validated(data, source).that_came_from(source.provenances(changed))
 
 
 def config_for_backends(urls: list[str], given: Given = NOTHING_GIVEN) -> Config:
@@ -159,7 +164,28 @@ def _bounded(faults: list[Fault], file: str) -> list[Fault]:
     ordered = sorted(dict.fromkeys(faults), key=lambda fault: (fault.line, fault.column))
     if len(ordered) <= FAULTS_MAX:
         return ordered
-    return [*ordered[:FAULTS_MAX], Fault(file, 0, 0, "", f"and {len(ordered) - FAULTS_MAX} more faults")]
+    more = len(ordered) - FAULTS_MAX if len(ordered) < FAULTS_FOUND_MAX else "many"
+    return [*ordered[:FAULTS_MAX], Fault(file, 0, 0, "", f"and {more} more faults")]
+
+
+class _Loader(yaml.BaseLoader):
+    """No more nodes than may be, each with no more of its place than line and column: marks are most of the memory."""
+
+    nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.nodes += 1
+        if self.nodes > NODES_MAX:
+            raise _TooManyError
+        node = super().compose_node(parent, index)
+        if node is not None and not isinstance(node.start_mark, tuple):  # one for which an alias stands is marked
+            node.start_mark = (node.start_mark.line + 1, node.start_mark.column + 1)
+            node.end_mark = None
+        return node
+
+
+class _TooManyError(Exception):
+    """Nodes in the text."""
 
 
 class _Source:
@@ -182,11 +208,23 @@ class _Source:
         }
         return Provenances(self.file, written, given)
 
+    def forget(self) -> None:
+        """Node by node: to free a large tree at once would keep every thread waiting."""
+        while self.keys:
+            self.keys.popitem()
+        while self.values:
+            _, node = self.values.popitem()  # what is in a node came after it
+            while isinstance(node, yaml.CollectionNode) and node.value:
+                node.value.pop()
+
     def read(self) -> dict[str, Any]:
         """The top-level mapping; `faults` says what is wrong in it. Raises _RefusedError when there is none."""
         text = self._text()
         try:
-            root = yaml.compose(text, Loader=yaml.BaseLoader)
+            # As a stream it is looked at some characters at a time: other threads have their turn in between.
+            root = yaml.compose(io.StringIO(text), Loader=_Loader)
+        except _TooManyError:
+            raise self._refused(f"holds more than {NODES_MAX} values") from None
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
@@ -307,7 +345,9 @@ class _RefusedError(Exception):
 
 
 def _place(node: yaml.Node) -> tuple[int, int]:
-    return node.start_mark.line + 1, node.start_mark.column + 1
+    place: Any = node.start_mark  # `_Loader` has put it there
+    line, column = place
+    return line, column
 
 
 def _path(loc: Loc) -> str:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from itertools import islice
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -42,6 +43,8 @@ from gateway.config.interactions import InteractionsConfig
 from gateway.config.keys import KeyConfig, hash_key, new_key
 from gateway.config.limits import Limits
 from gateway.config.listener import NetworkName, Origin, RouteConfig
+from gateway.config.machine import WORKERS_MAX, auto_by_default, no_text, or_auto, with_auto
+from gateway.config.memory import MEMORY_MAX, MEMORY_MAX_LEAST, Bounds, bounds_of
 from gateway.config.policy import PolicyConfig, PolicyName
 from gateway.config.provenance import UNKNOWN, Loc, Provenances
 from gateway.config.section import Section
@@ -50,7 +53,6 @@ from gateway.config.throttle import OverloadConfig, QuotaConfig, ThrottleConfig
 from gateway.config.tls import ListenerTlsConfig
 from gateway.config.tracing import TracingConfig
 from gateway.config.usage import UsageConfig
-from gateway.config.workers import WORKERS_MAX, no_text, or_auto, with_workers
 
 __all__ = [
     "AppConfig",
@@ -68,6 +70,8 @@ __all__ = [
     "new_key",
 ]
 
+FAULTS_FOUND_MAX: Final = 1000
+"""Whoever has so many mends some first."""
 Address = Annotated[str, AfterValidator(checked_address)]
 
 
@@ -107,9 +111,13 @@ class PoolConfig(Section):
     """Exact prompt counts: the path of a tokenizer.json, or tiktoken:ENCODING. Default: the learned ratio."""
     shared_cache: bool = False
     """Tenants find each other's prompts in the engines' prefix caches. By default vLLM is told to keep them apart
-    (cache_salt), so that nobody can tell by the time to a first token what others have asked. dlpm, d2lpm."""
+    (cache_salt), so that nobody can tell by the time to a first token what others have asked."""
     capacity: CapacityConfig = CapacityConfig()
     """How full the engines are kept."""
+
+    def engines_max(self, limits: Limits) -> int:
+        """How many may there be at once?"""
+        return sum([limits.upstream_addresses_max if backend.each_address else 1 for backend in self.backends])
 
     @property
     def engines(self) -> int:
@@ -185,6 +193,12 @@ class Config(Section):
     """A file that keeps what was learned of the apps over restarts. Default: it is learned anew each time."""
     usage: Annotated[UsageConfig, bare_text_is("url", str | UsageConfig)] | None = None
     """Where usage is counted and keys are kept: the path of a file for SQLite, or postgresql://... Default: nowhere."""
+    memory_max: Annotated[int, BeforeValidator(no_text)] = Field(
+        default=MEMORY_MAX, ge=MEMORY_MAX_LEAST, le=1 << 50, json_schema_extra=auto_by_default
+    )
+    """Memory of a process, whatever clients send and invent: all bounds follow from it (docs/reference/memory.md).
+    Each worker has as much. auto: the limit of the container but an eighth, which is the kernel's, divided among the
+    workers; without a container 2 GiB each, and at most half of the machine."""
     limits: Limits = Limits()
     """Bounds on what is queued, buffered and waited for."""
     drain_s: float = Field(default=30, ge=0, le=86_400)
@@ -209,6 +223,11 @@ class Config(Section):
         copy = self.model_copy()
         copy._provenance = provenance
         return copy
+
+    @property
+    def bounds(self) -> Bounds:
+        """What each part of a process may hold."""
+        return bounds_of(self.memory_max, len(self.pools))
 
     @property
     def listen_address(self) -> tuple[str, int]:
@@ -247,14 +266,15 @@ class Config(Section):
     @classmethod
     def _consistent(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Report what contradicts itself together with what is wrong by itself, not after it is mended."""
-        data = with_workers(data)
-        faults = [InitErrorDetails(type=fault(text), loc=loc, input=None) for loc, text in _contradictions(data)]
+        data = with_auto(data)
+        found = islice(_contradictions(data), FAULTS_FOUND_MAX)
+        faults = [InitErrorDetails(type=fault(text), loc=loc, input=None) for loc, text in found]
         try:
             config = handler(data)
         except ValidationError as error:
             faults += [
                 InitErrorDetails(type=_as_found(found), loc=found["loc"], input=found["input"])
-                for found in error.errors(include_url=False)
+                for found in error.errors(include_url=False)[:FAULTS_FOUND_MAX]
             ]
         if faults:
             raise ValidationError.from_exception_data("Config", faults, hide_input=True)
@@ -321,18 +341,15 @@ def _contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
 
 
 def _limit_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
-    def limit(field: str) -> Any:
-        return _get(_get(config, "limits"), field) or Limits.model_fields[field].default
-
-    body_bytes = limit("body_bytes_max")
-    for field, never in (
-        ("queue_bytes_max", "wait"),
-        ("bodies_bytes_max", "be received"),
-        ("client_bodies_bytes_max", "be received"),
-    ):
-        most = limit(field)
-        if isinstance(body_bytes, int) and isinstance(most, int) and body_bytes > most:
-            yield ("limits", "body_bytes_max"), f"is more than {field} ({most}): could never {never}"
+    memory_max, pools, workers = _get(config, "memory_max"), _get(config, "pools"), _get(config, "workers")
+    if not isinstance(memory_max, int) or memory_max < MEMORY_MAX_LEAST:
+        return
+    bounds = bounds_of(memory_max, max(1, len(pools) if isinstance(pools, list | tuple) else 1))
+    connections = bounds.connections * (workers if isinstance(workers, int) and workers > 0 else 1)
+    for field, most in (("body_bytes_max", bounds.body_bytes_most), ("connections_max", connections)):
+        value = _get(_get(config, "limits"), field)
+        if isinstance(value, int) and value > most:
+            yield ("limits", field), f"is more than memory_max ({memory_max}) has room for: {most}"
 
 
 def _address_contradictions(config: Any) -> Iterator[tuple[Loc, str]]:

@@ -35,7 +35,7 @@ class Provenances:
         """`file`: ""; there is none, and all that is set was given. `written`: the scalars of the file by their place.
         `given`: the fields of the top level that the command line gave."""
         self.file = file
-        self._written = written
+        self.written = written
         self._given = given
 
     def of(self, loc: Loc) -> Provenance:
@@ -43,7 +43,7 @@ class Provenances:
         if not self.file or loc[0] in self._given:
             return Provenance("command line")
         for end in range(len(loc), 0, -1):  # text in the place of a section is all that is set of it
-            written = self._written.get(loc[:end])
+            written = self.written.get(loc[:end])
             if written is not None:
                 return Provenance("environment" if written.variable else "file", written.line, written.variable)
         return Provenance("workers")

@@ -8,6 +8,8 @@ import os
 import ssl
 from collections.abc import Callable, Sequence
 
+from gateway.background import Fault
+
 __all__ = ["Certificates"]
 
 LOOK_S = 3.0
@@ -22,7 +24,8 @@ class Certificates:
         """`make` reads the files. ValueError, which says which and how, if they cannot be used."""
         self._make = make
         self._files = files
-        self._taken = self._look()
+        self._taken = self._seen = self._look()
+        self._fault: str | None = None
         self.context = make()
 
     def set(self, make: Callable[[], ssl.SSLContext], files: Sequence[str]) -> bool:
@@ -33,23 +36,30 @@ class Certificates:
 
     def reload(self) -> bool:
         """Read the files. False: they cannot be used, which is logged, and what was there before stays."""
+        self._read()
+        if self._fault is not None:
+            _log.error("TLS goes on with the certificate that it had: %s", self._fault)
+        return self._fault is None
+
+    async def turn(self) -> None:
+        """Read what has changed, once it rests: certificate and key are seldom written in one moment. Raises `Fault`
+        for as long as the files cannot be used."""
+        await asyncio.sleep(LOOK_S)
+        before, self._seen = self._seen, await asyncio.to_thread(self._look)
+        if self._seen == before and (before != self._taken or self._fault is not None):
+            await asyncio.to_thread(self._read)
+        if self._fault is not None:
+            raise Fault(f"TLS goes on with the certificate that it had: {self._fault}")
+
+    def _read(self) -> None:
         self._taken = self._look()  # first: what changes while it is read is read again
         try:
             self.context = self._make()
         except ValueError as error:
-            _log.error("TLS goes on with the certificate that it had: %s", error)
-            return False
-        _log.info("TLS: new connections get what is now in %s", ", ".join(self._files))
-        return True
-
-    async def watch(self) -> None:
-        """Reload what has changed, once it rests: certificate and key are seldom written in one moment."""
-        seen = self._taken
-        while True:
-            await asyncio.sleep(LOOK_S)
-            before, seen = seen, await asyncio.to_thread(self._look)
-            if seen == before and seen != self._taken:
-                await asyncio.to_thread(self.reload)
+            self._fault = str(error)
+        else:
+            self._fault = None
+            _log.info("TLS: new connections get what is now in %s", ", ".join(self._files))
 
     def _look(self) -> list[tuple[int, int, int]]:
         return [_state(file) for file in self._files]

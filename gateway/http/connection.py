@@ -28,6 +28,8 @@ RefusedHook = Callable[[HttpRequest, ApiError], None]
 
 _log = logging.getLogger(__name__)
 
+_SMALL_BODY_BYTES: Final = 4096
+"""A body of no more is not counted once it is there whole: it is part of what a connection takes."""
 _NEVER: Final = float("inf")
 _EVERY_SWEEP: Final = 0.0
 
@@ -69,6 +71,7 @@ class Connection(asyncio.Protocol):
         "_undrained_bytes",
         "_writing_paused",
         "deadline",
+        "tenant",
     )
 
     def __init__(self, server: HttpServer) -> None:
@@ -92,6 +95,8 @@ class Connection(asyncio.Protocol):
         self._undrained_bytes = 0
         self._drained_at = 0.0
         self.deadline = _NEVER
+        self.tenant = ""
+        """Who asked last on it. Empty: nobody who is known."""
 
     # asyncio.Protocol
 
@@ -123,6 +128,7 @@ class Connection(asyncio.Protocol):
         self._reader.close()
         if self._tenant is not None:
             self._server.tenants.disconnect(self._tenant)
+        self._server.holds_answer(self, 0)
         self._server.forget(self, self._address)
         self._address = self._tenant = None
 
@@ -131,6 +137,7 @@ class Connection(asyncio.Protocol):
             self.cut()  # it asks on and on and takes no answer: nothing is held for whom we do not know
             return
         self._writing_paused = True
+        self._server.holds_answer(self, self._outlet.unsent_bytes())
         self._undrained_bytes = self._waiting_bytes()
         self._drained_at = self._server.now
         if self._state < _LINGER:
@@ -140,6 +147,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._writing_paused = False
+        self._server.holds_answer(self, 0)
         if self._state == _ANSWER:
             self.deadline = _EVERY_SWEEP if self._reading_paused else _NEVER
         elif self._state < _ANSWER:
@@ -196,7 +204,7 @@ class Connection(asyncio.Protocol):
             responder = self._new_responder(request, keep_alive=self._reader.keep_alive and not body_follows)
             responder.respond(*answer)
             return
-        account = request.account
+        account = self.tenant = request.account
         if account and (self._tenant is None or self._tenant.name != account):
             self._belong_to(account)
         if body_follows:
@@ -217,7 +225,10 @@ class Connection(asyncio.Protocol):
     def _serve(self) -> None:
         request = self._reader.request
         assert request is not None
-        self._holding.release_body()
+        if len(request.body) > _SMALL_BODY_BYTES:
+            self._holding.hold_body(request, len(request.body))
+        else:
+            self._holding.release_body()
         responder = self._new_responder(request, keep_alive=self._reader.keep_alive)
         try:
             self._server.handler(request, responder)
@@ -259,8 +270,12 @@ class Connection(asyncio.Protocol):
     def may_keep_alive(self) -> bool:
         return not self._server.stopping
 
+    def body_let_go(self) -> None:
+        self._holding.release_body()
+
     def answered(self, *, keep_alive: bool) -> None:
         self._responder = None
+        self._holding.release_body()
         if self._state != _ANSWER:
             return
         if not keep_alive:

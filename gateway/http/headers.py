@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["bearer_key", "forward_request_headers", "forward_response_headers"]
+__all__ = ["bearer_key", "content_type", "forward_request_headers", "forward_response_headers", "is_json", "is_text"]
 
 Header = tuple[bytes, bytes]
 
@@ -102,6 +102,16 @@ def bearer_key(headers: list[Header]) -> bytes | None:
     return found
 
 
+def content_type(headers: list[Header]) -> bytes:
+    """Of what kind is an answer? Empty: it does not say."""
+    return next((value for name, value in headers if name == b"content-type"), b"")
+
+
+def is_json(kind: bytes) -> bool:
+    """Is what has this content-type one JSON value?"""
+    return kind.partition(b";")[0].rstrip().endswith((b"/json", b"+json"))
+
+
 def _forwarded(headers: list[Header], dropped: frozenset[bytes]) -> list[Header]:
     kept = []
     named: list[bytes] = []
@@ -116,3 +126,8 @@ def _forwarded(headers: list[Header], dropped: frozenset[bytes]) -> list[Header]
     if not named:
         return kept
     return [field for field in kept if field[0] not in named]
+
+
+def is_text(kind: bytes) -> bool:
+    """Is an answer of this content-type something that tokens were made into, rather than sound or pictures?"""
+    return not kind or kind.startswith(b"text/") or b"json" in kind

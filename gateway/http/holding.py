@@ -57,7 +57,7 @@ class Holding:
             raise ApiError(Reason.SERVER_BUSY, message, retry_after_s=BUSY_RETRY_S)
 
     def release_body(self) -> None:
-        """It is there whole, or is dropped."""
+        """An engine has it and answers, or it is dropped."""
         request, self._request = self._request, None
         if request is None:
             return

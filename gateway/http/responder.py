@@ -23,6 +23,7 @@ class _Owner(Protocol):
     """The connection, as an answer sees it."""
 
     def may_keep_alive(self) -> bool: ...
+    def body_let_go(self) -> None: ...
     def answered(self, *, keep_alive: bool) -> None: ...
     def break_off(self, *, reset: bool) -> None: ...
 
@@ -76,6 +77,11 @@ class Responder:
     def buffered_bytes(self) -> int:
         """How much of what was written waits for the client."""
         return self._outlet.unsent_bytes()
+
+    def let_body_go(self) -> None:
+        """Nobody holds the body of the request any longer."""
+        if not self.closed:
+            self._connection.body_let_go()
 
     def respond(self, status: int, headers: Sequence[Header], body: bytes) -> None:
         """Send a whole answer."""

@@ -62,6 +62,9 @@ class HttpServer:
         self.now = 0.0
         """The loop's clock at the last sweep: exact enough for timeouts, and free to read."""
         self.bodies_bytes = 0
+        self._answers: dict[Connection, int] = {}
+        """What clients that read too slowly have not taken of their answers, in bytes."""
+        self._answers_bytes = 0
         self._certificates = certificates
         self._listeners: list[asyncio.Server] = []
         self._arriving: set[asyncio.Task[Any]] = set()
@@ -198,6 +201,22 @@ class HttpServer:
         self._connections.pop(connection, None)
         if not self._connections:
             self._all_gone.set()
+
+    def holds_answer(self, connection: Connection, unsent_bytes: int) -> None:
+        """So much waits for the client of this connection. If all of it is too much, one of the tenant that has most is
+        cut off."""
+        self._answers_bytes += unsent_bytes - self._answers.pop(connection, 0)
+        if unsent_bytes:
+            self._answers[connection] = unsent_bytes
+            if self._answers_bytes > self.limits.answers_bytes_max:
+                self.loop.call_soon(self._most_unsent().cut)
+
+    def _most_unsent(self) -> Connection:
+        of_tenants: dict[str, int] = {}
+        for each, held_bytes in self._answers.items():
+            of_tenants[each.tenant] = of_tenants.get(each.tenant, 0) + held_bytes
+        most = max(of_tenants, key=of_tenants.__getitem__)
+        return max([each for each in self._answers if each.tenant == most], key=self._answers.__getitem__)
 
     def _sweep(self) -> None:
         self.now = now = self.loop.time()

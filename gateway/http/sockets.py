@@ -6,20 +6,38 @@ import asyncio
 import errno
 import fcntl
 import os
+import resource
 import select
 import struct
+import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from socket import SO_LINGER, SOL_SOCKET, socket
 from typing import Any, Final
 
-__all__ = ["is_hung_up", "listening", "peer_of", "reset_on_close", "unsent_bytes", "waiting_connections"]
+__all__ = [
+    "connections_allowed",
+    "is_hung_up",
+    "listening",
+    "peer_of",
+    "reset_on_close",
+    "unsent_bytes",
+    "waiting_connections",
+]
 
 # A socket is `Any` here: uvloop has its own kind.
 
 _INT: Final = struct.Struct("i")
+_OTHER_FILES: Final = 64
+"""The log, databases, what is asked of engines and by the operator, and connections that are refused."""
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+
+
+def connections_allowed() -> int:
+    """How many clients may be connected, such that each has an engine's answer, and all else its files?"""
+    files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if files_max == resource.RLIM_INFINITY else max(2, (files_max - _OTHER_FILES) // 2)
 
 
 @contextmanager

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
-from collections.abc import AsyncIterator
-from typing import Annotated, Protocol
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Collection, Mapping
+from typing import Annotated
 
 import msgspec
 from pydantic_core import PydanticCustomError
@@ -14,29 +17,38 @@ from pydantic_core import PydanticCustomError
 from gateway.config.fields import checked_name
 from gateway.config.keys import KeyConfig
 from gateway.config.model import Config
-from gateway.redis.errors import StoreError, StoreRefused, StoreUnavailable
+from gateway.redis.errors import StoreError, StoreUnavailable
 from gateway.request.identity import Keyring, Principal
 
 __all__ = [
     "ENTRIES_READ_MAX",
     "KEYS_MAX",
     "REVOKED",
+    "USED_MAX",
+    "Follower",
     "KeyTable",
     "TableFull",
     "entry",
-    "follow",
     "in_words",
     "nobody_of",
     "read_entry",
+    "say_left_out",
+    "take_back",
+    "unfit",
 ]
 
 logger = logging.getLogger("fairgate")
 
 KEYS_MAX = 100_000
 ENTRIES_READ_MAX = 2 * KEYS_MAX
-"""fairgate writes no more than `KEYS_MAX`, but whoever else can write to the Redis may, and every entry read is kept in
-memory. Twice as many, since a scan may show an entry again while Redis makes room for more."""
+"""fairgate writes no more than `KEYS_MAX`, but others can write to the table, and every entry read is kept in memory.
+Twice as many, since a scan may show an entry again while Redis makes room for more."""
 POLL_S = 0.5
+CLOSE_S = 1.0
+USED_MAX = 10**10
+"""Seconds since the epoch, for some centuries; others can write there, too."""
+USES_S = 30.0
+"""How often it is noted when keys were last used."""
 REVOKED = ""
 """The entry of a key that nobody may use any more."""
 _HASH = re.compile(rb"sha256:[0-9a-f]{64}")
@@ -48,6 +60,8 @@ class TableFull(StoreError):
 
 NAMES_MAX = 1000
 """Of apps, and of models, of one key (`KeyConfig`); of more each would be a fault of its own."""
+NAMED_MAX = 20
+"""In one message."""
 _Names = Annotated[tuple[str, ...], msgspec.Meta(max_length=NAMES_MAX)]
 
 
@@ -57,8 +71,11 @@ class _Entry(msgspec.Struct, omit_defaults=True):
     apps: _Names | None = None
     models: _Names | None = None
     weight: float | None = None
+    label: str | None = None
+    created: str | None = None
 
 
+_TERMS = ("expires", "apps", "models", "weight", "label", "created")
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(_Entry).decode
 
@@ -66,7 +83,7 @@ _decode = msgspec.json.Decoder(_Entry).decode
 def entry(tenant: str, key: KeyConfig) -> str:
     """What is noted of a key: whose it is and, if that is not all, until when, for what, and with which weight."""
     apps = key.apps if "apps" in key.model_fields_set else None
-    return _encode(_Entry(tenant, key.expires, apps, key.models, key.weight)).decode()
+    return _encode(_Entry(tenant, key.expires, apps, key.models, key.weight, key.label, key.created)).decode()
 
 
 def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
@@ -79,7 +96,7 @@ def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
         raise ValueError("it is nested too deeply") from None
     if not found.tenant:
         raise ValueError("it names no tenant")
-    terms = {name: getattr(found, name) for name in ("expires", "apps", "models", "weight")}
+    terms = {name: getattr(found, name) for name in _TERMS}
     given = {name: value for name, value in terms.items() if value is not None}
     return found.tenant, KeyConfig.model_validate({"hash": key_hash.decode(), **given})
 
@@ -102,6 +119,31 @@ def nobody_of(config: Config, tenant: str, key: KeyConfig) -> str | None:
     return None
 
 
+def unfit(
+    config: Config, key: KeyConfig, unix_s: float, models: Collection[str] | None = None
+) -> tuple[str, str] | None:
+    """Which term of a new key can never be of use, and why? None: none. `models`: those served now; None: those that
+    the config names, where every pool does. Apps are known where the config has `apps`."""
+    if key.expires_s <= unix_s:
+        return "expires", f"{key.expires} is past"
+    if models is None and all(pool.models for pool in config.pools):
+        models = [*(model for pool in config.pools for model in pool.models), *config.aliases]
+    for model in key.models or ():
+        if models and model not in models:
+            known = ", ".join(sorted(models)[:NAMED_MAX])
+            return (
+                "models",
+                f"no pool serves {model!r}; there are: {known}. Name a new one under `models` of its pool first",
+            )
+    of_keys = (app for tenant in config.tenants for each in tenant.keys for app in each.apps)
+    apps = {"default", *(app.name for app in config.apps), *of_keys}
+    for app in key.apps:
+        if config.apps and app not in apps:
+            known = ", ".join(sorted(apps)[:NAMED_MAX])
+            return "apps", f"the config has no app {app!r} under `apps`; there are: {known}. Name a new one there first"
+    return None
+
+
 def in_words(tenant: str, key: KeyConfig) -> str:
     """The same for people to read."""
     words = [tenant]
@@ -113,61 +155,124 @@ def in_words(tenant: str, key: KeyConfig) -> str:
         words.append(f"models={','.join(key.models)}")
     if key.weight is not None:
         words.append(f"weight={key.weight:g}")
+    if key.label is not None:
+        words.append(f"label={json.dumps(key.label, ensure_ascii=False)}")
+    if key.created is not None:
+        words.append(f"created={key.created}")
     return " ".join(words)
 
 
-class KeyTable(Protocol):
-    """Hash of a key, as the config writes it, to its entry. All raise StoreUnavailable."""
+class KeyTable(ABC):
+    """Hash of a key, as the config writes it, to its entry; and when it was last used. All raise StoreUnavailable."""
 
     place: str
     """redis or database: where the table is."""
 
+    @abstractmethod
     async def changed(self) -> bytes | None:
         """A mark that is another one after every change. None: nothing was ever noted."""
 
+    @abstractmethod
     async def entry(self, key_hash: str) -> bytes | None:
         """What is noted of it. None: it is not in the table."""
 
+    @abstractmethod
     def entries(self) -> AsyncIterator[tuple[bytes, bytes]]:
-        """All of it, some at a time; what changes meanwhile may be missed. A Redis is not read beyond
-        `ENTRIES_READ_MAX`."""
+        """All of it, some at a time; what changes meanwhile may be missed. Not beyond `ENTRIES_READ_MAX`."""
+
+    @abstractmethod
+    async def note(self, changes: Mapping[str, str | None]) -> None:
+        """These are the entries of these keys from now on (None: they have none), in one step. Raises TableFull."""
+
+    @abstractmethod
+    async def note_uses(self, uses: Mapping[str, int]) -> None:
+        """The keys were last used then, in seconds since the epoch."""
+
+    @abstractmethod
+    async def uses(self) -> dict[str, int]:
+        """When keys were last used, as far as that is known, in seconds since the epoch."""
 
     async def issue(self, key: KeyConfig, tenant: str) -> None:
         """The key is the tenant's, at every replica within a second. Raises TableFull."""
+        await self.note({key.hash: entry(tenant, key)})
 
     async def revoke(self, key_hash: str) -> None:
         """Nobody takes the key any more, also if the config names it. Raises TableFull."""
+        await self.note({key_hash: REVOKED})
 
     async def forget(self, key_hash: str) -> None:
         """The key is in the table no longer; it is as if it had not been issued or revoked."""
+        await self.note({key_hash: None})
 
 
-async def follow(table: KeyTable, keyring: Keyring) -> None:
-    """Let the keyring know what the table says, within a second of every change, until cancelled.
+async def take_back(table: KeyTable, key_hash: str, *, is_named: bool) -> bool:
+    """Nobody takes the key any more, also if the config names it. False, and nothing has changed: neither the table nor
+    the config knows it. A table that was never written may be one that vanished: there it is noted all the same.
+    Raises what `KeyTable` does."""
+    if is_named or (_HASH.fullmatch(key_hash.encode()) and await table.changed() is None):
+        await table.revoke(key_hash)
+        return True
+    if await table.entry(key_hash) is None:
+        return False
+    await table.forget(key_hash)
+    return True
+
+
+class Follower:
+    """Lets the keyring know what the table says, within a second of every change, one `turn` after another.
 
     While the table cannot be asked, what was last known holds; also if it has vanished.
     """
-    known: bytes | None = None
-    revision = keyring.revision
-    vanished = False
-    while True:
-        try:
-            changed = await table.changed()
-            if changed is None and known is not None:
-                if not vanished:
-                    logger.warning(
-                        "the table of keys has vanished from the %s: the keys known so far hold", table.place
-                    )
-                vanished = True
-            elif changed != known or revision != keyring.revision:
-                revision = keyring.revision
-                await _learn(table, keyring)
-                vanished = False
-                # One more time if it changed meanwhile: nobody knows what of that was seen.
-                known = changed if changed == await table.changed() else b""
-        except (StoreUnavailable, StoreRefused):
-            pass  # whoever keeps the connection has said so
+
+    def __init__(self, table: KeyTable, keyring: Keyring) -> None:
+        self._table = table
+        self._keyring = keyring
+        self._known: bytes | None = None
+        self._revision = keyring.revision
+        self._uses: dict[str, int] = {}
+        """Those that are not noted yet."""
+        self._noted_s = time.monotonic()
+
+    async def turn(self) -> None:
+        table, keyring = self._table, self._keyring
+        changed, revision = await table.changed(), keyring.revision
+        if changed is None and self._known is not None:
+            raise StoreUnavailable(
+                f"the table of keys has vanished from the {table.place}: the keys known so far hold until it is "
+                "written again"
+            )
+        if changed != self._known or self._revision != revision:
+            await _learn(table, keyring)
+            self._revision = revision
+            # One more time if it changed meanwhile: nobody knows what of that was seen.
+            self._known = changed if changed == await table.changed() else b""
+        if time.monotonic() - self._noted_s >= USES_S:
+            await self.note_uses()
         await asyncio.sleep(POLL_S)
+
+    async def close(self) -> None:
+        """Note the last uses, if that can be done soon."""
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self.note_uses()
+        except (StoreError, TimeoutError) as error:
+            logger.warning("when keys were last used is not noted: %s", error)
+
+    async def note_uses(self) -> None:
+        """Note when keys were last used, as far as that is not noted."""
+        self._noted_s = time.monotonic()
+        self._uses.update((f"sha256:{digest.hex()}", int(at_s)) for digest, at_s in self._keyring.take_uses().items())
+        if self._uses:
+            await self._table.note_uses(self._uses)
+            self._uses = {}
+
+
+def say_left_out(where: str) -> None:
+    """A table is not read to its end."""
+    logger.warning(
+        "the table of keys (%s) is not read beyond %d entries: keys whose entries come later are not taken",
+        where, ENTRIES_READ_MAX,
+    )  # fmt: skip
 
 
 async def _learn(table: KeyTable, keyring: Keyring) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+
+from gateway.telemetry.lately import Mark
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -39,6 +42,8 @@ def _drained(gateway: Gateway, request: web.Request, *, drained: bool) -> web.Re
         if backend is None or backend.leaving:
             continue
         pool.drain(backend, drained)
+        word = "drained" if drained else "resumed"
+        gateway.lately.marks.append(Mark(time.monotonic(), f"{name} {word}", pool.name))
         engine = pool.dispatcher.engine
         answer: dict[str, Any] = {
             "backend": name,

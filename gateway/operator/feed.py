@@ -151,11 +151,13 @@ class Feed:
 
     async def _look_once(self) -> float:
         """Returns the CPU seconds that it cost, about."""
-        begun_s, now = time.thread_time(), time.monotonic()
+        now = time.monotonic()
         is_span = now - self._pointed_s >= SPAN_S
         source, seen = self._source, await self._source.look(with_running=is_span)
+        begun_s = time.thread_time() - seen.cost_s
         self._put("gateway", encode(self._of_gateway(seen)))  # first: by it the page knows of a restart
         self._put("words", WORDS)
+        self._put("marks", encode([{**mark._asdict(), "at_s": self._epoch_s + mark.at_s} for mark in seen.marks]))
         self._put("queue", encode(queue(seen, QUEUED_SHOWN)))
         self._put("backends", encode(backends(seen)))
         self._put("ended", encode([self._ended(end) for end in source.lately.latest(ENDS_SHOWN)]))
@@ -163,7 +165,7 @@ class Feed:
             return time.thread_time() - begun_s
         ends, _ = source.lately.within(now, min(WINDOW_S, now - self._pointed_s))
         taken = [Taken(pool.pool, now, ends, pool.running, pool.waiting) for pool in seen.pools]
-        sum_up = partial(self._sum_up, now, tenants(seen, source.lately), taken)
+        sum_up = partial(self._sum_up, now, tenants(seen, source.lately, source.config.tenants), taken)
         cost_s = time.thread_time() - begun_s
         summed, points, summing_s = await asyncio.to_thread(sum_up)
         self._put("tenants", summed)

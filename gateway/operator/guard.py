@@ -33,7 +33,11 @@ def guard(config: Callable[[], Config]) -> Middleware:
     async def asks(request: web.Request, handler: Handler) -> web.StreamResponse:
         secret = config().admin_token
         token = secret.get_secret_value() if secret is not None else None
-        if token is None and _is_strangers(request):
+        try:
+            is_strangers, is_of_other_page = _is_strangers(request), _is_of_other_page(request)
+        except ValueError:
+            return _refused(400, "its Host or Origin is none: write NAME:PORT, or SCHEME://NAME:PORT")
+        if token is None and is_strangers:
             return _refused(
                 421, "call it by an IP address or localhost: without an admin_token, no other name is answered to here"
             )
@@ -44,8 +48,7 @@ def guard(config: Callable[[], Config]) -> Middleware:
             return _refused(401, error, {"www-authenticate": "Bearer"})
         if request.method == "POST" and request.path.startswith(CHANGING):
             # Browsers let any page send a POST, and say on whose behalf.
-            origin = request.headers.get("origin")
-            if origin is not None and urlsplit(origin).netloc != request.host:
+            if is_of_other_page:
                 return _refused(
                     403, "this request is from a page of another origin; send it with curl, or with `fairgate`"
                 )
@@ -67,9 +70,16 @@ def _has_token(request: web.Request, token: str) -> bool:
     return scheme.lower() == "bearer" and compare_digest(sent, token.encode())
 
 
+def _is_of_other_page(request: web.Request) -> bool:
+    """Does a browser send it on behalf of a page that is not ours? ValueError: nobody can tell."""
+    origin = request.headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc != request.host
+
+
 def _is_strangers(request: web.Request) -> bool:
     """Has a web page made this request? A browser takes any name of its author's for this machine, if the name server
     says so (DNS rebinding), and lets the page read the answer. Such a page cannot choose an address as its name.
+    ValueError: it is called by what is no name.
     """
     own = request.transport.get_extra_info("sockname") if request.transport is not None else None
     name = request.url.host or ""

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from pydantic import ValidationError
 
 from gateway.config.keys import KeyConfig, hash_key, new_key
-from gateway.keys.issued import KeyTable, TableFull, nobody_of, read_entry
+from gateway.keys.issued import KeyTable, TableFull, nobody_of, read_entry, take_back, unfit
+from gateway.keys.rotation import CannotRotate, moment, rotate, seconds_of
 from gateway.redis.errors import StoreError
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
+    from gateway.config.model import Config
 
 __all__ = ["key_routes"]
 
-TERMS = ("tenant", "expires", "apps", "models", "weight")
+TERMS = ("tenant", "expires", "apps", "models", "weight", "label")
+ROTATION_TERMS = ("grace", "expires")
 
 
 def key_routes(gateway: Gateway) -> list[web.RouteDef]:
@@ -32,53 +38,76 @@ def key_routes(gateway: Gateway) -> list[web.RouteDef]:
         return gateway.keys
 
     async def listed(request: web.Request) -> web.Response:
-        keys = table()
-        revoked = {name.decode("utf-8", "replace"): noted == b"" async for name, noted in keys.entries()}
-        found = [
-            {**_shown(tenant.name, key), "from": "config", "revoked": revoked.get(key.hash, False)}
-            for tenant in gateway.config.tenants
-            for key in tenant.keys
-        ]
-        named = {each["hash"] for each in found}
-        async for name, noted in keys.entries():
-            try:
-                tenant, key = read_entry(name, noted)
-            except ValueError:
-                continue  # whoever follows the table says so in the log
-            if key.hash not in named:
-                found.append({**_shown(tenant, key), "from": keys.place, "revoked": not tenant})
-        return web.json_response({"keys": found})
+        return web.json_response({"keys": await _listed(gateway.config, table())})
 
     async def made(request: web.Request) -> web.Response:
         keys = table()
-        tenant, terms = await _terms(request)
+        terms = await _terms(request, TERMS, 'send JSON such as {"tenant": "alice", "expires": "2027-01-31"}')
+        tenant = str(terms.pop("tenant"))
         key = new_key()
         try:
-            issued = KeyConfig.model_validate({"hash": hash_key(key), **terms})
+            issued = KeyConfig.model_validate({"hash": hash_key(key), "created": moment(time.time()), **terms})
         except ValidationError as error:
             [found, *_] = error.errors(include_url=False)
             raise _error(web.HTTPBadRequest, f"{'.'.join(map(str, found['loc']))}: {found['msg']}") from None
         if (why := nobody_of(gateway.config, tenant, issued)) is not None:
             raise _error(web.HTTPBadRequest, f"the config {why}")
+        if (unfit_term := unfit(gateway.config, issued, time.time(), _served(gateway))) is not None:
+            raise _error(web.HTTPBadRequest, f"{unfit_term[0]}: {unfit_term[1]}")
         await keys.issue(issued, tenant)
+        return web.json_response({"key": key, **_shown(tenant, issued)}, status=201)
+
+    async def rotated(request: web.Request) -> web.Response:
+        keys = table()
+        terms = await _terms(request, ROTATION_TERMS, 'send JSON such as {"grace": "24h"}, or {}')
+        key = new_key()
+        try:
+            tenant, issued = await rotate(
+                keys, gateway.config, request.match_info["hash"].lower(), hash_key(key), unix_s=time.time(),
+                grace_s=seconds_of(str(terms.get("grace", "0s"))), expires=terms.get("expires"),
+            )  # fmt: skip
+        except CannotRotate as error:
+            raise _error(web.HTTPBadRequest, str(error)) from None
         return web.json_response({"key": key, **_shown(tenant, issued)}, status=201)
 
     async def revoked(request: web.Request) -> web.Response:
         keys, key_hash = table(), request.match_info["hash"].lower()
         named = {key.hash for tenant in gateway.config.tenants for key in tenant.keys}
-        if key_hash in named:
-            await keys.revoke(key_hash)
-        elif await keys.entry(key_hash) is not None:
-            await keys.forget(key_hash)
-        else:
+        if not await take_back(keys, key_hash, is_named=key_hash in named):
             raise _error(web.HTTPNotFound, "no such key: give its hash, as GET /keys lists it")
         return web.json_response({"hash": key_hash, "revoked": True})
 
     return [
         web.get("/keys", _asking(listed)),
         web.post("/keys", _asking(made)),
+        web.post("/keys/{hash}/rotate", _asking(rotated)),
         web.delete("/keys/{hash}", _asking(revoked)),
     ]
+
+
+async def _listed(config: Config, keys: KeyTable) -> list[dict[str, object]]:
+    """All keys, those of the config first."""
+    revoked = {name.decode("utf-8", "replace"): noted == b"" async for name, noted in keys.entries()}
+    uses = await keys.uses()
+
+    def shown(tenant: str, key: KeyConfig) -> dict[str, object]:
+        used = {"used": moment(uses[key.hash])} if key.hash in uses else {}
+        return {**_shown(tenant, key), **used}
+
+    found = [
+        {**shown(tenant.name, key), "from": "config", "revoked": revoked.get(key.hash, False)}
+        for tenant in config.tenants
+        for key in tenant.keys
+    ]
+    named = {each["hash"] for each in found}
+    async for name, noted in keys.entries():
+        try:
+            tenant, key = read_entry(name, noted)
+        except ValueError:
+            continue  # the follower of the table says so in the log
+        if key.hash not in named:
+            found.append({**shown(tenant, key), "from": keys.place, "revoked": not tenant})
+    return found
 
 
 def _asking(handler: Handler) -> Handler:
@@ -94,18 +123,24 @@ def _asking(handler: Handler) -> Handler:
     return asked
 
 
-async def _terms(request: web.Request) -> tuple[str, dict[str, object]]:
-    """The tenant, and the terms of its key."""
+async def _terms(request: web.Request, known: Sequence[str], form: str) -> dict[str, Any]:
+    """What was sent, of these terms. The first of them that are for a new key has to be there: its tenant."""
     try:
-        terms = json.loads(await request.read())
-    except (ValueError, RecursionError):
+        terms = msgspec.json.decode(await request.read() or b"{}")  # strict: no half of a surrogate pair, no NaN
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         terms = None
-    if not isinstance(terms, dict) or not isinstance(terms.get("tenant"), str):
-        raise _error(web.HTTPBadRequest, 'send JSON such as {"tenant": "alice", "expires": "2027-01-31"}')
+    if not isinstance(terms, dict) or ("tenant" in known and not isinstance(terms.get("tenant"), str)):
+        raise _error(web.HTTPBadRequest, form)
     for name in terms:
-        if name not in TERMS:
-            raise _error(web.HTTPBadRequest, f"{name[:50]!r} is none of: {', '.join(TERMS)}")
-    return terms.pop("tenant"), {name: value for name, value in terms.items() if value is not None}
+        if name not in known:
+            raise _error(web.HTTPBadRequest, f"{name[:50]!r} is none of: {', '.join(known)}")
+    return {name: value for name, value in terms.items() if value is not None}
+
+
+def _served(gateway: Gateway) -> list[str] | None:
+    """Names of models that clients may ask for now, adapters among them. None: of a pool that is not known yet."""
+    served = [list(pool.models()) for pool in gateway.pools]
+    return [*(model for models in served for model in models), *gateway.config.aliases] if all(served) else None
 
 
 def _shown(tenant: str, key: KeyConfig) -> dict[str, object]:

@@ -31,7 +31,7 @@ def admin_app(gateway: Gateway) -> web.Application:
     """Never queued. What it asks for is `admin_token`; without one it belongs on loopback, and answers there only those
     who call it by an address of this machine.
     """
-    here = Here(gateway)
+    here = gateway.replicas or Here(gateway)
     feed = Feed(here)
     app = web.Application(middlewares=[guard(lambda: gateway.config)])
     app.add_routes([*_own(gateway), web.get("/events", feed.events), *views(here), *page()])
@@ -43,12 +43,11 @@ def worker_app(gateway: Gateway) -> web.Application:
     """What a worker answers its hub, which asks for all of them (`gateway.operator.of_workers`)."""
 
     async def look(request: web.Request) -> web.Response:
-        """How it stands, and its ends since the hub had so many of them. If there were never so many, the hub had them
-        of a worker before this one."""
-        lately, known = gateway.lately, int(request.query["ends"])
-        ends = lately.latest(lately.count - known if known <= lately.count else lately.count)[::-1]
-        found = seen(gateway, with_running="running" in request.query)
-        return web.Response(body=encoded(found, ends, lately.count))
+        """How it stands, and its ends since the hub had so many of them; with replicas, all of them together."""
+        source = gateway.replicas or Here(gateway)
+        found = await source.look(with_running="running" in request.query)
+        lately = source.lately
+        return web.Response(body=encoded(found, lately.latest_after(int(request.query["ends"])), lately.count))
 
     app = web.Application()
     app.add_routes([*_own(gateway), web.get("/seen", look)])
@@ -62,11 +61,13 @@ def _own(gateway: Gateway) -> list[web.RouteDef]:
         return web.json_response({"status": "ok"})
 
     async def ready(request: web.Request) -> web.Response:
-        faults = gateway.not_ready()
-        answer: dict[str, object] = {"ready": not faults, "why_not": faults}
+        why_not = gateway.not_ready()
+        answer: dict[str, object] = {"ready": not why_not, "why_not": why_not}
         if (state := gateway.state()) is not None:
             answer["state"] = state  # a gateway on its own serves all the same
-        return web.json_response(answer, status=503 if faults else 200)
+        if faults := gateway.faults():
+            answer["faults"] = faults
+        return web.json_response(answer, status=503 if why_not else 200)
 
     async def metrics(request: web.Request) -> web.Response:
         gateway.metrics.read_gauges(gateway.pools, gateway.shared.interactions)
@@ -84,7 +85,7 @@ def _own(gateway: Gateway) -> list[web.RouteDef]:
 
     async def explanation(request: web.Request) -> web.Response:
         request_id = request.match_info["id"]
-        found = explain(gateway.pools, request_id)
+        found = explain(gateway.pools, gateway.lately, request_id)
         if found is None:
             error = "no decision on this request is remembered: it is not queued or running, and not among the last"
             return web.json_response({"request_id": request_id[:128], "error": error}, status=404)

@@ -21,9 +21,9 @@ from gateway.operator.feed import Feed
 from gateway.operator.guard import guard
 from gateway.operator.merged_metrics import merged
 from gateway.operator.page.files import page
-from gateway.operator.seen import Seen, decoded, said_by, state_of, together
+from gateway.operator.seen import NO_ANSWER, Gathered, Seen, decoded, said_by, state_of
 from gateway.operator.views import views
-from gateway.telemetry.lately import ENDS_MAX, End, Lately
+from gateway.telemetry.lately import ENDS_MAX, Lately
 
 __all__ = ["Workers", "workers_app"]
 
@@ -32,7 +32,6 @@ ANSWER_S: Final = 2.5
 CHANGE_S: Final = 60.0
 """A reload asks new engines how they are; a database may take long."""
 ANSWER_BYTES_MAX: Final = 64 << 20
-NO_ANSWER: Final = "does not answer"
 
 
 class Answer(NamedTuple):
@@ -50,13 +49,11 @@ class Workers:
         """`sockets`: on which each listens. `port`: that of clients. `has_reloaded`: one has taken over the config, and
         all others should."""
         self.config = config
-        self.lately = Lately(ENDS_MAX * len(sockets))
+        self._gathered = Gathered(ENDS_MAX * len(sockets))
         self.port = port
         self.has_reloaded = has_reloaded
         self._sockets = sockets
         self._sessions: list[aiohttp.ClientSession] = []
-        self._ends = [0] * len(sockets)
-        """How many ends of each worker are known here."""
         self._turn = asyncio.Lock()
 
     async def open(self, stack: AsyncExitStack) -> None:
@@ -85,28 +82,36 @@ class Workers:
         asked = (self.ask(index, path, method=method, within_s=within_s) for index in range(len(self._sockets)))
         return list(await asyncio.gather(*asked))
 
+    @property
+    def lately(self) -> Lately:
+        return self._gathered.lately
+
     async def look(self, *, with_running: bool = False) -> Seen:
         running = "&running" if with_running else ""
         async with self._turn:  # each end is fetched once
-            asked = (self.ask(index, f"/seen?ends={known}{running}") for index, known in enumerate(self._ends))
-            answers = await asyncio.gather(*asked)
-            seen, silent = [], []
-            ends: list[End] = []
-            for index, answer in enumerate(answers):
-                if answer.status != 200:
-                    silent.append(answer.name)
-                    continue
-                found, latest, count = decoded(answer.content)
-                self._ends[index] = count
-                ends += latest
-                seen.append((answer.name, found))
-            self.lately.take(sorted(ends, key=lambda end: end.ended_s))
-        if not seen:
-            return Seen(0.0, ["no worker answers"], None, self.port, [])
-        whole = together(seen)
-        whole.not_ready += [f"{name}: {NO_ANSWER}" for name in silent]
+            known = self._gathered.known
+            asked = [f"/seen?ends={known[f'worker {index}']}{running}" for index in range(len(self._sockets))]
+            if self.config.state.redis_url is None:
+                answers = await asyncio.gather(*(self.ask(index, path) for index, path in enumerate(asked)))
+            else:
+                answers = [await self._of_replicas(asked)]
+            found = [(one.name, *decoded(one.content)) for one in answers if one.status == 200]
+            if not found:
+                return Seen(0.0, ["no worker answers"], None, self.port, [], [])
+            whole = self._gathered.take(found, [one.name for one in answers if one.status != 200])
         whole.port = self.port
         return whole
+
+    async def _of_replicas(self, asked: Sequence[str]) -> Answer:
+        """Any worker answers for all replicas. If it is another one than before, it begins with all that it knows."""
+        for index, path in enumerate(asked):
+            answer = await self.ask(index, path)
+            if answer.status == 200:
+                known = self._gathered.known
+                if answer.name not in known or decoded(answer.content)[2] < known[answer.name]:
+                    self._gathered = Gathered(ENDS_MAX * len(self._sockets))
+                return answer
+        return answer
 
 
 class _Answers:
@@ -120,11 +125,13 @@ class _Answers:
 
     async def ready(self, request: web.Request) -> web.Response:
         said = [(one.name, _ready(one)) for one in await self._workers.ask_all("/ready")]
-        faults = said_by([(name, answer["why_not"]) for name, answer in said])
-        answer: dict[str, object] = {"ready": not faults, "why_not": faults}
+        why_not = said_by([(name, answer["why_not"]) for name, answer in said])
+        answer: dict[str, object] = {"ready": not why_not, "why_not": why_not}
         if (state := state_of([(name, answer.get("state")) for name, answer in said])) is not None:
             answer["state"] = state
-        return web.json_response(answer, status=503 if faults else 200)
+        if faults := said_by([(name, answer.get("faults", [])) for name, answer in said]):
+            answer["faults"] = faults
+        return web.json_response(answer, status=503 if why_not else 200)
 
     async def metrics(self, request: web.Request) -> web.Response:
         answers = [one for one in await self._workers.ask_all("/metrics") if one.status == 200]
@@ -201,6 +208,7 @@ def workers_app(workers: Workers) -> web.Application:
             web.get("/usage", answers.any_knows),
             web.get("/keys", answers.any_knows),
             web.post("/keys", answers.any_knows),
+            web.post("/keys/{hash}/rotate", answers.any_knows),
             web.delete("/keys/{hash}", answers.any_knows),
             *views(workers),
             *page(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gateway.operator.seen import Seen, SeenPool
 from gateway.operator.shares import due
@@ -18,9 +18,14 @@ from gateway.telemetry.record import Outcome
 from policies.admission.explanation import OF_OBSTACLE
 from policies.capacity.obstacle import Obstacle
 
+if TYPE_CHECKING:
+    from gateway.config.model import TenantConfig
+
 __all__ = ["backends", "limited_by", "queue", "tenants"]
 
 TENANTS_MAX: Final = 200
+RUNNING_SHOWN: Final = 8
+"""Of an engine, the tenants with most requests there."""
 
 
 def queue(seen: Seen, requests_max: int) -> dict[str, Any]:
@@ -44,6 +49,7 @@ def _queue(pool: SeenPool, now: float, requests_max: int) -> dict[str, Any]:
             for name, one in by_tenant[:TENANTS_MAX]
         ],
         "tenants_left_out": max(0, len(by_tenant) - TENANTS_MAX),
+        "gateways": pool.gateways,
         "requests": oldest,
         "requests_left_out": pool.queued_requests - len(oldest),
     }
@@ -52,8 +58,8 @@ def _queue(pool: SeenPool, now: float, requests_max: int) -> dict[str, Any]:
 class _Tenant:
     """What is known of one tenant in one pool, within the window."""
 
-    def __init__(self) -> None:
-        self.weight = 1.0
+    def __init__(self, weight: float = 1.0) -> None:
+        self.weight = weight
         self.queued_requests = 0
         self.running_requests = 0
         self.received = 0.0
@@ -67,7 +73,9 @@ class _Tenant:
 class _Taken:
     """The requests of one pool as they are now: taken on the loop, since that costs little, and summed up beside it."""
 
-    def __init__(self, pool: SeenPool, now: float, ends: Sequence[End], window_s: float) -> None:
+    def __init__(
+        self, pool: SeenPool, now: float, ends: Sequence[End], window_s: float, configured: Sequence[TenantConfig]
+    ) -> None:
         self.pool = pool.pool
         self.policy = pool.policy
         self.ends = ends
@@ -75,18 +83,32 @@ class _Taken:
         self.since_s = self.now - window_s
         self.waiting = pool.waiting
         self.running = pool.running
+        self.configured = configured
 
     def answer(self) -> dict[str, Any]:
-        found = self._sums()
-        total = sum(one.received for one in found.values())
-        shares = due({name: (one.received, one.weight, one.waiting) for name, one in found.items()})
-        shown = sorted(found.items(), key=lambda item: (-item[1].queued_requests, -item[1].received, item[0]))
+        asked = self._sums()
+        total = sum(one.received for one in asked.values())
+        weights = sum(one.weight for one in asked.values())
+        shares = due({name: (one.received, one.weight, one.waiting) for name, one in asked.items()})
+        idle = {one.name: _Tenant(one.weight) for one in self.configured if one.name not in asked}
+        shown = sorted(asked.items(), key=lambda item: (-item[1].queued_requests, -item[1].received, item[0]))
         return {
             "pool": self.pool,
             "policy": self.policy,
-            "tenants": [_tenant(name, one, total, shares[name]) for name, one in shown[:TENANTS_MAX]],
-            "tenants_left_out": max(0, len(shown) - TENANTS_MAX),
+            "tenants": [
+                _tenant(name, one, total, shares.get(name, 0.0), one.weight / weights if name in asked else 0.0)
+                for name, one in [*shown, *idle.items()][:TENANTS_MAX]
+            ],
+            "tenants_left_out": max(0, len(asked) + len(idle) - TENANTS_MAX),
+            "running_by_backend": self._running(),
         }
+
+    def _running(self) -> dict[str, dict[str, int]]:
+        """Whose requests does each engine run? The tenants with most."""
+        by: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for each in self.running:
+            by[each.backend][each.tenant] += 1
+        return {name: dict(counts.most_common(RUNNING_SHOWN)) for name, counts in by.items()}
 
     def _sums(self) -> dict[str, _Tenant]:
         found: defaultdict[str, _Tenant] = defaultdict(_Tenant)
@@ -114,23 +136,25 @@ class _Taken:
         return found
 
 
-def tenants(seen: Seen, lately: Lately) -> Callable[[], dict[str, Any]]:
+def tenants(seen: Seen, lately: Lately, configured: Sequence[TenantConfig] = ()) -> Callable[[], dict[str, Any]]:
     """Who received how much of the engines within the last minute, who was due how much, and how long did they wait?
 
-    `seen` with what runs. What is returned sums it up, which takes milliseconds: call it beside the loop.
+    `seen` with what runs. `configured`: those that are named although they asked for nothing; they come last. What is
+    returned sums it up, which takes milliseconds: call it beside the loop.
     """
     ends, window_s = lately.within(time.monotonic())
-    taken = [_Taken(pool, seen.at_s, ends, window_s) for pool in seen.pools]
+    taken = [_Taken(pool, seen.at_s, ends, window_s, configured) for pool in seen.pools]
     return lambda: {"window_s": round(window_s, 1), "pools": [one.answer() for one in taken]}
 
 
-def _tenant(name: str, one: _Tenant, total: float, share_due: float) -> dict[str, Any]:
+def _tenant(name: str, one: _Tenant, total: float, share_due: float, by_weight: float) -> dict[str, Any]:
     waits_s = sorted(one.waits_s)
     return {
         "tenant": name,
         "weight": one.weight,
         "share_received": round(one.received / total, 4) if total else 0.0,
         "share_due": round(share_due, 4),
+        "share_by_weight": round(by_weight, 4),
         "service_received": round(one.received, 1),
         "service_due": round(share_due * total, 1),
         "queued_requests": one.queued_requests,
@@ -157,13 +181,13 @@ def _limit(pool: SeenPool) -> dict[str, Any]:
 
 def limited_by(pool: SeenPool) -> str:
     """One sentence: what limits the pool just now?"""
-    queued = _requests(pool.queued_requests)
+    queued = _queued(pool)
     if not pool.is_healthy:
         reasons = "; ".join(f"{one['backend']}: {one['reason']}" for one in pool.backends)
-        return f"No engine is in service ({reasons or 'none is known'}); {queued} in the queue."
+        return f"No engine is in service ({reasons or 'none is known'}); {queued}."
     if pool.obstacle is None:
         if pool.queued_requests:
-            return f"{queued} in the queue: other gateways are asked about a limit."
+            return f"{queued}: other gateways are asked about a limit."
         if pool.dispatched_requests:
             return (
                 f"Nothing limits the pool: {_requests(pool.dispatched_requests)} running, and each starts as it comes."
@@ -176,7 +200,18 @@ def limited_by(pool: SeenPool) -> str:
         Obstacle.KV: f" (expected at {max([one['kv_expected_ratio'] for one in in_service], default=0.0):.0%} of it)",
         Obstacle.PREFILL: f" ({sum(one['starting_prompt_tokens'] for one in in_service)} prompt tokens)",
     }.get(Obstacle(pool.obstacle), "")
-    return f"{queued} in the queue: {OF_OBSTACLE[Obstacle(pool.obstacle)]}{level}."
+    return f"{queued}: {OF_OBSTACLE[Obstacle(pool.obstacle)]}{level}."
+
+
+def _queued(pool: SeenPool) -> str:
+    """62 requests in the queue, 48 of batch"""
+    said = _requests(pool.queued_requests)
+    if not pool.waiting:
+        return f"{said} in the queue"
+    name, most = max(pool.waiting.items(), key=lambda item: (item[1].requests, item[0]))
+    if most.requests == pool.queued_requests:
+        return f"{said} of {name} in the queue"
+    return f"{said} in the queue, {most.requests} of {name}"
 
 
 def _requests(count: int) -> str:

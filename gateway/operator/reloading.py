@@ -9,13 +9,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily, Metric
 
 from gateway.config.changes import changes, config_hash, needs_restart
 from gateway.config.load import ConfigError
 from gateway.pool.pools import CannotTakeOver
+from gateway.telemetry.lately import Mark
 
 if TYPE_CHECKING:
     from gateway.app import Gateway
@@ -26,6 +27,7 @@ __all__ = ["Reloaded", "Reloading"]
 logger = logging.getLogger("fairgate")
 
 CHANGES_LOGGED_MAX = 20
+CHANGES_SAID_MAX = 1000
 
 
 class Reloaded:
@@ -46,6 +48,34 @@ class Reloaded:
         }
 
 
+class _Read(NamedTuple):
+    """A file, what differs there from the config in force, and what of that needs a restart."""
+
+    config: Config
+    hash: str
+    words: list[str]
+    why_not: list[str]
+
+
+def _read(load: Callable[[], Config], before: Config, parts: list[object]) -> _Read:
+    """Beside the loop, since it takes seconds where there are many tenants."""
+    config = load()
+    for each in (before, config):
+        parts += (*each.tenants, *each.provenance.written.items(), each.tenants, each.provenance.written)
+    found = changes(before, config)
+    words = [str(one) for one in found[:CHANGES_SAID_MAX]]
+    if len(found) > len(words):
+        words.append(f"and {len(found) - len(words)} more")
+    fixed = list(needs_restart(before, found, config).items())[:CHANGES_SAID_MAX]
+    return _Read(config, config_hash(config), words, [f"{path} {why}: it needs a restart" for path, why in fixed])
+
+
+def _free(parts: list[object]) -> None:
+    """One by one: to free all at once would keep every thread waiting."""
+    while parts:
+        parts.pop()
+
+
 class Reloading:
     """One gateway's config, as its file says it now, and how the last attempt to take it over ended."""
 
@@ -63,12 +93,16 @@ class Reloading:
     async def run(self) -> Reloaded:
         """Read, compare, and take over what is new. The access log is opened anew, and so is the certificate."""
         async with self._turn:
-            reloaded = await self._run()
+            parts: list[object] = []
+            reloaded = await self._run(parts)
+            await asyncio.to_thread(_free, parts)
         self.succeeded = reloaded.outcome != "refused"
         _log(reloaded)
+        self._gateway.lately.marks.append(Mark(time.monotonic(), f"config {reloaded.outcome}"))
         return reloaded
 
-    async def _run(self) -> Reloaded:
+    async def _run(self, parts: list[object]) -> Reloaded:
+        """`parts`: gets those of the configs, of which one is given up."""
         gateway, before = self._gateway, self._gateway.config
         if not gateway.is_running:
             return self._refused([], ["the gateway is starting or ending: try again"])
@@ -80,23 +114,20 @@ class Reloading:
         if self._load is None:
             return Reloaded("unchanged", self.hash, why_not=["there is no file: it was started with --backend"])
         try:
-            config = await asyncio.to_thread(self._load)
+            read = await asyncio.to_thread(_read, self._load, before, parts)
         except ConfigError as error:
             return self._refused([], [str(fault) for fault in error.faults])
-        found = changes(before, config)
-        words = [str(one) for one in found]
-        if not found:
+        if not read.words:
             self.loaded_s = time.time()
             return Reloaded("unchanged", self.hash)
-        fixed = needs_restart(before, found, config)
-        if fixed:
-            return self._refused(words, [f"{path} {why}: it needs a restart" for path, why in fixed.items()])
+        if read.why_not:
+            return self._refused(read.words, read.why_not)
         try:
-            await gateway.take_over(config)
+            await gateway.take_over(read.config)
         except CannotTakeOver as error:
-            return self._refused(words, [str(error)])
-        self.hash, self.loaded_s = config_hash(config), time.time()
-        return Reloaded("changed", self.hash, words)
+            return self._refused(read.words, [str(error)])
+        self.hash, self.loaded_s = read.hash, time.time()
+        return Reloaded("changed", self.hash, read.words)
 
     def _refused(self, found: Sequence[str], why_not: Sequence[str]) -> Reloaded:
         return Reloaded("refused", self.hash, found, why_not)

@@ -7,15 +7,18 @@ changes a decision. All times are on the monotonic clock, which the processes of
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 
 import msgspec
 
 from gateway.operator.spans import Running, running
 from gateway.telemetry.access_log import hidden
-from gateway.telemetry.lately import End, Lately
+from gateway.telemetry.lately import End, Lately, Mark
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.queue.bounds import Waiting
 from policies.request import Request, State
@@ -25,10 +28,71 @@ if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.pool.pool import Pool
 
-__all__ = ["REQUESTS_MAX", "Here", "Look", "Seen", "SeenPool", "decoded", "encoded", "seen", "together"]
+__all__ = [
+    "NO_ANSWER",
+    "REQUESTS_MAX",
+    "Gathered",
+    "Here",
+    "Look",
+    "Seen",
+    "SeenPool",
+    "decoded",
+    "encoded",
+    "ended",
+    "moved",
+    "seen",
+    "together",
+]
 
 REQUESTS_MAX: Final = 100
 """Of a pool's queue, the oldest."""
+SAME_S: Final = 10.0
+WAITING_SHOWN: Final = 3
+NO_ANSWER: Final = "does not answer"
+
+
+class SeenRequest(TypedDict):
+    """One that waits."""
+
+    request_id: str
+    client_request_id: str
+    tenant: str
+    app: str
+    user: str | None
+    wait_s: float
+    expires_in_s: float
+    inside_an_interaction: bool
+    asks_other_gateways: bool
+    prompt_tokens_estimated: int
+
+
+class SeenEngine(TypedDict):
+    """One engine."""
+
+    backend: str
+    url: str
+    in_service: bool
+    reason: str
+    read_by: str
+    not_by_steps_because: str
+    running_sequences: int
+    slots: int
+    starting_requests: int
+    starting_prompt_tokens: int
+    kv_ratio: float
+    kv_ratio_is: str
+    kv_expected_ratio: float
+    kv_capacity_tokens: int | None
+    obstacle: Obstacle | None
+
+
+class SeenGateway(TypedDict):
+    """Who waits at one of several processes? Of the tenants, those with most."""
+
+    gateway: str
+    queued_requests: int
+    dispatched_requests: int
+    queued_most: dict[str, int]
 
 
 class SeenPool(msgspec.Struct):
@@ -41,15 +105,17 @@ class SeenPool(msgspec.Struct):
     queued_requests: int
     queued_bytes: int
     dispatched_requests: int
-    obstacle: str | None
+    obstacle: Obstacle | None
     next_request_id: str | None
     waiting: dict[str, Waiting]
     """By tenant."""
-    requests: list[dict[str, Any]]
+    requests: list[SeenRequest]
     """The oldest that wait."""
-    backends: list[dict[str, Any]]
+    backends: list[SeenEngine]
     running: list[Running]
     """Empty unless it was asked for."""
+    gateways: list[SeenGateway] = []
+    """Who waits where? One entry for each process, where there are several."""
 
 
 class Seen(msgspec.Struct):
@@ -60,6 +126,9 @@ class Seen(msgspec.Struct):
     state: str | None
     port: int
     pools: list[SeenPool]
+    marks: list[Mark]
+    cost_s: float = 0.0
+    """CPU seconds that it took to see it here."""
 
 
 class Look(Protocol):
@@ -95,10 +164,11 @@ class Here:
 
 def seen(gateway: Gateway, *, with_running: bool) -> Seen:
     """`with_running`: each request that is dispatched, too; O(dispatched)."""
-    pools = gateway.pools
+    begun_s, pools = time.thread_time(), gateway.pools
     now = pools[0].dispatcher.clock() if pools else 0.0
     found = [_pool(pool, with_running=with_running) for pool in pools]
-    return Seen(now, gateway.not_ready(), gateway.state(), gateway.port, found)
+    marks, cost_s = list(gateway.lately.marks), time.thread_time() - begun_s
+    return Seen(now, gateway.not_ready(), gateway.state(), gateway.port, found, marks, cost_s)
 
 
 def _pool(pool: Pool, *, with_running: bool) -> SeenPool:
@@ -122,7 +192,7 @@ def _pool(pool: Pool, *, with_running: bool) -> SeenPool:
     )
 
 
-def _waiting(request: Request, now: float) -> dict[str, Any]:
+def _waiting(request: Request, now: float) -> SeenRequest:
     flow, progress = request.flow, request.progress
     return {
         "request_id": request.id,
@@ -138,10 +208,10 @@ def _waiting(request: Request, now: float) -> dict[str, Any]:
     }
 
 
-def _backends(pool: Pool, blocked: Blocked | None, now: float) -> list[dict[str, Any]]:
+def _backends(pool: Pool, blocked: Blocked | None, now: float) -> list[SeenEngine]:
     engine = pool.dispatcher.engine
     obstacles = _obstacles(blocked)
-    found = []
+    found: list[SeenEngine] = []
     for name, ledger in engine.backends.items():
         backend = pool.backends.get(name)
         kv_ratio, known_by = ledger.occupancy(None, None, now)
@@ -182,18 +252,52 @@ def _obstacles(blocked: Blocked | None) -> dict[str, Obstacle]:
 
 def together(workers: Sequence[tuple[str, Seen]]) -> Seen:
     """What several see, by their names; at least one."""
-    named: dict[str, list[SeenPool]] = {}
-    for _, each in workers:
+    begun_s = time.thread_time()
+    named: dict[str, list[tuple[str, SeenPool]]] = {}
+    for name, each in workers:
         for pool in each.pools:
-            named.setdefault(pool.pool, []).append(pool)
+            named.setdefault(pool.pool, []).append((name, pool))
     first = workers[0][1]
     return Seen(
         max(each.at_s for _, each in workers),
         said_by([(name, each.not_ready) for name, each in workers]),
         state_of([(name, each.state) for name, each in workers]),
         first.port,
-        [_together(pools) for pools in named.values()],
+        [_together(processes) for processes in named.values()],
+        _marks(mark for _, each in workers for mark in each.marks),
+        first.cost_s + time.thread_time() - begun_s,
     )
+
+
+class Gathered:
+    """What several processes say of themselves, again and again, and their ends."""
+
+    def __init__(self, ends_max: int) -> None:
+        self.lately = Lately(ends_max)
+        self.known: Counter[str] = Counter()
+        """How many ends of each process are known here."""
+
+    def take(self, answers: Sequence[tuple[str, Seen, list[End], int]], silent: Sequence[str]) -> Seen:
+        """Of at least one, the first of which asks; `silent`: who did not answer."""
+        ends: list[End] = []
+        for name, _, latest, count in answers:
+            self.known[name] = count
+            ends += latest
+        self.lately.take(sorted(ends, key=lambda end: end.ended_s))
+        whole = together([(name, found) for name, found, _, _ in answers])
+        whole.not_ready += [f"{name}: {NO_ANSWER}" for name in silent]
+        return whole
+
+
+def _marks(found: Iterable[Mark]) -> list[Mark]:
+    """What all were told at about the same time is one change."""
+    latest: dict[tuple[str, str], float] = {}
+    marks = []
+    for mark in sorted(found):
+        if mark.at_s - latest.get(mark[1:], -inf) > SAME_S:
+            marks.append(mark)
+        latest[mark[1:]] = mark.at_s
+    return marks
 
 
 def said_by(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
@@ -211,7 +315,10 @@ def state_of(workers: Sequence[tuple[str, str | None]]) -> str | None:
     return "; ".join(said_by(faults)) if faults else next((state for _, state in workers if state), None)
 
 
-def _together(pools: Sequence[SeenPool]) -> SeenPool:
+def _together(processes: Sequence[tuple[str, SeenPool]]) -> SeenPool:
+    pools = [pool for _, pool in processes]
+    if len(pools) == 1:
+        return pools[0]
     fullest = max(pools, key=lambda pool: pool.queued_requests)
     return SeenPool(
         pool=fullest.pool,
@@ -229,7 +336,18 @@ def _together(pools: Sequence[SeenPool]) -> SeenPool:
         ],
         backends=_engines(pools, fullest),
         running=[one for pool in pools for one in pool.running],
+        gateways=[_gateway(name, pool) for name, pool in processes],
     )
+
+
+def _gateway(name: str, pool: SeenPool) -> SeenGateway:
+    most = sorted(pool.waiting.items(), key=lambda item: -item[1].requests)[:WAITING_SHOWN]
+    return {
+        "gateway": name,
+        "queued_requests": pool.queued_requests,
+        "dispatched_requests": pool.dispatched_requests,
+        "queued_most": {tenant: one.requests for tenant, one in most},
+    }
 
 
 def _tenants(workers: Iterable[dict[str, Waiting]]) -> dict[str, Waiting]:
@@ -248,8 +366,8 @@ _ADDED: Final = ("running_sequences", "starting_requests", "starting_prompt_toke
 _MOST: Final = ("slots", "kv_expected_ratio", "kv_capacity_tokens")
 
 
-def _engines(pools: Sequence[SeenPool], fullest: SeenPool) -> list[dict[str, Any]]:
-    named: dict[str, list[dict[str, Any]]] = {}
+def _engines(pools: Sequence[SeenPool], fullest: SeenPool) -> list[Any]:
+    named: dict[str, list[Any]] = {}
     for pool in pools:
         for one in pool.backends:
             named.setdefault(one["backend"], []).append(one)
@@ -259,7 +377,7 @@ def _engines(pools: Sequence[SeenPool], fullest: SeenPool) -> list[dict[str, Any
         down = next((one for one in each if not one["in_service"]), None)
         newest = max(each, key=lambda one: one["kv_ratio"])
         added = {field: sum(one[field] for one in each) for field in _ADDED}
-        most = {field: max(one[field] for one in each) for field in _MOST}
+        most = {field: max(one[field] or 0 for one in each) for field in _MOST}
         service = {"in_service": down is None, "reason": "" if down is None else down["reason"]}
         found.append({**newest, **added, **most, **service, "obstacle": obstacles.get(name)})
     return found
@@ -268,8 +386,26 @@ def _engines(pools: Sequence[SeenPool], fullest: SeenPool) -> list[dict[str, Any
 # --- between processes ---
 
 
+def moved(one: Seen, by_s: float) -> Seen:
+    """As seen by a process whose monotonic clock is so much behind."""
+    one.at_s += by_s
+    one.marks = [mark._replace(at_s=mark.at_s + by_s) for mark in one.marks]
+    for pool in one.pools:
+        pool.waiting = {name: each._replace(oldest_s=each.oldest_s + by_s) for name, each in pool.waiting.items()}
+        pool.running = [
+            each._replace(arrived_s=each.arrived_s + by_s, dispatched_s=each.dispatched_s + by_s)
+            for each in pool.running
+        ]
+    return one
+
+
+def ended(end: End, by_s: float) -> End:
+    """The same of an end."""
+    return end._replace(dispatched_s=end.dispatched_s + by_s, ended_s=end.ended_s + by_s)
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder().decode
+_decode = msgspec.msgpack.Decoder(tuple[Seen, list[End], int]).decode
 
 
 def encoded(one: Seen, ends: Sequence[End], ends_count: int) -> bytes:
@@ -278,10 +414,5 @@ def encoded(one: Seen, ends: Sequence[End], ends_count: int) -> bytes:
 
 
 def decoded(content: bytes) -> tuple[Seen, list[End], int]:
-    """The same at the hub."""
-    plain, ends, ends_count = _decode(content)
-    for pool in plain["pools"]:
-        pool["waiting"] = {name: Waiting(*one) for name, one in pool["waiting"].items()}
-        pool["running"] = [Running(*one) for one in pool["running"]]
-    found = Seen(**{**plain, "pools": [SeenPool(**pool) for pool in plain["pools"]]})
-    return found, [End(*one) for one in ends], ends_count
+    """The same at the hub. ValueError: it is something else."""
+    return _decode(content)

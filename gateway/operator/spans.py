@@ -30,6 +30,7 @@ class Running(NamedTuple):
     arrived_s: float
     dispatched_s: float
     service: float
+    backend: str = ""
 
 
 def running(engine: AdmissionEngine) -> list[Running]:
@@ -38,7 +39,8 @@ def running(engine: AdmissionEngine) -> list[Running]:
     for lease in engine.books.leases.values():
         request = lease.request
         service = service_of(request.progress.charged, request.prompt_tokens, lease.output_tokens)
-        found.append(Running(request.flow.tenant, request.weight, request.arrived_s, lease.dispatched_s, service))
+        flow, arrived_s = request.flow, request.arrived_s
+        found.append(Running(flow.tenant, request.weight, arrived_s, lease.dispatched_s, service, lease.backend))
     return found
 
 
@@ -91,6 +93,7 @@ def point(taken: Taken, since_s: float, until_s: float, shown: Container[str]) -
     refused: Counter[str] = Counter()
     usual = Usual()
     waits_s, first_tokens_s = [], []
+    waits_of: defaultdict[str, list[float]] = defaultdict(list)
     for end in taken.ends:
         if end.ended_s <= since_s:
             break
@@ -109,6 +112,8 @@ def point(taken: Taken, since_s: float, until_s: float, shown: Container[str]) -
             refused[end.reason] += 1
         else:
             waits_s.append(end.queue_s)
+            if end.tenant in shown:
+                waits_of[end.tenant].append(end.queue_s)
         if end.first_token_s is not None:
             first_tokens_s.append(end.first_token_s)
     for each in taken.running:
@@ -127,6 +132,7 @@ def point(taken: Taken, since_s: float, until_s: float, shown: Container[str]) -
         "tenants": _shares(found, shown),
         "ended": sum(outcomes.values()),
         "refused": dict(refused),
+        "tenant_wait_p95_s": {name: percentile(sorted(each), 0.95) for name, each in waits_of.items()},
         **_percentiles("wait", waits_s),
         **_percentiles("first_token", first_tokens_s),
     }

@@ -21,7 +21,7 @@ def views(source: Look) -> list[web.RouteDef]:
 
     async def of_tenants(request: web.Request) -> web.Response:
         seen = await source.look(with_running=True)
-        return web.json_response(await asyncio.to_thread(tenants(seen, source.lately)))
+        return web.json_response(await asyncio.to_thread(tenants(seen, source.lately, source.config.tenants)))
 
     async def of_backends(request: web.Request) -> web.Response:
         return web.json_response(backends(await source.look()))

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -40,13 +41,14 @@ class _Name:
 class Addresses:
     """The addresses behind the names of all backends that have `each_address`."""
 
-    def __init__(self, resolver: Resolver) -> None:
+    def __init__(self, resolver: Resolver, background: Background) -> None:
+        """`background`: who is told of faults."""
         self.changed = asyncio.Event()
         """Others are known than `engines` said before."""
         self._resolver = resolver
         self._limits = Limits()
         self._names: dict[str, _Name] = {}
-        self._background = Background()
+        self._background = Background(background)
 
     async def learn(self, config: Config) -> None:
         """Look up the names of this configuration that are not followed yet; not for longer than a lookup may take."""
@@ -75,7 +77,7 @@ class Addresses:
         for host in hosts:
             name = self._names[host]
             if name.follower is None:
-                name.follower = self._background.start(self._follow(name))
+                name.follower = self._background.repeat(partial(self._follow, name), "addresses", host)
 
     def faults(self, pool: PoolConfig) -> list[str]:
         """Which names of this pool cannot be looked up, and why?"""
@@ -102,10 +104,9 @@ class Addresses:
         yield from (success, counts)
 
     async def _follow(self, name: _Name) -> None:
-        while True:
-            await asyncio.sleep(self._limits.upstream_addresses_s / 2)
-            if await self._look_up(name, self._limits):
-                self.changed.set()
+        await asyncio.sleep(self._limits.upstream_addresses_s / 2)
+        if await self._look_up(name, self._limits):
+            self.changed.set()
 
     async def _look_up(self, name: _Name, limits: Limits) -> bool:
         """Are others known now? If it fails, those that are known stay."""

@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
+from typing import Final
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -13,21 +15,27 @@ import aiohttp
 from backends.addresses import session_at
 from backends.base import Adapter
 from backends.errors import ConnectFailed, UpstreamError
-from backends.health import HealthState, ModelCard, fetch_models, probe
+from backends.health import HealthState, ModelCard, Standstill, fetch_models, probe
 from backends.openai import OpenAiAdapter
 from backends.steps import StepFeed
-from backends.upstream import UpstreamPool
+from backends.upstream import Call, Receiver, UpstreamPool
 from backends.vllm import VllmAdapter
 from gateway.config.model import BackendConfig, Config
+from gateway.request.payload import JsonPayload, Payload
+from gateway.request.prefixes import salt_of
 
 __all__ = ["AGAIN_S_MIN", "PROBE_INTERVAL_S", "Backend", "terms_of"]
 
 logger = logging.getLogger("fairgate")
 
 PROBE_INTERVAL_S = 2.0
-MODELS_INTERVAL_S = 30.0
 AGAIN_S_MIN = 1.0
+STANDSTILLS = 5
+"""An engine that makes no step is out of service long before what runs there is given up: after this part of
+`upstream_silence_s`, two minutes as a rule. The longest steps, of prompts computed on CPUs, take less."""
 MODELS_MAX = 1000
+TAKING_BODIES: Final = (b"POST ", b"PUT ", b"PATCH ")
+"""How heads begin that say a length, if only that there is no body."""
 ADAPTERS: dict[str, Callable[[], Adapter]] = {"vllm": VllmAdapter, "openai": OpenAiAdapter}
 
 
@@ -47,6 +55,7 @@ class Backend:
         self.hears_steps = config.steps
         self.api_key = config.api_key.get_secret_value() if config.api_key is not None else None
         self.health = HealthState()
+        self.standstill = Standstill(limits.limits.upstream_silence_s / STANDSTILLS)
         self.models: dict[str, ModelCard] = {}
         self.tls = config.tls.context() if config.tls is not None else None
         self._session = session_at(config.address) if config.address is not None else None
@@ -61,8 +70,9 @@ class Backend:
         authorization = f"authorization: Bearer {self.api_key}\r\n" if self.api_key else ""
         self._head_end = b"host: " + self.upstream.host_header + b"\r\n" + authorization.encode() + b"\r\n"
         self._path = urlsplit(url).path.encode()
+        self.keeps_tenants_apart = False
+        """Is it told whose cached blocks a request may use?"""
         self.on_health: Callable[[Backend], None] | None = None
-        self._asked_models_s = float("-inf")
         self.feed: StepFeed | None = None
         """What it says after each step. None: it is not asked for that."""
 
@@ -90,11 +100,20 @@ class Backend:
             return "steps"
         return "metrics" if self.adapter.metrics_paths else "answers"
 
-    def head(self, begun: bytes) -> bytes:
-        """The head of a request to this engine, of which the lines that are the same for every engine are there."""
+    def send(
+        self, head: bytes, payload: Payload | None, tenant: str, receiver: Receiver, *, is_fresh: bool = False
+    ) -> Call:
+        """Send it this request of a tenant, of whose head the lines that are the same for every engine are there.
+        `is_fresh`: on a new connection."""
         if self._path:
-            begun = begun.replace(b" /", b" " + self._path + b"/", 1)
-        return begun + self._head_end
+            head = head.replace(b" /", b" " + self._path + b"/", 1)
+        begun = b""
+        body: bytes | memoryview = b"" if payload is None else payload.body
+        if self.keeps_tenants_apart and isinstance(payload, JsonPayload):
+            begun, body = payload.salted(salt_of(tenant))
+        if payload is not None or head.startswith(TAKING_BODIES):
+            head = b"%bcontent-length: %d\r\n" % (head, len(begun) + len(body))
+        return self.upstream.send(b"%b%b%b" % (head, self._head_end, begun), body, receiver, is_fresh=is_fresh)
 
     def session(self, usual: aiohttp.ClientSession) -> aiohttp.ClientSession:
         """Through what is it asked how it is? `usual`: where it is at no certain address of its name."""
@@ -115,21 +134,21 @@ class Backend:
             else:
                 self.health.stream_broken(str(error), now)
 
-    async def check(self, session: aiohttp.ClientSession) -> None:
-        """Ask it whether it is well, and what it serves."""
+    async def check(self, session: aiohttp.ClientSession, oldest_s: float = inf) -> None:
+        """Ask it whether it is well, and what it serves. `oldest_s`: since when it has had one of our requests."""
         session = self.session(session)
         problem = await probe(session, self.url + self.adapter.health_path, api_key=self.api_key, tls=self.tls)
+        problem = problem or self.standstill.fault(oldest_s)
         now = time.monotonic()
         with self._noticing():
             self.health.probed(problem, now)
-        if problem is None and now - self._asked_models_s >= MODELS_INTERVAL_S:
+        if problem is None:  # engines load adapters while they run
             try:
                 cards = await fetch_models(session, self.url, self.api_key, tls=self.tls)
             except UpstreamError as error:
                 logger.warning("backend %s did not say which models it serves: %s", self.name, error)
                 return
             self.models = {card.id: card for card in cards[:MODELS_MAX]}
-            self._asked_models_s = now
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:

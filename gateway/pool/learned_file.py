@@ -1,7 +1,7 @@
 """What the pools have learned of their apps, kept in a file over restarts.
 
-The file is a convenience, never a condition: one that cannot be used is put aside, one that cannot be written is
-noted in the log, and the gateway serves either way.
+The file is a convenience, never a condition: one that cannot be used is put aside, one that cannot be written, or that
+was replaced or removed, is said, and the gateway serves either way.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.background import Fault
 from policies.admission import memory
 from policies.admission.engine import AdmissionEngine
 
@@ -41,13 +42,15 @@ class LearnedFile:
         self._path = path
         self._engines = engines
         self._written = b""
-        self._can_write = True
+        self._present: tuple[int, int, int] | None = None
+        """Which file holds what was written."""
 
     def restore(self) -> None:
         """Go on from the file. If it is none of ours it is renamed, and everything is learned anew."""
         try:
             with self._path.open("rb") as file:
                 content = file.read(FILE_BYTES_MAX + 1)
+                self._present = _state(os.fstat(file.fileno()))
         except FileNotFoundError:
             return
         except OSError as error:
@@ -61,26 +64,41 @@ class LearnedFile:
                 memory.restore(engine, before[name])
             self._put_aside(str(error))
 
-    async def keep(self) -> None:
-        """Save now and then, until cancelled."""
-        while True:
-            await asyncio.sleep(SAVE_INTERVAL_S)
+    async def turn(self) -> None:
+        """Save, and wait for a while."""
+        await self.save()
+        await asyncio.sleep(SAVE_INTERVAL_S)
+
+    async def close(self) -> None:
+        """Save for the last time."""
+        try:
             await self.save()
+        except Fault as fault:
+            logger.warning("the last state is not saved: %s", fault)
 
     async def save(self) -> None:
-        """Write what has been learned, if it has changed; beside the loop, so that no stream waits for the disk."""
+        """Write what has been learned, if it has changed or the file is another one; beside the loop, so that no stream
+        waits for the disk. Raises `Fault` if it cannot be written, and, having written, if the file was another one."""
         pools: dict[str, object] = {name: memory.snapshot(engine) for name, engine in self._engines.items()}
         content = msgspec.json.encode(_Content(VERSION, pools))
-        if content == self._written:
-            return
         try:
-            await asyncio.to_thread(self._write, content)
+            was_replaced = await asyncio.to_thread(self._keep, content)
         except OSError as error:
-            if self._can_write:
-                logger.warning("what was learned cannot be saved to %s: %s", self._path, error)
-            self._can_write = False
-        else:
-            self._written, self._can_write = content, True
+            raise Fault(f"what was learned cannot be saved to {self._path}: {error}") from error
+        if was_replaced:
+            raise Fault(f"{self._path} was changed or removed by somebody else: what is known here is written anew")
+
+    def _keep(self, content: bytes) -> bool:
+        """Write what is not written yet. Was the file another one than it had been?"""
+        try:
+            present = _state(os.stat(self._path))
+        except FileNotFoundError:
+            present = None
+        is_other = self._present is not None and present != self._present
+        if content != self._written or is_other:
+            self._present = self._write(content)
+            self._written = content
+        return is_other
 
     def _restore(self, content: bytes) -> None:
         if len(content) > FILE_BYTES_MAX:
@@ -103,6 +121,7 @@ class LearnedFile:
         aside = self._path.with_name(self._path.name + ".corrupt")
         try:
             self._path.replace(aside)
+            self._present = None
         except OSError as error:
             aside = Path(f"(not renamed: {error})")
         logger.warning(
@@ -110,8 +129,8 @@ class LearnedFile:
             self._path, why, aside,
         )  # fmt: skip
 
-    def _write(self, content: bytes) -> None:
-        """All of it or nothing: a reader never sees half a file."""
+    def _write(self, content: bytes) -> tuple[int, int, int]:
+        """All of it or nothing: a reader never sees half a file. Which file is it now?"""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self._path.with_name(self._path.name + ".new")
         fresh.unlink(missing_ok=True)
@@ -119,7 +138,14 @@ class LearnedFile:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
+            state = _state(os.fstat(file.fileno()))
         fresh.replace(self._path)
+        return state
+
+
+def _state(found: os.stat_result) -> tuple[int, int, int]:
+    """What tells one version of a file from the next."""
+    return (found.st_dev, found.st_ino, found.st_mtime_ns)
 
 
 def _for_the_owner(path: str, flags: int) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from functools import partial
+from math import inf
 
 import aiohttp
 
@@ -13,7 +14,6 @@ from backends.base import BackendSnapshot
 from backends.health import ModelCard
 from backends.metrics import Scraper
 from backends.steps import StepFeed
-from backends.vllm import VllmAdapter
 from gateway.background import Background
 from gateway.config.model import BackendConfig, Config, PoolConfig
 from gateway.pool.backend import PROBE_INTERVAL_S, Backend
@@ -24,9 +24,8 @@ from gateway.pool.shared import Shared
 from gateway.pool.waiting import WaitingStreams
 from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.payload import Payload
-from gateway.request.prefixes import PromptPrefixes
+from gateway.request.prefixes import prefix_hashes, salt_of
 from gateway.telemetry.record import Record
-from policies.admission.policy import Policy
 from policies.admission.takeover import remove_backend, reweigh, take_over
 from policies.capacity.gauges import Gauges
 from policies.placements.least_loaded import least_loaded
@@ -58,8 +57,9 @@ class Pool:
         shared: Shared,
         settled: Callable[[Record, str], None],
         estimator: TokenEstimator | None = None,
+        background: Background | None = None,
     ):
-        """UnusableTokenizer, unless an `estimator` is given."""
+        """UnusableTokenizer, unless an `estimator` is given. `background`: who is told of faults."""
         self.name = config.name
         self.backends: dict[str, Backend] = {}
         """Those that leave are among them until nothing of theirs runs."""
@@ -69,19 +69,19 @@ class Pool:
         """Hears of a backend that nothing is sent to any more, and of which nothing runs."""
         self.estimator = estimator or estimator_of(config)
         self.retries = RetryBudget()
+        self.answers_bytes = 0
+        """Of all answers that are kept until they are whole."""
         self._settled = settled
-        self._terms = policy_terms(gateway, config.engines)
+        self._terms = policy_terms(gateway, config)
         self.dispatcher = Dispatcher(admission_engine(gateway, config, shared))
         self.waiting: WaitingStreams | None = None
         """Streams without a first byte. None: they are told nothing."""
         self._session: aiohttp.ClientSession | None = None
-        self._background = Background()
+        self._background = Background(background)
         self._watchers: dict[Backend, list[asyncio.Task[None]]] = {}
         self._left: set[Backend] = set()
         """Those that end what they run."""
         self._configure(config, gateway, shared, backends)
-        self.prefixes: PromptPrefixes | None = self._prompt_prefixes(self.dispatcher.engine.policy)
-        """None: the policy does not ask how prompts begin."""
 
     def _configure(
         self, config: PoolConfig, gateway: Config, shared: Shared, backends: Mapping[Backend, BackendConfig]
@@ -91,6 +91,7 @@ class Pool:
         self.config = config
         self.policy_name = gateway.policy.name
         self.response_buffer_bytes_max = gateway.limits.response_buffer_bytes_max
+        self._answers_bytes_max = gateway.bounds.answers_bytes // len(gateway.pools)
         self.debug_headers = gateway.debug_headers
         self.claims = shared.claims
         self.quotas = shared.quotas
@@ -103,9 +104,11 @@ class Pool:
             self.waiting = None if comment_s is None else WaitingStreams(comment_s, self.dispatcher.clock)
         for backend, backend_config in backends.items():
             backend.on_health = self._health_changed
+            backend.keeps_tenants_apart = backend.adapter.takes_cache_salt and not config.shared_cache
             self.backends[backend.name] = backend
             if backend.name not in engine.backends:
                 engine.add_backend(backend.name, max_num_seqs=backend_config.max_num_seqs, healthy=backend.in_service)
+        self._keeps_tenants_apart = any([backend.keeps_tenants_apart for backend in backends])
 
     def take_over(
         self,
@@ -139,10 +142,9 @@ class Pool:
             self._background.start(self._retire(backend))
         for name, backend in self.backends.items():
             engine.backends[name].healthy = backend.in_service
-        terms = policy_terms(gateway, config.engines)
+        terms = policy_terms(gateway, config)
         policy = None if terms == self._terms else policy_by(terms, config.engines, engine.policy.prefixes)
         self._terms = terms
-        self.prefixes = self._prompt_prefixes(engine.policy if policy is None else policy)
         slots = {backend.name: each.max_num_seqs for backend, each in backends.items()}
         setup = setup_of(gateway, config, slots, shared, policy)
         self.dispatcher.carry_out(take_over(engine, setup, self.dispatcher.clock()))
@@ -178,14 +180,15 @@ class Pool:
         return f"<Pool {self.name}: {self.dispatcher!r}>"
 
     def models(self) -> dict[str, ModelCard | None]:
-        """The models served, with what the engines say of them (None: nothing yet)."""
+        """The models served, with what the engines say of them (None: nothing yet). Adapters need not be configured."""
         known: dict[str, ModelCard | None] = {}
         for backend in self.backends.values():
             if not backend.leaving:
                 known.update(backend.models)
-        if self.config.models:
-            return {name: known.get(name) for name in self.config.models}
-        return known
+        if not self.config.models:
+            return known
+        adapters = {name: card for name, card in known.items() if card is not None and card.is_adapter}
+        return adapters | {name: known.get(name) for name in self.config.models}
 
     def context_tokens_max(self, model: str) -> int | None:
         """The longest context that any backend has for it, if they say."""
@@ -202,6 +205,11 @@ class Pool:
         cards = [backend.models.get(model) for backend in self.backends.values()]
         return any(card is not None and card.is_adapter for card in cards)
 
+    @property
+    def holds_too_much(self) -> bool:
+        """Is there no room for more of answers that are kept until they are whole?"""
+        return self.answers_bytes > self._answers_bytes_max
+
     def is_healthy(self) -> bool:
         return any(backend.in_service for backend in self.backends.values())
 
@@ -214,11 +222,21 @@ class Pool:
         there = [backend.again_s for backend in self.backends.values() if not (backend.drained or backend.leaving)]
         return min(there, default=AGAIN_S_UNKNOWN)
 
-    def least_loaded(self) -> Backend | None:
+    def least_loaded(self, besides: Set[str]) -> Backend | None:
         """Where a request goes that needs no admission; of equal engines the first by name."""
         ledgers = self.dispatcher.engine.backends
-        healthy = [ledgers[name] for name in self.backends if ledgers[name].healthy]
+        healthy = [ledgers[name] for name in self.backends if ledgers[name].healthy and name not in besides]
         return self.backends[least_loaded(healthy)] if healthy else None
+
+    def prefix_of(self, payload: Payload, tenant: str) -> tuple[int, ...]:
+        """The block hashes of a prompt, if the policy asks how prompts begin. A tenant's own, where an engine is told
+        to keep tenants' blocks apart."""
+        if not self.dispatcher.engine.policy.reads_prefixes:
+            return ()
+        seed = payload.model
+        if self._keeps_tenants_apart:
+            seed = f"{salt_of(tenant)} {seed}"
+        return prefix_hashes(payload.prompt.head, seed.encode())
 
     def learn(self, payload: Payload, prompt_tokens: int) -> None:
         """The engine has counted the prompt."""
@@ -243,8 +261,10 @@ class Pool:
     def _watch(self, backend: Backend) -> None:
         if self._session is None or backend in self._watchers:
             return
-        session = backend.session(self._session)
-        watchers = self._watchers[backend] = [self._background.start(self._watch_health(backend, session))]
+        session, of = backend.session(self._session), f"{self.name}/{backend.name}"
+        watchers = self._watchers[backend] = [
+            self._background.repeat(partial(self._check, backend, session), "health", of)
+        ]
         observe = partial(self._observed, backend.name)
         if backend.hears_steps and backend.adapter.steps_path is not None:
             backend.feed = StepFeed(
@@ -255,7 +275,7 @@ class Pool:
                 api_key=backend.api_key,
                 tls=backend.tls,
             )
-            watchers.append(self._background.start(backend.feed.run()))
+            watchers.append(self._background.repeat(backend.feed.turn, "steps", of))
         if backend.adapter.metrics_paths:
             scraper = Scraper(
                 backend.adapter,
@@ -266,8 +286,9 @@ class Pool:
                 on_failure=lambda error: None,  # an old gauge ages out by itself; health has its own probe
                 tls=backend.tls,
                 feed=backend.feed,
+                standstill=backend.standstill,
             )
-            watchers.append(self._background.start(scraper.run()))
+            watchers.append(self._background.repeat(scraper.turn, "metrics", of))
 
     def _unwatch(self, backend: Backend) -> None:
         for task in self._watchers.pop(backend, ()):
@@ -287,10 +308,10 @@ class Pool:
         await backend.close()
         self.on_gone(backend)
 
-    async def _watch_health(self, backend: Backend, session: aiohttp.ClientSession) -> None:
-        while True:
-            await asyncio.sleep(PROBE_INTERVAL_S)
-            await backend.check(session)
+    async def _check(self, backend: Backend, session: aiohttp.ClientSession) -> None:
+        await asyncio.sleep(PROBE_INTERVAL_S)
+        leases = self.dispatcher.engine.backends[backend.name].leases.values()
+        await backend.check(session, min([lease.dispatched_s for lease in leases], default=inf))
 
     def _observed(self, name: str, snapshot: BackendSnapshot) -> None:
         gauges = Gauges(
@@ -308,6 +329,7 @@ class Pool:
             snapshot.scheduled_tokens,
             snapshot.scheduled_tokens_max,
             snapshot.max_num_seqs,
+            snapshot.deferred,
         )
         self.dispatcher.backend_changed(name, gauges)
 
@@ -328,12 +350,6 @@ class Pool:
             return  # another one has its name
         self._say(backend)
         self.dispatcher.backend_changed(backend.name, backend.in_service)
-
-    def _prompt_prefixes(self, policy: Policy) -> PromptPrefixes | None:
-        if not policy.reads_prefixes:
-            return None
-        knows_salts = all(isinstance(backend.adapter, VllmAdapter) for backend in self.backends.values())
-        return PromptPrefixes(per_tenant=knows_salts and not self.config.shared_cache)
 
 
 def _nobody() -> Pool | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import aiohttp
 
 from backends.addresses import Resolver
 from backends.simulated.profiles import profile
 from backends.simulated.server import SimulatedServer
-from gateway.background import Background
+from gateway.background import Background, Fault
 from gateway.config.model import BackendConfig, Config, PoolConfig
 from gateway.pool.addresses import Addresses
 from gateway.pool.backend import Backend, terms_of
@@ -24,9 +25,10 @@ __all__ = ["CannotTakeOver", "Pools", "Prepared"]
 
 EMBEDDED_MODELS = ("simulated",)
 EMBEDDED_PROFILE = "demo"
+NO_OTHERS: Mapping[str, float] = MappingProxyType({})
 
 
-class CannotTakeOver(Exception):
+class CannotTakeOver(Fault):
     """Something that the configuration names cannot be had: which, and why."""
 
 
@@ -51,22 +53,26 @@ class Pools:
     """`prepare` what a configuration needs, which may fail, then `commit` to it, which may not."""
 
     def __init__(
-        self, settled: Callable[[Record, str], None], on_gone: Callable[[str, str], None], resolver: Resolver
+        self,
+        settled: Callable[[Record, str], None],
+        on_gone: Callable[[str, str], None],
+        resolver: Resolver,
+        background: Background,
     ) -> None:
         """`settled` hears of the end of every request, `on_gone` of each backend that is no more, by pool and name.
-        `resolver` looks up the names of backends that have `each_address`."""
+        `background` is told of faults. `resolver` looks up the names of backends that have `each_address`."""
         self.all: list[Pool] = []
         """Those of the config, in its order."""
         self.leaving: list[Pool] = []
         """Those that are no longer configured, and end what they have."""
         self.engines: dict[str, AdmissionEngine] = {}
         """Of those of the config, by name."""
-        self.addresses = Addresses(resolver)
+        self.addresses = Addresses(resolver, background)
         self._settled = settled
         self._on_gone = on_gone
         self._embedded: dict[str, SimulatedServer] = {}
         """Engines simulated in this process, by url."""
-        self._background = Background()
+        self._background = Background(background)
         self._session: aiohttp.ClientSession | None = None
 
     def with_leaving(self) -> list[Pool]:
@@ -105,14 +111,15 @@ class Pools:
             await backend.close()
             self._stop_embedded(backend)
 
-    def commit(self, config: Config, shared: Shared, prepared: Sequence[Prepared]) -> None:
-        """Go on under this configuration."""
-        weights = {tenant.name: tenant.weight for tenant in config.tenants}
+    def commit(
+        self, config: Config, shared: Shared, prepared: Sequence[Prepared], weights: Mapping[str, float] = NO_OTHERS
+    ) -> None:
+        """Go on under this configuration. `weights`: of the tenants that have another one than before."""
         before, self.all = self.all, []
         for one in prepared:
             pool = one.pool
             if pool is None:
-                pool = Pool(one.config, config, one.backends, shared, self._settled, one.estimator)
+                pool = Pool(one.config, config, one.backends, shared, self._settled, one.estimator, self._background)
                 pool.on_gone = self._gone_from(pool)
                 if self._session is not None:
                     pool.watch(self._session)

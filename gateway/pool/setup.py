@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 
 from gateway.config.model import Config, PoolConfig
 from gateway.pool.shared import Shared
-from policies.admission.engine import AdmissionEngine
+from policies.admission.engine import AdmissionEngine, Remembered
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.admission.takeover import Setup
 from policies.capacity.gauges import CapacitySettings
 from policies.orders.registry import POLICIES
+from policies.placements.contract import Assignment
 from policies.placements.prefix_index import PrefixIndex
-from policies.placements.registry import usual_placement
+from policies.placements.registry import PLACEMENTS, usual_placement
 from policies.queue.bounds import QueueLimits
 
 __all__ = ["Terms", "admission_engine", "policy_by", "policy_terms", "setup_of"]
@@ -32,7 +33,7 @@ def setup_of(
         slots=slots,
         limits=QueueLimits(
             limits.queue_requests_max,
-            limits.queue_bytes_max,
+            gateway.bounds.queue_bytes,
             limits.queue_wait_s_max,
             limits.attempts_max,
             limits.queue_wait_s_max_inside,
@@ -46,6 +47,7 @@ def setup_of(
         overload=gateway.overload.settings(),
         interactions=shared.interactions,
         quotas=shared.quotas,
+        remembered=Remembered(gateway.bounds.of("decisions"), gateway.bounds.of("lengths")),
     )
 
 
@@ -53,12 +55,13 @@ def admission_engine(gateway: Config, pool: PoolConfig, shared: Shared) -> Admis
     """What decides for a pool, by its configuration; it has no backends yet."""
     setup = setup_of(gateway, pool, {}, shared, None)
     return AdmissionEngine(
-        policy_by(policy_terms(gateway, pool.engines), pool.engines),
+        policy_by(policy_terms(gateway, pool), pool.engines),
         limits=setup.limits,
         capacity=setup.capacity,
         overload=setup.overload,
         interactions=setup.interactions,
         quotas=setup.quotas,
+        remembered=setup.remembered,
     )
 
 
@@ -68,9 +71,11 @@ class Terms(NamedTuple):
     name: str
     placement: str
     settings: dict[str, Any]
+    flows_max: int
+    blocks_max: int
 
 
-def policy_terms(gateway: Config, engines: int) -> Terms:
+def policy_terms(gateway: Config, pool: PoolConfig) -> Terms:
     """Those of the configured policy, with what other sections of the config say for it."""
     settings, entry = gateway.policy.settings(), POLICIES[gateway.policy.name]
     known = {one.name for one in fields(entry.params)}
@@ -78,8 +83,19 @@ def policy_terms(gateway: Config, engines: int) -> Terms:
         settings["weights"] = {app.name: app.normal_service for app in gateway.apps if app.normal_service is not None}
     if "throttle" in known:
         settings["throttle"] = gateway.throttle.settings()
-    return Terms(gateway.policy.name, gateway.policy.placement or entry.placement or usual_placement(engines), settings)
+    placement = gateway.policy.placement or entry.placement or usual_placement(pool.engines)
+    queues = pool.engines_max(gateway.limits) if issubclass(PLACEMENTS[placement].placement, Assignment) else 1
+    flows_max = max(1, gateway.bounds.of("flows") // queues)
+    return Terms(gateway.policy.name, placement, settings, flows_max, gateway.bounds.blocks)
 
 
 def policy_by(terms: Terms, engines: int, prefixes: PrefixIndex | None = None) -> Policy:
-    return named_policy(terms.name, engines=engines, placement=terms.placement, prefixes=prefixes, **terms.settings)
+    return named_policy(
+        terms.name,
+        engines=engines,
+        placement=terms.placement,
+        flows_max=terms.flows_max,
+        blocks_max=terms.blocks_max,
+        prefixes=prefixes,
+        **terms.settings,
+    )

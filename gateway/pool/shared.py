@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.config.model import Config
 from gateway.request.interaction_claim import ClaimReader
-from policies.interactions import Interactions
-from policies.limits.quotas import Quota, Quotas
+from policies.interactions import Interactions, InteractionSettings
+from policies.limits.quotas import Quotas
 from policies.orders.registry import POLICIES
 
 __all__ = ["Shared"]
@@ -24,36 +24,41 @@ class Shared:
     @classmethod
     def of(cls, config: Config) -> Shared:
         knows_interactions = POLICIES[config.policy.name].order.knows_interactions
-        quotas = Quotas(*_quotas(config))
+        own = {tenant.name: tenant.quota.quota() for tenant in config.tenants if tenant.quota is not None}
+        quotas = Quotas(config.quota.quota(), own, tenants_max=config.bounds.of("quotas"))
         return cls(
-            Interactions(config.interactions.settings()) if knows_interactions else None,
+            Interactions(_settings(config)) if knows_interactions else None,
             _claims(config) if knows_interactions else None,
             None if quotas.is_off else quotas,
         )
 
-    def taken_over(self, before: Config, config: Config) -> Shared:
+    def read(self, before: Config, config: Config) -> Shared:
+        """The tables of another configuration, for `taken_over`; in any thread, since there may be many tenants."""
+        fresh = Shared.of(config)
+        if (before.interactions, before.apps) != (config.interactions, config.apps):
+            return fresh
+        claims = fresh.claims if self.claims is None or fresh.claims is None else self.claims
+        return Shared(fresh.interactions, claims, fresh.quotas)
+
+    def taken_over(self, fresh: Shared, config: Config) -> Shared:
         """The tables under another configuration. What was counted and is open stays in them; none is ever taken away,
         since requests may be noted there."""
-        fresh = Shared.of(config)
         if self.interactions is not None:
-            self.interactions.set(config.interactions.settings())
+            self.interactions.set(_settings(config))
         if self.quotas is not None:
-            self.quotas.set(*_quotas(config))
-        are_rules_the_same = (before.interactions, before.apps) == (config.interactions, config.apps)
-        keeps_claims = self.claims is not None and fresh.claims is not None and are_rules_the_same
+            self.quotas.set(Quotas() if fresh.quotas is None else fresh.quotas)
         return Shared(
             fresh.interactions if self.interactions is None else self.interactions,
-            self.claims if keeps_claims else fresh.claims,
+            fresh.claims,
             fresh.quotas if self.quotas is None else self.quotas,
         )
 
 
 def _claims(config: Config) -> ClaimReader:
     own_rules = {app.name: app.interactions for app in config.apps if app.interactions is not None}
-    return ClaimReader(config.interactions, own_rules)
+    return ClaimReader(config.interactions, own_rules, flows_max=config.bounds.of("texts"))
 
 
-def _quotas(config: Config) -> tuple[Quota, dict[str, Quota]]:
-    """The limits of every tenant, and those of some."""
-    own = {tenant.name: tenant.quota.quota() for tenant in config.tenants if tenant.quota is not None}
-    return config.quota.quota(), own
+def _settings(config: Config) -> InteractionSettings:
+    bounds = config.bounds
+    return replace(config.interactions.settings(), open_max=bounds.of("interactions"), apps_max=bounds.of("needs"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from gateway.background import Fault
+
 __all__ = ["StoreError", "StoreRefused", "StoreUnavailable"]
 
 
-class StoreError(Exception):
+class StoreError(Fault):
     """The message says what happened, where, and what to do; never a password."""
 
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
-from gateway.config.keys import KeyConfig
-from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, TableFull, entry
+from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, USED_MAX, KeyTable, TableFull, say_left_out
 from gateway.redis.store import RedisStore, Script
 
 __all__ = ["CHANGED", "TABLE", "RedisKeys"]
 
-logger = logging.getLogger("fairgate")
-
 TABLE = "fairgate:1:keys"
+USES = "fairgate:1:key-uses"
 CHANGED = "changed"
 SCAN_COUNT = 250
 _SCRIPT = Script("keys.lua")
 
 
-class RedisKeys:
+class RedisKeys(KeyTable):
     """A `KeyTable`. Every entry is a field of one hash; the entry of a revoked key is empty."""
 
     place = "redis"
@@ -36,10 +33,13 @@ class RedisKeys:
         found: bytes | None = self._store.shaped(bytes | None, await self._store.command("HGET", TABLE, key_hash))
         return found
 
-    async def entries(self) -> AsyncIterator[tuple[bytes, bytes]]:
+    def entries(self) -> AsyncIterator[tuple[bytes, bytes]]:
+        return self._scan(TABLE)
+
+    async def _scan(self, table: str) -> AsyncIterator[tuple[bytes, bytes]]:
         cursor, read = b"0", 0
         while True:
-            answer = await self._store.command("HSCAN", TABLE, cursor, "COUNT", SCAN_COUNT)
+            answer = await self._store.command("HSCAN", table, cursor, "COUNT", SCAN_COUNT)
             cursor, found = self._store.shaped(tuple[bytes, list[bytes]], answer)
             for key_hash, noted in zip(found[::2], found[1::2], strict=False):
                 if key_hash == CHANGED.encode():
@@ -56,20 +56,22 @@ class RedisKeys:
         if self._has_left_out:
             return
         self._has_left_out = True
-        logger.warning(
-            "the table of keys (%s %s) is not read beyond %d entries: keys whose entries come later are not taken",
-            self.place, TABLE, ENTRIES_READ_MAX,
-        )  # fmt: skip
+        say_left_out(f"{self.place} {TABLE}")
 
-    async def issue(self, key: KeyConfig, tenant: str) -> None:
-        await self._note("issue", key.hash, entry(tenant, key))
-
-    async def revoke(self, key_hash: str) -> None:
-        await self._note("revoke", key_hash)
-
-    async def forget(self, key_hash: str) -> None:
-        await self._note("forget", key_hash)
-
-    async def _note(self, what: str, key_hash: str, noted: str = "") -> None:
-        if await self._store.run(_SCRIPT, [TABLE], [what, key_hash, noted, KEYS_MAX]) == b"full":
+    async def note(self, changes: Mapping[str, str | None]) -> None:
+        words: list[str | int] = [KEYS_MAX]
+        for key_hash, noted in changes.items():
+            words += ("forget", key_hash, "") if noted is None else ("note", key_hash, noted)
+        if await self._store.run(_SCRIPT, [TABLE], words) == b"full":
             raise TableFull(f"{TABLE} holds {KEYS_MAX} keys already: revoke some that were issued before")
+        if forgotten := [key_hash for key_hash, noted in changes.items() if noted is None]:
+            await self._store.command("HDEL", USES, *forgotten)
+
+    async def note_uses(self, uses: Mapping[str, int]) -> None:
+        pairs = sorted(uses.items())
+        for at in range(0, len(pairs), SCAN_COUNT):
+            await self._store.command("HSET", USES, *(word for pair in pairs[at : at + SCAN_COUNT] for word in pair))
+
+    async def uses(self) -> dict[str, int]:
+        found = [(key_hash.decode("utf-8", "replace"), at_s) async for key_hash, at_s in self._scan(USES)]
+        return {name: int(at_s) for name, at_s in found if at_s.isdigit() and len(at_s) < len(str(USED_MAX))}

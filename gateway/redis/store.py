@@ -108,20 +108,18 @@ class RedisStore:
             raise
         self._not_open = None
 
-    async def keep(self) -> None:
-        """Stay a member; if it could not be opened, go on trying. Until cancelled."""
-        while True:
-            self._say()
-            await asyncio.sleep(RENEW_S if self.fault is None else RETRY_S)
-            try:
-                if self._not_open is not None:
-                    await self.open()
-                else:
-                    await self._join_all()
-            except StoreUnavailable:
-                pass  # the fault says it
-            except StoreRefused as error:
-                self._not_open = str(error)
+    async def turn(self) -> None:
+        self._say()
+        await asyncio.sleep(RENEW_S if self.fault is None else RETRY_S)
+        try:
+            if self._not_open is not None:
+                await self.open()
+            else:
+                await self._join_all()
+        except StoreUnavailable:
+            pass  # the fault says it
+        except StoreRefused as error:
+            self._not_open = str(error)
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Word] = ()) -> Any:
         """What a script returns; all keys have the tag of the first. Raises StoreUnavailable; never tries twice."""
@@ -160,9 +158,10 @@ class RedisStore:
     async def learn(self, pool: str, content: bytes) -> None:
         await self.command("SET", pool_key(pool, "learned"), content, "EX", LEARNED_KEPT_S)
 
-    async def tell_news(self, pool: str, content: bytes) -> None:
+    async def tell_news(self, pool: str, content: bytes) -> int:
         lane = self._lane_of_news(pool)
-        await lane.ask("PUBLISH", _channel(pool, lane), content)
+        heard: int = self.shaped(int, await lane.ask("PUBLISH", _channel(pool, lane), content))
+        return heard
 
     async def hear_news(self, pool: str, heard: Callable[[bytes], None]) -> None:
         lane = self._lane_of_news(pool)

@@ -24,25 +24,24 @@ BYTES_MAX = 16 * 1024 * 1024
 
 
 class Lessons:
-    """Brings one engine and the store up to each other, until cancelled."""
+    """Brings one engine and the store up to each other, one `turn` after another."""
 
     def __init__(self, store: Store, pool: str, engine: AdmissionEngine) -> None:
         self._store = store
-        self._pool = pool
+        self.pool = pool
         self._engine = engine
         self._written = b""
 
-    async def run(self) -> None:
-        while True:
-            try:
-                await self._adopt()
-                await self._write()
-            except StoreUnavailable:
-                pass  # the store says so; what was learned here is kept
-            await asyncio.sleep(INTERVAL_S)
+    async def turn(self) -> None:
+        try:
+            await self._adopt()
+            await self._write()
+        except StoreUnavailable:
+            pass  # the store says so; what was learned here is kept
+        await asyncio.sleep(INTERVAL_S)
 
     async def _adopt(self) -> None:
-        content = await self._store.learned(self._pool)
+        content = await self._store.learned(self.pool)
         if content is None or content == self._written:
             return
         try:
@@ -50,12 +49,12 @@ class Lessons:
         except (ValueError, RecursionError) as error:
             logger.warning(
                 "pool %s: what is kept holds nothing that can be learned from (%s); it is written anew",
-                self._pool,
+                self.pool,
                 error,
             )
 
     async def _write(self) -> None:
         content = msgspec.json.encode(memory.snapshot(self._engine))
         if content != self._written and len(content) <= BYTES_MAX:
-            await self._store.learn(self._pool, content)
+            await self._store.learn(self.pool, content)
             self._written = content

@@ -29,7 +29,7 @@ RETRY_S: Final = 1.0
 
 
 class NewsChannel:
-    """Tells the other gateways of a pool what this one sent, and hears them, until cancelled."""
+    """Tells the other gateways of a pool what this one sent (`tell`), and hears them (`listen`)."""
 
     def __init__(self, store: Store, pool: str, dispatcher: Dispatcher) -> None:
         self.pool = pool
@@ -42,33 +42,28 @@ class NewsChannel:
         self._is_refused = False
         dispatcher.listeners.append(self._look)
 
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._tell())
-            tasks.create_task(self._listen())
-
     def _look(self) -> None:
         if self._shared.has_news:
             self._wakes.set()
 
-    async def _tell(self) -> None:
-        while True:
-            await self._wakes.wait()
-            self._wakes.clear()
-            try:
-                await self._store.tell_news(self.pool, _encode(self._shared.tell()))
-                self.told += 1
-            except StoreError as error:
-                self._note(error)
-            await asyncio.sleep(INTERVAL_S)
+    async def tell(self) -> None:
+        """Once, when there is something to tell."""
+        await self._wakes.wait()
+        self._wakes.clear()
+        try:
+            await self._store.tell_news(self.pool, _encode(self._shared.tell()))
+            self.told += 1
+        except StoreError as error:
+            self._note(error)
+        await asyncio.sleep(INTERVAL_S)
 
-    async def _listen(self) -> None:
-        while True:
-            try:
-                await self._store.hear_news(self.pool, self._take)
-            except StoreError as error:
-                self._note(error)
-            await asyncio.sleep(RETRY_S)
+    async def listen(self) -> None:
+        """Until it ends, and a second more."""
+        try:
+            await self._store.hear_news(self.pool, self._take)
+        except StoreError as error:
+            self._note(error)
+        await asyncio.sleep(RETRY_S)
 
     def _take(self, content: bytes) -> None:
         try:

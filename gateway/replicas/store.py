@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from gateway.config.model import Config
 
 __all__ = ["ALL_POOLS", "Deployment", "Store"]
 
@@ -25,9 +28,16 @@ class Deployment:
     backends: tuple[str, ...]
     """Their urls."""
 
+    @classmethod
+    def all_of(cls, config: Config) -> list[Deployment]:
+        """Those of all pools."""
+        return [
+            cls(pool.name, config.policy.name, tuple(backend.url for backend in pool.backends)) for pool in config.pools
+        ]
+
 
 class Store(Protocol):
-    """The shared state of one gateway process. `open`, `keep` in the background, then `close`.
+    """The shared state of one gateway process. `open`, `turn` after `turn` in the background, then `close`.
 
     What asks raises StoreUnavailable where the store cannot be asked now, and never tries twice.
     """
@@ -46,8 +56,8 @@ class Store(Protocol):
     async def open(self) -> None:
         """Join the other replicas. Raises StoreRefused or StoreUnavailable."""
 
-    async def keep(self) -> None:
-        """Stay one of them; if it could not be opened, go on trying. Until cancelled."""
+    async def turn(self) -> None:
+        """Wait a little, then stay one of them; if it could not be opened, try again."""
 
     async def exchange(self, about: str, number: int, told: bytes) -> bytes:
         """Tell of a pool, or of ALL_POOLS, and what was heard; both as MessagePack (`policies.replicas.messages`)."""
@@ -61,8 +71,9 @@ class Store(Protocol):
     async def learn(self, pool: str, content: bytes) -> None:
         """Keep this in its place."""
 
-    async def tell_news(self, pool: str, content: bytes) -> None:
-        """Say something to every replica of the pool that listens, once. Raises StoreError."""
+    async def tell_news(self, pool: str, content: bytes) -> int:
+        """Say something to every replica of the pool that listens, once. How many do, if that is known. Raises
+        StoreError."""
 
     async def hear_news(self, pool: str, heard: Callable[[bytes], None]) -> None:
         """Listen to what any replica of the pool says, its own perhaps included, until cancelled. Raises StoreError

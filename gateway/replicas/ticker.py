@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -22,15 +21,12 @@ from policies.replicas.tenant_replica import TenantReplica
 
 __all__ = ["Exchanges"]
 
-logger = logging.getLogger("fairgate")
-
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Heard).decode
-AFTER_FAULT_S = 1.0
 
 
 class Exchanges:
-    """Tells the store what one gateway has to say, and the gateway what came of it, until cancelled."""
+    """Tells the store what one gateway has to say, and the gateway what came of it, one `turn` after another."""
 
     def __init__(
         self, store: Store, name: str, speaker: Speaker, carry_out: Callable[[Sequence[Decision]], None]
@@ -86,17 +82,16 @@ class Exchanges:
         if self._speaker.is_urgent():
             self._wakes.set()
 
-    async def run(self) -> None:
-        while True:
-            await self._until_due()
-            try:
-                await self._exchange()
-            except Exception:
-                # Nothing is dispatched without exchanges: whatever is wrong with one, the gateway goes on alone.
-                logger.exception("an exchange about %s failed", self.about)
-                self.lost += 1
-                self._carry_out(self._schedule.lost(time.monotonic()))
-                await asyncio.sleep(AFTER_FAULT_S)
+    async def turn(self) -> None:
+        """One exchange, once it is due."""
+        await self._until_due()
+        try:
+            await self._exchange()
+        except Exception:
+            # Nothing is dispatched without exchanges: whatever is wrong with one, the gateway goes on alone.
+            self.lost += 1
+            self._carry_out(self._schedule.lost(time.monotonic()))
+            raise
 
     async def leave(self) -> None:
         """Give back at once what is ours, so that nobody waits until it is known that we are gone."""

@@ -43,7 +43,10 @@ class TokenEstimator:
         return self._bytes / self._tokens
 
     def estimate(self, prompt: Prompt) -> int:
-        """Tokens of a prompt given as the JSON of its messages, at least 1."""
+        """Tokens of a prompt given as JSON, at least 1."""
+        ids, _ = prompt.token_ids()
+        if ids:
+            return ids
         text_bytes = prompt.size - prompt.attached_bytes
         if self._counter is not None:
             tokens = self._counted(self._counter, prompt, text_bytes)
@@ -63,7 +66,7 @@ class TokenEstimator:
 
     def learn(self, prompt: Prompt, prompt_tokens: int, *, is_text: bool = False) -> None:
         """The engine counted this many tokens in that prompt."""
-        if prompt_tokens <= 0 or not (is_text or prompt.attachments == 0):
+        if prompt_tokens <= 0 or not (is_text or prompt.attachments == 0) or prompt.token_ids()[0]:
             return
         ratio = prompt.size / prompt_tokens
         if BYTES_PER_TOKEN_MIN <= ratio <= BYTES_PER_TOKEN_MAX:

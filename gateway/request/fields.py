@@ -70,6 +70,9 @@ class Fields(msgspec.Struct):
     extra_key: Raw = Raw()
     session_id: Raw = Raw()
     session_params: Raw = Raw()
+    kv_hint: Raw = Raw()
+    kv_hints: Raw = Raw()
+    agent_hint: Raw = Raw()
     id_slot: Raw = Raw()
     # under which name it runs, where a name that another request has would end or join that one;
     request_id: Raw = Raw()

@@ -21,8 +21,8 @@ __all__ = ["is_form", "read_form"]
 PARTS_MAX: Final = 128
 HEAD_BYTES_MAX: Final = 4096
 VALUE_BYTES_MAX: Final = 256
-AUDIO_PROMPT: Final = Prompt(b" " * 6000, 6000, 0, 0)
-"""Stands for the prompt of an uploaded clip: about 1,500 tokens, what half a minute of speech takes."""
+AUDIO_PROMPT: Final = Prompt(b"", 0, 1, 0)
+"""An uploaded clip counts as an inline one. Nothing is known of how it begins, or of the tokens of its bytes."""
 
 _TYPE: Final = b"multipart/form-data"
 _CHARSET: Final = rb'(?:; ?charset="?utf-8"?)?'
@@ -71,9 +71,6 @@ class FormPayload(Payload):
             name = model.encode()
             self.body = b"".join((view[:begin], name, view[end:]))
             self._model_at = begin, begin + len(name)
-
-    def readdress(self, model: str) -> None:
-        self.rename(model)
 
 
 def is_form(content_type: bytes | None) -> bool:

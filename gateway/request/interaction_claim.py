@@ -46,7 +46,6 @@ several agents may work on one answer, each with a talk of its own. What an answ
 _TASK: Final = 0x5A5A5A5A5A5A5A5
 """Sets apart the lines that were handed to a tool: another agent may have them as its task."""
 PROMPTED_FLOWS_MAX: Final = 4096
-"""Flows whose latest raw prompts are remembered by their lengths."""
 LENGTHS_MAX: Final = 32
 """Lengths of earlier raw prompts at which a new one of the same flow is compared."""
 
@@ -86,8 +85,12 @@ class Reading:
 class ClaimReader:
     """Reads every request's claim by the rules of its app, and remembers how long raw prompts were."""
 
-    def __init__(self, rules: InteractionRules, by_app: Mapping[str, InteractionRules]) -> None:
+    def __init__(
+        self, rules: InteractionRules, by_app: Mapping[str, InteractionRules], *, flows_max: int = PROMPTED_FLOWS_MAX
+    ) -> None:
+        """`flows_max`: flows whose latest raw prompts are remembered by their lengths."""
         self._rules = rules
+        self._flows_max = flows_max
         self._by_app = by_app
         self._lengths: OrderedDict[Flow, list[int]] = OrderedDict()
 
@@ -133,7 +136,7 @@ class ClaimReader:
         length = view.nbytes - 1  # the closing quote is no part of what may be extended
         lengths = self._lengths.pop(flow, [])
         self._lengths[flow] = lengths
-        if len(self._lengths) > PROMPTED_FLOWS_MAX:
+        if len(self._lengths) > self._flows_max:
             self._lengths.popitem(last=False)
         hashes = []
         crc = at = 0

@@ -31,7 +31,7 @@ from gateway.request.conversation_turns import (
 )
 from gateway.request.fields import Fields, Turn, decode_turn, encode
 from gateway.request.json_ranges import ITEM_COST, Member, broken, items, members, past_space
-from gateway.request.payload import SEQUENCES_MAX, STEERING, Payload, fields_of, user_of, with_usage
+from gateway.request.payload import SEQUENCES_MAX, STEERING, JsonPayload, fields_of, user_of, with_usage
 from gateway.request.prompt import ATTACHMENT, HEAD_BYTES_MAX, Prompt
 from gateway.request.shown import FIRST_TURNS, LAST_TURNS, NOTHING_SHOWN, TEXT_BYTES_MAX, Shown, shown_by
 from gateway.request.slices import WINDOW_BYTES, Slices, find
@@ -86,8 +86,8 @@ def _and_rest(asked: _Hash, rest: tuple[bytes, ...]) -> str:
     return name.hexdigest()[:16]
 
 
-class LargePayload(Payload):
-    """A large body. It is copied once, when it is sealed, and only if something in it changes."""
+class LargePayload(JsonPayload):
+    """A large body. Its edits are made when it is sealed, by one copy, and only if something in it changes."""
 
     __slots__ = ("_instruction_bytes", "_members", "_prompt_param", "_raw_prompt", "_rewritten", "_turns")
 
@@ -129,24 +129,28 @@ class LargePayload(Payload):
         return self._turns
 
     def ask_usage(self) -> None:
-        if not self.has_stream_options:
-            super().ask_usage()
-            return
-        place = next(each for each in reversed(self._members) if each.name == "stream_options")
-        self._rewritten["stream_options"] = b'"stream_options":' + with_usage(self.body[place.value : place.end])
+        options = b"null"
+        for each in self._members:
+            if each.name == "stream_options":
+                options = self.body[each.value : each.end]
+        self._rewritten["stream_options"] = b'"stream_options":' + with_usage(options)
 
     def rename(self, model: str) -> None:
+        if not self._members:  # it is sealed
+            super().rename(model)
+            return
         self.model = model
         self._rewritten["model"] = b'"model":' + encode(model)
 
-    def pieces(self) -> list[bytes | memoryview]:
+    def _pieces(self) -> list[bytes | memoryview]:
+        """Of what it will be made."""
         found = self._members
         rewritten = self._rewritten
         kept = [each for each in found if each.name not in STEERING and each.name not in rewritten]
         if len(kept) == len(found) and not rewritten:
-            return super().pieces()
+            return [self.body]
         view = memoryview(self.body)
-        pieces: list[bytes | memoryview] = [b"{", self._first]
+        pieces: list[bytes | memoryview] = [b"{"]
         for each in kept:
             pieces += (view[each.at : each.end], b",")
         for member in rewritten.values():
@@ -156,9 +160,9 @@ class LargePayload(Payload):
         pieces.append(b"}")
         return pieces
 
-    def seal_in_slices(self) -> Slices:
-        """The same as `seal`, while others wait: a body of many megabytes is copied here, unless nothing changes."""
-        pieces = self.pieces()
+    def seal(self) -> Slices:
+        """Make the body as it goes to the engine, while others wait: many megabytes may be copied here."""
+        pieces = self._pieces()
         self._forget()
         if len(pieces) > 1:
             whole = BytesIO()  # hands out what was written without a copy of its own
@@ -177,7 +181,7 @@ class LargePayload(Payload):
         self._turns = NO_TURNS
 
 
-def read_large_json(body: bytes, api: Api) -> Generator[None, None, Payload]:
+def read_large_json(body: bytes, api: Api) -> Generator[None, None, LargePayload]:
     """Read a large JSON body, or raise `ApiError` 400 that says which field is wrong."""
     at = yield from past_space(body, 0)
     if at == len(body) or body[at] != _OPEN_OBJECT:

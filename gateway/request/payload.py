@@ -1,7 +1,9 @@
 """What does the body of a request ask for? Reads the few fields that admission needs, and leaves the rest unparsed.
 
-The body goes to the engine as the client wrote it, but for two things: fields that steer the engine are taken out (a
-client can refine who it is, never raise its claim), and usage is asked for in streams.
+The body goes to the engine as the client wrote it, but for this: fields that steer the engine are taken out (a client
+can refine who it is, never raise its claim), and the model is asked for by the engine's name. In JSON usage is asked
+for in streams, and vLLM is told whose cached blocks it may use. Each kind of body has its own edits, and no others:
+what is right for JSON would damage a form.
 
 What is read here is read at one go. A large body is read in slices, by `large_body`; forms by `form`.
 """
@@ -29,7 +31,7 @@ from gateway.request.fields import (
 )
 from gateway.request.prompt import Prompt, prompt_of
 
-__all__ = ["LARGE_BODY_BYTES", "NO_FIELDS", "STEERING", "Payload", "read_json"]
+__all__ = ["LARGE_BODY_BYTES", "NO_FIELDS", "STEERING", "JsonPayload", "Payload", "read_json"]
 
 LARGE_BODY_BYTES: Final = 1 << 18
 """A body of up to so many bytes is read at one go: it takes some milliseconds at most, whatever it holds."""
@@ -53,16 +55,15 @@ class Payload:
         sequences: answers generated side by side (`n`, or several prompts).
         prompt: everything that becomes prompt.
         asks_usage: the client itself wants usage in its stream.
-        body: what goes to the engine, once it is `seal`ed.
+        body: what goes to the engine.
         output_param: the field that said how long the answer may be.
         prompt_param: the field that says what the prompt is, if any.
         asked: the model by the name that the client gave it; `model` is the engines' name.
         fields: what was decoded of a JSON body.
-        is_form: it was a form instead.
     """
 
     __slots__ = (
-        "_first", "api", "asked", "asks_usage", "body", "fields", "has_stream_options", "model", "output_param",
+        "api", "asked", "asks_usage", "body", "demands_tool", "fields", "has_stream_options", "model", "output_param",
         "output_tokens_max", "prompt", "sequences", "stream", "user",
     )  # fmt: skip
 
@@ -89,11 +90,14 @@ class Payload:
                 self.output_tokens_max, self.output_param = limit, name
                 break
         self.sequences = _sequences(fields, api, prompts)
-        self._first = b""
+        choice = fields.tool_choice
+        self.demands_tool = bool(choice) and bytes(choice) not in (b'"auto"', b'"none"', b"null")
+        """The answer must call a tool."""
 
-    @property
-    def is_form(self) -> bool:
-        return self.fields is NO_FIELDS
+    def let_go(self) -> None:
+        """Hold no more of it than an engine gets: nothing else is asked of it any more."""
+        self.fields = NO_FIELDS
+        self.prompt.let_go()
 
     @property
     def is_text(self) -> bool:
@@ -114,58 +118,44 @@ class Payload:
         """JSON of instructions that stand beside the conversation."""
         return len(self.fields.system) + len(self.fields.instructions)
 
-    @property
-    def demands_tool(self) -> bool:
-        """The answer must call a tool."""
-        choice = self.fields.tool_choice
-        return bool(choice) and bytes(choice) not in (b'"auto"', b'"none"', b"null")
-
     def turns(self) -> Turns:
         """The turns of its conversation."""
         name = self.api.conversation
         return read_turns(getattr(self.fields, name) if name else NO_FIELDS.messages)
 
+    def rename(self, model: str) -> None:
+        """Ask the engine for the model by this name."""
+        raise NotImplementedError
+
+
+class JsonPayload(Payload):
+    """A JSON object. What is added stands in front: prompts are long, and stay as they are."""
+
+    __slots__ = ()
+
     def ask_usage(self) -> None:
         """Have the engine report usage at the end of the stream."""
         if not self.has_stream_options:
-            self._first += ASK_FOR_USAGE
+            at = self.body.index(b"{") + 1
+            self.body = b"".join((self.body[:at], ASK_FOR_USAGE, memoryview(self.body)[at:]))
             return
         fields = _members(self.body)
         fields["stream_options"] = Raw(with_usage(bytes(fields["stream_options"])))
         self.body = encode(fields)
 
     def rename(self, model: str) -> None:
-        """Ask the engine for the model by this name."""
         self.model = model
         fields = _members(self.body)
         fields["model"] = Raw(encode(model))
         self.body = encode(fields)
 
-    def readdress(self, model: str) -> None:
-        """It is sealed, and is to go to other engines: ask them for the model by this name. What was asked of the first
-        ones alone is taken out. It must be sealed again."""
-        self.model, self._first = model, b""
-        fields = _members(self.body)
-        fields["model"] = Raw(encode(model))
-        fields.pop("cache_salt", None)
-        self.body = encode(fields)
-
-    def salt_cache(self, salt: str) -> None:
-        """Have the engine keep its cached blocks apart from those of other salts. The salt needs no JSON escapes."""
-        self._first += b'"cache_salt":"%b",' % salt.encode()
-
-    def seal(self) -> None:
-        """Nothing more is asked for: make the body as it goes to the engine."""
-        pieces = self.pieces()
-        if len(pieces) > 1:
-            self.body = b"".join(pieces)
-
-    def pieces(self) -> list[bytes | memoryview]:
-        """Of what the body will be made. What is asked for stands in front: prompts are long, and stay as they are."""
-        if not self._first:
-            return [self.body]
-        brace = self.body.index(b"{") + 1
-        return [self.body[:brace], self._first, memoryview(self.body)[brace:]]
+    def salted(self, salt: str) -> tuple[bytes, memoryview]:
+        """The beginning and the rest of what goes to an engine that keeps the cached blocks of different salts apart;
+        in two pieces, so that nothing long is copied for each engine that is tried. The salt needs no JSON escapes."""
+        body = self.body
+        at = body.index(b"{") + 1
+        field = b'"cache_salt":"%b",' % salt.encode() if body.find(b'"') >= 0 else b""  # of an empty object: none
+        return body[:at] + field, memoryview(body)[at:]
 
 
 def with_usage(options: bytes) -> bytes:
@@ -175,14 +165,14 @@ def with_usage(options: bytes) -> bytes:
     return encode(kept)
 
 
-def read_json(body: bytes, api: Api) -> Payload:
+def read_json(body: bytes, api: Api) -> JsonPayload:
     """Read a JSON body, or raise `ApiError` 400 that says which field is wrong."""
     if not body:
         raise ApiError(Reason.INVALID_JSON, "the body is empty; a JSON object is expected")
     fields = fields_of(body)
     values: tuple[Any, ...] = astuple(fields)  # one call for all of them
     parts = [part for at in api.prompt_at if (part := values[at])]
-    return Payload(
+    return JsonPayload(
         body if values[STEERING_AT:] == NO_STEERING else _without_steering(body),
         fields,
         api,

@@ -6,16 +6,17 @@ beginnings of the text are equal beginnings of the tokens, as long as the client
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
-from gateway.request.payload import Payload
-
-__all__ = ["BLOCKS_MAX", "BLOCK_BYTES", "PromptPrefixes", "prefix_hashes"]
+__all__ = ["BLOCKS_MAX", "BLOCK_BYTES", "prefix_hashes", "salt_of"]
 
 BLOCK_BYTES: Final = 512
 """About 128 tokens of English: eight blocks of vLLM."""
 BLOCKS_MAX: Final = 256
+TENANTS_MAX: Final = 1024
+"""Of so many the salts are kept, since each request has one."""
 
 
 def prefix_hashes(prompt: bytes, seed: bytes) -> tuple[int, ...]:
@@ -35,17 +36,7 @@ def prefix_hashes(prompt: bytes, seed: bytes) -> tuple[int, ...]:
     return tuple(hashes)
 
 
-class PromptPrefixes:
-    """How do the prompts of one pool begin? `per_tenant`: its engines are told to keep tenants' blocks apart."""
-
-    def __init__(self, *, per_tenant: bool) -> None:
-        self._per_tenant = per_tenant
-
-    def read(self, payload: Payload, tenant: str) -> tuple[int, ...]:
-        """The block hashes of a prompt that is about to be sent; salts it on its way if tenants are kept apart."""
-        seed = payload.model
-        if self._per_tenant:
-            salt = blake2b(tenant.encode(), digest_size=12).hexdigest()  # does not tell its name
-            payload.salt_cache(salt)
-            seed = f"{salt} {seed}"
-        return prefix_hashes(payload.prompt.head, seed.encode())
+@lru_cache(maxsize=TENANTS_MAX)
+def salt_of(tenant: str) -> str:
+    """By what an engine tells this tenant's cached blocks from others'; it does not tell its name."""
+    return blake2b(tenant.encode(), digest_size=12).hexdigest()

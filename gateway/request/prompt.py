@@ -24,13 +24,29 @@ class Prompt:
         attached_bytes: what they take of `size`.
     """
 
-    __slots__ = ("attached_bytes", "attachments", "head", "size")
+    __slots__ = ("_ids", "attached_bytes", "attachments", "head", "size")
 
     def __init__(self, head: bytes, size: int, attachments: int, attached_bytes: int) -> None:
         self.head = head
         self.size = size
         self.attachments = attachments
         self.attached_bytes = attached_bytes
+        self._ids: tuple[int, int] | None = None
+
+    def let_go(self) -> None:
+        """Hold no more of its text."""
+        self._ids = self.token_ids()
+        self.head = b""
+
+    def token_ids(self) -> tuple[int, int]:
+        """How many token ids is it, and in how many prompts? (0, 1): it is text, or not at hand as a whole."""
+        if self._ids is not None:
+            return self._ids
+        head = self.head
+        if not head.startswith(b"[") or len(head) != self.size or not head[:8].lstrip(b"[ \t\r\n")[:1].isdigit():
+            return 0, 1
+        prompts = max(1, head.count(b"]") - 1)
+        return head.count(b",") + 1, prompts
 
 
 NO_PROMPT: Final = Prompt(b"", 0, 0, 0)

@@ -12,7 +12,6 @@ import time
 from collections import OrderedDict
 from typing import Final
 
-from gateway.http.errors import ApiError, Reason
 from gateway.request.slices import Slices
 
 __all__ = ["Reading", "Readings"]
@@ -20,30 +19,31 @@ __all__ = ["Reading", "Readings"]
 logger = logging.getLogger("fairgate")
 
 SLICE_S: Final = 0.002
-BYTES_MAX: Final = 512 << 20
-"""Of all bodies that are being read."""
-TENANT_BYTES_MAX: Final = 256 << 20
-_RETRY_S: Final = 1.0
 
 
 class Reading:
     """One body that is being read. `work` is under way; it ends with whatever is to be done once it is read."""
 
-    __slots__ = ("size", "tenant", "work")
+    __slots__ = ("has_begun", "size", "tenant", "work")
 
     def __init__(self, tenant: str, work: Slices, size: int) -> None:
         self.tenant = tenant
         self.work = work
         self.size = size
+        self.has_begun = False
 
 
 class Readings:
-    """All of one process."""
+    """All of one process. What reading takes beside the bodies is bounded: where it is too much, the next one waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, bytes_max: int) -> None:
+        """`bytes_max`: of bodies that are read at once; one that has more is read alone."""
+        self._bytes_max = bytes_max
         self._waiting: OrderedDict[str, list[Reading]] = OrderedDict()
         """By tenant, in the order of their turns."""
-        self._bytes = 0
+        self._begun_bytes = 0
+        self._next: Reading | None = None
+        """The next to begin, once there is room: no other one goes before it."""
         self._running: Reading | None = None
         self._is_scheduled = False
 
@@ -51,17 +51,8 @@ class Readings:
         return sum([len(readings) for readings in self._waiting.values()])
 
     def start(self, reading: Reading) -> None:
-        """Read this one. `ApiError` 503 if too much is being read."""
-        own = self._waiting.get(reading.tenant)
-        own_bytes = sum([each.size for each in own]) if own is not None else 0
-        if self._bytes + reading.size > BYTES_MAX or own_bytes + reading.size > TENANT_BYTES_MAX:
-            message = "too many large requests are being read: try again"
-            raise ApiError(Reason.SERVER_BUSY, message, retry_after_s=_RETRY_S)
-        self._bytes += reading.size
-        if own is not None:
-            own.append(reading)
-        else:
-            self._waiting[reading.tenant] = [reading]
+        """Read this one."""
+        self._waiting.setdefault(reading.tenant, []).append(reading)
         self._schedule()
 
     def cancel(self, reading: Reading) -> None:
@@ -88,9 +79,12 @@ class Readings:
         self._is_scheduled = False
         if not self._waiting:
             return
-        tenant = next(iter(self._waiting))
-        self._waiting.move_to_end(tenant)
-        reading = self._running = self._waiting[tenant][0]
+        for tenant in list(self._waiting):
+            self._waiting.move_to_end(tenant)
+            reading = self._waiting[tenant][0]
+            if reading.has_begun or self._may_begin(reading):
+                break
+        self._running = reading
         until = time.monotonic() + SLICE_S
         try:
             next(reading.work)
@@ -105,6 +99,18 @@ class Readings:
             self._running = None
         self._schedule()
 
+    def _may_begin(self, reading: Reading) -> bool:
+        """Is there room for it beside those that have begun?"""
+        if self._next is not None and self._next is not reading:
+            return False
+        if self._begun_bytes and self._begun_bytes + reading.size > self._bytes_max:
+            self._next = reading
+            return False
+        self._next = None
+        self._begun_bytes += reading.size
+        reading.has_begun = True
+        return True
+
     def _forget(self, reading: Reading) -> bool:
         own = self._waiting.get(reading.tenant)
         if own is None or reading not in own:
@@ -112,5 +118,8 @@ class Readings:
         own.remove(reading)
         if not own:
             del self._waiting[reading.tenant]
-        self._bytes -= reading.size
+        if reading.has_begun:
+            self._begun_bytes -= reading.size
+        if self._next is reading:
+            self._next = None
         return True

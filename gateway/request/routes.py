@@ -16,7 +16,7 @@ from backends.sse import Dialect
 from gateway.http.errors import ApiError, Reason
 from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, OTHER, RESPONSES, TOKENS, Api
 
-__all__ = ["MANAGEMENT", "Route", "Routes", "Treatment"]
+__all__ = ["MANAGEMENT", "MODELS", "Route", "Routes", "Treatment"]
 
 
 class Treatment(Enum):
@@ -76,8 +76,9 @@ _POST: Final = {
     "/tokenize": Route(Treatment.PASS, api=TOKENS),
     "/detokenize": Route(Treatment.PASS, api=TOKENS),
 }
+MODELS: Final = "/v1/models"
 _GET: Final = {
-    "/v1/models": Route(Treatment.MODELS, takes_body=False),
+    MODELS: Route(Treatment.MODELS, takes_body=False),
     "/v1/responses/*": _READ,
     "/health": Route(Treatment.HEALTH, takes_body=False),
     "/ping": Route(Treatment.HEALTH, takes_body=False),
@@ -135,6 +136,8 @@ class Routes:
     def find(self, method: str, path: str) -> Route:
         """The route of a request; `path` as it was sent, without the query. ApiError: it goes nowhere."""
         methods = self._plain.get(path)
+        if methods is None and path.startswith(MODELS + "/") and path != MODELS + "/":
+            methods = self._plain[MODELS]  # one of them, whose name may hold anything: it goes to no engine
         if methods is None:
             methods = self._by_pattern(method, path)
         route = methods.get(method)
@@ -148,11 +151,13 @@ class Routes:
         if _NORMAL.fullmatch(path) is None and path != "/":
             message = "the path can be read in more than one way; write it without //, /./, /../, %.., a final slash"
             raise ApiError(Reason.INVALID_PATH, message)
+        hint = ""
         if MANAGEMENT.isdisjoint(path.lower().split("/")):
             for pattern, methods in self._starred:
                 if pattern.fullmatch(path) is not None:
                     return methods
-        raise ApiError(Reason.NOT_FOUND, f"there is nothing at {method} {path[:200]}")
+            hint = "; the operator of this gateway can open other paths with `routes:`"
+        raise ApiError(Reason.NOT_FOUND, f"there is nothing at {method} {path[:200]}{hint}")
 
 
 def _pattern(path: str) -> str:

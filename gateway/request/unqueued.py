@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gateway.http.errors import ApiError, Reason
+from policies.limits.leaky_counts import MEMBERS_MAX as TENANTS_MAX
 from policies.limits.leaky_counts import LeakyCounts
 
 __all__ = ["Unqueued"]
@@ -11,7 +12,8 @@ __all__ = ["Unqueued"]
 class Unqueued:
     """How many of them run at once, and how fast do they come? Who is beyond a limit gets an `ApiError`."""
 
-    def __init__(self, at_once_max: int, per_s: float) -> None:
+    def __init__(self, at_once_max: int, per_s: float, tenants_max: int = TENANTS_MAX) -> None:
+        self._tenants_max = tenants_max
         self._running: dict[str, int] = {}
         """By tenant, as long as there are any."""
         self.set(at_once_max, per_s)
@@ -20,7 +22,7 @@ class Unqueued:
         """From now on these are the limits. What runs counts on."""
         self._at_once_max = at_once_max
         self._per_s = per_s
-        self._rates = LeakyCounts(per_s, max(1.0, per_s))
+        self._rates = LeakyCounts(per_s, max(1.0, per_s), members_max=self._tenants_max)
 
     def come(self, tenant: str, now: float) -> None:
         """One more has come, and is not read yet."""

@@ -12,7 +12,9 @@ __all__ = ["within_context"]
 OUTPUT_TOKENS_UNLIMITED: Final = 1 << 20
 """Stands for no limit where the model's context is not known."""
 CONTEXT_MARGIN: Final = 4
-"""A prompt estimated at this many times the context is refused unseen; nearer ones are for the engine to judge."""
+"""A text estimated at this many times the context is refused unseen; nearer ones are for the engine to judge."""
+TRUNCATES: Final = b'"truncate_prompt_tokens"'
+"""A field of vLLM that has the engine shorten a prompt."""
 
 
 def within_context(
@@ -27,11 +29,11 @@ def within_context(
         if asked is not None and asked > context_tokens:
             message = f"{asked} output tokens are more than the model's context of {context_tokens} tokens"
             raise ApiError(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=payload.output_param)
-        if prompt_tokens > CONTEXT_MARGIN * context_tokens * sequences:
-            message = (
-                f"the prompt has about {prompt_tokens} tokens, many more than the model's context of "
-                f"{context_tokens}; shorten it"
-            )
+        ids, prompts = payload.prompt.token_ids()
+        is_exact = ids > context_tokens * prompts and TRUNCATES not in payload.body
+        if is_exact or prompt_tokens > CONTEXT_MARGIN * context_tokens * max(sequences, prompts):
+            count = f"{ids} tokens, more" if is_exact else f"about {prompt_tokens} tokens, many more"
+            message = f"the prompt has {count} than the model's context of {context_tokens}; shorten it"
             raise ApiError(Reason.CONTEXT_LENGTH_EXCEEDED, message, param=payload.prompt_param)
         if generates:
             prompt_tokens = min(prompt_tokens, context_tokens * sequences)

@@ -7,16 +7,17 @@ latest ends. They are kept in a ring of fixed size, so a request costs one entry
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
 from gateway.telemetry.record import Record
 
-__all__ = ["ENDS_MAX", "WINDOW_S", "End", "Lately", "service_of"]
+__all__ = ["ENDS_MAX", "WINDOW_S", "End", "Lately", "Mark", "service_of"]
 
 WINDOW_S: Final = 60.0
 ENDS_MAX: Final = 8192
+MARKS_MAX: Final = 32
 OUTPUT_WEIGHT: Final = 2.0
 """What a generated token counts where the policy charges nobody; a prompt token counts 1."""
 
@@ -48,14 +49,24 @@ class End(NamedTuple):
     output_tokens: int
 
 
+class Mark(NamedTuple):
+    """What did somebody change, and when (on the monotonic clock)?"""
+
+    at_s: float
+    text: str
+    pool: str = ""
+    """"": all of them."""
+
+
 class Lately:
-    """The latest ends of requests that asked for admission."""
+    """The latest ends of requests that asked for admission, and what was changed lately."""
 
     def __init__(self, ends_max: int = ENDS_MAX) -> None:
         self._ends: deque[End] = deque(maxlen=ends_max)
         self._ends_max = ends_max
         self.count = 0
         """Ends so far, those included that are no longer kept."""
+        self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
 
     def ended(self, record: Record) -> None:
         request = record.request
@@ -86,14 +97,19 @@ class Lately:
 
     def within(self, now: float, window_s: float = WINDOW_S) -> tuple[list[End], float]:
         """The ends within the window, the latest first, and how long a time they cover in seconds."""
-        found: list[End] = []
-        for end in reversed(self._ends):
-            if end.ended_s < now - window_s:
-                return found, window_s
-            found.append(end)
+        found = list(self.ended_since(now - window_s))
         if len(found) < self._ends_max:
             return found, window_s
         return found, max(1.0, now - found[-1].ended_s)
+
+    def ended_since(self, since_s: float) -> Iterator[End]:
+        """The latest first."""
+        return takewhile(lambda end: end.ended_s >= since_s, reversed(self._ends))
+
+    def latest_after(self, known: int) -> list[End]:
+        """Those since somebody had so many of them, the latest last. There were never so many: they were of a process
+        before this one."""
+        return self.latest(self.count - known if known <= self.count else self.count)[::-1]
 
     def take(self, ends: Iterable[End]) -> None:
         """Ends of other processes, the latest last."""

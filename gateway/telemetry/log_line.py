@@ -7,70 +7,73 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Line", "encode_line"]
+__all__ = ["Line", "decode_line", "encode_line"]
 
 
 class Line(msgspec.Struct):
+    """What has a default here may be absent from the log of another version."""
+
     ts: float
     """When it ended, in seconds since 1970."""
     request_id: str
     """The gateway's name for it, as in the answer's `x-request-id`."""
     tenant: str
     """Who pays. Empty: the key was not known."""
-    app: str
+    app: str = ""
     """The kind of use, as the key allows it."""
-    user: str
+    user: str = ""
     """A hash of the tenant's end user. Empty: none was named."""
-    weight: float
+    weight: float = 0.0
     """The tenant's weight when the request came."""
-    interaction: str
+    interaction: str = ""
     """A hash that the calls behind one answer have in common. Empty: it belongs to none."""
-    stage: int
+    stage: int = 0
     """Its place among these calls, from 1."""
-    model: str
+    model: str = ""
     """What the client asked for."""
-    policy: str
+    policy: str = ""
     """The pool's policy."""
-    path: str
+    path: str = ""
     """What was asked, without a query."""
-    stream: bool
+    stream: bool = False
     """Was the answer asked for token by token?"""
-    outcome: str
+    outcome: str = ""
     """How it ended: completed, abandoned, failed or refused."""
-    reason: str
+    reason: str = ""
     """Why it did not complete; empty if it did. See the page of reasons."""
-    queue_ms: float
+    queue_ms: float = 0.0
     """From arrival to the dispatch to an engine, or to the end."""
-    waited_ms: dict[str, float]
+    waited_ms: dict[str, float] = {}
     """What it waited for, in milliseconds by obstacle."""
-    ttft_ms: float | None
+    ttft_ms: float | None = None
     """From arrival to the first token. null: none was seen."""
-    total_ms: float
+    total_ms: float = 0.0
     """From arrival to the end."""
-    tokens_in: int
+    tokens_in: int = 0
     """Prompt tokens that were charged."""
-    tokens_out: int
+    tokens_out: int = 0
     """Tokens of the answer that were charged."""
-    tokens_cached: int
+    tokens_cached: int = 0
     """Prompt tokens that the engine had in its prefix cache, as it says."""
-    tokens_cached_expected: int
+    tokens_cached_expected: int = 0
     """The same as it was expected when the engine was chosen."""
-    tokens_wasted: int
+    tokens_wasted: int = 0
     """What its interaction had taken for nothing, because this call was refused."""
-    tokens_in_estimated: int
+    tokens_in_estimated: int = 0
     """Prompt tokens as they were estimated before the engine said how many."""
-    tokens_out_max: int
+    tokens_out_max: int = 0
     """The longest answer that it could have had."""
-    backend: str
+    backend: str = ""
     """Which engine answered. Empty: none did."""
-    placed: str
+    placed: str = ""
     """Why it went to that engine."""
-    tries: int
+    tries: int = 0
     """How many engines it was sent to."""
-    client: str
+    client: str = ""
     """The client's address."""
-    client_request_id: str
+    client_request_id: str = ""
     """The client's own name for it (`x-request-id`), if it sent one."""
 
 
 encode_line = msgspec.json.Encoder().encode
+decode_line = msgspec.json.Decoder(Line).decode

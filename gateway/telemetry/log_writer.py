@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import stat
 import sys
 import threading
 from collections import deque
@@ -37,7 +38,8 @@ class LogWriter:
             (sys.stderr if target == STDERR else sys.stdout).flush()  # what was printed before comes first
             self._descriptor = target
         else:
-            self._descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            self._descriptor = _opened(target)
+        self._path = None if isinstance(target, int) else target
         self._batches: deque[tuple[bytes, int]] = deque()
         self._waiting_bytes = 0
         self._changed = threading.Condition()
@@ -81,6 +83,7 @@ class LogWriter:
                     return
                 lines, count = self._batches.popleft()
             try:
+                self._follow()
                 self._write(lines)
             except OSError as error:
                 self._lost(count, error)
@@ -91,6 +94,28 @@ class LogWriter:
                 self._waiting_bytes -= len(lines)
             if is_written:
                 self._say_what_was_lost()
+
+    def _follow(self) -> None:
+        """Go on in the file at the path, if it is another one than that which is open, or if that one was removed. One
+        that was moved away, with none at its place, is written to until `AccessLog.reopen`."""
+        if self._path is None:
+            return
+        own = os.fstat(self._descriptor)
+        if not stat.S_ISREG(own.st_mode):
+            return
+        try:
+            there = os.stat(self._path)
+        except OSError:
+            if own.st_nlink:
+                return
+        else:
+            if os.path.samestat(own, there) or not stat.S_ISREG(there.st_mode):
+                return
+        descriptor = _opened(self._path)
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+        if not own.st_nlink:
+            logger.warning("the %s was removed while it was open: it goes on in a new %s", self._what, self._path)
 
     def _write(self, lines: bytes) -> None:
         for piece in _atomic(lines) if self._is_pipe else (lines,):
@@ -119,6 +144,10 @@ class LogWriter:
             lost, self._lines_said = self.lines_lost - self._lines_said, self.lines_lost
         if lost:
             logger.warning("%d lines of the %s were lost, since they could not be written in time", lost, self._what)
+
+
+def _opened(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
 def _atomic(lines: bytes) -> Iterator[bytes]:

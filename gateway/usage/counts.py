@@ -16,8 +16,8 @@ __all__ = ["HOUR_S", "OTHERS", "OTHER_USERS", "Sums", "Tally", "UsageCounts"]
 
 HOUR_S: Final = 3600
 OTHERS: Final = "other"
-TENANTS_MAX: Final = 10_000
-"""Of one hour; with open access, whoever makes up a key is a tenant."""
+NAMES_MAX: Final = 100_000
+"""Tenants and users of one hour; with open access, whoever makes up a key is a tenant."""
 SUMS_MAX: Final = 50_000
 OTHER_USERS: Final = OTHERS * 26
 """Stands for the users beyond those that are told apart. Longer than what is kept of any user's name."""
@@ -49,17 +49,20 @@ Sums = dict[Key, Tally]
 class UsageCounts:
     """Adds up the requests that end, until somebody takes the sums away to write them."""
 
-    __slots__ = ("_hour", "_seen", "_sums", "_sums_max", "_users_max", "requests_dropped")
+    __slots__ = ("_hour", "_names", "_names_max", "_seen", "_sums", "_sums_max", "_users_max", "requests_dropped")
 
-    def __init__(self, users_max: int, sums_max: int = SUMS_MAX) -> None:
+    def __init__(self, users_max: int, sums_max: int = SUMS_MAX, names_max: int = NAMES_MAX) -> None:
         """`users_max`: of one tenant in one hour; the rest are one user. Beyond `sums_max` sums nobody new is told
-        apart from them; beyond twice as many there are no new sums at all."""
+        apart from them; beyond twice as many there are no new sums at all. Of the tenants and users of an hour at most
+        `names_max` are told apart."""
         self.requests_dropped = 0
         """Requests that no sum has, since there was no room for another sum."""
         self._users_max = users_max
         self._sums_max = sums_max
         self._sums: Sums = {}
         self._hour = 0
+        self._names = 0
+        self._names_max = names_max
         self._seen: dict[str, set[str]] = {}
         """The users of each tenant in this hour."""
 
@@ -105,16 +108,18 @@ class UsageCounts:
         """A sum for a key that has none, or that of the others. None: there is no room."""
         hour, tenant, app, user, model = key
         if hour != self._hour:
-            self._hour, self._seen = hour, {}
+            self._hour, self._names, self._seen = hour, 0, {}
         users = self._seen.get(tenant)
         if users is None:
-            if len(self._seen) < TENANTS_MAX:
+            if self._names < self._names_max:
                 users = self._seen[tenant] = set()
+                self._names += 1
             else:
                 tenant, user, users = OTHERS, "", set()
         if user and user not in users:
-            if len(users) < self._users_max:
+            if len(users) < self._users_max and self._names < self._names_max:
                 users.add(user)
+                self._names += 1
             else:
                 user = OTHER_USERS
         if len(self._sums) >= self._sums_max:

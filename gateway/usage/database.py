@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +35,7 @@ _TABLES = (
         writer TEXT PRIMARY KEY, batch BIGINT NOT NULL, written_s BIGINT NOT NULL
     )""",
     "CREATE TABLE IF NOT EXISTS fairgate_keys (hash TEXT PRIMARY KEY, entry TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS fairgate_key_uses (hash TEXT PRIMARY KEY, used_s BIGINT NOT NULL)",
     "CREATE TABLE IF NOT EXISTS fairgate_notes (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
 )
 _NOTE_LAYOUT = "INSERT INTO fairgate_notes VALUES ('layout', %s) ON CONFLICT (name) DO NOTHING"
@@ -78,6 +79,9 @@ class _Kind(Protocol):
 
     def connect(self) -> Any: ...
 
+    def is_another(self) -> bool:
+        """Is there another database now, or none, where the one was that was connected to last? Says so once."""
+
     def fault(self, error: Exception) -> StoreError | None:
         """What an error means; None: it is none of the database's."""
 
@@ -92,13 +96,17 @@ class Database:
         self._place = place_of(config)
         self._makes = makes
         self._connection: Any = None
+        self.replaced = 0
+        """How often the file was replaced or removed while it was open."""
 
     @contextmanager
     def transaction(self, *, writes: bool = True) -> Iterator[Transaction]:
         """Committed at its end, undone if that is an error. Raises StoreUnavailable or StoreRefused; after that it may
-        have been committed all the same."""
+        have been committed all the same. A file that was replaced or removed is opened anew; what is committed to one
+        that was replaced meanwhile is StoreUnavailable."""
         kind = self._kind
         try:
+            self._lose_replaced()
             if self._connection is None:
                 self._connection = kind.connect()
                 self._prepare()
@@ -106,6 +114,8 @@ class Database:
                 cursor.execute(kind.begin if writes else "BEGIN")
                 yield Transaction(cursor, kind.mark)
                 cursor.execute("COMMIT")
+            if self._lose_replaced():
+                raise StoreUnavailable("the file was replaced or removed meanwhile: try again")
         except BaseException as error:
             self.close()
             fault = kind.fault(error) if isinstance(error, Exception) else None
@@ -118,6 +128,14 @@ class Database:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+    def _lose_replaced(self) -> bool:
+        """Disconnect from a file that is no longer the one at its place. False: it is."""
+        if not self._kind.is_another():
+            return False
+        self.replaced += 1
+        self.close()
+        return True
 
     def _prepare(self) -> None:
         with closing(self._connection.cursor()) as cursor:
@@ -144,21 +162,44 @@ class _Sqlite:
     def __init__(self, path: Path, *, makes: bool) -> None:
         self._path = path
         self._makes = makes
+        self._opened: tuple[int, int] | None = None
+        """Which file the connection is to."""
 
     def connect(self) -> sqlite3.Connection:
         if self._makes:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))  # hashes of keys: for the owner only
+            # Hashes of keys are for the owner only. A file that is there is not opened here: to close it would end the
+            # locks that other connections of this process have on it.
+            with suppress(FileExistsError):
+                os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         elif not self._path.is_file():
             raise StoreRefused("there is no such file: no gateway has written it yet")
+        self._opened = self._present()  # first: what takes its place while it is opened is noticed later
         connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        connection.text_factory = _as_text
         try:
-            connection.execute("PRAGMA journal_mode = WAL")  # who reads does not keep the gateway from writing
-            connection.execute("PRAGMA synchronous = FULL")
+            # Not WAL: its second file stays while the first one is replaced, and the pages in it would be taken for
+            # pages of the new one. So between two transactions everything is in the one file.
+            connection.execute("PRAGMA journal_mode = DELETE")
+            connection.execute("PRAGMA synchronous = EXTRA")
         except sqlite3.Error:
             connection.close()
             raise
         return connection
+
+    def is_another(self) -> bool:
+        if self._opened is None or self._opened == self._present():
+            return False
+        self._opened = None
+        return True
+
+    def _present(self) -> tuple[int, int] | None:
+        """Which file is at the path. None: none."""
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            return None
+        return (found.st_dev, found.st_ino)
 
     def fault(self, error: Exception) -> StoreError | None:
         if isinstance(error, StoreError):
@@ -170,6 +211,11 @@ class _Sqlite:
         if error.sqlite_errorname in ("SQLITE_NOTADB", "SQLITE_CORRUPT"):
             return StoreRefused(f"{error}; move it away, and a new one is made")
         return StoreUnavailable(f"{error} ({error.sqlite_errorname})")
+
+
+def _as_text(stored: bytes) -> str:
+    """What others wrote into a column of text may be none."""
+    return stored.decode("utf-8", "replace")
 
 
 class _PostgreSql:
@@ -198,6 +244,10 @@ class _PostgreSql:
         except psycopg.Error:  # what it says may repeat the password
             raise StoreRefused("is no url that PostgreSQL understands") from None
         return psycopg.connect(**{**bounds, **where}, autocommit=True)
+
+    def is_another(self) -> bool:
+        """A server that has moved ends its connections."""
+        return False
 
     def fault(self, error: Exception) -> StoreError | None:
         if isinstance(error, StoreError):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
-from gateway.config.keys import KeyConfig
-from gateway.keys.issued import KEYS_MAX, REVOKED, TableFull, entry
+from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, USED_MAX, KeyTable, TableFull, say_left_out
 from gateway.usage.database import Database
 from gateway.usage.thread import DatabaseThread
 
@@ -17,18 +17,28 @@ _CHANGED = "SELECT value FROM fairgate_notes WHERE name = 'keys'"
 _MARK = "INSERT INTO fairgate_notes VALUES ('keys', %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value"
 _NOTE = "INSERT INTO fairgate_keys VALUES (%s, %s) ON CONFLICT (hash) DO UPDATE SET entry = excluded.entry"
 _FORGET = "DELETE FROM fairgate_keys WHERE hash = %s"
-_OTHERS = "SELECT COUNT(*) FROM fairgate_keys WHERE hash <> %s"
+_COUNT = "SELECT COUNT(*) FROM fairgate_keys"
+_USED = (
+    "INSERT INTO fairgate_key_uses VALUES (%s, %s) ON CONFLICT (hash) DO UPDATE SET used_s = excluded.used_s "
+    "WHERE fairgate_key_uses.used_s < excluded.used_s"
+)
+_USES = "SELECT hash, used_s FROM fairgate_key_uses ORDER BY used_s DESC LIMIT %s"
+_FORGET_USE = "DELETE FROM fairgate_key_uses WHERE hash = %s"
+_FORGET_USES = "DELETE FROM fairgate_key_uses WHERE used_s < %s"
+USES_KEPT_S = 400 * 86_400
+"""Of keys that are in no table: those of the config, and those that were minted."""
 _ENTRY = "SELECT entry FROM fairgate_keys WHERE hash = %s"
-_PAGE = "SELECT hash, entry FROM fairgate_keys WHERE hash > %s ORDER BY hash LIMIT %s"
+_PAGE = "SELECT hash, entry FROM fairgate_keys WHERE hash > %s ORDER BY hash LIMIT %s OFFSET %s"
 
 
-class DatabaseKeys:
+class DatabaseKeys(KeyTable):
     """A `KeyTable`. The entry of a revoked key is empty."""
 
     place = "database"
 
     def __init__(self, database: DatabaseThread) -> None:
         self._database = database
+        self._has_left_out = False
 
     async def changed(self) -> bytes | None:
         return await self._one(_CHANGED)
@@ -37,44 +47,61 @@ class DatabaseKeys:
         return await self._one(_ENTRY, key_hash)
 
     async def entries(self) -> AsyncIterator[tuple[bytes, bytes]]:
-        last = ""
-        while page := await self._rows(_PAGE, last, PAGE):
+        read, last, after = 0, "", 0
+        while page := await self._rows(_PAGE, last, min(PAGE, ENTRIES_READ_MAX - read), after):
             for key_hash, noted in page:
-                yield key_hash.encode(), noted.encode()
-            last = page[-1][0]
+                # What is not ASCII may be another text than what SQLite goes by: it is passed by counting.
+                is_text = isinstance(key_hash, str) and key_hash.isascii()
+                last, after = (key_hash, 0) if is_text else (last, after + 1)
+                yield key_hash.encode() if is_text else b"?", _bytes(noted)
+            read += len(page)
+        if read == ENTRIES_READ_MAX and not self._has_left_out:
+            self._has_left_out = True
+            say_left_out(self._database.place)
 
-    async def issue(self, key: KeyConfig, tenant: str) -> None:
-        await self._note(key.hash, entry(tenant, key))
-
-    async def revoke(self, key_hash: str) -> None:
-        await self._note(key_hash, REVOKED)
-
-    async def forget(self, key_hash: str) -> None:
-        def forgotten(database: Database) -> None:
-            with database.transaction() as step:
-                step.do(_FORGET, (key_hash,))
-                step.do(_MARK, (secrets.token_hex(8),))
-
-        await self._database.do(forgotten)
-
-    async def _note(self, key_hash: str, noted: str) -> None:
+    async def note(self, changes: Mapping[str, str | None]) -> None:
         def written(database: Database) -> None:
             with database.transaction() as step:
-                [(others,)] = step.ask(_OTHERS, (key_hash,))
-                if others >= KEYS_MAX:
+                for key_hash, noted in changes.items():
+                    step.do(_FORGET, (key_hash,))
+                    if noted is None:
+                        step.do(_FORGET_USE, (key_hash,))
+                for key_hash, noted in changes.items():
+                    if noted is not None:
+                        step.do(_NOTE, (key_hash, noted))
+                [(count,)] = step.ask(_COUNT)
+                if count > KEYS_MAX and any(noted is not None for noted in changes.values()):
                     raise TableFull(f"it holds {KEYS_MAX} keys already: revoke some that were issued before")
-                step.do(_NOTE, (key_hash, noted))
                 step.do(_MARK, (secrets.token_hex(8),))
 
         await self._database.do(written)
 
+    async def note_uses(self, uses: Mapping[str, int]) -> None:
+        def written(database: Database) -> None:
+            with database.transaction() as step:
+                step.do_each(_USED, sorted(uses.items()))
+                step.do(_FORGET_USES, (max(uses.values()) - USES_KEPT_S,))
+
+        await self._database.do(written)
+
+    async def uses(self) -> dict[str, int]:
+        found = await self._rows(_USES, ENTRIES_READ_MAX)
+        return {
+            name: at_s for name, at_s in found if isinstance(name, str) and type(at_s) is int and 0 <= at_s < USED_MAX
+        }
+
     async def _one(self, statement: str, *values: object) -> bytes | None:
         rows = await self._rows(statement, *values)
-        return rows[0][0].encode() if rows else None
+        return _bytes(rows[0][0]) if rows else None
 
-    async def _rows(self, statement: str, *values: object) -> list[tuple[str, ...]]:
-        def read(database: Database) -> list[tuple[str, ...]]:
+    async def _rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        def read(database: Database) -> list[tuple[Any, ...]]:
             with database.transaction(writes=False) as step:
                 return step.ask(statement, values)
 
         return await self._database.do(read)
+
+
+def _bytes(noted: Any) -> bytes:
+    """SQLite keeps whatever it is given in a column of text."""
+    return noted if isinstance(noted, bytes) else str(noted).encode()

@@ -15,6 +15,8 @@ from functools import partial
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from gateway.background import Fault
+from gateway.config.memory import MEMORY_MAX, Bounds, bounds_of
 from gateway.config.usage import UsageConfig
 from gateway.redis.errors import StoreError, StoreUnavailable
 from gateway.usage.counts import UsageCounts
@@ -27,16 +29,18 @@ __all__ = ["UsageRecorder"]
 
 logger = logging.getLogger("fairgate")
 
+BOUNDS = bounds_of(MEMORY_MAX, 1)
 FLUSH_S = 0.5
 FORGET_S = 3600.0
 
 
 class UsageRecorder:
-    """Counts what one gateway is used for, and writes it down. `open`, `keep` in the background, then `close`."""
+    """Counts what one gateway is used for, and writes it down. `open`, one `turn` after another, then `close`."""
 
-    def __init__(self, config: UsageConfig, quotas: Quotas | None) -> None:
+    def __init__(self, config: UsageConfig, quotas: Quotas | None, bounds: Bounds = BOUNDS) -> None:
         """`quotas`: limits of a day, which go on from what is written down; None: they need not."""
-        self.counts = UsageCounts(config.users_max)
+        self.counts = UsageCounts(config.users_max, bounds.of("sums") // 4, bounds.of("users"))
+        # A quarter: twice as many there may be, and as many more are being written.
         self.database = DatabaseThread(config)
         self.fault: str | None = None
         """Why was nothing written the last time? None: it was."""
@@ -48,6 +52,7 @@ class UsageRecorder:
         self._batch: Batch | None = None
         """What was taken and is not known to be written."""
         self._dropped_said = 0
+        self._replaced_said = 0
         self._forgot_s = float("-inf")
         self._has_gone_on = False
         self._is_closed = False
@@ -74,14 +79,16 @@ class UsageRecorder:
                 used = (0, tokens) if day == today else (tokens, 0)
                 quotas.go_on(tenant, *used, time.monotonic())
 
-    async def keep(self) -> None:
-        """Write every half second, until cancelled."""
-        while True:
-            await asyncio.sleep(FLUSH_S)
-            try:
-                await self.flush()
-            except Exception:
-                logger.exception("usage could not be written")  # whatever it was: the next batch may be better
+    async def turn(self) -> None:
+        """Write after half a second. Raises `Fault`, having written, if the file is another one than before."""
+        await asyncio.sleep(FLUSH_S)
+        await self.flush()
+        replaced, self._replaced_said = self.database.replaced - self._replaced_said, self.database.replaced
+        if replaced:
+            raise Fault(
+                f"{self.database.place} was replaced or removed while it was open: usage goes into the file that is "
+                "there now, keys are those that it has, and what was counted into the one before is only there"
+            )
 
     async def flush(self) -> None:
         """Write what was counted so far, after what could not be written before."""

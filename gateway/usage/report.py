@@ -35,7 +35,7 @@ class Question:
     """From when, until when, and by what? Times are whole hours, in seconds since the epoch."""
 
     def __init__(self, since: str, until: str | None, by: Sequence[str], now: datetime) -> None:
-        """`since` and `until`: 24h or 7d before `now`, today, a day or a time. Raises BadQuestion."""
+        """`since` and `until`: 30m, 24h or 7d before `now`, today, its 8:00, a day or a time. Raises BadQuestion."""
         for name in by:
             if name not in DIMENSIONS:
                 raise BadQuestion(f"by: {name[:50]!r} is none of: {', '.join(DIMENSIONS)}")
@@ -47,6 +47,9 @@ class Question:
         if self.since > self.until:
             raise BadQuestion(f"since: {_text(self.since)} is after {_text(self.until)}")
 
+    def words(self) -> str:
+        return f"from {_text(self.since)} to {_text(self.until)}"
+
     @property
     def hours_s(self) -> tuple[int, int]:
         """When the first hour begins, and when the last one ends: whole hours that touch the time."""
@@ -54,16 +57,23 @@ class Question:
 
 
 def _moment(text: str, now: datetime) -> datetime:
-    if found := re.fullmatch(r"([0-9]{1,5})([hd])", text):
-        return now - timedelta(hours=int(found[1]) * (24 if found[2] == "d" else 1))
+    if found := re.fullmatch(r"([0-9]{1,5})([mhd])", text):
+        return (
+            now - int(found[1]) * {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}[found[2]]
+        )
     if text == "today":
         return now.replace(hour=0, minute=0, second=0, microsecond=0)
+    if re.fullmatch(r"[0-9]:[0-9]{2}|[0-9]{2}:[0-9]{2}", text):
+        text = f"{now:%Y-%m-%d}T{text:0>5}"
     try:
         moment = datetime.fromisoformat(text)
-        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
+        moment = (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
+        _ = moment + timedelta(hours=1)  # its hour has an end
+        return moment
     except (ValueError, OverflowError):
         raise BadQuestion(
-            f"{text[:50]!r} is no time: write 24h, 7d, today, a day such as 2027-01-31 (by UTC) or 2027-01-31T12:00Z"
+            f"{text[:50]!r} is no time: write 24h, 7d, today, 8:00, a day such as 2027-01-31 (by UTC) or "
+            "2027-01-31T12:00Z"
         ) from None
 
 

@@ -32,6 +32,11 @@ class DatabaseThread:
         self._work: Queue[tuple[Callable[[Database], Any], Future[Any]] | None] = Queue(WAITING_MAX)
         self._thread: threading.Thread | None = None
 
+    @property
+    def replaced(self) -> int:
+        """How often the file was replaced or removed while it was open."""
+        return self._database.replaced
+
     async def do(self, work: Callable[[Database], Found]) -> Found:
         """What the work returns. Raises StoreUnavailable, also where it takes too long, or StoreRefused. Who stops
         waiting does not stop work that has begun."""

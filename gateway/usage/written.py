@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isfinite
 
 from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import HOUR_S, OTHER_USERS, OTHERS, Sums
@@ -80,4 +81,5 @@ def forget(database: Database, now_s: int, keep_days: int) -> None:
 
 def tokens_by_tenant(step: Transaction, since_s: int, until_s: int) -> dict[str, int]:
     """Prompt and output tokens of each tenant in the hours that begin in this time."""
-    return {tenant: int(tokens) for tenant, tokens in step.ask(_TOKENS, (since_s, until_s))}
+    found = step.ask(_TOKENS, (since_s, until_s))
+    return {tenant: int(tokens) for tenant, tokens in found if isinstance(tenant, str) and isfinite(tokens)}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from gateway.background import Background
 from gateway.config.model import Config
 from gateway.operator.of_workers import Workers, workers_app
 from gateway.redis.errors import StoreError
@@ -52,7 +53,7 @@ async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int
     loop.add_signal_handler(signal.SIGTERM, lambda: None)  # it ends after the workers, whoever is told to end
     server = ExchangeServer(meeting)
     exchange, admin = child.listeners
-    going_on = asyncio.create_task(go_on(config, server, is_first=child.lives == 1))
+    going_on = Background().start(go_on(config, server, is_first=child.lives == 1))
     await asyncio.wait({going_on}, timeout=USAGE_S)
     await server.listen(exchange)
     workers = Workers(

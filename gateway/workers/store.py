@@ -51,15 +51,14 @@ class HubStore:
         self._ended.clear()
         self._say(None)
 
-    async def keep(self) -> None:
-        while True:
-            if self._connection is not None:
-                await self._ended.wait()
-            await asyncio.sleep(RETRY_S)
-            try:
-                await self.open()
-            except StoreUnavailable:
-                pass  # the fault says it
+    async def turn(self) -> None:
+        if self._connection is not None:
+            await self._ended.wait()
+        await asyncio.sleep(RETRY_S)
+        try:
+            await self.open()
+        except StoreUnavailable:
+            pass  # the fault says it
 
     async def exchange(self, about: str, number: int, told: bytes) -> bytes:
         heard: bytes = await self._ask("exchange", self.replica, about, number, told)
@@ -75,8 +74,9 @@ class HubStore:
     async def learn(self, pool: str, content: bytes) -> None:
         await self._ask("learn", pool, content)
 
-    async def tell_news(self, pool: str, content: bytes) -> None:
+    async def tell_news(self, pool: str, content: bytes) -> int:
         self._hub().send([0, "news", pool, content])
+        return 0
 
     async def hear_news(self, pool: str, heard: Callable[[bytes], None]) -> None:
         hub = self._hub()

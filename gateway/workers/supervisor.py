@@ -70,10 +70,9 @@ def share_of(config: Config, index: int) -> Config:
     limits = config.limits
     own = {
         name: max(1, bound // count)
-        for name in ("queue_requests_max", "queue_bytes_max", "connections_max", "client_connections_max")
+        for name in ("queue_requests_max", "connections_max", "client_connections_max")
         if (bound := getattr(limits, name)) is not None
     }
-    own["queue_bytes_max"] = max(own["queue_bytes_max"], limits.body_bytes_max)
     policy = config.policy
     if (known := policy_settings(policy.name).get("requests_per_minute")) is not None:
         whole = policy.settings().get("requests_per_minute", known.default)

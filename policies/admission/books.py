@@ -90,7 +90,7 @@ class Books:
         progress.state = transition.to
         entries = transition.entries
         if entries & UNLEASE:
-            self._unlease(request, service, now)
+            self._unlease(request, service, now, is_over=not entries & REJOIN)
             if entries & REJOIN:
                 request.weight = self.tenants.weight(request)  # it may have been changed while the request ran
         if entries & UNWAIT:
@@ -175,7 +175,11 @@ class Books:
         elif entries & BROKE:
             self.interactions.broke_off(request, service, now)
 
-    def _unlease(self, request: Request, service: ServiceTokens, now: float) -> None:
+    def _unlease(self, request: Request, service: ServiceTokens, now: float, *, is_over: bool) -> None:
+        if is_over and not service.prompt and not service.output:
+            # The engine did nothing with it. Its prompt stays charged, for it took the place of another request in the
+            # prefill window. Otherwise a flood of requests that engines refuse at once would always go next.
+            service = ServiceTokens(request.prompt_tokens, 0)
         lease = self.leases.pop(request.id)
         self.backends[lease.backend].remove(lease, now)
         self.tenants.ended(request, lease.held_tokens)

@@ -75,8 +75,12 @@ class Recent:
     less for Python's garbage collector, which looks through whatever is kept for a while.
     """
 
-    def __init__(self) -> None:
-        self._decided: deque[_Noted] = deque(maxlen=RECENT_MAX)
+    def __init__(self, most: int = RECENT_MAX) -> None:
+        self._decided: deque[_Noted] = deque(maxlen=min(most, RECENT_MAX))
+
+    def set(self, most: int) -> None:
+        """From now on so many are remembered."""
+        self._decided = deque(self._decided, maxlen=min(most, RECENT_MAX))
 
     def note(self, decision: Decision, request: Request, now: float, pressure: Pressure) -> None:
         flow, progress = request.flow, request.progress

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from policies.admission.books import Books
 from policies.admission.decisions import Decision, Dispatch, Failure, Recent, Reject
@@ -42,7 +42,7 @@ from policies.orders.contract import Selection
 from policies.queue.bounds import QueueLimits
 from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens, State
 
-__all__ = ["AdmissionEngine"]
+__all__ = ["REMEMBERED", "AdmissionEngine", "Remembered"]
 
 CHARGING_INTERVAL_S: Final = 0.01
 """Streamed tokens are charged in batches at this interval, so that a single token costs almost nothing."""
@@ -51,6 +51,17 @@ DRAIN_S_MAX: Final = 60.0
 """Clients are told to come back within a minute at the latest, so that they do come back."""
 
 NOTHING: Final[Sequence[Decision]] = ()
+
+
+class Remembered(NamedTuple):
+    """How much is remembered of what is over?"""
+
+    decisions_max: int = 4096
+    lengths_max: int = 4096
+    """Apps of which is known how long their answers were."""
+
+
+REMEMBERED: Final = Remembered()
 
 
 class AdmissionEngine:
@@ -70,12 +81,13 @@ class AdmissionEngine:
         overload: OverloadSettings | None = None,
         interactions: Interactions | None = None,
         quotas: Quotas | None = None,
+        remembered: Remembered = REMEMBERED,
     ):
         self.policy = policy
         self.limits = limits or QueueLimits()
         self.capacity = capacity or CapacitySettings()
         self.interactions = interactions if interactions is not None else Interactions()
-        lengths = lengths if lengths is not None else OutputLengths()
+        lengths = lengths if lengths is not None else OutputLengths(populations_max=remembered.lengths_max)
         self.books = Books(policy, self.limits, lengths, self.interactions, quotas)
         self.backends = self.books.backends
         self.room = PoolRoom(self.backends, self.books.tenants, self.books.visits)
@@ -93,7 +105,7 @@ class AdmissionEngine:
         self._leases = self.books.leases
         self.quotas = quotas
         self.overload = Overload(overload or OverloadSettings())
-        self.recent = Recent()
+        self.recent = Recent(remembered.decisions_max)
         self._charged_s = float("-inf")
         self._now = 0.0
         self._dispatch_interval_s = 0.0
@@ -365,8 +377,7 @@ class AdmissionEngine:
         self._decide(now, decisions)
         state = request.progress.state
         if state is not State.DISPATCHED:
-            own = self._waiting.of_tenant(request.flow.tenant) - 1
-            self._waits.began(request, self.queued - 1, own, now, asked=state is not State.QUEUED)
+            self._waits.began(request, now, asked=state is not State.QUEUED)
         return decisions
 
     def _room_changed(self, now: float, engine: str | None = None) -> Sequence[Decision]:

@@ -9,9 +9,12 @@ from typing import Final, Literal
 from policies.admission.decisions import Decided, Decision, Reject
 from policies.admission.waits import seconds_of
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, State, Wait
+from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, State
 
-__all__ = ["OF_OBSTACLE", "OF_PLACED", "OF_REFUSAL", "OF_WAIT", "Explanation", "Situation", "explain"]
+__all__ = [
+    "OF_OBSTACLE", "OF_PLACED", "OF_REFUSAL", "OF_WAIT", "Explanation", "Situation", "dispatched_in_words", "explain",
+    "in_seconds", "sentence", "waited_in_words",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,7 @@ class Explanation:
         placed: if it was dispatched, why to this engine.
         cached_tokens: of its prompt, what that engine was expected to have cached.
         reason: one sentence.
-        waited: for what it waited, or has waited so far, in words; "" if it did not wait.
-        waited_s: the same, seconds by obstacle.
+        waited_s: for what it waited, or has waited so far: seconds by obstacle.
         obstacle: if the request waits, what the next request in order waits for: the obstacle that disappears soonest.
         obstacles: the same by engine.
         pressure: whether the pool was overloaded when it was decided; for a waiting request: whether it is now.
@@ -62,7 +64,6 @@ class Explanation:
     placed: Placed | None
     cached_tokens: int
     reason: str
-    waited: str
     waited_s: Mapping[str, float]
     obstacle: Obstacle | None
     obstacles: dict[str, Obstacle]
@@ -99,6 +100,8 @@ OF_WAIT: Final = {
 """What is said of a part of its wait, after the seconds."""
 SHOWN_S_MIN: Final = 0.001
 """A shorter part of a wait goes without saying."""
+AHEAD_SHOWN: Final = 3
+"""Tenants that are named."""
 OF_PLACED: Final = {
     Placed.ONLY: "no other engine had room",
     Placed.CACHED: "no engine has more of its prompt cached, and it is done soonest there",
@@ -125,7 +128,7 @@ def explain(request_id: str, request: Request | None, last: Decided | None, situ
     if request is not None:
         return _of_waiting(request, last, situation)
     assert last is not None
-    decision, limits, waited_s = last.decision, situation.limits, seconds_of(last.wait)
+    decision, limits = last.decision, situation.limits
     if isinstance(decision, Reject) and decision.limit is not None:
         limits = [decision.limit, *limits]
     return Explanation(
@@ -139,8 +142,7 @@ def explain(request_id: str, request: Request | None, last: Decided | None, situ
         None if isinstance(decision, Reject) else last.placed,
         0 if isinstance(decision, Reject) else last.cached_tokens,
         _reason(last),
-        _waited(last.wait, waited_s),
-        waited_s,
+        seconds_of(last.wait),
         None,
         {},
         last.pressure,
@@ -168,7 +170,6 @@ def _of_waiting(request: Request, last: Decided | None, situation: Situation) ->
         None,
         0,
         f"queued: {why}",
-        _waited(progress.wait, situation.waited_s),
         situation.waited_s,
         obstacle,
         blocked.obstacles if blocked is not None else {},
@@ -179,38 +180,55 @@ def _of_waiting(request: Request, last: Decided | None, situation: Situation) ->
     )
 
 
+def dispatched_in_words(backend: str, placed: str | None, *, at_once: bool) -> str:
+    why = next((f": {text}" for one, text in OF_PLACED.items() if one == placed), "")
+    return f"dispatched to {backend}{' at once' if at_once else ''}{why}"
+
+
+def sentence(request_id: str, tenant: str, *parts: str) -> str:
+    """req_1 of chat was dispatched to gpu-1: no other engine had room; it waited 2.05 s behind 48 requests of batch."""
+    verb = "is" if parts[0].startswith("queued") else "was"
+    whose = f" of {tenant}" if tenant else ""
+    return f"{request_id}{whose} {verb} {'; it '.join(part for part in parts if part)}."
+
+
 def _reason(decided: Decided) -> str:
     decision = decided.decision
     if not isinstance(decision, Reject):
-        why = f": {OF_PLACED[decided.placed]}" if decided.placed is not None else ""
-        return f"dispatched to {decision.backend}{'' if decided.wait is not None else ' at once'}{why}"
+        return dispatched_in_words(decision.backend, decided.placed, at_once=decided.wait is None)
     said = f"refused: {OF_REFUSAL[decision.reason]}"
     if decision.limit is not None:
         said += f" ({decision.limit.name} {decision.limit.limit}, {decision.limit.remaining} left)"
     return f"{said}; {decided.pressure.reason}" if decided.pressure.reason else said
 
 
-def _waited(wait: Wait | None, by: Mapping[str, float]) -> str:
-    """waited 2.05 s: 1.9 s for its turn behind its own tenant's 14 requests, 0.15 s for KV"""
-    if wait is None:
+def waited_in_words(by: Mapping[str, float], ahead: Mapping[str, int], own: str) -> str:
+    """waited 2.05 s behind 48 requests of batch and 14 of its own tenant: 1.9 s for its turn, 0.15 s for KV
+
+    `by`: seconds by obstacle. `ahead`: by tenant, the requests that an engine had while this one of the tenant `own`
+    waited.
+    """
+    if not by:
         return ""
-    longest_first = sorted(by.items(), key=lambda item: -item[1])
     said = [
-        f"{_seconds(seconds)} {OF_WAIT[Obstacle(obstacle)]}{_behind(wait) if obstacle == Obstacle.TURN else ''}"
-        for obstacle, seconds in longest_first
+        f"{in_seconds(seconds)} {OF_WAIT[Obstacle(obstacle)]}"
+        for obstacle, seconds in sorted(by.items(), key=lambda item: -item[1])
         if seconds >= SHOWN_S_MIN
     ]
-    return f"waited {_seconds(sum(by.values()))}{': ' if said else ''}{', '.join(said)}"
+    return f"waited {in_seconds(sum(by.values()))}{_behind(ahead, own)}{': ' if said else ''}{', '.join(said)}"
 
 
-def _behind(wait: Wait) -> str:
-    own, others = wait.ahead_of_own, wait.ahead - wait.ahead_of_own
-    if own:
-        and_others = f" and {others} of others" if others else ""
-        return f" behind its own tenant's {own} request{'s' if own > 1 else ''}{and_others}"
-    return " behind requests of other tenants" if others else ""
+def _behind(ahead: Mapping[str, int], own: str) -> str:
+    most_first = sorted(ahead.items(), key=lambda item: (-item[1], item[0]))
+    said: list[str] = []
+    for name, count in most_first[:AHEAD_SHOWN]:
+        noun = "" if said else " request" if count == 1 else " requests"
+        said.append(f"{count}{noun} of {'its own tenant' if name == own else name}")
+    if others := most_first[AHEAD_SHOWN:]:
+        said.append(f"{sum([count for _, count in others])} of {len(others)} more")
+    return f" behind {', '.join(said)}" if said else ""
 
 
-def _seconds(seconds: float) -> str:
+def in_seconds(seconds: float) -> str:
     digits = f"{seconds:.2f}" if seconds >= 1 else f"{seconds:.3f}"
     return f"{digits.rstrip('0').rstrip('.')} s"

@@ -10,7 +10,7 @@ from policies.admission.policy import Policy
 from policies.orders.contract import Order
 from policies.orders.registry import POLICIES
 from policies.placements.contract import Assignment
-from policies.placements.prefix_index import PrefixIndex, blocks_for
+from policies.placements.prefix_index import ALL_BLOCKS_MAX, PrefixIndex
 from policies.placements.registry import PLACEMENTS, usual_placement
 
 __all__ = ["named_policy"]
@@ -22,12 +22,14 @@ def named_policy(
     engines: int = 1,
     placement: str | None = None,
     flows_max: int = 100_000,
+    blocks_max: int = ALL_BLOCKS_MAX,
     prefixes: PrefixIndex | None = None,
     **settings: Any,
 ) -> Policy:
     """The policy of this name, for a pool of so many engines.
 
-    `placement`: by its name; None: the one of the policy, or the usual one. `prefixes`: an index to go on with.
+    `placement`: by its name; None: the one of the policy, or the usual one. `flows_max`: tenants and flows that each
+    queue remembers, `blocks_max`: blocks of prompts, over all engines. `prefixes`: an index to go on with.
     TypeError for a setting that neither order nor placement has; KeyError for an unknown name.
     """
     entry = POLICIES[name]
@@ -37,7 +39,8 @@ def named_policy(
     known = {one.name for struct in (entry.params, place.params) if struct is not None for one in fields(struct)}
     if unknown := sorted(settings.keys() - known):
         raise TypeError(f"policy {name} has no setting {', '.join(unknown)}; it has: {', '.join(sorted(known))}")
-    prefixes = prefixes if prefixes is not None else PrefixIndex(blocks_max=blocks_for(engines))
+    prefixes = prefixes if prefixes is not None else PrefixIndex()
+    prefixes.set(blocks_max)
     where = place.placement(placement_params, prefixes=prefixes, flows_max=flows_max)
     order: Order
     if entry.order.reads_prefixes:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from policies.admission.decisions import Decision
-from policies.admission.engine import AdmissionEngine
+from policies.admission.engine import REMEMBERED, AdmissionEngine, Remembered
 from policies.admission.lifecycle import HANDED_OVER, TAKEN_IN
 from policies.admission.policy import Policy
 from policies.capacity.gauges import CapacitySettings
+from policies.capacity.output_lengths import OutputLengths
 from policies.capacity.overload import OverloadSettings
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
@@ -45,6 +46,7 @@ class Setup:
     policy: Policy | None = None
     interactions: Interactions | None = None
     quotas: Quotas | None = None
+    remembered: Remembered = REMEMBERED
 
 
 def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Decision]:
@@ -53,6 +55,9 @@ def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Dec
     books = engine.books
     engine.limits = books.waiting.limits = setup.limits
     engine.capacity = setup.capacity
+    engine.recent.set(setup.remembered.decisions_max)
+    if isinstance(books.lengths, OutputLengths):
+        books.lengths.populations_max = setup.remembered.lengths_max
     engine.overload.settings = setup.overload
     for name, ledger in engine.backends.items():
         ledger.set(setup.capacity, max_num_seqs=setup.slots.get(name))

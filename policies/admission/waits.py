@@ -39,10 +39,10 @@ class Waits:
         self._next = blocked
         self._since_s = now
 
-    def began(self, request: Request, ahead: int, ahead_of_own: int, now: float, *, asked: bool) -> None:
-        """It could not start at once. So many requests waited before it. `asked`: other gateways are asked first."""
+    def began(self, request: Request, now: float, *, asked: bool) -> None:
+        """It could not start at once. `asked`: other gateways are asked first."""
         rest = Obstacle.ASKED if asked else Obstacle.TURN
-        request.progress.wait = Wait(now, ahead, ahead_of_own, rest, self._closed_by(now))
+        request.progress.wait = Wait(now, rest, self._closed_by(now))
 
     def answered(self, request: Request, now: float) -> None:
         """Other gateways have answered: it is queued from now on."""
@@ -55,7 +55,7 @@ class Waits:
         """The engine that had it since then gave it back."""
         wait = request.progress.wait
         if wait is None:
-            wait = request.progress.wait = Wait(dispatched_s, 0, 0, Obstacle.TURN, 0.0)
+            wait = request.progress.wait = Wait(dispatched_s, Obstacle.TURN, 0.0)
         self.goes_on(wait, now)
         _add(wait, Obstacle.RETURNED, now - dispatched_s)
 

@@ -50,12 +50,18 @@ class Gauges:
     scheduled_tokens_max: int | None = None
     """The most that one step computes."""
     max_num_seqs: int | None = None
+    deferred: int | None = None
+    """Of those that wait: for something else than room."""
+
+    @property
+    def waiting_for_room(self) -> int:
+        return max(0, (self.waiting or 0) - (self.deferred or 0))
 
     def contradiction(self) -> str:
         """What in this step cannot be? Empty: nothing."""
         running, waiting, slots = self.running, self.waiting, self.max_num_seqs
         free, total, usage = self.free_blocks, self.total_blocks, self.kv_usage
-        counts = (running, waiting, slots, free, total, self.scheduled_tokens, self.scheduled_tokens_max)
+        counts = (running, waiting, self.deferred, slots, free, total, self.scheduled_tokens, self.scheduled_tokens_max)
         if any(count is not None and count < 0 for count in counts):
             return "a count is negative"
         if running is not None and slots is not None and running > slots:

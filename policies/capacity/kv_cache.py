@@ -352,8 +352,8 @@ class KvCache:
         done = lease.output_each()
         prompt = request.prompt_tokens * (self._prompt_part if lease.started_s is not None else 1.0)
         held = prompt + lease.output_tokens + each * self._block_size / 2
-        expected = request.progress.output_tokens_expected / each
         reserved = request.progress.output_tokens_reserved / each
+        expected = request.progress.output_tokens_expected / each or reserved
         most, wait = request.output_tokens_max / each, wait_s / token_s
         grows, spread = still_to_come(expected, reserved, most, done)
         grows += wait

@@ -47,7 +47,8 @@ class Lease:
         """Output tokens that each of its sequences will still add, as similar answers do."""
         progress, each = self.request.progress, self.request.sequences
         most = (self.request.output_tokens_max - self.output_tokens) / each
-        return max(0.0, min(most, max(progress.output_tokens_expected / each - self.output_each(), 1.0)))
+        expected = progress.output_tokens_expected or progress.output_tokens_reserved
+        return max(0.0, min(most, max(expected / each - self.output_each(), 1.0)))
 
     def reserve_left(self) -> float:
         """Output tokens that each of its sequences may still add, by the cautious estimate."""

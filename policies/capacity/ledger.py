@@ -216,7 +216,7 @@ class BackendLedger:
         # The engine serves first come, first served. Each request that started since the scrape has left its queue, and
         # each that ended has let another one start.
         left = max(self._starts_since_gauges, self._ends_since_gauges)
-        return gauges.waiting - left > self._settings.waiting_target
+        return gauges.waiting_for_room - left > self._settings.waiting_target
 
     # --- events ---
 
@@ -371,7 +371,7 @@ class BackendLedger:
 
     def _adapt(self, gauges: Gauges, before: Gauges | None, now: float, *, is_sustained: bool) -> None:
         """Learn the number of slots and the size of the prefill window from whether the engine has a queue."""
-        running, waiting = min(gauges.running or 0, self.sequences_in_all()), gauges.waiting or 0
+        running, waiting = min(gauges.running or 0, self.sequences_in_all()), gauges.waiting_for_room
         queues = waiting > self._settings.waiting_target
         if queues:
             has_kv = gauges.kv_usage is None or gauges.kv_usage < KV_IS_SHORT

@@ -67,7 +67,7 @@ class OutputLengths:
     def __init__(self, *, quantile: float = 0.9, unknown_tokens: int = 256, populations_max: int = 4096) -> None:
         self._quantile = quantile
         self._unknown_tokens = unknown_tokens
-        self._populations_max = populations_max
+        self.populations_max = populations_max
         self._everybody = _Population()
         self._populations: OrderedDict[tuple[str, str], _Population] = OrderedDict()
 
@@ -78,10 +78,13 @@ class OutputLengths:
         return self._everybody if len(self._everybody.arrivals) >= ENOUGH else None
 
     def expected(self, request: Request) -> float:
-        """Mean output tokens, at most what the request allows."""
+        """Mean output tokens, at most what the request allows; 0 while too few answers were seen.
+
+        A guess that is too long is refunded when the answer ends. The refunds of a flood would take its counter below
+        that of a flow that was lifted to it meanwhile. Without a guess a fresh gateway charges as plain VTC does.
+        """
         population = self._population(request)
-        mean = population.mean if population else float(self._unknown_tokens)
-        return min(mean, float(request.output_tokens_max))
+        return min(population.mean, float(request.output_tokens_max)) if population else 0.0
 
     def reserved(self, request: Request) -> int:
         """Output tokens that nine of ten such answers do not exceed, at most what the request allows."""
@@ -94,7 +97,7 @@ class OutputLengths:
         population = self._populations.get(key)
         if population is None:
             population = self._populations[key] = _Population()
-            if len(self._populations) > self._populations_max:
+            if len(self._populations) > self.populations_max:
                 self._populations.popitem(last=False)
         else:
             self._populations.move_to_end(key)

@@ -16,10 +16,11 @@ MEMBERS_MAX: Final = 10_000
 class LeakyCounts:
     """What did each member do that still counts? Bounded: who did nothing for longest is forgotten first."""
 
-    __slots__ = ("_at_once_max", "_counts", "_per_s")
+    __slots__ = ("_at_once_max", "_counts", "_members_max", "_per_s")
 
-    def __init__(self, per_s: float, at_once_max: float) -> None:
+    def __init__(self, per_s: float, at_once_max: float, *, members_max: int = MEMBERS_MAX) -> None:
         """`at_once_max`: at least 1."""
+        self._members_max = members_max
         self._per_s = per_s
         self._at_once_max = at_once_max
         self._counts: dict[str, tuple[float, float]] = {}
@@ -34,7 +35,7 @@ class LeakyCounts:
         if count + 1.0 > self._at_once_max:
             return self.wait_s(member, now)
         self._counts.pop(member, None)
-        if len(self._counts) >= MEMBERS_MAX:
+        if len(self._counts) >= self._members_max:
             del self._counts[next(iter(self._counts))]
         self._counts[member] = (count + 1.0, now)
         return 0.0

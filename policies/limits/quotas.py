@@ -44,11 +44,14 @@ UNLIMITED = Quota()
 class Quotas:
     """The limits of every tenant, and how much each has used. One object may serve several pools."""
 
-    def __init__(self, default: Quota = UNLIMITED, tenants: Mapping[str, Quota] | None = None) -> None:
+    def __init__(
+        self, default: Quota = UNLIMITED, tenants: Mapping[str, Quota] | None = None, *, tenants_max: int = 100_000
+    ) -> None:
+        """`tenants_max`: those that are counted in a window."""
         self._default = default
         self._tenants = dict(tenants or {})
-        self.minute = SlidingCounts(MINUTE_S)
-        self.day = SlidingCounts(DAY_S)
+        self.minute = SlidingCounts(MINUTE_S, members_max=tenants_max)
+        self.day = SlidingCounts(DAY_S, members_max=tenants_max)
         self.under_way: dict[str, int] = {}
         """By tenant: requests queued and dispatched."""
         self.under_way_elsewhere: Mapping[str, int] = {}
@@ -62,10 +65,9 @@ class Quotas:
         """Has no tenant a limit?"""
         return self._default == UNLIMITED and not any(quota != UNLIMITED for quota in self._tenants.values())
 
-    def set(self, default: Quota, tenants: Mapping[str, Quota]) -> None:
-        """From now on these are the limits. What was counted counts on."""
-        self._default = default
-        self._tenants = dict(tenants)
+    def set(self, other: Quotas) -> None:
+        """From now on the limits are the other's. What was counted counts on."""
+        self._default, self._tenants = other._default, other._tenants
 
     def refusal(self, request: Request, now: float) -> Refused | None:
         """Is its tenant beyond a limit? None: it is not."""

@@ -36,8 +36,9 @@ MEASURES = ("starts", "requests", "tokens")
 class SlidingCounts:
     """What did each member of a population do within the last `window_s`?
 
-    Bounded: a member that was silent for two windows is forgotten, and more than `members_max` members in one period
-    end that period early. A clock that jumps, in either direction, starts the counts anew.
+    Bounded: a member that was silent for two windows is forgotten, and of more than `members_max` members in one period
+    the half that did least. So a client that invents members is freed of nothing that another member did. A clock that
+    jumps, in either direction, starts the counts anew.
     """
 
     def __init__(self, window_s: float, *, members_max: int = 200_000) -> None:
@@ -80,12 +81,22 @@ class SlidingCounts:
         count = self._counts.get(member)
         if count is None:
             if len(self._counts) >= self._members_max:
-                self._before, self._counts = self._counts, {}
+                self._forget_least()
             before = self._before.get(member)
             count = self._counts[member] = Count(before, weight)
             if before is not None and learn is not None:
                 learn(before)
         return count
+
+    def _forget_least(self) -> None:
+        """Forget the half of the members that did least in this period: by requests and by tokens, as parts of all."""
+        counts = self._counts
+        requests = sum([count.requests for count in counts.values()]) or 1
+        tokens = sum([abs(count.tokens) for count in counts.values()]) or 1
+        most_first = sorted(
+            counts.items(), key=lambda item: item[1].requests / requests + item[1].tokens / tokens, reverse=True
+        )
+        self._counts = dict(most_first[: len(counts) // 2])
 
     def sliding(self, member: Hashable, now: float) -> tuple[float, float, float]:
         """A member's starts, requests and tokens within the window. A question: `now` may be in the future."""
@@ -114,7 +125,8 @@ class SlidingCounts:
             # The present count begins to fade when its period ends. A request for more than the whole limit waits until
             # the count is gone.
             reset_s = self.window_s * (left + 1.0 - max(0.0, room) / count) if count else self.window_s
-        return Limit(name, int(limit), max(0, min(int(limit), int(limit - count - fading))), reset_s)
+        left_over = max(0, min(int(limit), int(limit - count - fading)))
+        return Limit(name, int(limit), left_over, reset_s, self.window_s)
 
     def members(self, member: Hashable) -> int:
         """How many were counted as part of this member, in this period or the previous one?"""

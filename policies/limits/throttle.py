@@ -123,7 +123,7 @@ class _Level:
         self.histories: OrderedDict[Population, _History] = OrderedDict()
         self._ceilings = (ceilings.starts, ceilings.requests, ceilings.tokens)
         self._population = population
-        self._populations_max = min(POPULATIONS_MAX, members_max)
+        self._populations_max = min(POPULATIONS_MAX, max(1, members_max // 16))
 
     def history(self, member: Hashable) -> _History:
         """What is usual in its population."""

@@ -11,7 +11,8 @@ P1  Work conserving: if a request is queued and the room places whatever it is o
 P2  Deterministic: the same calls give the same answers, whatever the hash seed. Otherwise the simulation gives wrong
     results.
 P3  Exactly once: every pushed request leaves by `pop` or by `remove`, never by both.
-P4  A request removed before dispatch has charged nothing. One that ends after dispatch keeps what was charged.
+P4  A request removed before dispatch has charged nothing. One that ends after dispatch keeps what was charged, and at
+    least its prompt where its engine did nothing with it.
 P5  Idle flows bank no credit: a flow that returns is served as if it had been present, within the bound of the order.
 P6  Estimates are corrected: after the final charge, counters are what an oracle would have charged.
 P7  Memory is O(queued + running + `flows_max`): beyond that, the flows that have been idle longest are forgotten.

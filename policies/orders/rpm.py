@@ -61,7 +61,7 @@ class Rpm(Fcfs):
         opens_in_s = admitted_s[0] + WINDOW_S - now
         if opens_in_s <= 0:
             return None
-        return Refused(Refusal.RATE_LIMITED, opens_in_s, Limit("requests", self._limit, 0, opens_in_s))
+        return Refused(Refusal.RATE_LIMITED, opens_in_s, Limit("requests", self._limit, 0, opens_in_s, WINDOW_S))
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         super().push(request, now, front=front)

@@ -119,7 +119,7 @@ class Wsc(CounterOrder):
         calls = ("calls", params.alpha, params.beta, params.gamma)
         self.units = (calls if params.across_tenants else cost, calls)
         settings = WscSettings(params.alpha, params.beta, params.gamma, params.weights, params.across_tenants)
-        self.profiles = profiles if profiles is not None else Profiles(settings, populations_max=flows_max)
+        self.profiles = profiles if profiles is not None else Profiles(settings, populations_max=max(1, flows_max // 4))
         self.learned = {"profiles": self.profiles}
 
     def beside(self, engine: str) -> Wsc:

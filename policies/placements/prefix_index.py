@@ -16,15 +16,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-__all__ = ["PrefixIndex", "blocks_for", "blocks_of_tokens", "tokens_of_blocks"]
+__all__ = ["PrefixIndex", "blocks_of_tokens", "tokens_of_blocks"]
 
 BLOCKS_MAX: Final = 65_536
 """Per backend. At 512 bytes of text a block this is about eight million tokens, more than most caches hold."""
 ALL_BLOCKS_MAX: Final = 1 << 20
-"""Over all backends of a pool, as long as each has `BACKEND_BLOCKS_MIN`. A block takes about 124 bytes, so a full
-index takes 124 MiB."""
-BACKEND_BLOCKS_MIN: Final = 4096
-"""Half a million tokens: with less, the long prompts of a few tenants would drive out each other."""
 BLOCKS_MIN: Final = 256
 """This much is remembered however wrong the estimates were: about one long prompt."""
 CAUTION: Final = 16
@@ -44,17 +40,14 @@ def blocks_of_tokens(tokens: int, prefix: Prefix, prompt_tokens: int) -> int:
     return min(-(-tokens * len(prefix) // prompt_tokens), len(prefix)) if prompt_tokens else 0
 
 
-def blocks_for(backends: int) -> int:
-    """How many blocks may be remembered of each of so many backends?"""
-    return max(BACKEND_BLOCKS_MIN, min(BLOCKS_MAX, ALL_BLOCKS_MAX // max(backends, 1)))
-
-
 class _Cache:
     """What one backend is believed to hold, the longest unused first."""
 
-    __slots__ = ("blocks", "limit", "prompt_tokens", "reports")
+    __slots__ = ("alone", "blocks", "limit", "prompt_tokens", "reports")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, backend: str, limit: int) -> None:
+        self.alone = (backend,)
+        """Its name, where no other backend holds a block: one object, since there are many such blocks."""
         self.blocks: OrderedDict[int, None] = OrderedDict()
         self.limit = limit
         self.prompt_tokens = 0
@@ -64,12 +57,15 @@ class _Cache:
 
 
 class PrefixIndex:
-    """Leading blocks of a prompt that a backend is believed to hold. Matching is O(log blocks) per backend."""
+    """Leading blocks of a prompt that a backend is believed to hold. Matching is O(log blocks) per backend.
 
-    def __init__(self, *, blocks_max: int = BLOCKS_MAX) -> None:
+    Bounded: at most `blocks_max` over all backends, of which each has an equal part.
+    """
+
+    def __init__(self, *, blocks_max: int = ALL_BLOCKS_MAX) -> None:
         self._blocks_max = blocks_max
         self._caches: dict[str, _Cache] = {}
-        self._holders: dict[int, dict[str, None]] = {}
+        self._holders: dict[int, tuple[str, ...]] = {}
         """By the first block of a prompt: the backends that hold it. So a prompt that is new costs one look."""
         self.version = 0
         """Changes whenever an answer of `depth` may have changed."""
@@ -96,12 +92,17 @@ class PrefixIndex:
             return
         cache = self._caches.get(backend)
         if cache is None:
-            cache = self._caches[backend] = _Cache(self._blocks_max)
+            cache = self._caches[backend] = _Cache(backend, BLOCKS_MAX)
+            self._divide()
         blocks = cache.blocks
         for block in reversed(prefix):  # from the end to the beginning, so that the end of a chain is forgotten first
             blocks[block] = None
             blocks.move_to_end(block)
-        self._holders.setdefault(prefix[0], {})[backend] = None
+        holders = self._holders.get(prefix[0])
+        if holders is None:
+            self._holders[prefix[0]] = cache.alone
+        elif backend not in holders:
+            self._holders[prefix[0]] = (*holders, backend)
         self._trim(backend, cache)
         self.version += 1
 
@@ -143,11 +144,27 @@ class PrefixIndex:
         cache.reports = cache.reports or found > 0
         if cache.reports and found < expected - 1 - expected // 4:
             known = len(cache.blocks)
-            cache.limit = max(BLOCKS_MIN, known - max(expected - found, known // CAUTION))
+            cache.limit = min(self._part, max(BLOCKS_MIN, known - max(expected - found, known // CAUTION)))
             self._trim(backend, cache)
             self.version += 1
         elif found:
-            cache.limit = min(self._blocks_max, cache.limit + 1 + found // CAUTION)
+            cache.limit = min(self._part, cache.limit + 1 + found // CAUTION)
+
+    def set(self, blocks_max: int) -> None:
+        """From now on at most so many are remembered."""
+        self._blocks_max = blocks_max
+        self._divide()
+
+    @property
+    def _part(self) -> int:
+        """How many blocks may be remembered of each backend?"""
+        return min(BLOCKS_MAX, self._blocks_max // max(1, len(self._caches)))
+
+    def _divide(self) -> None:
+        for backend, cache in self._caches.items():
+            if cache.limit > self._part:
+                cache.limit = self._part
+                self._trim(backend, cache)
 
     def _trim(self, backend: str, cache: _Cache) -> None:
         while len(cache.blocks) > cache.limit:
@@ -157,8 +174,12 @@ class PrefixIndex:
     def _not_at(self, backend: str, block: int) -> None:
         """The backend does not hold this block any more."""
         holders = self._holders.get(block)
-        if holders is not None and holders.pop(backend, 0) is None and not holders:
+        if holders is None or backend not in holders:
+            return
+        if len(holders) == 1:
             del self._holders[block]
+        else:
+            self._holders[block] = tuple([name for name in holders if name != backend])
 
 
 def _depth(prefix: Prefix, blocks: OrderedDict[int, None]) -> int:

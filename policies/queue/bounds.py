@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import chain
 from math import exp
 from typing import Final, NamedTuple
@@ -127,11 +127,6 @@ class BoundedQueue:
                 turns.append(turn)
                 yield request
 
-    def of_tenant(self, tenant: str) -> int:
-        """How many requests of this tenant wait?"""
-        own = self._tenants.get(tenant)
-        return 0 if own is None else len(own)
-
     def add(self, request: Request, *, front: bool = False) -> None:
         """Queue the request. `front`: it comes back, and counts as the oldest of its tenant."""
         self.requests[request.id] = request
@@ -146,6 +141,9 @@ class BoundedQueue:
         tenant.weight = request.weight
         self.bytes += request.body_bytes
         heappush(self._deadlines, (request.progress.deadline_s, request.id))
+        if len(self._deadlines) > 2 * len(self.requests) + 64:  # most of them have left
+            self._deadlines = [(each.progress.deadline_s, each.id) for each in self.requests.values()]
+            heapify(self._deadlines)
 
     def remove(self, request: Request) -> None:
         del self.requests[request.id]

@@ -100,11 +100,10 @@ class Trace:
 
     def arrivals(self, block_size: int) -> Iterator[Arrival]:
         """Every request in order of arrival, from time 0; prefixes in an engine's blocks of so many tokens."""
-        for number, entry in enumerate(self._entries()):
-            output_tokens = entry.output_tokens
+        for number, entry in enumerate(self._limited()):
+            output_tokens, asked = entry.output_tokens, entry.output_tokens_max
             if output_tokens is None:
-                output_tokens = self._answers.mean(entry)
-            asked = entry.output_tokens_max
+                output_tokens = self._answers.expected(entry)
             yield Arrival(
                 f"r{number}",
                 entry.flow,
@@ -121,15 +120,14 @@ class Trace:
     def _survey(self) -> None:
         price = LinearCost()
         last_s = 0.0
-        for entry in self._entries():
+        for entry in self._limited():
             if not self.requests:
                 self._begins_s = entry.time_s
             self.requests += 1
             last_s = entry.time_s
             if entry.output_tokens is None:
                 self.assumed += 1
-            else:
-                self._answers.learn(entry, entry.output_tokens)
+            self._answers.learn(entry)
             tenant = entry.flow.tenant
             service = ServiceTokens(entry.prompt_tokens, entry.output_tokens or 0)
             self.demand[tenant] = self.demand.get(tenant, 0.0) + price(service)
@@ -141,11 +139,12 @@ class Trace:
 
     # --- from lines to entries ---
 
-    def _entries(self) -> Iterator[Entry]:
-        return islice(self._in_order(), self._limit)
+    def _limited(self) -> Iterator[Entry]:
+        return islice(self.entries(), self._limit)
 
-    def _in_order(self) -> Iterator[Entry]:
-        """Entries by time. Those that a later line may still precede are held back."""
+    def entries(self) -> Iterator[Entry]:
+        """All that the trace tells, in order of time by its own clock. Those that a later line may still precede are
+        held back."""
         held: list[tuple[float, int, Entry]] = []
         settled_s = float("-inf")
         self.skipped = self.foreign = self.elsewhere = 0
@@ -261,18 +260,25 @@ class _MeanAnswers:
         self._everybody = [0, 0]
         self._populations: dict[tuple[str, ...], list[int]] = {}
 
-    def learn(self, entry: Entry, output_tokens: int) -> None:
+    def learn(self, entry: Entry) -> None:
         totals = [self._everybody]
         key = entry.flow[:2]
         if key in self._populations or len(self._populations) < POPULATIONS_MAX:
             totals.append(self._populations.setdefault(key, [0, 0]))
         for total in totals:
-            total[0] += 1
-            total[1] += output_tokens
+            total[0] += entry.output_tokens is not None
+            total[1] += entry.output_tokens_min if entry.output_tokens is None else entry.output_tokens
 
-    def mean(self, entry: Entry) -> int:
+    def expected(self, entry: Entry) -> int:
+        """How long would the answer have been that was not seen to its end? No longer than it was allowed to be.
+
+        All tokens that were seen, over the answers that ended, is the mean of lengths that say nothing of what is left.
+        """
         count, tokens = self._populations.get(entry.flow[:2], self._everybody)
-        return round(tokens / count) if count else UNKNOWN_OUTPUT_TOKENS
+        if not count:
+            count, tokens = self._everybody
+        expected = entry.output_tokens_min + (round(tokens / count) if count else UNKNOWN_OUTPUT_TOKENS)
+        return expected if entry.output_tokens_max is None else max(1, min(expected, entry.output_tokens_max))
 
 
 def _blocks(entry: Entry, number: int, block_size: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ says may be added to the lines of any format: tenant, app, user and weight.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Annotated, ClassVar, NamedTuple
@@ -20,6 +20,7 @@ from policies.request import NO_CLAIM, Claim, Flow
 
 __all__ = [
     "ROWS", "AccessLogLine", "AgentCall", "Azure", "BurstGpt", "Entry", "LmCache", "Mooncake", "Plain", "Qwen", "Row",
+    "Served",
 ]  # fmt: skip
 
 Tokens = Annotated[int, Meta(ge=0, le=1 << 24)]
@@ -40,6 +41,16 @@ TOKEN_BYTES = 4
 TEXT_BLOCK_TOKENS = 64
 
 
+class Served(NamedTuple):
+    """When did which engine have a request, and what had it waited for before?"""
+
+    backend: str
+    dispatched_s: float
+    ended_s: float
+    waited_for: Collection[str]
+    """Obstacles."""
+
+
 class Entry(NamedTuple):
     """One request as a trace tells it."""
 
@@ -48,7 +59,7 @@ class Entry(NamedTuple):
     prompt_tokens: int
     """0: it never asked an engine for anything."""
     output_tokens: int | None
-    """None: it had no answer, so nobody knows how long that would have been."""
+    """None: it had no whole answer, so nobody knows how long that would have been."""
     flow: Flow = Flow(EVERYBODY)
     settled_s: float | None = None
     """No later line tells of an arrival before this. None: lines are in order of arrival."""
@@ -63,6 +74,10 @@ class Entry(NamedTuple):
     """Tokens that each of them stands for."""
     model: str = ""
     """Which was asked; empty: not said."""
+    output_tokens_min: int = 0
+    """Without a whole answer: so many tokens the engine had made when the client left."""
+    served: Served | None = None
+    """None: not told."""
 
 
 class Row(Struct, kw_only=True):
@@ -255,17 +270,22 @@ class AccessLogLine(Row):
     interaction: Name = ""
     stage: Count = 0
     model: Name = ""
+    queue_ms: Duration = 0.0
+    waited_ms: dict[Name, Duration] = {}
+    backend: Name = ""
 
     def entry(self) -> Entry:
         group = f"{self.tenant}\n{self.app}\n{self.interaction}"
         # What the engine found in its cache is taken to be the beginning that requests of this kind have in common.
         shared = range(self.tokens_cached // LOGGED_BLOCK_TOKENS)
         base = crc32(group.encode()) << 32
-        is_answered = self.outcome == "completed" or self.tokens_out > 0
+        # Who leaves a stream may have read enough of it; who leaves before an answer in one piece has read nothing.
+        is_whole = self.outcome == "completed" or (self.tokens_out > 0 and self.stream)
+        arrived_s = self.ts - min(self.total_ms / 1000, REQUEST_S_MAX)
         return Entry(
-            self.ts - min(self.total_ms / 1000, REQUEST_S_MAX),
+            arrived_s,
             self.tokens_in or self.tokens_in_estimated,
-            self.tokens_out if is_answered else None,
+            self.tokens_out if is_whole else None,
             self.flow(),
             settled_s=self.ts - REQUEST_S_MAX,
             output_tokens_max=self.tokens_out_max,
@@ -275,6 +295,10 @@ class AccessLogLine(Row):
             hash_ids=range(base + shared.start, base + shared.stop),
             block_tokens=LOGGED_BLOCK_TOKENS,
             model=self.model,
+            output_tokens_min=0 if is_whole else self.tokens_out,
+            served=Served(self.backend, min(arrived_s + self.queue_ms / 1000, self.ts), self.ts, self.waited_ms.keys())
+            if self.backend
+            else None,
         )
 
 

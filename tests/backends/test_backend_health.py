@@ -15,6 +15,8 @@ from backends.errors import ConnectFailed, ProtocolViolation
 from backends.health import HealthState, ModelCard, fetch_models, probe
 from backends.metrics import Scraper
 from backends.vllm import VllmAdapter
+from gateway.background import Background
+from tests.waiting import WAIT_S
 
 PAGE = (Path(__file__).parent / "fixtures" / "vllm-0.32-single.txt").read_text()
 
@@ -92,16 +94,18 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
         yield opened
 
 
-async def scrape(engine: Engine, session: aiohttp.ClientSession, results: int) -> list[BackendSnapshot | str]:
+async def scrape(
+    engine: Engine, session: aiohttp.ClientSession, results: int, timeout_s: float = WAIT_S
+) -> list[BackendSnapshot | str]:
     """What a scraper reports first."""
     seen: asyncio.Queue[BackendSnapshot | str] = asyncio.Queue()
-    scraper = Scraper(VllmAdapter(), engine.url, session, 0.001, seen.put_nowait, seen.put_nowait, timeout_s=0.3)
-    task = asyncio.create_task(scraper.run())
+    scraper = Scraper(VllmAdapter(), engine.url, session, 0.001, seen.put_nowait, seen.put_nowait, timeout_s=timeout_s)
+    background = Background()
+    background.repeat(scraper.turn, "metrics")
     try:
         return [await seen.get() for _ in range(results)]
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await background.stop()
 
 
 async def test_the_filtered_page_is_enough(engine: Engine, session: aiohttp.ClientSession) -> None:
@@ -131,7 +135,7 @@ async def test_a_failed_scrape_is_told_and_the_next_one_starts_anew(
 
 async def test_a_scrape_that_hangs_is_bounded(engine: Engine, session: aiohttp.ClientSession) -> None:
     engine.hold.clear()
-    (problem,) = await scrape(engine, session, 1)
+    (problem,) = await scrape(engine, session, 1, timeout_s=0.3)
     assert isinstance(problem, str)
     assert "within 0.3 s" in problem
     assert engine.asked == ["/metrics/"]

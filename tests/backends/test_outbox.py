@@ -11,8 +11,6 @@ import pytest
 
 from backends.outbox import Outbox, Outlet
 
-WAIT_S = 10.0
-
 
 class Line:
     """One connection: an outlet at this end, a plain socket at the other."""
@@ -51,6 +49,15 @@ async def turn() -> None:
     """The next turn of the loop, and its end."""
     for _ in range(3):
         await asyncio.sleep(0)
+
+
+async def test_what_is_large_leaves_at_once_with_all_before_it(lines: list[Line]) -> None:
+    line, *_ = lines
+    line.outlet.write(b"a")
+    line.outlet.write(b"b" * 65535)
+    assert line.there() == b"(nothing yet)"
+    line.outlet.write(b"c" * 65536)
+    assert line.there()[:2] == b"ab"
 
 
 async def test_what_a_turn_writes_leaves_at_its_end_in_order(lines: list[Line]) -> None:

@@ -17,6 +17,7 @@ RANK = {
     "rank": 0,
     "running": 3,
     "waiting": 1,
+    "deferred": 1,
     "free_blocks": 40,
     "total_blocks": 100,
     "block_size": 16,
@@ -68,6 +69,7 @@ def test_a_step_is_facts_as_of_the_step() -> None:
         scheduled_tokens=7,
         scheduled_tokens_max=2048,
         max_num_seqs=8,
+        deferred=1,
     )
 
 

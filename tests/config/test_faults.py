@@ -8,7 +8,9 @@ from typing import get_args
 
 import pytest
 
+from gateway.config import load
 from gateway.config.load import FILE_BYTES_MAX, ConfigError, Fault, Given, config_for_backends, load_config
+from gateway.config.model import FAULTS_FOUND_MAX
 from gateway.config.policy import PolicyName
 from tests.config.faults import GOOD, faults
 
@@ -58,7 +60,8 @@ tenants:
   - name: !x u
 drain_s:
 access_log: false
-limits: {{body_bytes_max: 2048, queue_bytes_max: 1024}}
+limits: {{body_bytes_max: 99999999}}
+memory_max: 469762048
 """
 
 EXPIRES = ":3:119: tenants[0].keys[0].expires: should be a day such as 2027-01-31, or a time with its zone: 20"
@@ -103,7 +106,7 @@ def test_every_fault_of_a_file_is_reported_at_once(tmp_path: Path, monkeypatch: 
         ":34:11: tenants[2].name: YAML tags (!) are not supported",
         ":35:9: drain_s: should be a number, not nothing",
         ":36:13: access_log: should be text, not true or false; put it in quotes",
-        ":37:26: limits.body_bytes_max: is more than queue_bytes_max (1024): could never wait",
+        ":37:26: limits.body_bytes_max: is more than memory_max (469762048) has room for: 35578184",
     ]
 
 
@@ -175,10 +178,14 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (GOOD + "? [a]\n: b\n", ":3:3: the name of a field should be text"),
         (GOOD + "access_log: '${1X}'\n", ":3:13: access_log: write a variable as ${NAME}"),
         (
-            GOOD + "limits: {body_bytes_max: 3000, bodies_bytes_max: 2000}\n",
-            ":3:26: limits.body_bytes_max: is more than bodies_bytes_max (2000): could never be received",
+            GOOD + "memory_max: 201326592\nlimits: {body_bytes_max: 20000000}\n",
+            ":4:26: limits.body_bytes_max: is more than memory_max (201326592) has room for: 10278142",
         ),
-        (GOOD + "limits: {client_bodies_bytes_max: 2000}\n", ":3:9: limits.body_bytes_max: is more than client_bodies"),
+        (
+            GOOD + "memory_max: 469762048\nlimits: {connections_max: 3000}\n",
+            ":4:27: limits.connections_max: is more than memory_max (469762048) has room for: 2831",
+        ),
+        (GOOD + "memory_max: 1000000\n", ":3:13: memory_max: should be"),
         (GOOD.replace("sim:", "ftp://h"), ":2:36: pools[0].backends[0].url: should be http://host:port"),
         (GOOD.replace("sim:", "http://h:99999"), ":2:36: pools[0].backends[0].url: should be http://host:port"),
         (GOOD.replace("sim:", "http://h/a/../b"), ":2:36: pools[0].backends[0].url: should have no path, or one such"),
@@ -379,3 +386,10 @@ def test_what_may_be_asked_beyond_what_is_known(tmp_path: Path) -> None:
 def test_a_variable_that_has_no_end_is_looked_for_once(tmp_path: Path) -> None:
     [fault] = faults(tmp_path, GOOD + "admin: '" + "${X:-" * 80_000 + "'\n")
     assert fault.endswith("write a variable as ${NAME} or ${NAME:-default}, and a plain ${ as $${")
+
+
+def test_no_more_is_kept_of_a_flood_than_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = faults(tmp_path, GOOD + "".join(f"x{i}: 1\n" for i in range(2 * FAULTS_FOUND_MAX)))
+    assert (len(found), found[-1]) == (101, ": and many more faults")
+    monkeypatch.setattr(load, "NODES_MAX", 1000)
+    assert faults(tmp_path, f"a: [{'a,' * 1000}]") == [": holds more than 1000 values"], "before they are looked at"

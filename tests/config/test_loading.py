@@ -185,7 +185,7 @@ def test_no_text_makes_the_loader_fail_in_another_way(raw: bytes) -> None:
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("sim:a")
 FIELDS = st.sampled_from(
     ["pools", "tenants", "name", "keys", "hash", "apps", "backends", "url", "models", "policy", "limits", "listen",
-     "admin", "capacity", "body_bytes_max", "queue_bytes_max", "api_key", "weight", "other"]
+     "admin", "capacity", "body_bytes_max", "memory_max", "api_key", "weight", "other"]
 )  # fmt: skip
 
 

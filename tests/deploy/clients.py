@@ -10,6 +10,8 @@ from typing import Any
 
 import aiohttp
 
+from tests.waiting import WAIT_S
+
 __all__ = ["MODEL", "Clients", "body", "said_whole"]
 
 MODEL = "simulated"
@@ -45,7 +47,7 @@ class Clients:
             yield
         finally:
             ended.set()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(WAIT_S):
                 await asyncio.gather(*tasks)
 
     async def _ask_on(self, ended: asyncio.Event, number: int) -> None:

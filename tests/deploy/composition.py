@@ -14,8 +14,9 @@ from typing import Any
 
 import yaml
 
-from tests.deploy.container import WAIT_S, Container, Image, Mount, Sandbox
+from tests.deploy.container import Container, Image, Mount, Sandbox
 from tests.deploy.network import Network
+from tests.waiting import WAIT_S
 
 __all__ = ["Composition", "Service", "interpolated"]
 

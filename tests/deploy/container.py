@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["WAIT_S", "Container", "Image", "Mount", "Sandbox", "run"]
+from tests.waiting import WAIT_S
 
-WAIT_S = 30.0
+__all__ = ["Container", "Image", "Mount", "Sandbox", "run"]
+
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 
 

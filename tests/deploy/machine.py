@@ -9,7 +9,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.deploy.container import WAIT_S, run
+from tests.deploy.container import run
+from tests.waiting import WAIT_S
 
 __all__ = ["PACKAGES", "Machine"]
 
@@ -92,7 +93,7 @@ class Machine:
         process = await asyncio.create_subprocess_exec(
             *self.command(*words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(WAIT_S):
             said, _ = await process.communicate()
         return process.returncode or 0, said.decode(errors="replace")
 

@@ -14,6 +14,7 @@ import yaml
 from gateway.config.load import load_config
 from tests.deploy.composition import interpolated
 from tests.deploy.stand_ins import NGINX_CONF
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
@@ -78,7 +79,9 @@ def test_the_ports_of_what_only_watches_are_for_this_machine() -> None:
 )
 def test_what_lacks_its_secret_says_so_and_does_not_start(name: str, variable: str) -> None:
     service = services()[name]
-    done = subprocess.run(service["entrypoint"], env=service["environment"], capture_output=True, text=True, timeout=20)
+    done = subprocess.run(
+        service["entrypoint"], env=service["environment"], capture_output=True, text=True, timeout=WAIT_S
+    )
     assert done.returncode
     assert f"set {variable}" in done.stderr
 
@@ -91,6 +94,6 @@ def test_nginx_takes_the_config_of_the_balancer(tmp_path: Path) -> None:
     main = re.sub(r"/run|/var/cache/nginx", str(tmp_path), NGINX_CONF)
     (tmp_path / "nginx.conf").write_text(main.replace("include /etc/nginx/conf.d/*.conf;", site))
     done = subprocess.run(
-        [nginx, "-t", "-q", "-p", tmp_path, "-c", "nginx.conf"], capture_output=True, text=True, timeout=20
+        [nginx, "-t", "-q", "-p", tmp_path, "-c", "nginx.conf"], capture_output=True, text=True, timeout=WAIT_S
     )
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ import pytest
 from tests.deploy.clients import Clients, body, said_whole
 from tests.deploy.composition import Composition
 from tests.deploy.conftest import COMPOSE, Images
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.deploy
 
@@ -40,7 +41,7 @@ async def test_the_image_serves_answers_its_health_check_and_drains(images: Imag
         await gateway.start()
         await gateway.until_healthy()
         await engine.stop()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while await gateway.is_healthy():  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from gateway.config.load import load_config
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
@@ -33,7 +34,7 @@ def rendered(folder: str) -> list[Resource]:
         command = ["kubectl", "kustomize"]
     else:
         pytest.skip("neither kustomize nor kubectl is installed")
-    done = subprocess.run([*command, KUBERNETES / folder], capture_output=True, text=True, timeout=50)
+    done = subprocess.run([*command, KUBERNETES / folder], capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
 

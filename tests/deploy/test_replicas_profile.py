@@ -17,6 +17,7 @@ import pytest
 from tests.deploy.clients import Clients
 from tests.deploy.composition import Composition, Service
 from tests.deploy.conftest import COMPOSE, Images
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.deploy
 
@@ -47,7 +48,7 @@ class Deployed:
             status, said = await self.replicas[0].container.execute(command)
             assert status == 0, said
             [self.keys[tenant]] = re.findall(r"key: +(\S+)", said)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             for tenant in self.keys:
                 while await self.clients(tenant).ask(stream=False):  # noqa: ASYNC110  # a new key is known within a second
                     await asyncio.sleep(0.2)
@@ -59,7 +60,7 @@ class Deployed:
     async def until_used(self, replica: Service) -> None:
         """Until the balancer has found it."""
         before = self.served_by(replica)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while self.served_by(replica) == before:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
 
@@ -75,7 +76,9 @@ async def running(images: Images, folder: Path) -> AsyncIterator[Deployed]:
     environment = {"REDIS_PASSWORD": "secret"}
     async with (
         Composition(COMPOSE, "cpu-replicas", images, folder, environment) as composition,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=60)) as http,
+        aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=WAIT_S)
+        ) as http,
     ):
         for service in composition.all():
             await service.until_healthy()
@@ -109,7 +112,7 @@ async def test_a_replica_that_is_killed_takes_only_what_it_had_under_way(deploye
         await killed.remove()
         await asyncio.sleep(1)  # what was under way there has failed by now
         failed_at_once, served = len(alice.failed), alice.served
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while alice.served < served + 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert len(alice.failed) == failed_at_once, alice.faults()

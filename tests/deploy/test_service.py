@@ -14,6 +14,7 @@ from tests.deploy.conftest import ROOT, Images
 from tests.deploy.container import run
 from tests.deploy.machine import PACKAGES, Machine, installed
 from tests.deploy.stand_ins import StandIns
+from tests.waiting import WAIT_S
 
 pytestmark = pytest.mark.deploy
 
@@ -42,7 +43,7 @@ async def test_the_unit_serves_reloads_and_drains(images: Images, stand_ins: Sta
     async with Machine(root) as machine:
         status, said = await machine.execute("systemctl", "start", "fairgate")
         assert status == 0, said + (await machine.execute("journalctl", "--no-pager", "-u", "fairgate"))[1]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while (await machine.execute("fairgate", "healthcheck"))[0]:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
         before = await machine.status_of("fairgate")

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.commands.main import main
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "deploy/systemd/fairgate.service"
@@ -23,7 +24,7 @@ DRAIN_S = 30
 def systemd(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     if shutil.which(program) is None:
         pytest.skip(f"{program} is not installed")
-    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=50)
+    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=WAIT_S)
 
 
 def verified(folder: Path, text: str) -> str:

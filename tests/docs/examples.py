@@ -3,6 +3,9 @@
 A block of `sh` or `console` is run line by line with bash, `python` by Python, each page in a folder of its own, from
 its first block to its last. A block whose first line is `# NAME` is written to the file NAME instead. What serves stays
 until the page ends. A plain block after a command is what it says; numbers and names in it may differ.
+
+README, tutorials and how-tos have what their own first lines install into a clone, and nothing else; pages that begin
+alike share it. Other pages have what the tests have.
 """
 
 from __future__ import annotations
@@ -16,15 +19,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import IO, NamedTuple
 
 from bench.ports import free_port
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-RUN_S_MAX = 90.0
 SERVES = re.compile(r"(fairgate (serve|sim)|make run|redis-server)\b")
+FRESH = ("README.md", "docs/tutorials", "docs/how-to")
 PORTS = ("8080", "8081", "8082", "8190", "8191", "18190", "8000", "8001", "8002", "8003", "6379")
 IS_UP = re.compile(rb"serving on|Ready to accept")
 NEEDED = {
@@ -99,29 +105,72 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
-class Page:
-    """Runs the examples of one page in a folder of its own."""
+def is_fresh(page: Path) -> bool:
+    return page.relative_to(ROOT).as_posix().startswith(FRESH)
 
-    def __init__(self, path: Path, folder: Path) -> None:
+
+def bare() -> dict[str, str]:
+    """The environment of a machine on which nothing of ours is installed."""
+    path = [one for one in os.environ["PATH"].split(":") if Path(one) != Path(sys.executable).parent]
+    kept = {name: value for name, value in os.environ.items() if not re.match("PYTHON|VIRTUAL_ENV|MAKE|MFLAGS", name)}
+    return kept | {"PATH": ":".join([f"{sys.base_prefix}/bin", *path])}
+
+
+def cloned(folder: Path) -> Path:
+    """What git would clone, with what is not committed yet."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout.split("\0"):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def shell(command: str, folder: Path, environment: dict[str, str]) -> tuple[int, str, dict[str, str]]:
+    """What bash ends with and says, and the environment that it leaves."""
+    after = folder / ".environment"
+    done = subprocess.run(
+        ["bash", "-c", f"trap 'env -0 >{after}' EXIT\n{command}"], cwd=folder, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=WAIT_S, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout.decode(), dict(one.split("=", 1) for one in after.read_text().split("\0")[:-1])
+
+
+@cache
+def installed(lines: str, folder: Path) -> tuple[int, str, dict[str, str]]:
+    """The same of the first lines of a page, in a clone in which nothing was installed."""
+    return shell(lines, cloned(Path(mkdtemp(dir=folder))), bare())
+
+
+class Page:
+    """Runs the examples of one page in a folder of its own, and what it installs in a clone below `clones`."""
+
+    def __init__(self, path: Path, folder: Path, clones: Path) -> None:
         self.path = path
         self.folder = folder
+        self._clones = clones
         self._ports = {port: str(free_port()) for port in PORTS}
         self._serving: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
         self._gateways: dict[str, subprocess.Popen[bytes]] = {}
         """By the port for clients: one that wants the port of another takes its place."""
-        self._environment = {
+        of_the_tests = {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": os.environ.get("PYTHONPATH") or str(ROOT),
+        }
+        self._environment = (bare() if is_fresh(path) else of_the_tests) | {
             "FAIRGATE_ADMIN_TOKEN": "a-token-of-this-page",
             "ADMIN_TOKEN": "a-token-of-this-page",
             "ADMIN_ADDRESS": f"127.0.0.1:{self._ports['8190']}",
             "KEY": "fg-a-key-that-somebody-made-elsewhere",
             "COLUMNS": "100",
         }
+        if path.name == "README.md":
+            cloned(folder)
+        else:
+            (folder / "docs").mkdir()
+            (folder / "docs/examples").symlink_to(ROOT / "docs/examples")
         (folder / "config.yaml").write_text(self.with_ports(CONFIG))
-        (folder / "docs").mkdir()
-        (folder / "docs/examples").symlink_to(ROOT / "docs/examples")
 
     def with_ports(self, text: str) -> str:
         """The same with ports that are free; those of hosts elsewhere stay."""
@@ -157,8 +206,8 @@ class Page:
 
     def _run(self, command: str) -> tuple[int, str]:
         command = self.with_ports(command)
-        if command.startswith("make run"):
-            command = _recipe("run", self._ports["8080"], self._ports["8190"])
+        if command == "make run":
+            command += f" PORT={self._ports['8080']} ADMIN_PORT={self._ports['8190']}"
         elif "fairgate serve" in command:
             command += self._addresses(command)
         admin = f" --admin http://127.0.0.1:{self._ports['8190']}"
@@ -170,11 +219,12 @@ class Page:
         )
         if SERVES.match(command) or "fairgate serve" in command:
             return self._serve(command)
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=self.folder, env=self._environment, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, timeout=RUN_S_MAX, check=False,
-        )  # fmt: skip
-        return done.returncode, done.stdout.decode()
+        if " -m venv " in command:
+            status, said, left = installed(command, self._clones)
+            self._environment = left | self._environment | {"PATH": left["PATH"]}
+        else:
+            status, said, self._environment = shell(command, self.folder, self._environment)
+        return status, said
 
     def _addresses(self, command: str) -> str:
         """Options for the listeners that neither the command nor its file places."""
@@ -196,15 +246,18 @@ class Page:
         port = found[1] if (found := re.search(r"--port (\d+)", command)) else self._ports["8080"]
         if port in self._gateways:
             self._gateways[port].terminate()
-            self._gateways[port].wait(RUN_S_MAX)
+            self._gateways[port].wait(WAIT_S)
         output = (self.folder / f"served-{len(self._serving)}.txt").open("w+b")
-        command = command.replace("&& ", "&& exec env ", 1) if command.startswith("cd ") else f"exec env {command}"
         process = subprocess.Popen(
-            ["bash", "-c", command], cwd=self.folder, env=self._environment, stdout=output, stderr=subprocess.STDOUT
+            ["bash", "-c", f"exec env {command}"],
+            cwd=self.folder,
+            env=self._environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
         self._serving.append((process, output))
         self._gateways[port] = process
-        until_s = time.monotonic() + RUN_S_MAX
+        until_s = time.monotonic() + WAIT_S
         while time.monotonic() < until_s and process.poll() is None:
             said = Path(output.name).read_bytes()
             if IS_UP.search(said) or (" sim " in command and _listens(command)):
@@ -216,7 +269,7 @@ class Page:
         for process, _ in reversed(self._serving):
             process.terminate()
         for process, output in self._serving:
-            process.wait(RUN_S_MAX)
+            process.wait(WAIT_S)
             output.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -269,15 +322,6 @@ def _alike(line: str) -> str:
 def _says(shown: str, said: str) -> bool:
     """A line that shows the beginning, or the end, of what is said."""
     return re.fullmatch(".*".join(map(re.escape, shown.split("..."))), said) is not None
-
-
-def _recipe(target: str, port: str, admin_port: str) -> str:
-    """What `make` would run in the end, with what it needs already installed."""
-    plan = subprocess.run(
-        ["make", "-n", target, f"PORT={port}", f"ADMIN_PORT={admin_port}"], cwd=ROOT, capture_output=True, check=True
-    ).stdout.decode()
-    line = next(line for line in re.sub(r"\\\n\s*", "", plan).splitlines() if "fairgate serve" in line)
-    return f"cd {ROOT} && " + re.sub(r"--access-log \S+", "--access-log off", line)
 
 
 def as_json(text: str) -> object:

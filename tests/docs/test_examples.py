@@ -22,10 +22,14 @@ NOT_RUN_MAX = 40
 LANGUAGES = {"", "text", "sh", "console", "python", "yaml", "json", "toctree", "nginx", "mermaid", "promql"}
 
 
-@pytest.mark.timeout(240)
+@pytest.fixture(scope="module")
+def clones(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("clones")
+
+
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_commands_of_a_page_do_what_it_says(page: Path, tmp_path: Path) -> None:
-    it = Page(page, tmp_path)
+def test_the_commands_of_a_page_do_what_it_says(page: Path, tmp_path: Path, clones: Path) -> None:
+    it = Page(page, tmp_path, clones)
     try:
         assert it.run() == []
     finally:

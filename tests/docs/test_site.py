@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from docs.generate import pictures
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +21,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
         [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", folder / "doctrees", ROOT / "docs", folder],
-        capture_output=True, text=True, timeout=50, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=WAIT_S, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert built.returncode == 0, built.stdout + built.stderr
     return folder
@@ -39,6 +40,16 @@ def test_nothing_of_the_site_comes_from_elsewhere(site: Path) -> None:
         for hit in pattern.finditer(page.read_text(encoding="utf-8"))
     ]
     assert found == []
+
+
+def test_every_picture_is_there(site: Path) -> None:
+    """Those of Markdown, and those of HTML in it, which no builder looks at."""
+    shows = re.compile(r"<(?:img|source)\b[^>]*?\s(?:src|srcset)=\"([^\":?#]+)\"")
+    shown = [(page, target) for page in site.rglob("*.html") for target in shows.findall(page.read_text("utf-8"))]
+    assert any(target.endswith("page-dark.png") for _, target in shown)
+    assert [
+        f"{page.relative_to(site)}: {target}" for page, target in shown if not (page.parent / target).exists()
+    ] == []
 
 
 def test_every_page_can_be_reached(site: Path) -> None:

@@ -9,8 +9,8 @@ from gateway.http.errors import ApiError
 from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, OTHER, RESPONSES
 from gateway.request.form import read_form
 from gateway.request.interaction_claim import ClaimReader
-from gateway.request.large_body import read_large_json
-from gateway.request.payload import LARGE_BODY_BYTES, STEERING, Payload, read_json
+from gateway.request.large_body import LargePayload, read_large_json
+from gateway.request.payload import LARGE_BODY_BYTES, STEERING, JsonPayload, read_json
 from gateway.request.slices import at_once
 from policies.request import Flow
 from tests.fuzz.harness import Harness
@@ -64,10 +64,10 @@ FORM_TOKENS = (
 APIS = (CHAT, COMPLETIONS, RESPONSES, MESSAGES, ONE_PASS, OTHER)
 
 
-def _readings(data: bytes) -> list[Payload | ApiError]:
+def _readings(data: bytes) -> list[JsonPayload | ApiError]:
     """The body as a small one is read, unless it is large, and as a large one."""
     api = APIS[len(data) % len(APIS)]
-    found: list[Payload | ApiError] = []
+    found: list[JsonPayload | ApiError] = []
     for read in (read_json, lambda data, api: at_once(read_large_json(data, api)))[len(data) > LARGE_BODY_BYTES :]:
         try:
             found.append(read(data, api))
@@ -92,7 +92,8 @@ def read_body(data: bytes) -> None:
     for payload in (small, large):
         if payload.stream:
             payload.ask_usage()
-        payload.seal()
+        if isinstance(payload, LargePayload):
+            at_once(payload.seal())
     try:
         sent, also_sent = msgspec.json.decode(small.body), msgspec.json.decode(large.body)
     except (msgspec.DecodeError, UnicodeDecodeError):

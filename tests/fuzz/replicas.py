@@ -8,7 +8,7 @@ import logging
 import math
 import re
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +16,9 @@ import hiredis
 import msgspec
 from redis.exceptions import ResponseError
 
+from gateway.background import Background
+from gateway.operator.present import backends, queue
+from gateway.operator.seen import Seen, decoded, moved, together
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.learned_file import FILE_BYTES_MAX, LearnedFile
 from gateway.redis.errors import StoreError, StoreUnavailable
@@ -196,19 +199,20 @@ def _hushed() -> Iterator[logging.Logger]:
         logger.propagate = propagates
 
 
-async def _runs(task: asyncio.Task[Any]) -> None:
+async def _runs(*turns: Callable[[], Awaitable[None]]) -> None:
     """For some turns of the loop; what it does must not end it, and must not be a surprise."""
     unexpected = _Unexpected()
+    background = Background()
     with _hushed() as logger:
         logger.addHandler(unexpected)
+        for turn in turns:
+            background.repeat(turn, "fuzzed")
         try:
             for _ in range(TURNS):
                 await asyncio.sleep(0)
-            assert not task.done(), task.exception()
             assert unexpected.found is None, unexpected.found
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await background.stop()
             logger.removeHandler(unexpected)
 
 
@@ -223,7 +227,7 @@ async def _hear(data: bytes) -> None:
         replicas: list[Speaker] = [gateway.of_pool(), Gateway(policy).of_tenants()]
         for replica in replicas:
             exchanges = Exchanges(store(data), "p", replica, lambda decisions: None)
-            await _runs(asyncio.create_task(exchanges.run()))
+            await _runs(exchanges.turn)
             assert exchanges.answered + exchanges.lost >= 1
             assert could_be_told(replica.tell(1e6))
 
@@ -236,8 +240,19 @@ def read_news(data: bytes) -> None:
 async def _hear_news(data: bytes) -> None:
     for policy in ("vtc", "dlpm"):
         channel = NewsChannel(store(data), "p", Dispatcher(Gateway(policy).engine))
-        await _runs(asyncio.create_task(channel.run()))
+        await _runs(channel.tell, channel.listen)
         assert channel.heard + channel.ignored == 1
+
+
+def read_seen(data: bytes) -> None:
+    """Whatever another process says of how it stands, it can be shown beside this one, or is ignored."""
+    own = Seen(0.0, [], None, 1, [], [])
+    try:
+        found, _, _ = decoded(data)
+    except ValueError:
+        return
+    whole = together([("own", own), ("other", moved(found, 1.0))])
+    msgspec.json.encode((queue(whole, 10), backends(whole)))
 
 
 # --- Redis ---
@@ -307,7 +322,7 @@ def read_learned(data: bytes) -> None:
 
 async def _adopt(data: bytes) -> None:
     gateway = Gateway()
-    await _runs(asyncio.create_task(Lessons(store(data), "p", gateway.engine).run()))
+    await _runs(Lessons(store(data), "p", gateway.engine).turn)
     gateway.serve("first")
     msgspec.json.encode(snapshot(gateway.engine))
 
@@ -368,6 +383,7 @@ HARNESSES = (
     Harness("frames", read_frames, (), _MSGPACK + _FRAMES, 5.0, memory_ratio_max=40.0, start_bytes=1 << 20),
     Harness("heard", read_heard, (), _MSGPACK, 5.0, memory_ratio_max=100.0, start_bytes=1 << 20),
     Harness("news", read_news, (), _MSGPACK, 5.0, memory_ratio_max=100.0, start_bytes=1 << 20),
+    Harness("seen", read_seen, (), _MSGPACK, 5.0, memory_ratio_max=100.0, start_bytes=1 << 20),
     Harness("redis", read_redis, (), _REDIS, 5.0, memory_ratio_max=100.0, start_bytes=1 << 20),
     Harness("learned", read_learned, (), _LEARNED, 5.0, memory_ratio_max=100.0, start_bytes=FILE_BYTES_MAX + (1 << 20)),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -35,8 +36,13 @@ class Seen:
         return {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
     @property
+    def unsalted(self) -> bytes:
+        """The body without the salt of its tenant, which the gateway puts in front."""
+        return re.sub(rb'^(\s*\{)"cache_salt":"[0-9a-f]{24}",', rb"\1", self.body)
+
+    @property
     def json(self) -> Any:
-        return json.loads(self.body)
+        return json.loads(self.unsalted)
 
 
 class Peer:

@@ -25,8 +25,8 @@ from gateway.config.model import Config
 from gateway.workers.seat import Seat
 from policies.admission.engine import AdmissionEngine
 from policies.request import Request, ServiceTokens
+from tests.waiting import WAIT_S, until
 
-WAIT_S = 20.0
 MODEL = "simulated"
 
 SMALL = EngineProfile(
@@ -42,13 +42,6 @@ SMALL = EngineProfile(
     per_context_token_s=0.0,
 )
 """Eight sequences, about a millisecond per step."""
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let the loop run until something is true."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 (what is waited for is state, which has no event)
-            await asyncio.sleep(0.001)
 
 
 def chat(content: str = "Hello", **fields: Any) -> dict[str, Any]:
@@ -141,7 +134,9 @@ class Live:
 
     async def metrics(self) -> dict[tuple[str, ...], float]:
         """Every sample by its name and label values (in the order of the label names)."""
-        page = (await self.get("/metrics", admin=True)).body.decode()
+        token = self.gateway.config.admin_token
+        key = None if token is None else token.get_secret_value()
+        page = (await self.get("/metrics", key=key, admin=True)).body.decode()
         return {
             (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
             for family in text_string_to_metric_families(page)
@@ -184,11 +179,10 @@ COMPILED = not policies.request.__file__.endswith(".py")
 
 
 class Starter:
-    """Makes gateways whose logs go to `directory`; what is asked of them may take `wait_s`."""
+    """Makes gateways whose logs go to `directory`."""
 
-    def __init__(self, directory: Path, *, wait_s: float = WAIT_S) -> None:
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._wait_s = wait_s
         self._serial = 0
 
     def config(self, *urls: str, **fields: Any) -> Config:
@@ -219,9 +213,7 @@ class Starter:
         config = self.config(*urls, **fields)
         gateway = Gateway(config, seat=seat, load=load, resolver=resolver)
         connector = aiohttp.TCPConnector(limit=0, ssl=trusting or True)
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=aiohttp.ClientTimeout(total=self._wait_s)
-        ) as http:
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=WAIT_S)) as http:
             live = Live(gateway, http, Path(config.access_log))
             try:
                 await gateway.start()

@@ -18,6 +18,7 @@ from gateway.telemetry import log_writer
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import Live, Starter, chat, raw_exchange, until
 from tests.http.http_raw import status_of
+from tests.waiting import WAIT_S
 
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
 LOST = ("fairgate_access_log_lines_lost_total",)
@@ -43,7 +44,7 @@ async def _read_until(descriptor: int, enough: bytes) -> bytes:
     """Read beside the loop, until this has come."""
     found = b""
     while enough not in found:
-        found += await asyncio.wait_for(asyncio.to_thread(os.read, descriptor, 65536), 10)
+        found += await asyncio.wait_for(asyncio.to_thread(os.read, descriptor, 65536), WAIT_S)
     return found
 
 
@@ -64,7 +65,7 @@ async def test_a_reader_of_standard_output_that_stalls_stops_nobody(
             assert lost > 0
             found = b""
             while "were lost" not in caplog.text:
-                found += await asyncio.wait_for(asyncio.to_thread(os.read, reader, 65536), 10)
+                found += await asyncio.wait_for(asyncio.to_thread(os.read, reader, 65536), WAIT_S)
             assert f"{lost:.0f} lines of the access log were lost" in caplog.text
             last = (await live.ask("/v1/chat/completions", chat())).headers["x-request-id"]
             found += await _read_until(reader, last.encode())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ import pytest
 
 from gateway.config.model import hash_key, new_key
 from tests.gateway.capture import Upstream, answer, replies
-from tests.gateway.live import MODEL, WAIT_S, Answer, Live, Starter, chat, until
+from tests.gateway.live import MODEL, WAIT_S, Answer, Live, Starter, chat, simulated, until
 from tests.gateway.test_command_line import config_file, run
+from tests.gateway.test_moving import Held
 from tests.postgres_server import PostgresServer
 
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
 TOKEN = "an-operator's-token"
+MOMENT = r"2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
 NAMED = new_key()
 TENANTS = [{"name": "alice", "weight": 2.0, "keys": [hash_key(NAMED)]}, {"name": "bob"}]
 
@@ -58,9 +62,12 @@ async def test_keys_are_made_and_revoked_at_every_gateway(start: Starter, url: s
         start(upstream.url, **fields) as two,
     ):
         terms = {"tenant": "bob", "apps": ["chat", "batch"], "models": [MODEL], "expires": "9000-01-31", "weight": 4}
+        terms["label"] = "laptop of Ann"
         made = await admin(one, "POST", "/keys", terms)
         assert made.status == 201
         key = made.json["key"]
+        terms["created"] = made.json["created"]
+        assert datetime.fromisoformat(terms["created"]).tzinfo is not None
         assert made.json == {**terms, "hash": hash_key(key), "key": key}
         for live in (one, two):
             await answers(live, key, 200, x_fairgate_app="batch")
@@ -70,6 +77,8 @@ async def test_keys_are_made_and_revoked_at_every_gateway(start: Starter, url: s
         assert (line["tenant"], line["weight"], line["app"]) == ("bob", 4.0, "chat")
 
         listed = (await admin(two, "GET", "/keys")).json["keys"]
+        for each in listed:
+            each.pop("used", None)
         assert listed == [
             {"tenant": "alice", "hash": hash_key(NAMED), "apps": ["default"], "from": "config", "revoked": False},
             {**terms, "hash": hash_key(key), "from": "database", "revoked": False},
@@ -85,6 +94,62 @@ async def test_keys_are_made_and_revoked_at_every_gateway(start: Starter, url: s
         await answers(later, NAMED, 401)
 
 
+@pytest.mark.parametrize("way", ["revoked", "its tenant is removed", "the key is removed"])
+async def test_what_waits_by_a_key_that_is_taken_back_is_refused(start: Starter, way: str) -> None:
+    other, engine = new_key(), Held()
+    bob = {"name": "bob", "keys": [hash_key(NAMED), hash_key(other)]}
+    fields = {"admin_token": TOKEN, **({"usage": str(start.directory / "usage.db")} if way == "revoked" else {})}
+    left = {"its tenant is removed": [TENANTS[1]], "the key is removed": [{**bob, "keys": [hash_key(other)]}]}.get(way)
+    async with Upstream(engine) as upstream:
+        pools = [
+            {"name": "pool", "backends": [{"url": upstream.url, "max_num_seqs": 1}], "capacity": {"waiting_target": 0}}
+        ]
+        config = start.config(pools=pools, tenants=left or [bob], **fields)
+        async with start(load=lambda: config, pools=pools, tenants=[bob], **fields) as live:
+            runs = asyncio.create_task(live.ask("/v1/chat/completions", chat(), key=NAMED))
+            await until(lambda: upstream.requests)
+            stays = asyncio.create_task(live.ask("/v1/chat/completions", chat(), key=other))
+            await until(lambda: live.engine.queued == 1)
+            paths = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+            wait = [
+                asyncio.create_task(live.ask(path, chat(stream=stream), key=NAMED))
+                for path in paths
+                for stream in (False, True)
+            ]
+            await until(lambda: live.engine.queued == 7)
+            if left is not None:
+                assert (await admin(live, "POST", "/reload")).status == 200
+            else:
+                assert (await admin(live, "DELETE", f"/keys/{hash_key(NAMED)}")).status == 200
+            for got in await asyncio.gather(*wait):
+                assert (got.status, "revoked" in got.error["message"]) == (401, True)
+            assert live.engine.queued == (left != [TENANTS[1]])
+            engine.may.set()
+            assert (await runs).status == 200, "what an engine has is answered"
+            assert (await stays).status == (401 if left == [TENANTS[1]] else 200)
+            assert len(upstream.requests) == (1 if left == [TENANTS[1]] else 2)
+            await until(live.holds_nothing)
+
+
+async def test_a_body_that_comes_after_its_key_was_revoked_goes_nowhere(start: Starter) -> None:
+    fields: dict[str, Any] = {"usage": str(start.directory / "usage.db"), "admin_token": TOKEN, "tenants": TENANTS}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        body = json.dumps(chat("x" * 300_000)).encode()
+        for path in ("/v1/chat/completions", "/tokenize"):
+            key = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
+            await answers(live, key, 200)
+            reader, writer = await asyncio.open_connection("127.0.0.1", live.gateway.port)
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n"
+            writer.write(f"{head}Expect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            await admin(live, "DELETE", f"/keys/{hash_key(key)}")
+            await answers(live, key, 401)
+            writer.write(body)
+            assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
+            writer.close()
+        assert not [seen for seen in upstream.requests if len(seen.unsalted) == len(body)]
+
+
 async def test_the_command_makes_tenants_that_the_file_does_not_have(start: Starter) -> None:
     url = str(start.directory / "usage.db")
     async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=[], usage=url) as live:
@@ -95,7 +160,10 @@ async def test_the_command_makes_tenants_that_the_file_does_not_have(start: Star
         await answers(live, key, 200)
         line = (await live.lines(1))[-1]
         assert (line["tenant"], line["weight"], line["app"]) == ("carol", 3.0, "x")
-        assert (await run("keys", "list", "-c", config))[1] == f"{hash_key(key)}  database carol apps=x weight=3\n"
+        listed = (await run("keys", "list", "-c", config))[1]
+        assert re.fullmatch(
+            f"{hash_key(key)}  database carol apps=x weight=3 created={MOMENT}( used={MOMENT})?\n", listed
+        )
         assert (await run("keys", "revoke", "-c", config, given=key.encode() + b"\n"))[1].endswith("revoked\n")
         await answers(live, key, 401)
         code, _, said = await run("keys", "create", "--tenant", "carol", "-c", config)
@@ -120,6 +188,34 @@ async def test_keys_stay_known_while_the_database_is_gone(start: Starter) -> Non
             await until(lambda: usage.fault is None)
 
 
+async def test_a_key_is_for_models_that_engines_are_known_to_have(start: Starter) -> None:
+    fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(start.directory / "u.db"), "admin_token": TOKEN}
+    async with start("http://127.0.0.1:1", **fields) as live:
+        got = await admin(live, "POST", "/keys", {"tenant": "bob", "models": ["later"]})
+        assert got.status == 201, "nobody knows what this engine serves"
+    async with simulated() as engine, start(engine.url, **fields) as live:
+        await until(lambda: live.gateway.pools[0].models())
+        got = await admin(live, "POST", "/keys", {"tenant": "bob", "models": ["later"]})
+        assert (got.status, f"no pool serves 'later'; there are: {MODEL}. " in got.json["error"]) == (400, True)
+
+
+async def test_the_command_refuses_what_a_key_can_never_be_used_for(tmp_path: Path) -> None:
+    pools = [{"name": "pool", "models": ["a"], "backends": [{"url": "http://127.0.0.1:1"}]}]
+    fields: dict[str, Any] = {"apps": [{"name": "chat"}], "usage": str(tmp_path / "u.db"), "tenants": TENANTS}
+    config = config_file(tmp_path, "", **fields, pools=pools)
+    for option, value, why in (
+        ("--expires", "2001-01-31", "2001-01-31 is past"),
+        ("--model", "b", "no pool serves 'b'; there are: a. Name a new one under `models`"),
+        ("--app", "cat", "the config has no app 'cat' under `apps`; there are: chat, default."),
+    ):
+        code, out, said = await run("keys", "create", "--tenant", "bob", option, value, "-c", config)
+        assert (code, out, f"Invalid value for {option}: {why}" in " ".join(said.split())) == (2, "", True), said
+    terms = ("--expires", "9000-01-31", "--model", "a", "--app", "chat", "--app", "default")
+    assert (await run("keys", "create", "--tenant", "bob", *terms, "-c", config))[0] == 0
+    anything = config_file(tmp_path, "http://127.0.0.1:1", usage=str(tmp_path / "u.db"), tenants=TENANTS)
+    assert (await run("keys", "create", "--tenant", "bob", "--model", "b", "--app", "cat", "-c", anything))[0] == 0
+
+
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
@@ -132,13 +228,32 @@ async def test_keys_stay_known_while_the_database_is_gone(start: Starter) -> Non
         ({"tenant": "bob", "weight": 0}, 400, "weight: Input should be greater than 0"),
         ({"tenant": "bob", "weight": "3"}, 400, "weight: Input should be a valid number"),
         ({"tenant": "bob", "expires": "soon"}, 400, "expires: should be a day such as"),
+        ({"tenant": "bob", "expires": "2001-01-31"}, 400, "expires: 2001-01-31 is past"),
+        (
+            {"tenant": "bob", "models": ["a", "b"]},
+            400,
+            "models: no pool serves 'b'; there are: a, also. Name a new one",
+        ),
+        (
+            {"tenant": "bob", "apps": ["chat", "cat"]},
+            400,
+            "apps: the config has no app 'cat' under `apps`; there are: chat, default",
+        ),
         ({"tenant": "bob", "apps": []}, 400, "apps: "),
+        ({"tenant": "bob", "label": "a\nb"}, 400, "label: should be 1 to 100 characters that can be printed"),
         ({"tenant": "bob", "hash": "sha256:00"}, 400, "'hash' is none of: tenant, expires"),
     ],
 )
 async def test_a_key_that_cannot_be_made_says_why(start: Starter, body: Any, status: int, said: str) -> None:
-    fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(start.directory / "u.db"), "admin_token": TOKEN}
-    async with start("http://127.0.0.1:1", **fields) as live:
+    fields: dict[str, Any] = {
+        "tenants": TENANTS,
+        "usage": str(start.directory / "u.db"),
+        "admin_token": TOKEN,
+        "apps": [{"name": "chat"}],
+        "aliases": {"also": "a"},
+        "pools": [{"name": "pool", "models": ["a"], "backends": [{"url": "http://127.0.0.1:1"}]}],
+    }
+    async with start(**fields) as live:
         got = await admin(live, "POST", "/keys", body)
         assert got.status == status
         assert said in got.json["error"]

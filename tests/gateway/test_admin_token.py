@@ -72,7 +72,7 @@ async def test_explain_takes_address_and_token_from_the_file(tmp_path: Path, mon
         async with gate.ask(max_tokens=2) as response:
             request_id = response.headers["x-request-id"]
         file = str(tmp_path / "config.yaml")
-        code, out, _ = await run("explain", request_id, "-c", file)
+        code, out, _ = await run("explain", request_id, "--json", "-c", file)
         assert (code, json.loads(out)["state"]) == (0, "dispatched")
         code, out, said = await run("explain", request_id, "--admin", f"http://{address}")
         assert (code, out) == (1, "")

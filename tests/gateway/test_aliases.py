@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+from yarl import URL
 
 from bench.ports import free_port
 from gateway.answer.renamed import Renamed
 from gateway.config.model import hash_key
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, named
-from tests.gateway.live import MODEL, Starter, chat, events, simulated, until
+from tests.gateway.live import MODEL, Answer, Live, Starter, chat, events, simulated, until
 
 ALIAS = "gpt-4o"
 ALIASES = {ALIAS: MODEL, "grüße/gpt": MODEL}
@@ -50,9 +52,7 @@ async def test_an_answer_has_the_name_that_was_asked(start: Starter, path: str, 
         assert got.json["text"] == f'"model":"{MODEL}"'  # what is generated stays as it is
         [seen] = upstream.requests
         kept = {name: value for name, value in body.items() if name != "priority"}
-        assert seen.json == kept | {"model": MODEL} | (
-            {"cache_salt": seen.json["cache_salt"]} if "cache_salt" in seen.json else {}
-        )
+        assert seen.json == kept | {"model": MODEL}
         assert (await live.lines(1))[0]["model"] == MODEL
 
 
@@ -186,3 +186,70 @@ def test_only_a_member_is_renamed() -> None:
         == b'{"model":"a"} {"model":"a"}'
     )
     assert renamed.in_answer(DONE) == DONE
+
+
+async def card_of(live: Live, name: str, key: str = "k") -> Answer:
+    """What is said of one model, as a client asks for it that escapes nothing but what it must."""
+    async with live.http.get(
+        URL(f"{live.url}/v1/models/{name}", encoded=True), headers={"authorization": f"Bearer {key}"}
+    ) as response:
+        return await Answer.of(response)
+
+
+async def test_one_model_is_asked_for_by_any_of_its_names(start: Starter) -> None:
+    names = ("org/model:latest", "plain", "a b?c#d%2F", "..", "a//b")
+    aliases = {"grüße/gpt": "plain"}
+    async with simulated(models=names) as sim, start(sim.url, aliases=aliases) as live:
+        listed = (await live.get("/v1/models")).json["data"]
+        assert [card["id"] for card in listed] == [*names, *aliases]
+        for card in listed:
+            got = await card_of(live, quote(card["id"], safe=""))
+            assert (got.status, got.json) == (200, card)
+        for name in ("org/model:latest", "a//b", quote("grüße/gpt")):
+            assert (await card_of(live, name)).status == 200
+        got = await card_of(live, "nobody%FF/x")
+        assert (got.status, got.error["code"]) == (404, "model_not_found")
+        for name in (*names, *aliases):
+            assert name in got.error["message"]
+        assert "grüße/gpt" in (await live.ask(CHAT, chat() | {"model": "nobody"})).error["message"]
+        async with live.http.options(live.url + "/v1/models/plain") as response:
+            assert response.headers["allow"] == "GET, HEAD, OPTIONS"
+        assert (await live.ask("/v1/models/plain", {})).status == 405
+        assert (await live.get("/v1/models/")).status == 400
+
+
+async def test_one_model_does_not_exist_for_a_key_that_may_not_ask_for_it(start: Starter) -> None:
+    tenants = [{"name": "t", "keys": [{"hash": hash_key("k"), "models": ["a/b", ALIAS]}]}]
+    async with simulated(models=("a/b", "c")) as sim, start(sim.url, tenants=tenants, aliases={ALIAS: "c"}) as live:
+        assert [(await card_of(live, name)).status for name in ("a/b", ALIAS, "c", "d")] == [200, 200, 404, 404]
+        there, nowhere = await card_of(live, "c"), await card_of(live, "d")
+        assert there.error["message"] == nowhere.error["message"].replace("'d'", "'c'")
+
+
+async def test_adapters_are_served_beside_the_models_that_a_pool_lists(start: Starter) -> None:
+    async with (
+        simulated(models=("base", "lora", "unlisted", "small"), adapters=("lora", "small")) as large,
+        simulated(models=("small",)) as small,
+    ):
+        pools = [
+            {"name": "large", "models": ["base"], "fallback": "small", "backends": [{"url": large.url, "name": "l"}]},
+            {"name": "small", "models": ["small"], "backends": [{"url": small.url, "name": "s"}]},
+        ]
+        async with start(pools=pools) as live:
+            listed = (await live.get("/v1/models")).json["data"]
+            assert [card["id"] for card in listed] == ["lora", "small", "base"]
+            for model in ("base", "lora", "small"):
+                got = await live.ask(CHAT, chat(max_tokens=2) | {"model": model})
+                assert (got.status, got.json["model"]) == (200, model)
+            assert [line["backend"] for line in (await live.lines(4))[1:]] == ["l", "l", "s"], (
+                "what is listed goes first"
+            )
+            assert (await live.ask(CHAT, chat() | {"model": "unlisted"})).status == 404
+            large.server.model_names += ("new",)
+            large.server.adapters += ("new",)
+            await live.gateway.pools[0].check(live.http)
+            assert (await live.ask(CHAT, chat(max_tokens=2) | {"model": "new"})).status == 200
+            live.gateway.pools[0].drain(live.gateway.pools[0].backends["l"], True)
+            for model in ("base", "lora", "new"):
+                assert (await live.ask(CHAT, chat(max_tokens=2) | {"model": model})).json["model"] == model
+            assert {line["backend"] for line in (await live.lines(9))[-3:]} == {"s"}

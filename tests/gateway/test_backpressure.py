@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 
 import pytest
 
@@ -162,15 +163,19 @@ async def test_a_client_that_reads_nothing_is_cut_and_pays_for_what_was_sent(
 
 
 async def test_a_client_that_reads_a_little_now_and_then_is_not_cut(start: Starter, quick_sweep: None) -> None:
-    engine = Floods(pieces=1000, framed=True)
-    async with flooded(start, engine, client_stall_s=0.5) as (live, _):
-        slow = Reader(live, stream=True)
-        await stuck(engine, 1)
-        taken = b""
-        until_s = slow.loop.time() + 1.0
-        while slow.loop.time() < until_s:
-            taken += await slow.loop.sock_recv(slow.sock, 1 << 18)
-            await asyncio.sleep(0.05)
-        taken += await slow.rest()
-        assert whole(taken, engine)
-        slow.sock.close()
+    stall_s, late_s, taken = 0.5, 0.5, b""
+    while late_s >= stall_s:  # the machine was, so the client stalled
+        engine = Floods(pieces=1000, framed=True)
+        async with flooded(start, engine, client_stall_s=stall_s) as (live, _):
+            slow = Reader(live, stream=True)
+            read_s = [slow.loop.time()]
+            await stuck(engine, 1)
+            taken = b""
+            while read_s[-1] < read_s[0] + 2 * stall_s:
+                taken += await slow.loop.sock_recv(slow.sock, 1 << 18)
+                await asyncio.sleep(0.05)
+                read_s.append(slow.loop.time())
+            taken += await slow.rest()
+            slow.sock.close()
+        late_s = max(after - before for before, after in pairwise(read_s))
+    assert whole(taken, engine)

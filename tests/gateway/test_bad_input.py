@@ -73,6 +73,20 @@ CASES: dict[str, tuple[str, Any, int, str, str | None]] = {
     "too many answers": (COMPLETIONS, prompt(prompt=["x"] * 20, n=20), 400, "invalid_request", "prompt"),
     "chat far beyond the context": (CHAT, chat(LONG), 400, "context_length_exceeded", "messages"),
     "completion far beyond the context": (COMPLETIONS, prompt(prompt=LONG), 400, "context_length_exceeded", "prompt"),
+    "token ids beyond the context": (
+        COMPLETIONS,
+        prompt(prompt=[7] * 4097),
+        400,
+        "context_length_exceeded",
+        "prompt",
+    ),
+    "two prompts of token ids beyond the context": (
+        EMBEDDINGS,
+        {"model": MODEL, "input": [[7] * 4097, [7] * 4097]},
+        400,
+        "context_length_exceeded",
+        "input",
+    ),
     "embedding far beyond the context": (
         EMBEDDINGS,
         {"model": MODEL, "input": LONG},
@@ -82,6 +96,34 @@ CASES: dict[str, tuple[str, Any, int, str, str | None]] = {
     ),
     "no such path": ("/chat", chat(), 404, "not_found", None),
 }
+
+
+FITS: dict[str, Any] = {
+    "token ids that fill the context": [7] * 4096,
+    "large token ids": [100_000] * 4000,
+    "as text": "7, " * 4097,
+}
+
+
+@pytest.mark.parametrize("text", FITS.values(), ids=FITS)
+async def test_what_may_fit_is_for_the_engine_to_judge(start: Starter, text: Any) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        assert (await live.ask(COMPLETIONS, prompt(prompt=text))).status == 200
+        assert len(upstream.requests) == 1
+
+
+async def test_what_the_engine_is_to_shorten_may_be_longer_than_the_context(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        body = {"model": MODEL, "input": [7] * 5000, "truncate_prompt_tokens": -1}
+        assert (await live.ask(EMBEDDINGS, body)).status == 200
+        assert len(upstream.requests) == 1
+
+
+async def test_token_ids_are_counted_and_not_estimated(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url) as live:
+        await live.ask(COMPLETIONS, prompt(prompt=[100_000] * 1000))
+        [line] = await live.lines(1)
+        assert line["tokens_in_estimated"] == 1000
 
 
 def _untouched(live: Live, upstream: Upstream) -> bool:
@@ -109,12 +151,12 @@ async def test_the_error_says_what_is_wrong(
 
 
 @pytest.mark.parametrize("body", [{"messages": 5}, {"messages": [5]}, {}, chat("x" * 17_000)], ids=str)
-async def test_what_only_the_engine_can_judge_is_judged_there_and_costs_nothing(start: Starter, body: Any) -> None:
+async def test_what_only_the_engine_can_judge_is_judged_there_and_costs_its_prompt(start: Starter, body: Any) -> None:
     async with simulated() as sim, start(sim.url) as live:
         got = await live.ask(CHAT, {"model": MODEL, **body})
         assert got.status == 400
         assert got.error["message"]
-        assert all((charged.prompt, charged.output) == (0, 0) for charged in live.charged.values())
+        assert [(charged.prompt > 0, charged.output) for charged in live.charged.values()] == [(True, 0)]
         assert live.holds_nothing()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway.config.model import hash_key
 from tests.gateway.capture import Peer, Seen, Upstream, answer
 from tests.gateway.live import MODEL, Starter, chat, until
 from tests.gateway.test_command_line import config_file, run
@@ -97,7 +98,8 @@ async def test_to_check_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "old.log").write_text("a line\n")
     for log in ("new.log", "old.log"):
         fields = {"access_log": str(tmp_path / log), "state_file": str(tmp_path / "a" / "b" / "learned.json")}
-        assert await checked(config_file(tmp_path, URL, **fields)) == (0, [])
+        code, [line] = await checked(config_file(tmp_path, URL, **fields))
+        assert (code, f"warning: state_file: there is no directory {tmp_path}/a/b: it is made" in line) == (0, True)
     assert sorted(os.listdir(tmp_path)) == ["config.yaml", "old.log"]
     assert (tmp_path / "old.log").read_text() == "a line\n"
 
@@ -109,6 +111,19 @@ async def test_an_admin_listener_that_is_open_to_others_is_a_warning(tmp_path: P
         assert re.match(r":1:\d+: warning: admin: is open to other machines", line)
     for admin in ("127.0.0.1:8190", "[::1]:8190", "localhost:8190"):
         assert await checked(config_file(tmp_path, URL, admin=admin)) == (0, [])
+
+
+async def test_a_folder_that_is_made_and_a_key_that_has_expired_are_warnings(tmp_path: Path) -> None:
+    keys = [{"hash": hash_key(each), "expires": day} for each, day in (("a", "9000-01-31"), ("b", "2001-01-31"))]
+    file = config_file(tmp_path, URL, usage=str(tmp_path / "var" / "usage.db"), tenants=[{"name": "t", "keys": keys}])
+    code, lines = await checked(file)
+    assert code == 0
+    said = "\n".join(lines)
+    assert "warning: tenants[0].keys[1].expires: the key has expired (2001-01-31): remove it" in said
+    assert f"warning: usage: there is no directory {tmp_path}/var: it is made at the start" in said
+    assert len(lines) == 2
+    (tmp_path / "var").mkdir()
+    assert len((await checked(file))[1]) == 1
 
 
 async def test_warnings_and_faults_stand_side_by_side(tmp_path: Path) -> None:

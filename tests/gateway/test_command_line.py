@@ -62,9 +62,9 @@ class Running:
 
 
 @asynccontextmanager
-async def running(*arguments: str, given: bytes | None = None) -> AsyncIterator[Running]:
+async def running(*arguments: str, given: bytes | None = None, by: tuple[str, ...] = ()) -> AsyncIterator[Running]:
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(FAIRGATE, *arguments, stdin=pipe, stdout=pipe, stderr=pipe)
+    process = await asyncio.create_subprocess_exec(*by, FAIRGATE, *arguments, stdin=pipe, stdout=pipe, stderr=pipe)
     assert process.stdin is not None
     if given is not None:
         process.stdin.write(given)
@@ -161,7 +161,7 @@ async def test_serve_prints_lines_that_work_as_printed(tmp_path: Path) -> None:
 async def _shell(line: str) -> str:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_shell(line, stdout=pipe, stderr=pipe)
-    async with asyncio.timeout(4 * WAIT_S):
+    async with asyncio.timeout(WAIT_S):
         out, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
     return out.decode()

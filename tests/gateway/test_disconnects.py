@@ -14,6 +14,7 @@ from backends.errors import UpstreamError
 from backends.upstream import UpstreamPool
 from tests.gateway.capture import STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token
 from tests.gateway.live import MODEL, Live, Simulated, Starter, chat, long_chat, simulated, until
+from tests.waiting import WAIT_S
 
 
 @contextlib.asynccontextmanager
@@ -169,7 +170,7 @@ async def test_while_the_connection_to_the_engine_is_being_made() -> None:
         while "1 busy" not in repr(pool):  # noqa: ASYNC110 (the very turn of the loop is what matters)
             await asyncio.sleep(0)
         call.cancel()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(WAIT_S):
             await pool.close()
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tests.gateway.capture import (
@@ -21,7 +22,7 @@ from tests.gateway.capture import (
     replies,
     token,
 )
-from tests.gateway.live import MODEL, Answer, Starter, chat, events, simulated
+from tests.gateway.live import MODEL, Answer, Starter, chat, events, simulated, until
 
 SECRET = "engine-7.internal"
 TRACE = f'Traceback (most recent call last):\n  File "/srv/{SECRET}/engine.py", line 12, in step\nKeyError: 5'
@@ -110,6 +111,43 @@ async def test_the_engine_s_own_trouble_is_a_plain_error_of_ours(
         )
         assert (line["tokens_in"], line["tokens_out"], len(upstream.requests)) == (0, 0, 1)
         assert live.holds_nothing()
+
+
+NO_TOKENS: dict[str, bytes] = {
+    "an answer without tokens": answer(b'{"choices":[],"usage":{"prompt_tokens":0,"completion_tokens":0}}'),
+    "an empty object": answer(b"{}"),
+    "an error in the stream": STREAM_HEAD
+    + chunk(b'data: {"error":{"message":"no","code":400}}\n\n')
+    + DONE
+    + STREAM_END,
+    "a stream without tokens": STREAM_HEAD + DONE + STREAM_END,
+    "a stream that breaks off": STREAM_HEAD,
+    **{name: answer(body, status=status) for name, (status, body, _) in TROUBLE.items()},
+    "a 413": answer(b"{}", status=b"413 Content Too Large"),
+    "a 422": answer(b"{}", status=b"422 Unprocessable Entity"),
+}
+
+
+@pytest.mark.parametrize("policy", ["fairserve", "vtc", "dlpm"])
+@pytest.mark.parametrize("sent", NO_TOKENS.values(), ids=NO_TOKENS)
+async def test_what_was_dispatched_has_cost_its_prompt_however_the_engine_refuses_it(
+    start: Starter, sent: bytes, policy: str
+) -> None:
+    async def script(seen: Seen, peer: Peer) -> None:
+        await peer.send(sent)
+        peer.reset()
+
+    body = chat("word " * 100, stream=sent.startswith(STREAM_HEAD))
+    async with Upstream(script) as upstream, start(upstream.url, policy={"name": policy}) as live:
+        try:
+            await live.ask("/v1/chat/completions", body)
+        except aiohttp.ClientPayloadError:
+            pass  # a stream that breaks off
+        await until(live.holds_nothing)
+        assert len(upstream.requests) == 1
+        backlog = live.engine.policy.order.backlog
+        counters = {name: backlog.tenant(name).counter for name in backlog.tenant_names()}
+        assert min(counters.values()) > 90, counters
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import hashlib
 import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bench.ports import free_port
+from gateway.config.keys import open_name
 from policies.admission.explanation import SHOWN_S_MIN
 from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated, until
 from tests.gateway.test_command_line import running
@@ -22,7 +30,7 @@ def admin(live: Live) -> str:
 async def explained(live: Live, request_id: str) -> dict[str, Any]:
     got = await live.get(f"/explain/{request_id}", admin=True)
     assert got.status == 200, got.body
-    assert b"4711" not in got.body
+    assert b"4711 has" not in got.body, "numbers may be like it"
     found: dict[str, Any] = got.json
     return found
 
@@ -91,7 +99,7 @@ async def test_what_held_a_request_back_is_in_its_line_in_the_metrics_and_in_its
         answer = await behind
         assert answer.status == 200
         found = await explained(gate.live, answer.headers["x-request-id"])
-        assert "for its turn behind its own tenant's 1 request" in found["waited"]
+        assert "for its turn" in found["waited"]
         [line] = [line for line in await gate.live.lines(2) if line["request_id"] == answer.headers["x-request-id"]]
         assert line["waited_ms"].keys() == found["waited_s"].keys()
         assert line["waited_ms"]["turn"] > 0
@@ -100,6 +108,24 @@ async def test_what_held_a_request_back_is_in_its_line_in_the_metrics_and_in_its
         assert metrics["fairgate_held_back_seconds_count", "turn", "pool"] >= 1
         seconds = metrics["fairgate_held_back_seconds_sum", "turn", "pool"]
         assert abs(1000 * seconds - line["waited_ms"]["turn"]) < 0.01
+
+
+async def test_whose_requests_were_ahead_is_named(start: Starter) -> None:
+    async with full(start, "light") as gate:
+        behind = asyncio.ensure_future(gate.ask("light", question("x " * 6000), user="5"))
+        await until(lambda: gate.live.engine.queued == 2)
+        ids = {each.request.flow.user: each.request.id for each in gate.live.gateway.pools[0].dispatcher.exchanges()}
+        async with asyncio.timeout(WAIT_S):
+            while not (found := await explained(gate.live, ids["5"]))["waited"]:
+                pass
+        assert found["ahead"] == {"holder": 3}
+        assert " behind 3 requests of holder: " in found["waited"]
+        for holder in gate.holders:
+            holder.cancel()
+        assert (await behind).status == 200
+        found = await explained(gate.live, ids["5"])
+        assert found["state"] == "dispatched"
+        assert 3 <= found["ahead"]["holder"] <= 4, "those that ended since are known, too"
 
 
 async def test_one_that_did_not_wait_was_held_back_by_nothing(start: Starter) -> None:
@@ -139,13 +165,93 @@ async def test_the_command_explains(start: Starter) -> None:
         request_id = got.headers["x-request-id"]
         async with running("explain", request_id, "--admin", admin(live)) as command:
             assert await command.ended() == 0
-            said, known = json.loads(command.out), await explained(live, request_id)
-            assert list(said) == list(known)
+            backend = sim.url.removeprefix("http://")
+            whose = f"{request_id} of {open_name(hashlib.sha256(b'k').digest())}"
+            said = f"{whose} was dispatched to {backend} at once: no other engine had room.\n"
+            assert command.out.decode() == said
+        async with running("explain", request_id, "--json", "--admin", admin(live)) as command:
+            assert await command.ended() == 0
+            found, known = json.loads(command.out), await explained(live, request_id)
+            assert list(found) == list(known)
             # What counts over a window is a little less by now.
-            assert all(said[name] == known[name] for name in said if name not in ("decided_s_ago", "numbers"))
+            assert all(found[name] == known[name] for name in found if name not in ("decided_s_ago", "numbers"))
         async with running("explain", "req_unknown", "--admin", admin(live)) as command:
             assert await command.ended() == 1
             assert "no decision" in command.said
+
+
+@pytest.fixture
+async def past(start: Starter, tmp_path: Path) -> AsyncIterator[Path]:
+    """The file of a gateway that has forgotten what is in its log: half of it is rotated away, and something else
+    writes into it, too. `light` waited for what `holder` ran, and one request of `light` was refused."""
+    async with full(start, "light") as gate:
+        behind = asyncio.ensure_future(
+            gate.ask("light", question("x " * 6000), user="5", headers={"x_request_id": "of-the-client"})
+        )
+        await until(lambda: gate.live.engine.queued == 2)
+        refused = await gate.ask("light", question("again"), user="5")
+        assert refused.status == 429
+        for holder in gate.holders:
+            holder.cancel()
+        assert (await behind).status == 200
+        await gate.live.lines(6)
+        log, config = tmp_path / "requests.log", tmp_path / "past.yaml"
+        lines = gate.live.log.read_bytes().splitlines(keepends=True)
+        log.with_name("requests.log.1.gz").write_bytes(gzip.compress(b"".join(lines[:3])))
+        log.write_bytes(b"".join([*lines[3:], b"INFO something else\n", b'{"ts":1,"request_id":']))
+        config.write_text(
+            f"access_log: {log}\nadmin: 127.0.0.1:{free_port()}\nopen_access: true\n"
+            'pools: [{name: main, backends: [{url: "http://127.0.0.1:1"}]}]\n'
+        )
+        yield config
+
+
+async def explains(*arguments: str | Path, code: int = 0) -> str:
+    async with running("explain", *map(str, arguments)) as command:
+        assert await command.ended() == code, command.said
+        return command.out.decode() if code == 0 else command.said
+
+
+async def test_what_the_gateway_no_longer_knows_is_in_its_log(past: Path) -> None:
+    log = past.with_name("requests.log")
+    known = gzip.decompress(past.with_name("requests.log.1.gz").read_bytes()) + log.read_bytes()
+    lines = [json.loads(line) for line in known.splitlines() if line.endswith(b"}")]
+    [waited] = [line for line in lines if line["client_request_id"] == "of-the-client"]
+    said = await explains("of-the-client", "-c", past)
+    assert re.fullmatch(
+        rf"{waited['request_id']} of light was dispatched to \S+: no other engine had room; it waited \S+ s behind "
+        r"[34] requests of holder: .*; it completed after \S+ s\.\n",
+        said,
+    ), said
+    assert await explains(waited["request_id"], "--log", log) == said
+    assert json.loads(await explains(waited["request_id"], "--log", log, "--json"))["ahead"].keys() == {"holder"}
+    [refused] = [line for line in lines if line["reason"] == "over_user_limit"]
+    assert await explains(refused["request_id"], "--log", log) == (
+        f"{refused['request_id']} of light was refused: under overload, at the start of an interaction, its user was "
+        "beyond a limit.\n"
+    )
+    said = await explains("req_unknown", "-c", past, code=2)
+    assert "refused" in said, "nor does the gateway answer"
+    assert "it is not in the log" in said
+    only = await explains("--tenant", "light", "--log", past.with_name("requests.log.1.gz"))
+    assert only.startswith(f"{refused['request_id']} of light was refused: "), "one request is no statistics"
+    assert "req_unknown: it is not in the log" in await explains("req_unknown", "--log", log, code=1)
+
+
+async def test_why_a_tenant_was_slow_is_told_by_the_log(past: Path) -> None:
+    said = await explains("--tenant", "light", "--since", "1h", "-c", past)
+    assert re.match(r"2 requests of light: 1 \w+, 1 \w+\.\nTime in the queue: half of them 0", said)
+    assert re.search(r"^Together they waited \S+ s behind [34] requests of holder: .*% of their time\.$", said, re.M)
+    longest = re.search(r"^Longest waited (req_\w+): ask for it by this id\.$", said, re.M)
+    assert longest is not None
+    numbers = json.loads(await explains("--tenant", "light", "--json", "--log", past.with_name("requests.log")))
+    assert (numbers["requests"], numbers["longest"], numbers["lines_left_out"]) == (2, longest[1], 1)
+    assert "no request of light came" in await explains("--tenant", "light", "--until", "0:00", "--since", "1970-01-01",
+                                                        "-c", past, code=1)  # fmt: skip
+    for wrong in ([], ["req_1", "--tenant", "light"], ["--tenant", "light"], ["--tenant", "light", "--since", "soon"],
+                  ["req_1", "--log", "/nowhere/access.log"]):  # fmt: skip
+        said = await explains(*wrong, code=2)
+        assert "Error: " in said or "'soon' is no time" in said or "No such file" in said
 
 
 async def test_the_command_says_what_is_wrong_with_its_input() -> None:

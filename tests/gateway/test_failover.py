@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -54,6 +55,50 @@ async def test_a_refused_connection_is_tried_elsewhere(start: Starter, stream: b
         assert lines[0]["tries"] == 2
         assert {line["backend"] for line in lines} == {"b"}
         assert live.holds_nothing()
+
+
+UNQUEUED: dict[str, Any] = {
+    "/tokenize": {"model": MODEL, "prompt": "x" * 400_000},
+    "/detokenize": {"model": MODEL, "tokens": [1]},
+    "/v1/messages/count_tokens": {"model": MODEL, "messages": []},
+    "/v1/responses/r1/cancel": None,
+    "/v1/files": {"a": 1},
+}
+
+
+@pytest.mark.parametrize("path", [*UNQUEUED, "/version", "/v1/responses/r1"])
+async def test_beside_the_queue_a_refused_connection_is_tried_elsewhere(start: Starter, path: str) -> None:
+    routes = [{"path": "/v1/files", "treatment": "pass"}]
+    async with (
+        simulated() as one,
+        simulated() as two,
+        Upstream(replies(answer(b'{"count":3}'))) as well,
+        start(one.url, two.url, well.url, routes=routes) as live,
+    ):
+        await asyncio.gather(one.server.stop(), two.server.stop())
+        for _ in range(2):
+            got = await (live.ask(path, UNQUEUED[path]) if path in UNQUEUED else live.get(path))
+            assert (got.status, got.body) == (200, b'{"count":3}')
+        assert {line["backend"] for line in await live.lines(2)} == {well.url.removeprefix("http://")}
+        assert [json.loads(seen.unsalted or b"null") for seen in well.requests] == [UNQUEUED.get(path)] * 2
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/version"])
+async def test_beside_the_queue_each_engine_is_tried_once(start: Starter, path: str) -> None:
+    async with simulated() as one, simulated() as two, start(one.url, two.url) as live:
+        await asyncio.gather(one.server.stop(), two.server.stop())
+        got = await (live.ask(path, UNQUEUED[path]) if path in UNQUEUED else live.get(path))
+        assert (got.status, got.error["code"]) == (502, "backend_failed")
+        assert [line["tries"] for line in await live.lines(1)] == [2]
+
+
+async def test_beside_the_queue_what_an_engine_had_is_sent_to_no_other(start: Starter) -> None:
+    async def dies(seen: Seen, peer: Peer) -> None:
+        peer.reset()
+
+    async with Upstream(dies) as one, Upstream(dies) as two, start(one.url, two.url) as live:
+        assert (await live.ask("/tokenize", UNQUEUED["/tokenize"])).status == 502
+        assert len(one.requests) + len(two.requests) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -242,14 +287,14 @@ async def test_an_error_inside_a_stream_that_has_not_begun_is_no_refusal(start: 
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings"])
-async def test_an_engine_s_500_is_a_502_once_and_costs_nothing(start: Starter, path: str) -> None:
+async def test_an_engine_s_500_is_a_502_once_and_costs_the_prompt(start: Starter, path: str) -> None:
     whole = answer(b'{"error":{"message":"boom"}}', status=b"500 Internal Server Error")
     async with Upstream(replies(whole)) as upstream, start(upstream.url) as live:
         body: dict[str, Any] = {"model": MODEL, "input": "x", "messages": []}
         got = await live.ask(path, body)
         assert (got.status, got.error["code"], len(upstream.requests)) == (502, "backend_failed", 1)
         assert b"boom" not in got.body
-        assert all((charged.prompt, charged.output) == (0, 0) for charged in live.charged.values())
+        assert [(charged.prompt > 0, charged.output) for charged in live.charged.values()] == [(True, 0)]
         assert live.holds_nothing()
 
 

@@ -108,7 +108,7 @@ async def _answers_before_the_light_one(start: Starter, policy: str) -> tuple[in
 async def test_a_light_tenant_overtakes_a_flood(start: Starter) -> None:
     queued, waited = await _answers_before_the_light_one(start, "vtc")
     assert queued > 80
-    assert waited <= 12  # no more than what the engine had begun
+    assert waited <= 100 - queued, "no more than what the engine had begun"
 
 
 async def test_first_come_first_served_lets_the_flood_go_first(start: Starter) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
 
 from tests.gateway.capture import Upstream, answer, replies
-from tests.gateway.live import MODEL, WAIT_S, Starter, chat
+from tests.gateway.live import MODEL, Starter, chat
 from tests.gateway.test_headers_and_fields import STEERING
 
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
@@ -208,23 +207,3 @@ async def test_a_field_of_another_api_is_no_prompt(start: Starter) -> None:
         assert (await live.ask(CHAT, chat(**other))).status == 200
         assert live.gateway.pools[0].estimator.bytes_per_token < 16
         assert json.loads(upstream.requests[0].body)["prompt"]
-
-
-# --- how much ---
-
-
-@pytest.mark.parametrize(("limit", "status"), [("bodies_bytes_max", b"503"), ("client_bodies_bytes_max", b"429")])
-async def test_what_the_config_allows_of_unfinished_bodies_holds(start: Starter, limit: str, status: bytes) -> None:
-    head = b"POST %b HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\nContent-Length: 1901\r\n\r\n" % CHAT.encode()
-    limits = {"body_bytes_max": 2000, limit: 2000}
-    async with Upstream(replies(OK)) as upstream, start(upstream.url, limits=limits) as live:
-        clients = [await asyncio.open_connection("127.0.0.1", live.gateway.port) for _ in range(2)]
-        for _, writer in clients:
-            writer.write(head + b" " * 1900)
-        reads = [asyncio.create_task(reader.readline()) for reader, _ in clients]
-        async with asyncio.timeout(WAIT_S):
-            [refused], [held] = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
-        assert (await refused).split()[1] == status
-        held.cancel()
-        for _, writer in clients:
-            writer.close()

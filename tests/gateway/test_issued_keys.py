@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,10 +12,12 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from gateway.background import Background
 from gateway.config.model import KeyConfig, TenantConfig, hash_key
 from gateway.config.usage import UsageConfig
 from gateway.http.errors import ApiError
-from gateway.keys.issued import KeyTable, TableFull, entry, follow, read_entry
+from gateway.keys.issued import Follower, KeyTable, TableFull, entry, read_entry
+from gateway.redis.errors import StoreUnavailable
 from gateway.redis.issued_keys import CHANGED, TABLE, RedisKeys
 from gateway.request.identity import Keyring
 from gateway.usage.issued_keys import DatabaseKeys
@@ -80,11 +81,63 @@ async def test_the_table_takes_so_many_keys_and_no_more(table: KeyTable, monkeyp
     assert {key async for key, _ in table.entries()} == {hash_key(key).encode() for key in "acd"}
 
 
+async def test_entries_change_in_one_step_or_not_at_all(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.redis.issued_keys.KEYS_MAX", 2)
+    monkeypatch.setattr("gateway.usage.issued_keys.KEYS_MAX", 2)
+    a, b, c = map(hash_key, "abc")
+    await table.note({a: "x", b: "y"})
+    with pytest.raises(TableFull):
+        await table.note({c: "z", a: "changed"})
+    assert [await table.entry(each) for each in (a, b, c)] == [b"x", b"y", None]
+    await table.note({c: "z", a: None, b: ""})
+    assert [await table.entry(each) for each in (a, b, c)] == [None, b"", b"z"]
+
+
+async def test_uses_are_noted_and_end_with_their_key(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.redis.issued_keys.SCAN_COUNT", 2)
+    uses = {hash_key(str(number)): 1_800_000_000 + number for number in range(5)}
+    assert await table.uses() == {}
+    await table.note_uses(uses)
+    assert await table.uses() == uses
+    await table.note_uses({hash_key("1"): 1_800_000_100})
+    await table.issue(key_of("2"), "bob")
+    await table.forget(hash_key("2"))
+    assert await table.uses() == {
+        **{name: at for name, at in uses.items() if name != hash_key("2")},
+        hash_key("1"): 1_800_000_100,
+    }
+
+
+async def test_a_follower_notes_uses_until_that_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.0)
+    monkeypatch.setattr("gateway.keys.issued.USES_S", 0.0)
+    async with database_at(str(tmp_path / "usage.db")) as database:
+        table = DatabaseKeys(database)
+        keyring = Keyring(TENANTS, open_access=True, mints=False)
+        follower = Follower(table, keyring)
+        keyring.principal(b"named", "a", 1_800_000_000.9)
+        keyring.principal(b"unknown", "a", 1_800_000_000.0)
+
+        async def fails(uses: object) -> None:
+            raise StoreUnavailable("gone")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(table, "note_uses", fails)
+            with pytest.raises(StoreUnavailable):
+                await follower.turn()
+            await follower.close()
+        await follower.turn()
+        assert await table.uses() == {hash_key("named"): 1_800_000_000}
+        keyring.principal(b"named", "a", 1_800_000_005.0)
+        await follower.close()
+        assert await table.uses() == {hash_key("named"): 1_800_000_005}
+
+
 async def test_a_keyring_follows_every_table(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
     monkeypatch.setattr("gateway.usage.issued_keys.PAGE", 2)
     keyring = Keyring(TENANTS, open_access=False, mints=False)
-    following = asyncio.create_task(follow(table, keyring))
+    following = Background().repeat(Follower(table, keyring).turn, "keys")
     for key in "abcde":
         await table.issue(key_of(key), "bob")
     await table.issue(key_of("new", weight=3.0, apps=["chat"], models=["m"]), "carol")
@@ -106,7 +159,7 @@ async def test_a_keyring_follows_a_large_table(monkeypatch: pytest.MonkeyPatch) 
             await client.hset(TABLE, mapping={**entries, CHANGED: "1"})
         keyring = Keyring(TENANTS, open_access=False, mints=False)
         async with opened(redis.url) as store:
-            following = asyncio.create_task(follow(RedisKeys(store), keyring))
+            following = Background().repeat(Follower(RedisKeys(store), keyring).turn, "keys")
             await until(lambda: holder(keyring, "0") == "bob")
             assert all(holder(keyring, str(number)) == "bob" for number in range(5000))
             assert (holder(keyring, "5000"), holder(keyring, "named")) == (None, "alice")
@@ -118,27 +171,28 @@ async def test_a_keyring_follows_a_large_table(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_of_a_table_without_end_so_much_is_read_and_no_more(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    table: KeyTable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
-    for module in ("gateway.keys.issued", "gateway.redis.issued_keys"):
-        monkeypatch.setattr(f"{module}.ENTRIES_READ_MAX", 300)
-    alices = [f"alice{number}" for number in range(50)]
+    for module in ("keys.issued", "redis.issued_keys", "usage.issued_keys"):
+        monkeypatch.setattr(f"gateway.{module}.ENTRIES_READ_MAX", 30)
+    monkeypatch.setattr("gateway.usage.issued_keys.PAGE", 20)
+    monkeypatch.setattr("gateway.redis.issued_keys.SCAN_COUNT", 20)
+    alices = [f"alice{number}" for number in range(10)]
     named = TenantConfig.model_validate({"name": "alice", "keys": [hash_key(each) for each in [*alices, "stays"]]})
-    async with RedisServer() as redis:
-        entries = {hash_key(str(number)): "bob" for number in range(1000)} | {hash_key(each): "" for each in alices}
-        async with redis.client() as client:
-            await client.hset(TABLE, mapping={**entries, CHANGED: "1"})
-        keyring = Keyring([named, TenantConfig(name="bob")], open_access=False, mints=False)
-        async with opened(redis.url) as store:
-            following = asyncio.create_task(follow(RedisKeys(store), keyring))
-            await until(lambda: holder(keyring, alices[0]) is None)
-            assert [holder(keyring, each) for each in [*alices, "stays"]] == [None] * 50 + ["alice"]
-            assert 0 < [holder(keyring, str(number)) for number in range(1000)].count("bob") <= 300
-            await RedisKeys(store).revoke(hash_key("stays"))  # it goes on following
-            await until(lambda: holder(keyring, "stays") is None)
-            assert caplog.text.count("is not read beyond 300 entries") == 1
-            following.cancel()
+    for number in range(600):  # beyond what Redis keeps in one piece
+        await table.issue(key_of(str(number)), "bob")
+    for each in alices:
+        await table.revoke(hash_key(each))
+    keyring = Keyring([named, TenantConfig(name="bob")], open_access=False, mints=False)
+    following = Background().repeat(Follower(table, keyring).turn, "keys")
+    await until(lambda: holder(keyring, alices[0]) is None)
+    assert [holder(keyring, each) for each in [*alices, "stays"]] == [None] * 10 + ["alice"]
+    assert 0 < [holder(keyring, str(number)) for number in range(600)].count("bob") <= 30
+    await table.revoke(hash_key("stays"))  # it goes on following
+    await until(lambda: holder(keyring, "stays") is None)
+    assert caplog.text.count("is not read beyond 30 entries") == 1
+    following.cancel()
 
 
 def test_a_revoked_key_is_nobodys_wherever_it_is_from() -> None:
@@ -170,6 +224,7 @@ def test_with_redis_no_key_is_minted_that_only_one_replica_would_know() -> None:
         {"models": ("-",)},
         {"models": ("a", "b:c"), "expires": "2027-01-31T12:00:00+01:00"},
         {"apps": ("chat", "batch"), "weight": 2.5},
+        {"label": 'of "Ann", in words', "created": "2027-01-31T12:00:00Z"},
     ],
 )
 def test_what_is_noted_of_a_key_is_read_again(terms: dict[str, Any]) -> None:
@@ -212,7 +267,7 @@ async def test_an_entry_that_cannot_be_read_lets_nobody_in(
     async with RedisServer() as redis, opened(redis.url) as store:
         async with redis.client() as client:
             await client.hset(TABLE, mapping={hash_key("x"): noted, hash_key("y"): "bob", CHANGED: "1"})
-        following = asyncio.create_task(follow(RedisKeys(store), keyring))
+        following = Background().repeat(Follower(RedisKeys(store), keyring).turn, "keys")
         await until(lambda: holder(keyring, "y") == "bob")
         assert holder(keyring, "x") is None
         assert "1 entries of the table of keys" in caplog.text

@@ -19,10 +19,13 @@ from bench.ports import free_port
 from gateway.config.load import Given, load_config
 from gateway.operator import present, views
 from gateway.operator.effective import effective
+from gateway.operator.seen import decoded, encoded, moved, together
+from gateway.operator.seen import seen as of_process
 from gateway.operator.shares import due
 from tests.gateway.live import Live, Starter, chat, simulated, until
 from tests.gateway.test_command_line import FAIRGATE, config_file, run
 from tests.gateway.test_throttling import CHAT, full, question, tenants
+from tests.waiting import eventually
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -35,9 +38,15 @@ async def seen(live: Live, path: str) -> Any:
 
 async def test_the_queue_says_who_waits_and_for_what(start: Starter) -> None:
     async with full(start) as gate:
+
+        async def is_limited_by_kv() -> bool:
+            [pool] = (await seen(gate.live, "/queue"))["pools"]
+            return bool(pool["limited_by"] == "kv")
+
+        await eventually(is_limited_by_kv)
         [pool] = (await seen(gate.live, "/queue"))["pools"]
-        assert (pool["queued_requests"], pool["dispatched_requests"], pool["limited_by"]) == (1, 3, "kv")
-        assert pool["limited_by_is"].startswith("1 request in the queue: the KV cache has no room")
+        assert (pool["queued_requests"], pool["dispatched_requests"]) == (1, 3)
+        assert pool["limited_by_is"].startswith("1 request of holder in the queue: the KV cache has no room")
         [waiting] = pool["requests"]
         assert waiting["request_id"] == pool["next_request_id"]
         assert (waiting["tenant"], len(waiting["user"])) == ("holder", 16)
@@ -85,6 +94,23 @@ async def test_tenants_have_what_they_received_and_what_they_were_due(start: Sta
         [pool] = (await seen(gate.live, "/tenants"))["pools"]
         [light] = [each for each in pool["tenants"] if each["tenant"] == "light"]
         assert light["refused_requests"] == {"over_user_limit": 1}
+
+
+async def test_what_one_process_sees_reaches_another_and_is_put_together(start: Starter) -> None:
+    async with full(start) as gate:
+        engine = next(iter(gate.live.gateway.pools[0].backends))
+        async with gate.live.http.post(f"{admin(gate.live)}/drain/{engine}") as drained:
+            assert drained.status == 200
+        found, ends = of_process(gate.live.gateway, with_running=True), gate.live.gateway.lately.latest(9)
+        assert [mark.text for mark in found.marks] == [f"{engine} drained"]
+        assert decoded(encoded(found, ends, 9)) == (found, ends, 9)
+        twice = together([("one", found), ("other", found)])
+        assert twice.marks == found.marks, "what all were told is one change"
+        assert twice.pools[0].dispatched_requests == 6
+        before = present.queue(found, 9)["pools"][0]["tenants"]
+        later = moved(found, 1000.0)
+        assert present.queue(later, 9)["pools"][0]["tenants"] == before, "all times of a look by one clock"
+        assert all(later.at_s - 60 < each.dispatched_s <= later.at_s for each in later.pools[0].running)
 
 
 async def test_engines_have_their_sequences_and_what_the_next_request_waits_for_there(start: Starter) -> None:
@@ -235,9 +261,9 @@ async def test_top_shows_tenants_engines_and_what_limits_them_in_80_columns(star
         assert all(len(line) <= 80 for line in out.splitlines())
         assert "\x1b" not in out
         assert "pool pool, policy fairserve: 1 waiting, 3 running" in out
-        assert "1 request in the queue: the KV cache has no room" in " ".join(out.split())
-        assert re.search(r"^tenant +weight +received +due +queued +running +p50 +p95 +refused", out, re.M)
-        assert re.search(r"^holder +1 +100.0% +100.0% +1 +3 ", out, re.M)
+        assert "1 request of holder in the queue: the KV cache has no room" in " ".join(out.split())
+        assert re.search(r"^tenant +weight +received +due +alone +queued +running +p50 +p95 +refused", out, re.M)
+        assert re.search(r"^holder +1 +100.0% +100.0% +100.0% +1 +3 ", out, re.M)
         assert re.search(r"^127.0.0.1:\d+ +3 of [48] +\d+% +0 (steps|metrics) +kv", out, re.M)
 
 
@@ -253,7 +279,7 @@ async def test_long_names_give_way_to_numbers(start: Starter) -> None:
             code, out, _ = await run("top", "--once", "--admin", admin(live))
             assert code == 0
             assert all(len(line) <= 80 for line in out.splitlines()), out
-            assert re.search(r"^a-tenant-\S*… +1 +100.0% +100.0% +0 +0 +\d+ ms +\d+ ms +0", out, re.M), out
+            assert re.search(r"^a-tenant-\S*… +1 +100.0% +100.0% +100.0% +0 +0 +\d+ ms +\d+ ms +0", out, re.M), out
             assert re.search(r"^an-engine-\S*… +0 of \d+ +0% +0 metrics +out of service", out, re.M), out
 
 
@@ -298,7 +324,7 @@ async def test_top_shows_in_colour_on_a_terminal_what_it_shows_without(start: St
             await until(lambda: shown.count(b"pool pool") >= 3)  # it goes on
             assert b"\x1b[1m" in shown
             plain = ESCAPES.sub("", shown.decode())
-            assert re.search(r"holder +1 +100.0% +100.0% +1 +3 ", plain)
+            assert re.search(r"holder +1 +100.0% +100.0% +100.0% +1 +3 ", plain)
         finally:
             asyncio.get_running_loop().remove_reader(leader)
             process.send_signal(2)

@@ -52,7 +52,7 @@ async def test_rpm_refuses_what_is_beyond_the_limit_and_says_when_to_come_back(s
         refused = await live.ask(PATH, chat(max_tokens=2), key="eager")
         assert (refused.status, refused.error["code"]) == (429, "rate_limited")
         assert "3 requests a minute" in refused.error["message"]
-        assert 50 <= int(refused.headers["retry-after"]) <= 70
+        assert 0 < int(refused.headers["retry-after"]) <= 70
         assert refused.headers["x-ratelimit-limit-requests"] == "3"
         assert refused.headers["x-ratelimit-remaining-requests"] == "0"
         assert (await live.ask(PATH, chat(max_tokens=2), key="other")).status == 200, "each tenant has its own limit"

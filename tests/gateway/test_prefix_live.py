@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from bench.ports import free_port
 from gateway.config.model import hash_key
+from gateway.request.apis import AUDIO, CHAT
+from gateway.request.form import read_form
+from gateway.request.payload import read_json
 from gateway.request.prefixes import BLOCK_BYTES, BLOCKS_MAX, prefix_hashes
+from gateway.request.slices import at_once
 from tests.gateway.live import Live, Starter, chat, simulated, until
+from tests.gateway.test_hostile_bodies import FORM, UPLOAD
 
 DOCUMENT = "".join(f"Sentence {number} of a long document. " for number in range(200))
 POLICIES = ["dlpm", "d2lpm"]
@@ -55,7 +62,7 @@ async def test_what_the_engine_had_cached_is_not_charged(start: Starter, policy:
         assert charged[1] < charged[0] / 10
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*POLICIES, "fairserve", "fcfs"])
 async def test_tenants_do_not_see_what_others_asked_unless_they_share(start: Starter, policy: str) -> None:
     async with simulated() as sim:
         async with start(sim.url, tenants=TENANTS, policy=policy) as live:
@@ -74,11 +81,20 @@ async def test_a_salt_of_the_client_is_not_believed(start: Starter) -> None:
         assert (await cached_tokens(live, "2?", cache_salt="mine") or 0) > 0
 
 
-async def test_other_policies_leave_prompts_alone(start: Starter) -> None:
-    async with simulated() as sim, start(sim.url, tenants=TENANTS, policy="vtc") as live:
-        assert live.gateway.pools[0].prefixes is None
-        assert await cached_tokens(live, "1?") == 0
-        assert (await cached_tokens(live, "2?", tenant="other") or 0) > 0, "the engine was told of no salt"
+@pytest.mark.parametrize(
+    ("engines", "shared", "apart"), [("openai", False, False), ("openai vllm", False, True), ("vllm", True, False)]
+)
+async def test_the_index_knows_whose_prompt_it_is_where_an_engine_does(
+    start: Starter, engines: str, shared: bool, apart: bool
+) -> None:
+    backends = [{"url": f"http://127.0.0.1:{free_port()}", "engine": kind} for kind in engines.split()]
+    async with start(pools=[{"name": "p", "backends": backends, "shared_cache": shared}], policy="dlpm") as live:
+        pool = live.gateway.pools[0]
+        payload = read_json(json.dumps(chat(DOCUMENT)).encode(), CHAT)
+        one, other = pool.prefix_of(payload, "one"), pool.prefix_of(payload, "other")
+        assert one
+        assert set(one).isdisjoint(other) if apart else one == other
+        assert pool.prefix_of(at_once(read_form(UPLOAD, FORM.encode(), AUDIO)), "one") == ()  # not all clips are alike
 
 
 async def test_questions_go_to_the_engine_that_has_the_document(start: Starter) -> None:

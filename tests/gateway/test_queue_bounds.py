@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 from gateway.config.keys import open_name
+from gateway.config.memory import MEMORY_MAX, MEMORY_MAX_LEAST, bounds_of
 from tests.gateway.capture import Peer, Seen, Upstream, answer
 from tests.gateway.live import Answer, Live, Starter, chat, until
 
@@ -24,20 +25,23 @@ class Held:
         self.release = release
         self.asked: list[asyncio.Task[Answer]] = []
 
-    def ask(self, key: str, content: str = "x", path: str = "/v1/chat/completions") -> asyncio.Task[Answer]:
-        task = asyncio.ensure_future(self.live.ask(path, chat(content, max_tokens=5), key=key))
+    def ask(
+        self, key: str, content: str = "x", path: str = "/v1/chat/completions", more: str = ""
+    ) -> asyncio.Task[Answer]:
+        """`more`: in a field that is no prompt."""
+        task = asyncio.ensure_future(self.live.ask(path, chat(content, max_tokens=5, unheard_of=more), key=key))
         self.asked.append(task)
         return task
 
-    async def fill(self, key: str, count: int, content: str = "x") -> list[asyncio.Task[Answer]]:
+    async def fill(self, key: str, count: int, more: str = "") -> list[asyncio.Task[Answer]]:
         before = self.live.engine.queued
-        tasks = [self.ask(key, content) for _ in range(count)]
+        tasks = [self.ask(key, more=more) for _ in range(count)]
         await until(lambda: self.live.engine.queued == before + count)
         return tasks
 
 
 @asynccontextmanager
-async def held(start: Starter, **limits: Any) -> AsyncIterator[Held]:
+async def held(start: Starter, memory_max: int = MEMORY_MAX, **limits: Any) -> AsyncIterator[Held]:
     release = asyncio.Event()
 
     async def script(seen: Seen, peer: Peer) -> None:
@@ -45,7 +49,7 @@ async def held(start: Starter, **limits: Any) -> AsyncIterator[Held]:
             await release.wait()
         await peer.send(OK)
 
-    async with Upstream(script) as upstream, start(upstream.url, limits=limits) as live:
+    async with Upstream(script) as upstream, start(upstream.url, limits=limits, memory_max=memory_max) as live:
         holding = Held(live, upstream, release)
         holder = asyncio.ensure_future(live.ask("/v1/chat/completions", chat(n=128, max_tokens=1), key="holder"))
         await until(lambda: upstream.requests)
@@ -82,12 +86,13 @@ async def _all(tasks: list[asyncio.Task[Answer]]) -> list[asyncio.Task[Answer]]:
 
 
 async def test_bytes_are_bounded_as_requests_are(start: Starter) -> None:
-    async with held(start, queue_bytes_max=20_000, body_bytes_max=20_000) as gate:
-        await gate.fill("flood", 3, "x" * 6000)
-        refused = await gate.ask("flood", "x" * 6000)
+    async with held(start, memory_max=MEMORY_MAX_LEAST) as gate:
+        most = bounds_of(MEMORY_MAX_LEAST, 1).queue_bytes
+        await gate.fill("flood", 10, "x" * (most // 11))
+        refused = await gate.ask("flood", more="x" * 1_000_000)
         assert (refused.status, refused.error["code"]) == (429, "queue_full")
-        assert 18_000 < gate.live.engine.queued_bytes <= 20_000
-        await gate.fill("steady", 1, "small")
+        assert 0.9 * most < gate.live.engine.queued_bytes <= most
+        await gate.fill("steady", 1)
 
 
 async def test_who_waits_too_long_is_told_when_to_come_back(start: Starter) -> None:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from backends.simulated.profiles import profile
+from gateway.commands.main import main
+from gateway.config.keys import open_name
 from policies.admission.decisions import Decision, Dispatch, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from simulation.replay import replay_under
 from simulation.traces.reader import Trace
 from tests.gateway.live import MODEL, Live, Starter, chat, long_chat, simulated, until
+from tests.waiting import WAIT_S
 
 EVENTS = ("add_backend", "arrived", "progressed", "finished", "failed", "cancelled", "backend_changed", "woke")
 
@@ -134,7 +140,7 @@ async def test_the_access_log_of_a_gateway_goes_into_a_replay_as_it_is(start: St
     assert trace.weights == {"light": 3.0, "heavy": 1.0}
     arrivals = list(trace.arrivals(16))
     assert [each.arrived_s for each in arrivals] == sorted(each.arrived_s for each in arrivals)
-    assert arrivals[-1].arrived_s < 10
+    assert arrivals[-1].arrived_s < WAIT_S
     assert {(each.output_tokens, each.output_tokens_max) for each in arrivals} == {(12, 12)}
     assert len({each.flow.user for each in arrivals}) == 1
     assert sorted(each.prompt_tokens for each in arrivals) == sorted(
@@ -144,3 +150,27 @@ async def test_the_access_log_of_a_gateway_goes_into_a_replay_as_it_is(start: St
     seen = replay_under("vtc", trace, profile("tiny-cpu"))
     assert (seen.requests, seen.completed) == (21, 21)
     assert {(each.name, each.weight) for each in seen.tenants} == {("heavy", 1.0), ("light", 3.0)}
+
+
+async def test_a_replay_of_ones_own_log_shows_the_difference_that_was_there(start: Starter) -> None:
+    """Without any option: the engines are those that the log tells of, and one light request is not passed over."""
+    demo = profile("demo")
+    async with simulated(demo) as one, simulated(demo) as two, start(one.url, two.url, policy="vtc") as live:
+        stories = [chat("Tell me a story.", max_tokens=60 + number % 60, ignore_eos=True) for number in range(200)]
+        flood = [asyncio.ensure_future(live.ask("/v1/chat/completions", body, key="heavy")) for body in stories]
+        await until(lambda: live.engine.queued >= 60)
+        assert (await live.ask("/v1/chat/completions", chat("Hello", max_tokens=5), key="light")).status == 200
+        assert live.engine.queued, "the flood still waits"
+        await asyncio.gather(*flood)
+        await live.lines(201)
+    done = CliRunner().invoke(main, ["replay", str(live.log), "--policy", "fcfs,vtc"])
+    assert done.exit_code == 0, done.output
+    light = open_name(hashlib.sha256(b"light").digest())
+    found = re.match(
+        rf"Under `fcfs`, the slowest request of `{light}` waited (\S+) s for its first token, under `vtc` (\S+) s; ",
+        done.output,
+    )
+    assert found is not None, done.output
+    assert float(found[1]) > 3 * float(found[2])
+    assert "before 2 simulated engines like " in done.output
+    assert "Note: The engine is chosen by the log: 201 answers took " in done.output

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.config.model import hash_key
+from gateway.http.errors import ApiError
+from gateway.request.routes import MANAGEMENT, Routes, Treatment
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Answer, Starter, chat, raw_exchange, until
 from tests.http.http_raw import status_of
 
+APIS, SOURCE = (Path(__file__).parents[2] / path for path in ("docs/apis.md", "gateway/request/routes.py"))
 OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
 BODY = json.dumps(chat()).encode()
 TENANTS = [{"name": "t", "keys": [hash_key("known")]}, {"name": "u", "keys": [hash_key("other")]}]
 
-MANAGEMENT = [
+MANAGING = [
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/sleep",
@@ -67,9 +72,26 @@ def raw(method: str, path: str, body: bytes = BODY, key: str = "known") -> bytes
     return head.encode() + b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
+def test_the_page_of_apis_says_what_the_routes_are() -> None:
+    rows = [line.strip("| ").split(" | ") for line in APIS.read_text().splitlines() if "/" in line and line[0] == "|"]
+    treatments = {"queue": {Treatment.ADMIT}, "beside": {Treatment.PASS}, "here": {Treatment.MODELS, Treatment.HEALTH}}
+    routes, said = Routes(), set()
+    for *_, paths, method, what in rows:
+        for path in re.findall("`([^`]+)`", paths):
+            said.add(path)
+            if what.startswith("refused"):
+                with pytest.raises(ApiError) as refused:
+                    routes.find(method, path.replace("*", "x"))
+                is_managing = not MANAGEMENT.isdisjoint(path.split("/"))
+                assert ("with `routes:`" in refused.value.message) is not is_managing
+            else:
+                assert routes.find(method, path.replace("*", "x")).treatment in treatments[what], path
+    assert set(re.findall(r'^ +"(/[^"]+)": ', SOURCE.read_text(), re.MULTILINE)) <= said
+
+
 async def test_what_manages_an_engine_never_passes_however_it_is_written(start: Starter) -> None:
     async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=TENANTS) as live:
-        for path in MANAGEMENT:
+        for path in MANAGING:
             encoded = "".join(f"%{byte:02x}" if byte != 0x2F else "/" for byte in path.encode())
             ways = [path, path.upper(), encoded, *(way.replace("{}", path) for way in DISGUISES)]
             for way in ways:

@@ -20,6 +20,7 @@ from backends.steps import SILENCE_S, StepFeed
 from backends.vllm import VllmAdapter
 from backends.vllm_plugin import steps
 from gateway import __version__
+from gateway.background import Background
 from gateway.commands.main import main
 from tests.gateway.live import SMALL, Live, Starter, chat, simulated, until
 
@@ -248,13 +249,13 @@ async def test_a_feed_that_lies_is_not_delivered_after_its_page_has_shown_it() -
 async def watched(url: str, http: aiohttp.ClientSession, heard: list[BackendSnapshot]) -> AsyncIterator[StepFeed]:
     feed = StepFeed(url + steps.PATH, http, heard.append, lambda is_heard, why: None)
     scraper = Scraper(VllmAdapter(), url, http, 0.05, heard.append, lambda why: None, feed=feed)
-    running = [asyncio.ensure_future(feed.run()), asyncio.ensure_future(scraper.run())]
+    background = Background()
+    background.repeat(feed.turn, "steps")
+    background.repeat(scraper.turn, "metrics")
     try:
         yield feed
     finally:
-        for one in running:
-            one.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await background.stop()
 
 
 def test_what_to_start_vllm_with_is_printed_for_this_version() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bench.ports import free_port
+from gateway.background import Background
 from gateway.redis.errors import StoreRefused, StoreUnavailable
 from gateway.redis.store import LAYOUT, RedisStore, Script, pool_key
 from gateway.replicas.store import Deployment
@@ -359,7 +360,7 @@ async def test_it_goes_on_trying_and_joins_when_redis_comes(monkeypatch: pytest.
         store = RedisStore(redis.url, (POOL,))
         with pytest.raises(StoreUnavailable):
             await store.open()
-        keeping = asyncio.create_task(store.keep())
+        keeping = Background().repeat(store.turn, "store")
         assert await redis.start()
         await until(lambda: store.fault is None)
         assert await store.run(COUNT, [KEY]) == 1
@@ -373,7 +374,7 @@ async def test_a_member_stays_one_and_one_that_is_no_longer_welcome_shares_nothi
     monkeypatch.setattr("gateway.redis.store.RENEW_S", 0.01)
     monkeypatch.setattr("gateway.redis.store.RETRY_S", 0.01)
     async with RedisServer() as redis, opened(redis.url) as store:
-        keeping = asyncio.create_task(store.keep())
+        keeping = Background().repeat(store.turn, "store")
         await redis.command("FLUSHALL")
         async with redis.client() as client, asyncio.timeout(WAIT_S):
             while not await client.hexists(pool_key("pool", "members"), store.replica):  # noqa: ASYNC110

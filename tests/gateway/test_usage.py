@@ -32,6 +32,7 @@ from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, simulated, until
 from tests.gateway.test_command_line import config_file, running
 from tests.postgres_server import PostgresServer
+from tests.waiting import eventually
 
 OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}')
 TENANTS: list[dict[str, Any]] = [
@@ -124,19 +125,16 @@ async def test_tokens_of_a_cut_interaction_are_wasted(start: Starter, tmp_path: 
     assert counted(url) == logged(lines)
 
 
-@pytest.mark.timeout(120)
 async def test_sums_equal_the_access_log_though_the_process_is_killed(tmp_path: Path) -> None:
     url, total_sent = str(tmp_path / "usage.db"), 0
     lines: list[dict[str, Any]] = []
-    killed_s: list[float] = []
     async with Upstream(replies(OK)) as upstream:
         config = config_file(tmp_path, upstream.url, tenants=TENANTS, usage=url)
         for is_quiet in (False, True, False, True):
             before, sent = requests_in(url), 0
             async with running("serve", "-c", config) as command, aiohttp.ClientSession() as http:
                 address = (await command.says(r"serving on (http://\S+),"))[1] + CHAT
-                until_s = time.monotonic() + 1.3
-                while time.monotonic() < until_s:
+                while sent < 100 or requests_in(url) < before + 50:  # what has ended is counted while others come
                     headers = {"authorization": f"Bearer {'kb'[sent % 2]}"}
                     async with http.post(address, json=chat(user=str(sent % 5)), headers=headers) as response:
                         assert response.status == 200
@@ -145,13 +143,11 @@ async def test_sums_equal_the_access_log_though_the_process_is_killed(tmp_path: 
                 if is_quiet:  # then nothing is lost, and nothing of the lives before is counted again
                     await until(lambda: requests_in(url) == before + sent)  # noqa: B023 (called here only)
                 command.signal(signal.SIGKILL)
-                killed_s.append(time.time())
                 await command.ended()
                 lines += lines_of(command.out)
                 total_sent += sent
-    # What ended a second before a process did is counted, and nothing twice.
-    due = [line for line in lines if not any(0 <= at_s - line["ts"] <= 1.0 for at_s in killed_s)]
-    assert 0 < len(due) <= requests_in(url) <= total_sent
+    assert len(lines) <= total_sent
+    assert requests_in(url) <= total_sent, "nothing is counted twice"
 
 
 async def test_workers_count_into_one_file(tmp_path: Path) -> None:
@@ -242,9 +238,11 @@ async def written(live: Live) -> None:
     """Until nothing waits."""
     usage = live.gateway.usage
     assert usage is not None
-    async with asyncio.timeout(20):
-        while usage.fault is not None or (await live.metrics())["fairgate_usage_waiting_sums",]:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+
+    async def nothing_waits() -> bool:
+        return usage.fault is None and not (await live.metrics())["fairgate_usage_waiting_sums",]
+
+    await eventually(nothing_waits)
 
 
 async def test_a_server_that_does_not_answer_is_waited_for_by_nobody(
@@ -279,7 +277,6 @@ async def test_a_gateway_starts_before_its_server(start: Starter, caplog: pytest
         assert await asyncio.to_thread(counted, server.url) == logged(lines)
 
 
-@pytest.mark.timeout(120)
 async def test_a_disk_that_is_full_stops_nobody_and_is_caught_up(tmp_path: Path) -> None:
     url, sent = str(tmp_path / "usage.db"), 0
     async with Upstream(replies(OK)) as upstream, aiohttp.ClientSession() as http:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gateway.telemetry.record import Outcome, Record
 from gateway.usage.counts import OTHER_USERS, OTHERS, UsageCounts
 from policies.request import Flow, Request, ServiceTokens
@@ -39,13 +37,15 @@ def test_what_finds_no_room_is_counted() -> None:
     assert len(counts) == 4
 
 
-def test_tenants_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = UsageCounts(users_max=1)
-    for tenant in range(10_005):
+def test_names_of_an_hour_are_bounded() -> None:
+    counts = UsageCounts(users_max=1, names_max=20)
+    for tenant in range(15):
         counts.ended(request_of("u", str(tenant)))
     sums = counts.take()
-    assert len(sums) == 10_001
+    assert len(sums) == 11
     assert sum(tally.requests for key, tally in sums.items() if key[1] == OTHERS) == 5
+    counts.ended(request_of("another", "0"))
+    assert [key[3] for key in counts.take()] == [OTHER_USERS], "also among the users of a tenant that is told apart"
 
 
 def test_a_sum_adds_what_a_record_says() -> None:

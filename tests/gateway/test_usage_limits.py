@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
 import pytest
 
+from gateway.answer.refusals import in_words, rate_limit_headers, refusal_error
 from gateway.app import Gateway
 from gateway.config.model import Config
-from policies.limits.quotas import Quota, Quotas
+from policies.admission.decisions import Reject
+from policies.limits.quotas import DAY_S, Quota, Quotas
+from policies.request import Limit, Refusal
 from tests.gateway.capture import Peer, Seen, Upstream, replies
 from tests.gateway.live import Starter, chat, until
 from tests.gateway.test_usage import CHAT, OK, TENANTS, written
@@ -117,3 +121,52 @@ def test_a_day_goes_on_from_what_is_left_of_the_one_before() -> None:
     assert limit.remaining == 1000 - 100 - 200
     quotas.go_on("t", 0, 100, 0.0)
     assert quotas.standing("t", 0.0)[0].remaining == 600
+
+
+async def test_a_limit_of_a_day_says_at_most_a_day_and_in_words(start: Starter) -> None:
+    fields: dict[str, Any] = {"tenants": TENANTS, "quota": {"tokens_per_day": 10}}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        assert (await live.ask(CHAT, chat())).status == 200
+        for _ in range(20):  # each is spread by its own id
+            got = await live.ask(CHAT, chat())
+            assert got.status == 429
+            assert int(got.headers["retry-after"]) <= DAY_S
+            assert int(got.headers["retry-after-ms"]) <= 1000 * DAY_S
+            hours, words = re.fullmatch(
+                r"you are at your limit of 10 tokens a day; come back in (\d+) hours?( \d+ minutes?)?",
+                got.error["message"],
+            ).groups()  # type: ignore[union-attr]
+            assert int(hours) * 3600 <= DAY_S
+            assert words is None or int(words.split()[0]) < 60
+
+
+@pytest.mark.parametrize("reset_s", [0.5, 100_000.0])
+def test_no_wait_that_is_said_is_longer_than_its_window(reset_s: float) -> None:
+    limit = Limit("tokens_per_day", 10, 0, reset_s, DAY_S)
+    for number in range(100):
+        error = refusal_error(Reject(str(number), Refusal.RATE_LIMITED, reset_s, limit), 200_000.0)
+        assert error.retry_after_s == DAY_S, "nor is it longer for an engine's sake"
+        error = refusal_error(Reject(str(number), Refusal.RATE_LIMITED, reset_s, limit), 0.0)
+        assert error.retry_after_s is not None
+        assert min(reset_s, DAY_S) <= error.retry_after_s <= min(reset_s * 1.1, DAY_S)
+    [told] = [value for name, value in rate_limit_headers([limit]) if name == b"x-ratelimit-reset-tokens"]
+    assert told == (b"500ms" if reset_s < 1 else b"24h0m0s")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0, "1 second"),
+        (0.2, "1 second"),
+        (1.5, "2 seconds"),
+        (59.5, "1 minute"),
+        (61.0, "1 minute 1 second"),
+        (3599.5, "1 hour"),
+        (3600.5, "1 hour 1 minute"),
+        (12_000.0, "3 hours 20 minutes"),
+        (86_399.0, "24 hours"),
+        (86_400.0, "24 hours"),
+    ],
+)
+def test_a_wait_in_words(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words

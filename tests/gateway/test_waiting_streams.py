@@ -30,7 +30,7 @@ PROXY = """
         location / {{
             proxy_pass {upstream};
             proxy_http_version 1.1;
-            proxy_read_timeout 1s;
+            proxy_read_timeout 4s;
         }}
     }}
 """
@@ -89,7 +89,7 @@ async def test_a_queued_stream_outlives_the_patience_of_a_proxy(start: Starter, 
                 if comment_s is None:
                     assert response.status == 504
                     return
-                await comments(response, 15)  # three times as long as the proxy waits for a byte
+                await comments(response, 25)  # longer than the proxy waits for a byte
                 engine.free.set()
                 assert response.status == 200
                 assert response.content_type == "text/event-stream"

@@ -16,14 +16,16 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.config import workers as config_workers
+from gateway.config import machine
 from gateway.config.load import Given, load_config
+from gateway.config.memory import MEMORY_MAX_LEAST
 from gateway.config.model import Config
 from gateway.operator.effective import effective
 from gateway.workers.supervisor import share_of
 from tests.gateway.capture import Upstream
 from tests.gateway.live import chat, events, until
 from tests.gateway.test_command_line import DONE, OK, Running, Streams, _refused, config_file, run, running, token
+from tests.waiting import WAIT_S
 
 WORKERS = 2
 
@@ -164,7 +166,7 @@ async def test_a_taken_port_is_said_at_once(tmp_path: Path) -> None:
 async def test_a_taken_admin_port_is_said_at_once(tmp_path: Path) -> None:
     async with Upstream(Streams()) as upstream:
         server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-        async with server, asyncio.timeout(20):
+        async with server, asyncio.timeout(WAIT_S):
             admin = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
             code, _, said = await run("serve", "-c", config_file(tmp_path, upstream.url, workers=2, admin=admin))
         assert (code, "another process listens there" in said) == (1, True)
@@ -191,13 +193,13 @@ def test_a_worker_owns_its_part_of_what_one_machine_has() -> None:
         "policy": {"name": "rpm", "requests_per_minute": 100},
         "pools": [{"name": "p", "backends": [{"url": "http://a:1", "max_num_seqs": 33}]}],
         "tenants": [{"name": "a", "quota": {"tokens_per_day": 400}}, {"name": "b"}],
-        "limits": {"queue_requests_max": 1000, "queue_bytes_max": 40_000_000, "connections_max": 100},
+        "limits": {"queue_requests_max": 1000, "connections_max": 100},
     })  # fmt: skip
     first, last = share_of(config, 0), share_of(config, 3)
     assert (first.state_file, last.state_file) == ("/tmp/learned.json", None)
     assert last.policy.settings() == {"requests_per_minute": 25}, "which each gateway counts by itself"
     assert (last.limits.queue_requests_max, last.limits.connections_max) == (250, 25)
-    assert last.limits.queue_bytes_max == config.limits.body_bytes_max, "the largest request must still fit"
+    assert last.memory_max == config.memory_max, "is what each process has"
     assert (last.pools, last.quota, last.tenants) == (config.pools, config.quota, config.tenants)
 
 
@@ -209,6 +211,38 @@ def test_a_worker_owns_its_part_of_what_a_policy_counts_unasked() -> None:
 
     assert parts("rpm") == {"requests_per_minute": 7}, "a quarter of its default"
     assert parts("vtc") == {}
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("files", "workers", "expected"),
+    [
+        ([], 1, machine.MEMORY_OF_MACHINE),
+        (["max\n"], 1, machine.MEMORY_OF_MACHINE),
+        ([f"{512 * MIB}\n"], 1, 448 * MIB),
+        ([None, f"{1024 * MIB}\n"], 1, 896 * MIB),
+        (["max", "9223372036854771712"], 1, machine.MEMORY_OF_MACHINE),
+        ([f"{1024 * MIB}"], 4, 224 * MIB),
+        ([f"{1024 * MIB}"], "auto", 448 * MIB),
+        ([f"{64 * MIB}"], 1, MEMORY_MAX_LEAST),
+        ([], 5, 16384 * MIB // 2 // 5),
+    ],
+)
+def test_auto_is_the_memory_that_the_container_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str | None], workers: int | str, expected: int
+) -> None:
+    paths = (tmp_path / "2", tmp_path / "1")
+    for path, text in zip(paths, files, strict=False):
+        if text is not None:
+            path.write_text(text)
+    monkeypatch.setattr(machine, "MEMORY", paths)
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 16384 * MIB // 4096}.__getitem__)
+    more = {} if workers == 1 else {"workers": workers}
+    for written in ({}, {"memory_max": "auto"}):
+        assert load_config(config_file(tmp_path, "http://127.0.0.1:1", **more, **written)).memory_max == expected
 
 
 @pytest.mark.parametrize(
@@ -226,7 +260,7 @@ def test_auto_is_a_worker_for_each_core_that_may_be_used(
 ) -> None:
     if quota is not None:
         (tmp_path / "cpu.max").write_text(quota)
-    monkeypatch.setattr(config_workers, "QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(machine, "QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(affinity)))
     path = config_file(tmp_path, "http://127.0.0.1:1", workers="auto")
     assert load_config(path).workers == load_config(path, Given(workers="auto")).workers == expected

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +16,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.gateway.live import SMALL, WAIT_S, Simulated, chat, simulated, until
+from tests.gateway.live import SMALL, Simulated, chat, simulated, until
 from tests.gateway.test_command_line import Running, config_file, run, running
 from tests.gateway.test_fairness_live import tenants
+from tests.redis_server import RedisServer
+from tests.waiting import eventually
 
 CHAT = "/v1/chat/completions"
 WORKERS = 2
@@ -118,12 +120,6 @@ async def answered(*floods: Flood, more: int) -> None:
     await until(lambda: sum(flood.answers for flood in floods) >= first + more or any(one.faults for one in floods))
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not await condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
 async def is_full(gate: Gate) -> bool:
     """Do the workers together use the engine, but for the headroom?"""
     [pool] = (await gate.see("/backends"))["pools"]
@@ -182,7 +178,7 @@ async def test_one_worker_may_use_the_whole_engine_and_all_answers_are_of_all_wo
         await eventually(lambda: is_full(gate))
         [pool] = (await gate.see("/queue"))["pools"]
         assert pool["queued_requests"] == sum(one["queued_requests"] for one in pool["tenants"]) > 0
-        assert pool["limited_by_is"].startswith(f"{pool['queued_requests']} requests in the queue: ")
+        assert pool["limited_by_is"].startswith(f"{pool['queued_requests']} requests ")
         await answered(heavy, light, more=300)
         [served] = (await gate.see("/tenants"))["pools"]
         shares = {one["tenant"]: one["share_received"] for one in served["tenants"]}
@@ -255,3 +251,26 @@ async def test_what_a_dead_worker_had_is_the_others(tmp_path: Path) -> None:
         await eventually(gate.is_shared)
         await gate.find_workers()
         await until(engine.is_idle)
+
+
+async def test_with_a_redis_any_worker_answers_for_all(tmp_path: Path) -> None:
+    async with (
+        RedisServer() as redis,
+        simulated(ENGINE) as engine,
+        gate_of(tmp_path, engine, state=redis.url) as gate,
+    ):
+        heavy = await Flood.at(gate, "heavy", gate.workers[0], 20)
+        light = await Flood.at(gate, "light", gate.workers[1], 20)
+        await answered(heavy, light, more=100)
+
+        async def shows_both() -> bool:
+            [pool] = (await gate.see("/queue"))["pools"]
+            at = {one["gateway"].partition(" ")[2]: [*one["queued_most"]] for one in pool["gateways"]}
+            return at.keys() == {"worker 0", "worker 1"} and sorted(at.values()) == [["heavy"], ["light"]]
+
+        await eventually(shows_both)
+        [served] = (await gate.see("/tenants"))["pools"]
+        ended = sum(one["ended_requests"]["completed"] for one in served["tenants"] if one["tenant"] != "probe")
+        answers = heavy.answers + light.answers
+        await asyncio.gather(heavy.end(), light.end())
+        assert 0 < ended <= answers + 40, "each end counts once; what was under way may not have been read"

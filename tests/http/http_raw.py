@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from gateway.http.addresses import TrustedProxies
 from gateway.http.server import Handler, HeadHook, HttpRequest, HttpServer, RefusedHook, Responder, ServerLimits
+from tests.waiting import WAIT_S, until
 
-WAIT_S = 10.0
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
 GET_CLOSE = b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 POST = b"POST /a HTTP/1.1\r\nHost: x\r\n"
@@ -58,13 +58,6 @@ class Served:
         """The responder of the index-th request, once that has arrived."""
         await until(lambda: len(self.responders) > index)
         return self.responders[index]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Let the loop run until something is true."""
-    async with asyncio.timeout(WAIT_S):
-        while not condition():  # noqa: ASYNC110 (nothing to wait on: the code under test is synchronous)
-            await asyncio.sleep(0.001)
 
 
 async def exchange(port: int, payload: bytes) -> bytes:

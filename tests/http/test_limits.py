@@ -65,9 +65,31 @@ async def test_unfinished_bodies_share_a_bound() -> None:
         assert served.server.bodies_bytes == 1000
         first.write(b"x")
         await until(lambda: len(served.requests) == 1)
-        assert served.server.bodies_bytes == 0  # the handler's from here on
+        assert served.server.bodies_bytes == 0  # it is small, and has come whole
         first.close()
         second.close()
+
+
+async def test_whole_bodies_share_a_bound_until_they_are_let_go() -> None:
+    sent = POST + b"Content-Length: 5000\r\n\r\n" + b"x" * 5000
+    async with serving(wait, limits=ServerLimits(bodies_bytes_max=12_000)) as served:
+        clients = [await served.connect() for _ in range(2)]
+        for number, (_, writer) in enumerate(clients):
+            writer.write(sent)
+            await served.responder(number)
+        assert served.server.bodies_bytes == 10_000
+        reader, third = await served.connect()
+        third.write(sent)
+        assert statuses_of((await read_answer(reader))[0]) == [503]
+        assert served.server.bodies_bytes == 10_000
+        (await served.responder(0)).let_body_go()
+        assert served.server.bodies_bytes == 5000
+        (await served.responder(1)).respond(200, [], b"")
+        assert served.server.bodies_bytes == 0
+        (await served.responder(0)).respond(200, [], b"")
+        assert served.server.bodies_bytes == 0
+        for _, writer in (*clients, (reader, third)):
+            writer.close()
 
 
 async def test_connections_beyond_the_limit_are_told_so() -> None:
@@ -276,3 +298,22 @@ async def test_a_trusted_proxy_may_send_many_unfinished_heads() -> None:
             writer.write(b"\r\n\r\n")
             assert statuses_of((await read_answer(reader))[0]) == [200]
         await hang_up(*[writer for _, writer in clients])
+
+
+async def test_of_answers_that_are_not_taken_the_tenant_that_has_most_loses_one() -> None:
+    most = 20_000_000
+    async with serving(wait, limits=ServerLimits(answers_bytes_max=most), on_head=account_of) as served:
+        clients = []
+        for number in range(12):
+            clients.append(await served.connect())
+            clients[-1][0]._transport.pause_reading()  # type: ignore[attr-defined]
+            clients[-1][1].write(asked(b"flood" if number else b"one"))
+            (await served.responder(number)).respond(200, [], b"x" * 7_000_000)
+            await until(lambda: served.server._answers_bytes <= most)
+        await until(lambda: served.server.connections < 12)
+        held = [connection.tenant for connection in served.server._answers]
+        assert "one" in held, "who has one answer keeps it, whatever others hold"
+        assert len(held) < 12
+        for _, writer in clients:
+            writer.transport.abort()
+        await until(lambda: not served.server._answers_bytes)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from aiohttp import web
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from gateway.http.limits import ServerLimits
 from gateway.http.request import HttpRequest, RequestReader
 from tests.http.corpus import ODD_BUT_LEGAL, REFUSED, G, P
-from tests.http.http_raw import SMUGGLED, serving, status_of, statuses_of
+from tests.http.http_raw import GET_CLOSE, SMUGGLED, exchange, serving, status_of, statuses_of
 
 VALID = {
     "get": b"GET /v1/models?a=b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
@@ -110,27 +111,22 @@ async def aiohttp_serving() -> AsyncIterator[int]:
         await runner.cleanup()
 
 
-async def statuses(port: int, payload: bytes) -> list[int]:
-    """What does a server answer at once to this, while the client keeps the connection open?"""
-    answers = b""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        writer.write(payload)
-        async with asyncio.timeout(0.15):
-            while piece := await reader.read(65536):
-                answers += piece
-    except (TimeoutError, ConnectionResetError):
-        pass
-    finally:
-        writer.close()
-    return statuses_of(answers)
-
-
 async def at_once(port: int, payloads: list[bytes]) -> list[list[int]]:
-    """What a server answers to each, a few at a time, so that a slow machine answers them in time."""
+    """What does a server answer at once to each of these, while the client keeps the connection open?"""
     found = []
     for start in range(0, len(payloads), 16):
-        found += await asyncio.gather(*[statuses(port, payload) for payload in payloads[start : start + 16]])
+        clients = [socket.create_connection(("127.0.0.1", port)) for _ in payloads[start : start + 16]]
+        for client, payload in zip(clients, payloads[start:], strict=False):
+            client.sendall(payload)
+        for _ in range(3):
+            await exchange(port, GET_CLOSE)  # once these are answered, so is all that came before them
+        for client in clients:
+            client.setblocking(False)
+            answers = b""
+            with client, suppress(BlockingIOError, ConnectionResetError):
+                while piece := client.recv(65536):
+                    answers += piece
+            found.append(statuses_of(answers))
     return found
 
 

@@ -7,6 +7,7 @@ import socket
 
 from gateway.http.server import ServerLimits
 from tests.http.http_raw import GET, GET_CLOSE, serving, until, wait
+from tests.waiting import WAIT_S
 
 
 async def test_a_client_that_does_not_read_pauses_the_writer() -> None:
@@ -98,7 +99,7 @@ async def test_a_client_that_reads_nothing_is_cut(quick_sweep: None) -> None:
 
 async def test_a_large_last_answer_reaches_a_slow_reader_whole(quick_sweep: None) -> None:
     body = b"x" * 10_000_000
-    limits = ServerLimits(linger_s=0.05, write_stall_s=2.0)
+    limits = ServerLimits(linger_s=0.05, write_stall_s=WAIT_S)
     async with serving(lambda request, responder: responder.respond(200, [], body), limits) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1000)
         writer.write(GET_CLOSE)

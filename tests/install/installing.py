@@ -16,12 +16,14 @@ from pathlib import Path
 
 import aiohttp
 
+from tests.waiting import WAIT_S
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("gateway", "policies", "backends", "simulation")
 PARTS = (*PACKAGES, "pyproject.toml", "hatch_build.py", "README.md", "CHANGELOG.md", "LICENSE", "config.example.yaml")
 INSTALL_S_MAX = 1500.0
-FIRST_TOKEN_S_MAX = 60.0
 TOOLS = ("pip", "pipx", "uv")
+COMPILE = {"HATCH_BUILD_HOOKS_ENABLE": "1"}
 
 
 def beside_python(name: str) -> str:
@@ -35,8 +37,8 @@ def environment(**more: str) -> dict[str, str]:
     return kept | more
 
 
-def built(directory: Path, *, target: str = "wheel", **more: str) -> Path:
-    """A distribution of this tree, of its modules as they are written unless `more` says otherwise."""
+def built(directory: Path, *, target: str = "wheel") -> Path:
+    """A distribution of this tree, as whoever asks for nothing gets it."""
     source = directory / "source"
     for part in PARTS:
         kept = shutil.ignore_patterns("__pycache__")
@@ -47,7 +49,7 @@ def built(directory: Path, *, target: str = "wheel", **more: str) -> Path:
     subprocess.run(
         [beside_python("hatchling"), "build", "-t", target, "-d", directory],
         cwd=source,
-        env=environment(**({"HATCH_BUILD_NO_HOOKS": "true"} | more)),
+        env=environment(),
         check=True,
         capture_output=True,
     )
@@ -55,7 +57,7 @@ def built(directory: Path, *, target: str = "wheel", **more: str) -> Path:
     return found
 
 
-def installed(tool: str, wheel: Path, directory: Path) -> Path:
+def installed(tool: str, wheel: Path, directory: Path, **asked: str) -> Path:
     """The command `fairgate` of a new environment that has this wheel and what it asks for."""
     base = Path(sys.base_prefix, "bin", f"python{sysconfig.get_python_version()}")
     commands = directory / "bin"
@@ -82,7 +84,7 @@ def installed(tool: str, wheel: Path, directory: Path) -> Path:
         command[0] = beside_python(tool)
     subprocess.run(
         [*command, wheel],
-        env=environment(**more),
+        env=environment(**more, **asked),
         check=True,
         capture_output=True,
         timeout=INSTALL_S_MAX,
@@ -110,7 +112,7 @@ async def running(fairgate: Path, where: Path, *arguments: str, says: str) -> As
     said = ""
     reading: asyncio.Future[bytes] | None = None
     try:
-        async with asyncio.timeout(FIRST_TOKEN_S_MAX):
+        async with asyncio.timeout(WAIT_S):
             while (found := re.search(says, said)) is None:
                 line = await process.stdout.readline()
                 assert line, said
@@ -130,7 +132,7 @@ async def first_token(url: str) -> str:
     headers = {"authorization": "Bearer somebody"}
     async with (
         aiohttp.ClientSession() as http,
-        asyncio.timeout(FIRST_TOKEN_S_MAX),
+        asyncio.timeout(WAIT_S),
         http.post(f"{url}/v1/chat/completions", json=body, headers=headers) as response,
     ):
         assert response.status == 200, await response.text()

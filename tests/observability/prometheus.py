@@ -20,9 +20,9 @@ import yaml
 
 from bench.ports import free_port
 from tests.gateway.live import Live
+from tests.waiting import WAIT_S
 
 DEPLOYED = Path(__file__).parents[2] / "deploy/prometheus"
-WAIT_S = 20.0
 SCRAPE_S = 0.2
 
 Samples = list[tuple[dict[str, str], float]]

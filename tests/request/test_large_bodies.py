@@ -21,7 +21,7 @@ from gateway.request.interaction_claim import ClaimReader
 from gateway.request.json_ranges import DEPTH_MAX
 from gateway.request.large_body import TURNS_MAX, read_large_json
 from gateway.request.payload import LARGE_BODY_BYTES, STEERING, read_json
-from gateway.request.readings import BYTES_MAX, TENANT_BYTES_MAX, Reading, Readings
+from gateway.request.readings import Reading, Readings
 from gateway.request.slices import WINDOW_BYTES, Slices, at_once
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, until
@@ -135,7 +135,7 @@ async def test_it_reaches_the_engine_as_a_small_one_does(
         payload = at_once(read_large_json(json.dumps(asked).encode(), CHAT))
         if payload.stream:
             payload.ask_usage()
-        payload.seal()
+        at_once(payload.seal())
         assert json.loads(payload.body) == sent
 
 
@@ -184,7 +184,7 @@ async def test_a_client_that_goes_away_meanwhile_leaves_nothing_behind(start: St
         pipeline = live.gateway._pipeline
         assert pipeline is not None
         assert pipeline.reading == 0
-        assert pipeline._readings._bytes == 0
+        assert pipeline._readings._begun_bytes == 0
         assert live.holds_nothing()
         assert not upstream.requests
 
@@ -235,9 +235,11 @@ def _steps(ended: list[str], name: str, count: int) -> Slices:
     ended.append(name)
 
 
-async def test_tenants_take_turns_however_much_one_of_them_sends() -> None:
+@pytest.mark.interpreted_only("makes every slice one step")
+async def test_tenants_take_turns_however_much_one_of_them_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.request.readings.SLICE_S", 0.0)
     ended: list[str] = []
-    readings = Readings()
+    readings = Readings(100)
     for number in range(5):
         readings.start(Reading("greedy", _steps(ended, f"greedy {number}", 10), 1))
     readings.start(Reading("modest", _steps(ended, "modest", 10), 1))
@@ -246,18 +248,32 @@ async def test_tenants_take_turns_however_much_one_of_them_sends() -> None:
     assert len(ended) == 6
 
 
-async def test_what_is_being_read_has_a_bound_for_each_tenant_and_for_all() -> None:
-    ended: list[str] = []
-    readings = Readings()
-    readings.start(Reading("one", _steps(ended, "one", 1), TENANT_BYTES_MAX))
-    for tenant, size in (("one", 1), ("other", BYTES_MAX)):
-        with pytest.raises(ApiError) as refused:
-            readings.start(Reading(tenant, _steps(ended, "more", 1), size))
-        assert refused.value.status == 503
-    readings.start(Reading("other", _steps(ended, "other", 1), TENANT_BYTES_MAX))
+async def test_what_is_read_at_once_has_a_bound_and_the_next_one_waits() -> None:
+    said: list[str] = []
+    most = begun = 0
+
+    def read(name: str, size: int) -> Slices:
+        nonlocal most, begun
+        begun += size
+        most = max(most, begun)
+        for _ in range(10):
+            yield
+        begun -= size
+        said.append(name)
+
+    readings = Readings(100)
+    for name, size in (("a", 60), ("b", 60), ("c", 30), ("d", 500), ("e", 30), ("a", 60)):
+        readings.start(Reading(name, read(name, size), size))
+    gone = Reading("f", read("gone", 1000), 1000)
+    readings.start(gone)
+    readings.cancel(gone)
     await until(lambda: not len(readings))
-    assert sorted(ended) == ["one", "other"]
-    assert readings._bytes == 0
+    assert sorted(said) == ["a", "a", "b", "c", "d", "e"]
+    assert most == 500, "one that has more than is read at once is read alone"
+    assert said.index("b") < said.index("c"), "nothing that is small goes before one that waits for room"
+    readings.start(Reading("a", read("last", 100), 100))
+    await until(lambda: not len(readings))
+    assert said[-1] == "last"
 
 
 # --- what is read of it ---
@@ -325,7 +341,7 @@ def test_no_window_s_end_is_taken_for_the_end_of_a_string(offset: int) -> None:
         text = b"a" * (WINDOW_BYTES - 20 + offset) + unit * WINDOW_BYTES
         body = b'{"x":"%b","priority":1,"model":"m"}' % text
         payload = at_once(read_large_json(body, CHAT))
-        payload.seal()
+        at_once(payload.seal())
         assert payload.model == "m"
         assert payload.body == b'{"x":"%b","model":"m"}' % text
         assert not STEERING & set(json.loads(payload.body))

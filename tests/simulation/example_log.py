@@ -1,4 +1,5 @@
-"""Writes docs/examples/access.log.gz: a minute of invented traffic as fairgate logs it. `python -m` writes it anew."""
+"""Writes docs/examples/access.log.gz: a minute of invented traffic before a simulated engine, first come, first served,
+as fairgate logs it. `python -m` writes it anew."""
 
 from __future__ import annotations
 
@@ -8,24 +9,33 @@ from random import Random
 
 import msgspec
 
+from backends.simulated.engine import EngineModel
+from backends.simulated.profiles import PROFILES, EngineProfile
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.request import Flow
+from simulation.driver import simulate
+from simulation.run import Arrival
+
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "access.log.gz"
 BEGINS_S = 1_790_000_000.0
+PROFILE = PROFILES["h100-llama3.1-8b"]
 
 
-def lines(seed: int = 1) -> bytes:
+def lines(seed: int = 1, profile: EngineProfile = PROFILE) -> bytes:
     """Three tenants: a batch job in bursts, people who chat, and agents whose calls belong together."""
     random = Random(seed)
     asked: list[dict[str, object]] = []
+    arrivals: list[Arrival] = []
 
     def ask(time_s: float, tenant: str, app: str, user: str, tokens_in: int, tokens_out: int, **more: object) -> None:
-        total_s = 0.05 + tokens_in * 2e-5 + tokens_out * 0.012
+        id = f"req_{len(asked):04}"
+        arrivals.append(Arrival(id, Flow(tenant, app, user), time_s, tokens_in, tokens_out, 1024))
         asked.append({
-            "ts": round(BEGINS_S + time_s + total_s, 3), "request_id": f"req_{len(asked):04}", "tenant": tenant,
-            "app": app, "user": user, "weight": 1.0, "interaction": "", "stage": 1, "model": "llama-3.1-8b",
-            "policy": "fcfs", "path": "/v1/chat/completions", "stream": True, "outcome": "completed", "reason": "",
-            "queue_ms": 0.2, "ttft_ms": 50.0, "total_ms": round(total_s * 1000, 2), "tokens_in": tokens_in,
-            "tokens_out": tokens_out, "tokens_cached": 0, "tokens_in_estimated": tokens_in, "tokens_out_max": 1024,
-            "backend": "gpu-1", "tries": 1, **more,
+            "request_id": id, "tenant": tenant, "app": app, "user": user, "weight": 1.0, "interaction": "", "stage": 1,
+            "model": "llama-3.1-8b", "policy": "fcfs", "path": "/v1/chat/completions", "stream": True,
+            "outcome": "completed", "reason": "", "tokens_in": tokens_in, "tokens_out": tokens_out, "tokens_cached": 0,
+            "tokens_in_estimated": tokens_in, "tokens_out_max": 1024, "backend": "gpu-1", "tries": 1, **more,
         })  # fmt: skip
 
     for burst in range(3):
@@ -42,8 +52,23 @@ def lines(seed: int = 1) -> bytes:
                 stage=stage, tokens_cached=0 if stage == 1 and not run else 512)  # fmt: skip
             time_s += random.uniform(1.0, 3.0)
             tokens_in += random.randint(100, 200)
-    asked.sort(key=lambda line: str(line["ts"]))
-    return b"".join(msgspec.json.encode(line) + b"\n" for line in asked)
+    engine = AdmissionEngine(named_policy("fcfs"))
+    engine.add_backend("gpu-1", max_num_seqs=profile.max_num_seqs)
+    arrivals.sort(key=lambda arrival: arrival.arrived_s)
+    records = simulate(arrivals, engine=engine, backends={"gpu-1": EngineModel(profile)}).records
+    served = []
+    for line in asked:
+        record = records[str(line["request_id"])]
+        if record.dispatched_s is None or record.ttft_s is None or record.finished_s is None:
+            continue
+        began_s = record.arrival.arrived_s
+        served.append({
+            "ts": round(BEGINS_S + record.finished_s, 3), **line, "ttft_ms": round(record.ttft_s * 1000, 2),
+            "queue_ms": round((record.dispatched_s - began_s) * 1000, 2),
+            "total_ms": round((record.finished_s - began_s) * 1000, 2),
+        })  # fmt: skip
+    served.sort(key=lambda line: str(line["ts"]))
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in served)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pty
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,25 +17,30 @@ from pathlib import Path
 import pytest
 
 from backends.simulated.profiles import profile
+from simulation.measured import measured
 from simulation.replay import Percentiles, Seen, TenantSeen, replay_under
 from simulation.report import Replayed, as_html, as_json, as_text, columns
 from simulation.traces.reader import Trace
 from simulation.verdict import verdict
 from tests.simulation.example_log import EXAMPLE
 from tests.simulation.test_traces import write
+from tests.waiting import WAIT_S
 
 FAIRGATE = str(Path(sys.executable).with_name("fairgate"))
 OPTIONS = ("--limit", "215", "--policy", "fcfs,vtc")
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([FAIRGATE, "replay", *map(str, arguments)], capture_output=True, text=True, timeout=50)
+    return subprocess.run([FAIRGATE, "replay", *map(str, arguments)], capture_output=True, text=True, timeout=WAIT_S)
 
 
 @pytest.fixture(scope="module")
 def replayed() -> Replayed:
-    trace, engine = Trace(EXAMPLE, limit=215), profile("h100-llama3.1-8b")
-    return Replayed(trace, engine, [replay_under(policy, trace, engine) for policy in ("fcfs", "vtc")])
+    trace = Trace(EXAMPLE, limit=215)
+    engine = measured(trace.entries())
+    assert engine is not None
+    runs = [replay_under(policy, trace, engine.profile) for policy in ("fcfs", "vtc")]
+    return Replayed(trace, engine.profile, runs, [engine.why])
 
 
 def test_an_access_log_goes_in_as_it_is_and_tables_json_and_a_page_come_out(tmp_path: Path, replayed: Replayed) -> None:
@@ -182,8 +188,19 @@ def test_what_the_operator_should_know_is_said(tmp_path: Path) -> None:
     assert "before 2 simulated engines like demo" in text
     assert re.search(r"0.123 +5.68 +90.1 +100 ", text)
     two = Trace(write(tmp_path, "t_s,tenant,input_tokens,output_tokens", "0,a,10,5", "1,b,10,5"))
-    assert "No two tenants waited at the same time" in as_text(Replayed(two, engine, [seen_by("vtc")]))
-    assert "Note" not in as_text(Replayed(two, engine, [seen_by("vtc", gap_max=1.0)]))
+    assert "No two tenants waited at the same time" in as_text(Replayed(two, engine, [seen_by("vtc", queued=1)]))
+    assert "Note" not in as_text(Replayed(two, engine, [seen_by("vtc", gap_max=1.0, queued=1)]))
+
+
+@pytest.mark.parametrize("write_it", [as_text, as_json, as_html])
+def test_a_load_that_never_fills_the_engines_is_said_first(tmp_path: Path, write_it: Callable[[Replayed], str]) -> None:
+    trace = Trace(write(tmp_path, "t_s,tenant,input_tokens,output_tokens", "0,a,10,5", "1,b,10,5"))
+    runs = [replay_under(policy, trace, profile("demo")) for policy in ("fcfs", "vtc")]
+    said = "No request had to wait: this load never fills the engines"
+    text = write_it(Replayed(trace, profile("demo"), runs))
+    assert said in text
+    assert text.startswith(f"Warning: {said}") == (write_it is as_text)
+    assert said not in write_it(Replayed(trace, profile("demo"), [runs[0], replace(runs[1], queued=1)]))
 
 
 def test_a_request_without_any_token_has_no_percentiles() -> None:
@@ -229,7 +246,7 @@ def test_bad_input_is_named_and_ends_with_2(arguments: tuple[str | Path, ...], m
 
 def test_a_pipe_is_read_like_a_file(replayed: Replayed) -> None:
     text = gzip.decompress(EXAMPLE.read_bytes())
-    done = subprocess.run([FAIRGATE, "replay", "-", *OPTIONS], input=text, capture_output=True, timeout=50)
+    done = subprocess.run([FAIRGATE, "replay", "-", *OPTIONS], input=text, capture_output=True, timeout=WAIT_S)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.decode() == as_text(replayed).replace("access.log.gz", "stdin")
 
@@ -246,7 +263,7 @@ def test_a_bar_shows_how_far_a_long_run_is_when_somebody_looks() -> None:
         pass  # how a terminal says that nobody writes to it any more
     finally:
         os.close(ours)
-    output, _ = process.communicate(timeout=50)
+    output, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
     assert re.search(rb"fcfs +\[#+-+\] +\d+%", shown), "amid the run"
     assert re.search(rb"vtc +\[#+\] +100%", shown)

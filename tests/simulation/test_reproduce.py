@@ -35,10 +35,6 @@ def missed(outcome: Outcome) -> list[str]:
     return [row.measure for row in outcome.rows if row.verdict is Verdict.MISSED]
 
 
-pytestmark = pytest.mark.timeout(300)
-"""Ten simulated minutes take some seconds, on a busy machine many."""
-
-
 # --- the experiments ---
 
 

@@ -168,6 +168,19 @@ def test_weights_that_are_given_hold_whatever_the_trace_says(tmp_path: Path) -> 
     assert sorted(each.weight for each in trace.arrivals(16)) == [3.0, 5.0]
 
 
+def test_who_leaves_before_an_answer_in_one_piece_had_not_read_enough(tmp_path: Path) -> None:
+    """A flood that is broken off asked for whole answers: the few short ones that it got say little of the others."""
+    cut = {"outcome": "abandoned", "stream": False, "tokens_out": 40}
+    arrivals = read(
+        tmp_path,
+        logged(tokens_out=20, stream=False),
+        *(logged(**cut, tokens_out_max=200) for _ in range(3)),
+        logged(**cut | {"tokens_out": 0}, tokens_out_max=80),
+        logged(**cut | {"stream": True}),
+    )
+    assert [each.output_tokens for each in arrivals] == [20, 130, 130, 130, 80, 40], "a mean of 180 tokens / 2"
+
+
 def test_requests_for_other_models_are_left_out(tmp_path: Path) -> None:
     lines = [
         logged(model="a"),

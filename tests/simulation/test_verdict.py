@@ -75,3 +75,12 @@ def test_a_long_name_is_cut() -> None:
     before, after = run("fcfs", tenant("n" * 900, 9.0)), run("vtc", tenant("n" * 900, 1.0))
     assert "n" * 31 + "…" in verdict([before, after])
     assert "n" * 32 not in verdict([before, after])
+
+
+def test_one_request_is_named_where_the_choice_makes_no_difference_to_many() -> None:
+    before = run("fcfs", tenant("heavy", 2.4), tenant("light", 2.33, requests=1))
+    after = run("vtc", tenant("heavy", 2.5), tenant("light", 0.13, requests=1))
+    assert verdict([before, after]) == (
+        "Under `fcfs`, the slowest request of `light` waited 2.33 s for its first token, under `vtc` 0.130 s; of "
+        "`heavy`, who asked for most, 2.40 s and 2.50 s."
+    )

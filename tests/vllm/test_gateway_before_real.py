@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from tests.gateway.live import Live, Starter
+from tests.waiting import WAIT_S
 
 HELLO: list[Any] = [{"role": "user", "content": "the time of the day is good for you"}]
 VLLM = Path(os.environ.get("FAIRGATE_VLLM_VENV", Path.home() / ".cache" / "fairgate" / "vllm")) / "bin" / "vllm"
@@ -20,7 +21,7 @@ VLLM = Path(os.environ.get("FAIRGATE_VLLM_VENV", Path.home() / ".cache" / "fairg
 
 @pytest.fixture
 def start(tmp_path: Path) -> Starter:
-    return Starter(tmp_path, wait_s=60.0)
+    return Starter(tmp_path)
 
 
 def client(live: Live) -> openai.AsyncOpenAI:
@@ -76,7 +77,7 @@ async def test_a_client_that_goes_away_frees_the_engine(real_vllm: str, start: S
     body = {"model": "tiny", "messages": HELLO, "max_tokens": 3000, "ignore_eos": True, "stream": stream}
     async with start(real_vllm) as live:
         asking = asyncio.create_task(live.ask("/v1/chat/completions", body))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             while await gauge(real_vllm, "num_requests_running") < 1:  # noqa: ASYNC110 (another process's state)
                 await asyncio.sleep(0.01)
             asking.cancel()

@@ -17,7 +17,7 @@ an interaction rests after it, and the next call goes on with it."""
 
 @pytest.fixture
 def start(tmp_path: Path) -> Starter:
-    return Starter(tmp_path, wait_s=60.0)
+    return Starter(tmp_path)
 
 
 async def chat(live: Live, messages: list[Any]) -> tuple[Answer, list[Any]]:

@@ -38,19 +38,26 @@ function round(number) {
   return Math.round(number * 10) / 10;
 }
 
-// lines: {name: class}. Returns the frame and update(times, series by name, {from, to, top}, the highest value said).
+// lines: {name: class}. Returns the frame and update(times, series by name, {from, to, top, marks}, the highest value said).
 export function chart(lines, { wide = false } = {}) {
   const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
   for (const y of [0, HEIGHT / 2]) svg.append(shape("line", { x1: 0, x2: WIDTH, y1: y, y2: y, class: "grid" }));
   const paths = {};
   for (const [name, look] of Object.entries(lines)) svg.append((paths[name] = shape("path", { class: look })));
   svg.append(shape("line", { x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT, class: "base" }));
+  const marked = svg.appendChild(shape("g", {}));
   const high = element("span", { class: "high" });
   const frame = element("div", { class: wide ? "chart wide" : "chart" }, svg, high);
-  function update(times, series, { from, to, top }, said, label) {
+  function update(times, series, { from, to, top, marks = [] }, said, label) {
     for (const [name, line] of Object.entries(paths)) {
       line.setAttribute("d", path(times, series[name], from, to, top, lines[name].includes("area")));
     }
+    marked.replaceChildren(...marks.map(({ at_s, text }) => {
+      const x = round((WIDTH * (at_s - from)) / (to - from));
+      const line = shape("line", { x1: x, x2: x, y1: 0, y2: HEIGHT, class: "changed" });
+      line.append(titled(text));
+      return line;
+    }));
     if (high.textContent !== said) high.textContent = said;
     svg.setAttribute("aria-label", label);
   }
@@ -88,13 +95,21 @@ export function stacked(parts) {
   return made;
 }
 
-// One column for each part of 1.
-export function bars(ratios, label) {
+function titled(text) {
+  const made = shape("title", {});
+  made.textContent = text;
+  return made;
+}
+
+// One column for each part of 1, and what it says when one points at it.
+export function bars(ratios, label, titles) {
   const svg = shape("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label });
   const width = WIDTH / ratios.length;
   ratios.forEach((ratio, i) => {
     const height = round(HEIGHT * ratio);
-    svg.append(shape("rect", { x: round(i * width + 1), y: HEIGHT - height, width: round(width - 2), height, class: "column" }));
+    const column = shape("rect", { x: round(i * width + 1), y: HEIGHT - height, width: round(width - 2), height, class: "column" });
+    column.append(titled(titles[i]));
+    svg.append(column);
   });
   svg.append(shape("line", { x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT, class: "base" }));
   return element("div", { class: "chart" }, svg);

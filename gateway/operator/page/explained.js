@@ -1,63 +1,28 @@
 // Why is a request where it is? What `fairgate explain` says of it, for people.
 
 import { bar } from "./draw.js";
-import { why } from "./panels.js";
+import { facts, why } from "./panels.js";
 import { story } from "./requests.js";
 import { ask } from "./stream.js";
 import { element, percent, seconds, spaced } from "./words.js";
 
-const dialog = document.getElementById("explained");
-const body = document.getElementById("explained-body");
-const HASH = "#explain=";
-
-// `known`: what is seen of a request that has ended, and the words of the obstacles.
-export function explains(known) {
-  const open = () => {
-    if (!location.hash.startsWith(HASH)) {
-      if (dialog.open) dialog.close();
-      return;
-    }
-    show(decodeURIComponent(location.hash.slice(HASH.length)), known());
-  };
-  document.getElementById("explained-close").addEventListener("click", () => dialog.close());
-  dialog.addEventListener("close", () => {
-    if (location.hash.startsWith(HASH)) history.replaceState(null, "", location.pathname);
-  });
-  document.getElementById("find").addEventListener("submit", (event) => {
-    event.preventDefault();
-    const hash = HASH + encodeURIComponent(document.getElementById("find-id").value.trim());
-    if (location.hash === hash) open();
-    else location.hash = hash;
-  });
-  addEventListener("hashchange", open);
-  return open;
-}
-
-async function show(id, { ended, words }) {
-  document.getElementById("explained-head").textContent = id;
-  body.replaceChildren(element("p", {}, "Asking the gateway."));
-  if (!dialog.open) dialog.showModal();
-  try {
-    const answer = await ask(`/explain/${encodeURIComponent(id)}`);
-    const found = await answer.json();
-    body.replaceChildren(...(answer.ok ? explanation(found, ended.find((one) => one.request_id === id), words)
-      : unknown(found)));
-  } catch (error) {
-    body.replaceChildren(element("p", {}, `The gateway did not answer: ${error.message || "it asks for the token"}.`));
-  }
+export async function explained(id, { ended, words }) {
+  const answer = await ask(`/explain/${encodeURIComponent(id)}`);
+  const found = await answer.json();
+  return answer.ok ? explanation(found, ended.find((one) => one.request_id === id), words) : unknown(found);
 }
 
 function unknown(found) {
   return [
     element("p", {}, `${found.error}.`),
-    element("p", {}, "A request that ended longer ago is in the access log, where ", element("code", {}, "waited_ms"),
-      " says what held it back."),
+    element("p", {}, "A request that ended longer ago is in the access log: ",
+      element("code", {}, "fairgate explain ID -c FILE"), " reads it there."),
   ];
 }
 
 function explanation(found, end, words) {
   const { tenant, app, user } = found.flow;
-  const facts = [
+  const known = [
     ["Tenant", tenant], ["App", app], ["User", user], ["Pool", `${found.pool}, policy ${found.policy}`],
     ["Stage", `${found.stage}${found.inside_an_interaction ? ", inside an interaction" : ""}`],
     ["Decided", found.decided_s_ago === null ? null : `${seconds(found.decided_s_ago)} ago`],
@@ -73,8 +38,8 @@ function explanation(found, end, words) {
     element("p", { class: "reason" }, `${found.reason}.`),
     element("p", {}, found.waited ? `It ${found.waited}.` : "It did not wait."),
     waits(found.waited_s, words),
-    element("dl", { class: "facts" }, ...facts.filter(([, value]) => value).map(([name, value]) =>
-      element("div", {}, element("dt", {}, name), element("dd", {}, String(value))))),
+    table("Whose requests an engine had while it waited", ["tenant", "requests"], Object.entries(found.ahead)),
+    facts(known),
     table("Limits of its caller", ["limit", "at most", "left"],
       found.limits.map((one) => [spaced(one.name), one.limit, one.remaining])),
     table("What its place in the order depends on", ["number", "value"],

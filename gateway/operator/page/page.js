@@ -1,6 +1,6 @@
 // The page: hears the gateway, and shows the chosen pool.
 
-import { explains } from "./explained.js";
+import { details } from "./details.js";
 import { Shares, Tenants, Times, engines, limit, refusals, waiting } from "./panels.js";
 import { requests } from "./requests.js";
 import { follow, hasToken, keepToken } from "./stream.js";
@@ -14,7 +14,11 @@ const shares = new Shares();
 const times = new Times();
 const tenants = new Tenants();
 const usage = new Usage();
-const openExplanation = explains(() => ({ ended: said.ended ?? [], words: said.words ?? { waits: {}, refusals: {} } }));
+const showDetails = details(() => ({
+  ended: (said.ended ?? []).filter((one) => one.pool === chosen), words: said.words ?? { waits: {}, refusals: {}, obstacles: {} },
+  minute: of(said.tenants), queue: of(said.queue), backends: of(said.backends), points: own(), marks: marks(),
+  countsUsage: said.gateway?.counts_usage,
+}));
 let said = {};
 let points = [];
 let chosen = null;
@@ -50,16 +54,15 @@ function show() {
   if (!said.gateway || !said.queue || !said.backends || !said.tenants || !said.words) return;
   showLink();
   choosePools(said.queue.pools.map((pool) => pool.pool));
-  const of = (found) => found.pools.find((pool) => pool.pool === chosen);
   const pool = { queue: of(said.queue), backends: of(said.backends) };
-  const minute = of(said.tenants) ?? { tenants: [], tenants_left_out: 0 };
+  const minute = of(said.tenants) ?? { tenants: [], tenants_left_out: 0, running_by_backend: {} };
   if (!pool.queue || !pool.backends) return;
-  const own = points.map((point) => ({ at_s: point.at_s, ...of(point) })).filter((point) => point.tenants);
-  limit(pool, minute, own.at(-1));
-  shares.show(own, firstRequest);
+  const seen = own();
+  limit(pool, minute, seen.at(-1));
+  shares.show(seen, minute, marks(), firstRequest);
   waiting(pool.queue);
   engines(pool.backends, said.words);
-  times.show(own);
+  times.show(seen, marks());
   refusals(minute, said.words);
   tenants.show(minute, firstRequest);
   usage.show(said.gateway.counts_usage);
@@ -68,6 +71,20 @@ function show() {
   document.title = queued ? `${queued} waiting, fairgate` : "fairgate";
   place("cost").textContent = `What this page shows costs the gateway ${percent(said.gateway.cost_cores)} of a core.`;
   document.body.dataset.shown = "yes";
+  showDetails();
+}
+
+// What concerns the chosen pool: its part of an answer, its points in time, and what was changed.
+function of(found) {
+  return found?.pools.find((pool) => pool.pool === chosen);
+}
+
+function own() {
+  return points.map((point) => ({ at_s: point.at_s, ...of(point) })).filter((point) => point.tenants);
+}
+
+function marks() {
+  return (said.marks ?? []).filter((mark) => !mark.pool || mark.pool === chosen);
 }
 
 function choosePools(names) {
@@ -152,5 +169,5 @@ place("tenants-body").addEventListener("click", (event) => {
   plan();
 });
 document.addEventListener("visibilitychange", plan);
-openExplanation();
+showDetails();
 begin();

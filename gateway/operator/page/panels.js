@@ -1,7 +1,7 @@
 // The panels: each takes what was said last and puts it in its place.
 
 import { bar, ceiling, chart } from "./draw.js";
-import { count, element, fill, percent, seconds, spaced, sum } from "./words.js";
+import { clock, count, element, fill, named, percent, seconds, spaced, sum } from "./words.js";
 
 const SHARES_SHOWN = 12;
 const FEW = 4;
@@ -16,7 +16,13 @@ const place = (id) => document.getElementById(id);
 
 // A link to the explanation of one request.
 export function why(id) {
-  return element("a", { href: `#explain=${encodeURIComponent(id)}`, class: "id" }, id);
+  return named("explain", id, { class: "id" });
+}
+
+// Names and values; what is not known is left out.
+export function facts(rows) {
+  return element("dl", { class: "facts" }, ...rows.filter(([, value]) => value).map(([name, value]) =>
+    element("div", {}, element("dt", {}, name), element("dd", {}, String(value)))));
 }
 
 export function limit(pool, minute, last) {
@@ -39,7 +45,7 @@ export function limit(pool, minute, last) {
 }
 
 // Which part of the points is drawn: the shortest range that holds them all.
-function range(points) {
+export function range(points) {
   const to = points.length ? points.at(-1).at_s : 1;
   const begun = points.find((point) => point.tenants.length || point.ended) ?? points.at(-1);
   const spanned = points.length ? to - begun.at_s : 0;
@@ -57,8 +63,9 @@ export class Shares {
     this.charts = new Map();
   }
 
-  show(points, firstRequest) {
+  show(points, minute, marks, firstRequest) {
     const body = place("shares-body");
+    this.byWeight = new Map(minute.tenants.map((one) => [one.tenant, one.share_by_weight]));
     const { from, to, said } = range(points);
     const seen = points.filter((point) => point.at_s >= from);
     this.#choose(seen);
@@ -72,12 +79,14 @@ export class Shares {
     const series = new Map(shown.map((name) => [name, this.#series(seen, (each) => each === name)]));
     const others = this.#series(seen.slice(-1), (each) => !shown.includes(each));
     const [got, owed] = [others.received[0], others.due[0]];
-    place("shares-others").textContent = got > 0 ? `All other tenants together: ${percent(got)} of ${percent(owed)} due.` : "";
+    place("shares-others").textContent = got > 0 ? `All other tenants together: ${percent(got)}, due ${percent(owed)}.` : "";
     body.classList.toggle("few", series.size <= FEW);
     const top = ceiling(Math.max(...[...series.values()].flatMap((one) => [...one.received, ...one.due])), 0.01);
     place("shares-scale").textContent = `Each 0 to ${percent(top)}, last ${said}.`;
     const times = seen.map((point) => point.at_s);
-    for (const [name, one] of series) this.#draw(name, one, times, { from, to, top });
+    const scale = { from, to, top, marks: marks.filter((mark) => mark.at_s >= from) };
+    place("shares-marks").textContent = (scale.marks.length ? "Changed: " : "") + scale.marks.map((mark) => `${clock(mark.at_s)} ${mark.text}`).join("; ");
+    for (const [name, one] of series) this.#draw(name, one, times, scale);
     const frames = [...series.keys()].map((name) => this.charts.get(name).whole);
     if (frames.length !== body.children.length || frames.some((frame, i) => body.children[i] !== frame)) {
       body.replaceChildren(...frames);
@@ -114,17 +123,22 @@ export class Shares {
     if (!this.charts.has(name)) {
       const made = chart({ received: "area", due: "due" });
       const numbers = element("span", { class: "numbers" });
-      const head = element("p", { class: "head" }, element("b", { title: name }, name), numbers);
+      const head = element("p", { class: "head" }, element("b", {}, named("tenant", name)), numbers);
       this.charts.set(name, { ...made, numbers, whole: element("div", { class: "share" }, head, made.frame) });
     }
     const one = this.charts.get(name);
     const [got, owed] = [received.at(-1), due.at(-1)];
     const isShort = got !== null && got < SHORT_OF_DUE * owed;
-    const said = got === null ? "idle" : `${percent(got)} of ${percent(owed)} due`;
-    one.numbers.textContent = isShort ? `▼ ${said}` : said;
+    const said = got === null ? "idle" : shareSaid(got, owed, this.byWeight.get(name));
+    one.numbers.textContent = (isShort ? "▼ " : "") + said.replace("; ", "\n");
     one.whole.classList.toggle("short", isShort);
     one.update(times, { received, due }, scale, "", `${name}: received ${said}`);
   }
+}
+
+// What it received, what it is due since others ask for less than their part, and what its weight alone would give.
+export function shareSaid(got, owed, byWeight) {
+  return `${percent(got)}, due ${percent(owed)}` + (byWeight ? `; weight alone ${percent(byWeight)}` : "");
 }
 
 export class Times {
@@ -132,7 +146,7 @@ export class Times {
     this.charts = null;
   }
 
-  show(points) {
+  show(points, marks) {
     const body = place("times-body");
     if (!this.charts) {
       const kinds = [["wait", "Wait for an engine"], ["first_token", "First token, from arrival"]];
@@ -155,20 +169,23 @@ export class Times {
       const top = ceiling(Math.max(0, ...p95.filter((value) => value !== null)), 0.01);
       const now = known ? `p50 ${seconds(p50.at(-1))}, p95 ${seconds(p95.at(-1))}` : "none in this time";
       one.numbers.textContent = now;
-      one.update(times, { p50, p95 }, { from, to, top }, known ? seconds(top) : "", `${one.title}: ${now}`);
+      one.update(times, { p50, p95 }, { from, to, top, marks: marks.filter((mark) => mark.at_s >= from) }, known ? seconds(top) : "", `${one.title}: ${now}`);
     }
   }
 }
 
 export function waiting(queue) {
+  const places = queue.gateways.length ? [element("h3", {}, "At which gateway"), element("ul", { class: "oldest" },
+    ...queue.gateways.map((one) => element("li", {}, element("b", {}, one.gateway), element("span", { class: "numbers" },
+      `${one.queued_requests} waiting, ${one.dispatched_requests} running`))))] : [];
   const found = queue.tenants.filter((one) => one.queued_requests);
   if (!found.length) {
-    fill(place("waiting-body"), element("p", { class: "empty" }, "Nobody waits: each request starts as it comes."));
+    fill(place("waiting-body"), element("p", { class: "empty" }, "Nobody waits: each request starts as it comes."), ...places);
     return;
   }
   const most = found[0].queued_requests;
   const rows = found.slice(0, WAITING_SHOWN).map((one) => element("li", {},
-    element("b", { title: one.tenant }, one.tenant),
+    element("b", {}, named("tenant", one.tenant)),
     element("span", { class: "numbers" }, `${count(one.queued_requests, "request")}, oldest ${seconds(one.oldest_wait_s)}`),
     bar(one.queued_requests / most)));
   const more = found.length - rows.length + queue.tenants_left_out;
@@ -177,6 +194,7 @@ export function waiting(queue) {
   fill(place("waiting-body"),
     element("ul", { class: "bars" }, ...rows),
     more ? element("p", { class: "more" }, `and ${count(more, "more tenant")}`) : null,
+    ...places,
     element("h3", {}, "Longest waiting"),
     element("ul", { class: "oldest" }, ...oldest));
 }
@@ -200,7 +218,7 @@ export function engines(backends, words) {
 }
 
 function engine(one, words) {
-  const name = element("b", { title: one.url }, one.backend);
+  const name = element("b", {}, named("engine", one.backend, { title: one.url }));
   if (!one.in_service) {
     return element("li", { class: "tile down" }, name, element("p", {}, `out of service: ${one.reason}`));
   }
@@ -233,7 +251,7 @@ export function refusals(minute, words) {
     element("b", { title: reason }, spaced(reason)),
     element("span", { class: "numbers" }, count(found.total, "request")),
     bar(found.total / most, { look: "bad" }),
-    element("p", {}, words.refusals[reason] ? `${words.refusals[reason]}. ` : "", `Most: ${found.tenant}.`)))));
+    element("p", {}, words.refusals[reason] ? `${words.refusals[reason]}. ` : "", "Most: ", named("tenant", found.tenant), ".")))));
 }
 
 export class Tenants {
@@ -252,7 +270,7 @@ export class Tenants {
     const shown = (this.isWhole ? found : found.slice(0, ROWS_SHOWN));
     const most = Math.max(...shown.map((one) => Math.max(one.share_received, one.share_due)), 0.0001);
     const rows = shown.map((one) => tenantRow(one, most));
-    const heads = [["tenant"], ["weight", "less"], ["received", ""], ["due"], ["", "wide-only"], ["queued"],
+    const heads = [["tenant"], ["weight", "less"], ["received", ""], ["due"], ["weight alone", "less"], ["", "wide-only"], ["queued"],
       ["running", "less"], ["wait p50", "less"], ["wait p95"], ["ended", "less"], ["refused"]];
     const table = element("table", {},
       element("thead", {}, element("tr", {}, ...heads.map(([text, look]) => text ?
@@ -269,13 +287,15 @@ export class Tenants {
 }
 
 function tenantRow(one, most) {
+  const isIdle = !one.share_by_weight;
   const isShort = one.queued_requests && one.share_received < SHORT_OF_DUE * one.share_due;
-  return element("tr", { class: isShort ? "short" : "" },
-    element("th", { scope: "row", title: one.tenant }, one.tenant),
+  return element("tr", { class: isShort ? "short" : isIdle ? "idle" : "" },
+    element("th", { scope: "row" }, named("tenant", one.tenant)),
     element("td", { class: "less" }, String(one.weight)),
-    element("td", {}, (isShort ? "▼ " : "") + percent(one.share_received)),
-    element("td", {}, percent(one.share_due)),
-    element("td", { class: "wide-only" }, bar(one.share_received / most, { mark: one.share_due / most })),
+    element("td", {}, isIdle ? "idle" : (isShort ? "▼ " : "") + percent(one.share_received)),
+    element("td", {}, isIdle ? "–" : percent(one.share_due)),
+    element("td", { class: "less" }, isIdle ? "–" : percent(one.share_by_weight)),
+    element("td", { class: "wide-only" }, isIdle ? "" : bar(one.share_received / most, { mark: one.share_due / most })),
     element("td", {}, String(one.queued_requests)),
     element("td", { class: "less" }, String(one.running_requests)),
     element("td", { class: "less" }, seconds(one.wait_p50_s)),

@@ -2,7 +2,7 @@
 
 import { stacked } from "./draw.js";
 import { why } from "./panels.js";
-import { clock, count, element, fill, seconds, spaced } from "./words.js";
+import { clock, count, element, fill, named, seconds, spaced } from "./words.js";
 
 const SHOWN = 15;
 const SAID_S_MIN = 0.001;
@@ -14,13 +14,17 @@ export function requests(ended, words) {
     return;
   }
   if (matchMedia("(hover: hover)").matches && body.matches(":hover") || body.matches(":focus-within")) return;
-  const shown = ended.slice(0, SHOWN);
+  fill(body, ...list(ended.slice(0, SHOWN), words));
+}
+
+export function list(shown, words) {
   const longest = Math.max(...shown.map((one) => one.total_s), 0.001);
-  fill(body,
+  return [
     element("p", { class: "about key" },
       element("span", { class: "waited" }, "waiting"), element("span", { class: "prefill" }, "until the first token"),
       element("span", { class: "decode" }, "answering"), `longest: ${seconds(longest)}`),
-    element("ol", { class: "ended" }, ...shown.map((one) => request(one, longest, words))));
+    element("ol", { class: "ended" }, ...shown.map((one) => request(one, longest, words))),
+  ];
 }
 
 function request(one, longest, words) {
@@ -32,7 +36,7 @@ function request(one, longest, words) {
   ];
   return element("li", {},
     element("time", { datetime: new Date(one.ended_at_s * 1000).toISOString() }, clock(one.ended_at_s)),
-    element("b", { title: one.tenant }, one.tenant, one.app && one.app !== one.tenant ? ` / ${one.app}` : ""),
+    element("b", {}, named("tenant", one.tenant), one.app && one.app !== one.tenant ? ` / ${one.app}` : ""),
     element("span", { class: `outcome ${one.outcome}` }, one.outcome),
     why(one.request_id),
     stacked(parts.filter(([ratio]) => ratio > 0)),

@@ -41,6 +41,13 @@ export function clock(epochS) {
   return new Date(epochS * 1000).toLocaleTimeString("en-GB");
 }
 
+// A link to what is known of a request ("explain"), a tenant or an engine. Whole, so that nobody takes it for one that
+// skips to another part of the page.
+export function named(kind, name, fields = {}) {
+  const href = `${location.origin}${location.pathname}#${kind}=${encodeURIComponent(name)}`;
+  return element("a", { href, class: "name", title: name, ...fields }, name);
+}
+
 // queue_full -> queue full
 export function spaced(name) {
   return name.replaceAll("_", " ");

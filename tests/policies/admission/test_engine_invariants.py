@@ -15,7 +15,7 @@ from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.limits.ceilings import Ceilings, ThrottleSettings
 from policies.orders.registry import POLICIES
 from policies.orders.vtc import CounterOrder
-from policies.request import NO_CLAIM, Claim, Refusal, Request, ServiceTokens
+from policies.request import NO_CLAIM, Claim, Refusal, Request, ServiceTokens, State
 from tests.policies.making import LIMITS, dispatched, make_request, policy_with
 
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
@@ -52,7 +52,10 @@ class Admission(RuleBasedStateMachine):
                 self.dispatched[request.id] = (request, decision.backend)
                 self.was_dispatched.add(request.id)
             else:
-                assert request.progress.charged == 0.0, "a rejected request was charged"
+                if decision.reason is Refusal.BACKEND_FAILED:  # it was dispatched, and that has cost its prompt
+                    self.settled[request.flow.tenant] += request.progress.charged / request.weight
+                else:
+                    assert request.progress.charged == 0.0, "a rejected request was charged"
                 assert 1.0 <= decision.retry_after_s <= 60.0
                 self.ended[request.id] = request
 
@@ -135,7 +138,8 @@ class Admission(RuleBasedStateMachine):
         decisions = self.engine.failed(request_id, failure, self.now)
         assert request.progress.attempts == attempts + (failure is Failure.UNREACHED) <= LIMITS.attempts_max
         if request_id not in dispatched(decisions):
-            assert request.progress.charged == 0.0, "what was refused was billed"
+            waits_again = request.progress.state is State.QUEUED
+            assert (request.progress.charged == 0.0) or not waits_again, "what waits again was billed"
         self.apply(decisions)
 
     @precondition(lambda self: self.dispatched)

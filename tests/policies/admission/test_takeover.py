@@ -239,7 +239,7 @@ def test_a_limit_that_is_new_counts_what_waits_and_runs() -> None:
     (refused,) = engine.arrived(make_request("a"), 0.2)
     assert isinstance(refused, Reject)
     assert refused.reason is Refusal.RATE_LIMITED
-    quotas.set(Quota(concurrent=7), {})
+    quotas.set(Quotas(Quota(concurrent=7)))
     take_over(engine, setup_with(quotas=quotas), 0.3)
     assert quotas.under_way == {"a": 6}, "counted once"
     assert not any(isinstance(one, Reject) for one in engine.arrived(make_request("a"), 0.4))

@@ -194,6 +194,27 @@ def test_a_waiting_gauge_holds_back_until_it_is_stale() -> None:
     assert obstacle(ledger, now=opens_s) is None, "when it says it opens, it is open"
 
 
+@pytest.mark.parametrize("is_step", [False, True])
+def test_what_the_engine_defers_is_no_queue_for_room(is_step: bool) -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    for _ in range(10):
+        start(ledger, make_request(prompt=10), started=False)
+    ledger.prefill.tokens = PREFILL_TOKENS_MAX
+    for second in (1.0, 2.0):
+        ledger.observe(Gauges(second, running=1, waiting=9, is_step=is_step, deferred=9), second)
+        assert obstacle(ledger, now=second) is None
+    assert (ledger.slots.count, ledger.prefill.tokens) == (100, PREFILL_TOKENS_MAX)
+    ledger.observe(Gauges(3.0, running=1, waiting=9, is_step=is_step, deferred=6), 3.0)
+    assert obstacle(ledger, now=3.0) == "waiting"
+
+
+def test_unstreamed_answers_that_are_deferred_have_not_started() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    leases = [start(ledger, make_request(streamed=False), started=False) for _ in range(5)]
+    ledger.observe(Gauges(60.0, running=2, waiting=3, deferred=3), 60.0)
+    assert [lease.started_s is not None for lease in leases] == [True, True, False, False, False]
+
+
 def test_a_waiting_gauge_at_the_target_does_not() -> None:
     ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
     start(ledger, make_request())
@@ -261,7 +282,7 @@ def test_answers_of_known_length_are_kept_room_for_in_full() -> None:
 
 def test_kv_that_others_use_is_not_ours() -> None:
     ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
-    start(ledger, make_request(prompt=82, reserved=10))
+    start(ledger, make_request(prompt=82, expected=1.0, reserved=10))
     for second in range(20):
         ledger.observe(Gauges(float(second), kv_usage=0.59, kv_capacity_tokens=1000, block_size=16), float(second))
     assert obstacle(ledger, make_request(prompt=392), now=20.0) == "kv"

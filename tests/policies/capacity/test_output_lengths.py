@@ -20,10 +20,10 @@ def of(app: str, output_max: int = 10_000) -> Request:
 CHAT, BATCH = of("chat"), of("batch")
 
 
-def test_nothing_known_is_the_configured_guess_within_the_limit_of_the_request() -> None:
+def test_nothing_known_is_not_charged_ahead_and_the_configured_guess_is_reserved() -> None:
     lengths = OutputLengths(unknown_tokens=256)
-    assert (lengths.expected(of("chat", 1000)), lengths.reserved(of("chat", 1000))) == (256.0, 256)
-    assert (lengths.expected(of("chat", 10)), lengths.reserved(of("chat", 10))) == (10.0, 10)
+    assert (lengths.expected(of("chat", 1000)), lengths.reserved(of("chat", 1000))) == (0.0, 256)
+    assert (lengths.expected(of("chat", 10)), lengths.reserved(of("chat", 10))) == (0.0, 10)
 
 
 def test_the_pool_speaks_for_a_newcomer_and_each_app_for_itself() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from policies.limits import leaky_counts
 from policies.limits.leaky_counts import LeakyCounts
 
 
@@ -23,10 +20,8 @@ def test_a_clock_that_stands_still_or_goes_back_forgets_nothing() -> None:
     assert [counts.take("a", now) for now in (5.0, 5.0, 4.0)] == [0.0, 1.0, 2.0]
 
 
-@pytest.mark.interpreted_only("lowers a bound")
-def test_the_members_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaky_counts, "MEMBERS_MAX", 2)
-    counts = LeakyCounts(1.0, 1.0)
+def test_the_members_are_bounded() -> None:
+    counts = LeakyCounts(1.0, 1.0, members_max=2)
     for member in "abc":
         counts.take(member, 0.0)
     assert [counts.wait_s(member, 0.0) for member in "abc"] == [0.0, 1.0, 1.0], "the one silent for longest"

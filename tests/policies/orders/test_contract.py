@@ -26,6 +26,7 @@ from policies.orders.registry import POLICIES
 from policies.request import Flow, ServiceTokens
 from tests.policies.making import NoRoom, Room, make_request
 from tests.policies.orders.claims import CLAIMS, Action, Trace, actions, every_policy, fair_policy, make, pop
+from tests.waiting import WAIT_S
 
 
 def test_every_policy_states_its_claim() -> None:
@@ -83,7 +84,7 @@ def test_p2_same_answers_under_any_hash_seed() -> None:
         return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
 
     processes = [run("1"), run("4242")]
-    logs = [process.communicate(timeout=50)[0].splitlines() for process in processes]
+    logs = [process.communicate(timeout=WAIT_S)[0].splitlines() for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert logs[0] == logs[1] == [decision_log(name) for name in names]
 

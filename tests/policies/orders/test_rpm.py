@@ -46,7 +46,9 @@ def test_admits_what_fits_in_any_sixty_seconds_and_nothing_more(limit: int, arri
         else:
             opens_in_s = in_window[0] + WINDOW_S - now
             assert refused == Refused(
-                Refusal.RATE_LIMITED, refused.retry_after_s, Limit("requests", limit, 0, refused.retry_after_s)
+                Refusal.RATE_LIMITED,
+                refused.retry_after_s,
+                Limit("requests", limit, 0, refused.retry_after_s, WINDOW_S),
             )
             assert refused.retry_after_s == pytest.approx(opens_in_s)
 

@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 
 from policies.placements.prefix_index import (
     ALL_BLOCKS_MAX,
-    BACKEND_BLOCKS_MIN,
-    BLOCKS_MAX,
     BLOCKS_MIN,
     PrefixIndex,
-    blocks_for,
     blocks_of_tokens,
     tokens_of_blocks,
 )
@@ -67,7 +64,7 @@ def test_what_never_reached_the_engine_is_forgotten() -> None:
 
 def test_a_million_prompts_leave_it_within_its_bound() -> None:
     engines = 32
-    index = PrefixIndex(blocks_max=blocks_for(engines))
+    index = PrefixIndex()
     for number in range(1_000_000):
         index.insert((2 * number, 2 * number + 1), str(number % engines))
     assert len(index) == ALL_BLOCKS_MAX
@@ -76,8 +73,15 @@ def test_a_million_prompts_leave_it_within_its_bound() -> None:
 
 
 def test_many_engines_share_what_may_be_remembered() -> None:
-    bounds = [blocks_for(engines) for engines in (0, 1, 16, 17, 256, 257, 100_000)]
-    assert bounds == [BLOCKS_MAX, BLOCKS_MAX, BLOCKS_MAX, ALL_BLOCKS_MAX // 17, *[BACKEND_BLOCKS_MIN] * 3]
+    index = PrefixIndex(blocks_max=1000)
+    for number in range(4000):
+        for engine in "abcd"[: 1 + number // 1000]:
+            index.insert((number,), engine)
+        assert len(index) <= 1000
+    assert len(index) == 1000
+    assert [index.depth((3750,), engine) for engine in "abcd"] == [1] * 4
+    index.set(100)
+    assert len(index) == 100
 
 
 def test_an_engine_whose_counter_goes_back_holds_nothing() -> None:

@@ -1,0 +1,67 @@
+"""What does memory_max mean in numbers? The page docs/reference/memory.md, from the table of all bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from gateway.config.machine import MEMORY_OF_MACHINE
+from gateway.config.memory import (
+    ALLOCATED,
+    BASE_BYTES,
+    BLOCK_BYTES,
+    CONNECTION_BYTES,
+    MEMORY_MAX,
+    MEMORY_MAX_LEAST,
+    PARTS,
+    TABLES,
+    Bounds,
+    bounds_of,
+)
+
+__all__ = ["lines"]
+
+TEMPLATE = Path(__file__).with_name("memory.template.txt")
+SIZES = (256 << 20, MEMORY_MAX, 1 << 30, MEMORY_OF_MACHINE)
+ROWS: tuple[tuple[str, str, Callable[[Bounds], str]], ...] = (
+    ("names, in the tables below", "names", lambda bounds: f"{bounds.names:,}"),
+    ("blocks of prompts that engines have cached", "prompts", lambda bounds: f"{bounds.blocks:,}"),
+    ("bodies", "bodies", lambda bounds: _mib(bounds.bodies_bytes + bounds.reading_bytes)),
+    ("of these, all that come, wait, or have no answer yet", "", lambda bounds: _mib(bounds.bodies_bytes)),
+    ("of these, what one tenant or one address has", "", lambda bounds: _mib(bounds.client_bodies_bytes)),
+    ("of these, what waits in a pool", "", lambda bounds: _mib(bounds.queue_bytes)),
+    ("to read large ones", "", lambda bounds: _mib(bounds.reading_bytes)),
+    ("the largest one, unless configured", "", lambda bounds: _mib(bounds.body_bytes)),
+    ("connections of clients", "connections", lambda bounds: f"{bounds.connections:,}"),
+    ("answers", "answers", lambda bounds: _mib(2 * bounds.answers_bytes)),
+    ("of these, what clients have not taken", "", lambda bounds: _mib(bounds.answers_bytes)),
+    ("of these, what is kept until it is whole", "", lambda bounds: _mib(bounds.answers_bytes)),
+)
+
+
+def lines(table: Callable[[list[str], list[list[str]]], Iterator[str]]) -> Iterator[str]:
+    """The page. `table`: writes one."""
+    bounds = [bounds_of(size, 1) for size in SIZES]
+    heads = ["of a process with one pool", "part", *[f"`memory_max` {_mib(size)}" for size in SIZES]]
+    parts = [
+        [what, f"{PARTS[share]:.0%}" if share else "", *[say(each) for each in bounds]] for what, share, say in ROWS
+    ]
+    tables = [
+        [one.what, f"{one.entry_bytes:,}", str(one.part), "yes" if one.of_pool else ""] for one in TABLES.values()
+    ]
+    text = TEMPLATE.read_text(encoding="utf-8").format(
+        usual=MEMORY_MAX >> 20,
+        machine=MEMORY_OF_MACHINE >> 20,
+        least=MEMORY_MAX_LEAST >> 20,
+        base=BASE_BYTES >> 20,
+        allocated=f"{ALLOCATED - 1:.0%}",
+        block=BLOCK_BYTES,
+        connection=f"{CONNECTION_BYTES:,} bytes",
+        parts="\n".join(table(heads, parts)),
+        tables="\n".join(table(["an entry is", "bytes", "names for each", "divided among the pools"], tables)),
+    )
+    yield from text.rstrip("\n").split("\n")
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.0f} MiB"

@@ -1,0 +1,154 @@
+"""The command `fairgate explain`: why did a request wait, or a tenant's requests? The gateway and its log are asked."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from glob import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import click
+
+from gateway.commands.admin import NotAnswered, admin_of, asks_admin
+from gateway.commands.keys import BAD_INPUT, loaded
+from gateway.commands.replaying import readable
+
+if TYPE_CHECKING:
+    from gateway.config.usage import UsageConfig
+    from gateway.usage.report import Question
+
+__all__ = ["explain"]
+
+
+@click.command()
+@click.argument("request_id", required=False)
+@asks_admin
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    help="The access log; its rotated files beside it are read, too; - is what comes in.  [default: the file's]",
+)
+@click.option("--tenant", help="Why did its requests take as long as they did?")
+@click.option("--since", default="24h", show_default=True, help="30m, 24h, 7d, today, 8:00, a day, or a time; by UTC.")
+@click.option("--until", help="The same.  [default: now]")
+@click.option("--json", "as_json", is_flag=True, help="All numbers.")
+def explain(
+    request_id: str | None, path: Path | None, admin: str | None, logs: tuple[str, ...], tenant: str | None,
+    since: str, until: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Why was a request dispatched, refused or kept waiting? REQUEST_ID: the x-request-id of its answer, or the one
+    that the client sent.
+
+    \b
+    fairgate explain req_0123456789abcdef -c config.yaml
+    fairgate explain req_0123456789abcdef --admin http://127.0.0.1:8191
+    fairgate explain --tenant chat --since 8:00 --until 10:00 -c config.yaml
+    kubectl logs deploy/fairgate | fairgate explain --tenant chat --log -
+
+    The gateway knows its last decisions; what it no longer knows is looked up in the access log. Of a tenant whose
+    gateway keeps no log, the usage database knows the sums. Exits with 1 if nobody knows.
+    """
+    from gateway.usage.report import BadQuestion, Question
+    from simulation.traces.lines import TraceError
+
+    if (request_id is None) == (tenant is None):
+        raise click.UsageError("give either the id of a request, or --tenant NAME")
+    try:
+        question = Question(since, until, ["tenant"], datetime.now(UTC))
+        with ExitStack() as stack:
+            if request_id is not None:
+                text, numbers = _of_request(request_id, path, admin, _files(path, logs, stack), asks=not logs)
+            else:
+                assert tenant is not None
+                text, numbers = _of_tenant(tenant, question, path, _files(path, logs, stack))
+    except NotAnswered as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(1 if error.status else BAD_INPUT)
+    except (BadQuestion, TraceError, OSError) as error:
+        click.echo(f"fairgate: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    click.echo(json.dumps(numbers, indent=2) if as_json else text)
+
+
+def _files(path: Path | None, logs: Sequence[str], stack: ExitStack) -> list[Path]:
+    """The access log and what was rotated away. Raises OSError if one that is given cannot be read."""
+    if not logs:
+        log = loaded(path).access_log if path is not None else "off"
+        return [] if log in ("stdout", "off") else _with_rotated(log)
+    return list(dict.fromkeys(one for log in logs for one in _with_rotated(log) or [readable(log, stack)]))
+
+
+def _with_rotated(log: str) -> list[Path]:
+    return sorted(one for one in Path(log).parent.glob(f"{escape(Path(log).name)}*") if one.is_file())
+
+
+def _of_request(
+    request_id: str, path: Path | None, admin: str | None, files: Sequence[Path], *, asks: bool
+) -> tuple[str, Any]:
+    """Raises NotAnswered and TraceError."""
+    from gateway.telemetry.logged import Logged
+
+    said, status = "", 404
+    if asks:
+        try:
+            answer = admin_of(path, admin).get(f"/explain/{quote(request_id, safe='')}")
+            return answer["sentence"], answer
+        except NotAnswered as error:
+            if error.status not in (0, 404):
+                raise
+            said, status = "no decision on it is remembered; " if error.status else f"{error}; ", error.status
+    logged = Logged(
+        files, lambda line: request_id in (line.request_id, line.client_request_id), has=request_id, is_last=True
+    )
+    if not logged.lines:
+        raise NotAnswered(f"{request_id}: {said}{'it is not in the log' if files else 'no log is known'}", status)
+    return logged.sentence(), logged.numbers()
+
+
+def _of_tenant(tenant: str, question: Question, path: Path | None, files: Sequence[Path]) -> tuple[str, Any]:
+    """Raises NotAnswered, TraceError and BadQuestion."""
+    from gateway.telemetry.logged import Logged, arrived_s
+
+    if not files:
+        usage = loaded(path).usage if path is not None else None
+        if usage is None:
+            raise click.UsageError("which access log? Give --log FILE, or -c FILE that has an `access_log` or `usage`")
+        return _of_usage(tenant, question, usage)
+    since_s, until_s = question.since.timestamp(), question.until.timestamp()
+    logged = Logged(
+        [one for one in files if one.stat().st_mtime >= since_s],
+        lambda line: line.tenant == tenant and since_s <= arrived_s(line) < until_s,
+    )
+    if not logged.lines:
+        raise NotAnswered(f"no request of {tenant} came {question.words()}", 404)
+    return "\n".join(logged.summary()) if len(logged.lines) > 1 else logged.sentence(), logged.numbers()
+
+
+def _of_usage(tenant: str, question: Question, usage: UsageConfig) -> tuple[str, Any]:
+    """What sums know. Raises NotAnswered and BadQuestion."""
+    from gateway.redis.errors import StoreError
+    from gateway.usage.database import Database
+    from gateway.usage.report import read
+
+    database = Database(usage, makes=False)
+    try:
+        report = read(database, question, {})
+    except StoreError as error:
+        raise NotAnswered(str(error), 0) from None
+    finally:
+        database.close()
+    rows = {row.by[0]: row for row in report.rows}
+    if tenant not in rows:
+        raise NotAnswered(f"no request of {tenant} is counted {question.words()}", 404)
+    row, most = rows[tenant], report.rows[0]
+    text = (
+        f"{row.requests:,} requests of {tenant}, {row.refused:,} refused, waited {row.queue_s / row.requests:.3g} s on "
+        f"average; {most.by[0]} used most, {most.tokens / (report.total.tokens or 1):.0%} of all tokens."
+    )
+    return text, {**row.measures(has_prices=False), "most": most.by[0], "most_tokens": most.tokens}

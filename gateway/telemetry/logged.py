@@ -1,0 +1,150 @@
+"""What does the access log know of one request, or of a tenant's requests in some time? Sentences, and numbers."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from gateway.telemetry.log_line import Line, decode_line
+from policies.admission.explanation import OF_REFUSAL, dispatched_in_words, in_seconds, sentence, waited_in_words
+from policies.capacity.obstacle import Obstacle
+from simulation.metrics import percentile
+from simulation.traces.lines import read_lines, readable_bytes
+
+__all__ = ["Logged", "arrived_s"]
+
+ENDED: Final = {"abandoned": "was left by its client", "refused": "was refused"}
+NAMES: Final = {"queue_s": "Time in the queue", "ttft_s": "First token", "total_s": "End"}
+
+
+def arrived_s(line: Line) -> float:
+    return line.ts - line.total_ms / 1000
+
+
+class Logged:
+    """The requests that are asked for, and who was dispatched while they waited. Files are read twice, so that only
+    these requests are held in memory. Raises TraceError.
+
+    Attributes:
+        lines: of these requests.
+        ahead: by tenant, the requests that the same engines had while one of these waited.
+        left_out: lines that are none of an access log, or broke off.
+    """
+
+    def __init__(
+        self, paths: Sequence[Path], is_asked: Callable[[Line], bool], *, has: str = "", is_last: bool = False
+    ) -> None:
+        """`has`: what each line that is asked for has in it. `is_last`: only the request that ended last is."""
+        self._ends = {path: readable_bytes(path) for path in paths}
+        self.left_out = 0
+        lines = sorted((line for line in self._read(has) if is_asked(line)), key=lambda line: line.ts)
+        self.lines = lines[-1:] if is_last else lines
+        self.ahead = self._ahead()
+
+    def sentence(self) -> str:
+        """Of the one request."""
+        [line] = self.lines
+        waited = waited_in_words(self._waited_s(), self.ahead, line.tenant)
+        if line.outcome == "refused" and not line.backend:
+            why = next((text for reason, text in OF_REFUSAL.items() if reason == line.reason), line.reason)
+            return sentence(line.request_id, line.tenant, f"refused: {why}", waited)
+        said = dispatched_in_words(line.backend, line.placed, at_once=not waited) if line.backend else "not dispatched"
+        ttft = "" if line.ttft_ms is None else f"had its first token after {in_seconds(line.ttft_ms / 1000)}"
+        why = f" ({line.reason})" if line.reason else ""
+        ended = f"{ENDED.get(line.outcome, line.outcome)}{why} after {in_seconds(line.total_ms / 1000)}"
+        return sentence(line.request_id, line.tenant, said, waited, ttft, ended)
+
+    def summary(self) -> list[str]:
+        """Of at least two: how many, how long they took, what they waited for, and which of them longest."""
+        found = self.numbers()
+        ended = ", ".join(f"{count:,} {outcome}" for outcome, count in found["outcomes"].items())
+        said = [f"{len(self.lines):,} requests of {self.lines[0].tenant}: {ended}."]
+        for name, text in NAMES.items():
+            if found[name] is not None:
+                half, most = (in_seconds(found[name][part]) for part in ("p50", "p95"))
+                said.append(f"{text}: half of them {half} or less, one in twenty {most} or more.")
+        if found["waited_s"]:
+            said.append(
+                f"Together they {waited_in_words(found['waited_s'], self.ahead, self.lines[0].tenant)}; "
+                f"that is {found['queue_part']:.0%} of their time."
+            )
+            said.append(f"Longest waited {found['longest']}: ask for it by this id.")
+        return said
+
+    def numbers(self) -> dict[str, Any]:
+        """The same as plain data."""
+        lines = self.lines
+        total_ms = sum(line.total_ms for line in lines)
+        return {
+            "requests": len(lines),
+            "outcomes": dict(Counter(line.outcome for line in lines).most_common()),
+            "queue_s": _quantiles([line.queue_ms for line in lines]),
+            "ttft_s": _quantiles([line.ttft_ms for line in lines if line.ttft_ms is not None]),
+            "total_s": _quantiles([line.total_ms for line in lines]),
+            "queue_part": sum(line.queue_ms for line in lines) / total_ms if total_ms else 0.0,
+            "waited_s": self._waited_s(),
+            "ahead": dict(self.ahead.most_common()),
+            "longest": max(lines, key=lambda line: line.queue_ms).request_id,
+            "lines_left_out": self.left_out,
+        }
+
+    def _waited_s(self) -> dict[str, float]:
+        """Of all of them together, by obstacle."""
+        by: dict[str, float] = {}
+        for line in self.lines:
+            for name, waited_ms in line.waited_ms.items():
+                by[name] = by.get(name, 0.0) + waited_ms / 1000
+        return {str(name): by[name] for name in Obstacle if by.get(name)}
+
+    def _ahead(self) -> Counter[str]:
+        begins, ends = _merged((arrived_s(line), line.queue_ms / 1000) for line in self.lines if line.waited_ms)
+        if not begins:
+            return Counter()
+        models, engines = {line.model for line in self.lines}, {line.backend for line in self.lines}
+        found: Counter[tuple[str, str]] = Counter()
+        for line in self._read():
+            if not line.backend:
+                continue
+            if line.model in models:
+                engines.add(line.backend)
+            place = bisect_left(begins, line.ts) - 1
+            if place >= 0 and arrived_s(line) + line.queue_ms / 1000 < ends[place]:
+                found[line.backend, line.tenant] += 1
+        ahead: Counter[str] = Counter()
+        for (engine, tenant), count in found.items():
+            if engine in engines:
+                ahead[tenant] += count
+        return ahead
+
+    def _read(self, has: str = "") -> Iterator[Line]:
+        self.left_out = 0
+        for path, end in self._ends.items():
+            for _, text in read_lines(path, end):
+                if has not in text:
+                    continue
+                try:
+                    yield decode_line(text)
+                except (ValueError, RecursionError):
+                    self.left_out += 1
+
+
+def _quantiles(ms: Sequence[float]) -> dict[str, float] | None:
+    ordered = sorted(ms)
+    return {f"p{part:.0f}": percentile(ordered, part / 100) / 1000 for part in (50.0, 95.0)} if ordered else None
+
+
+def _merged(waits: Iterator[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    """When waits (begin, seconds) that overlap begin and end together."""
+    begins: list[float] = []
+    ends: list[float] = []
+    for begin_s, wait_s in sorted(waits):
+        end_s = begin_s + wait_s
+        if ends and begin_s <= ends[-1]:
+            ends[-1] = max(ends[-1], end_s)
+        else:
+            begins.append(begin_s)
+            ends.append(end_s)
+    return begins, ends

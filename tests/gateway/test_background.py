@@ -1,0 +1,168 @@
+"""Whatever a task beside the requests reads, it says so and goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.model import hash_key
+from tests.certificates import Authority
+from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated, until
+from tests.gateway.test_addresses_live import Names
+from tests.gateway.test_admin_keys import TENANTS, TOKEN, admin, answers
+from tests.redis_server import RedisServer
+
+OK = answer(b'{"usage":{"prompt_tokens":7,"completion_tokens":2}}')
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    often = (
+        "keys.issued.POLL_S",
+        "http.certificates.LOOK_S",
+        "pool.learned_file.SAVE_INTERVAL_S",
+        "background.RETRY_S",
+    )
+    for name in (
+        *often,
+        "redis.store.RENEW_S",
+        "pool.pool.PROBE_INTERVAL_S",
+        "replicas.learned.INTERVAL_S",
+        "replicas.news.RETRY_S",
+    ):
+        monkeypatch.setattr(f"gateway.{name}", 0.01)
+    monkeypatch.setattr("backends.steps.RETRY_S_MAX", 0.01)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "(x'00ff', 'x')",
+        "(NULL, 'x')",
+        "(CAST(x'ff61' AS TEXT), 'x')",
+        f"(CAST('{hash_key('other')}' AS BLOB), '{{\"tenant\":\"bob\"}}')",
+        f"('{hash_key('other')}', x'00ff')",
+        f"('{hash_key('other')}', CAST(x'7b22ff' AS TEXT))",
+        "('sha256:' || CAST(x'ff' AS TEXT), 'x'), ('sha256:' || CAST(x'fe' AS TEXT), 'x'), ('sha256:b', 'x')",
+    ],
+)
+async def test_a_bad_row_in_the_table_of_keys_is_passed_over(
+    start: Starter, row: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gateway.usage.issued_keys.PAGE", 1)
+    path = start.directory / "usage.db"
+    fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(path), "admin_token": TOKEN}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        before = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json
+        await answers(live, before["key"], 200)
+        with sqlite3.connect(path) as other:
+            other.execute(f"INSERT INTO fairgate_keys VALUES {row}")
+        after = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
+        await answers(live, after, 200)
+        assert (await live.ask(CHAT, chat(), key="other")).status == 401
+        assert (await admin(live, "DELETE", f"/keys/{before['hash']}")).status == 200
+        await answers(live, before["key"], 401)
+        listed = await admin(live, "GET", "/keys")
+        assert hash_key(after) in {each["hash"] for each in listed.json["keys"]}
+        assert "faults" not in (await admin(live, "GET", "/ready")).json
+        assert "NULL" in row or "entries of the table of keys (database) are ignored" in caplog.text
+
+
+async def test_a_bad_row_of_usage_keeps_no_other_from_being_counted(start: Starter) -> None:
+    path = start.directory / "usage.db"
+    tenants = [*TENANTS, {"name": "limited", "quota": {"tokens_per_day": 1000}}]
+    fields: dict[str, Any] = {"tenants": tenants, "usage": str(path)}
+    async with Upstream(replies(OK)) as upstream:
+        async with start(upstream.url, **fields):
+            pass
+        with sqlite3.connect(path) as other:
+            row = "(CAST(strftime('%s') AS INTEGER) / 3600 * 3600"
+            other.execute(f"INSERT INTO fairgate_usage VALUES {row}, x'ff', '', '', '', 1, 0, 9e999, 0, 0, 0, 0)")
+            other.execute(
+                f"INSERT INTO fairgate_usage VALUES {row}, CAST(x'ff' AS TEXT), '', '', '', 1, 0, 7, 0, 0, 0, 0)"
+            )
+        async with start(upstream.url, **fields, admin_token=TOKEN) as live:
+            key = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
+            await answers(live, key, 200)
+            usage = live.gateway.usage
+            assert usage is not None
+            await until(lambda: usage.batches_written)
+
+
+BREAKS = {
+    "addresses": "gateway.pool.addresses.Addresses._look_up",
+    "certificates": "gateway.http.certificates.Certificates._look",
+    "engines": "gateway.pool.pools.Pools.prepare",
+    "exchange": "gateway.replicas.ticker.Exchanges._exchange",
+    "fleet": "gateway.redis.store.RedisStore.hear_news",
+    "health": "gateway.pool.backend.Backend.check",
+    "keys": "gateway.redis.issued_keys.RedisKeys.changed",
+    "lessons": "gateway.replicas.learned.Lessons._adopt",
+    "metrics": "backends.metrics.Scraper._scrape",
+    "news heard": "gateway.redis.store.RedisStore.hear_news",
+    "news told": "gateway.redis.store.RedisStore.tell_news",
+    "state_file": "gateway.pool.learned_file.LearnedFile.save",
+    "steps": "backends.steps.StepFeed._listen",
+    "store": "gateway.redis.store.RedisStore._join_all",
+    "usage": "gateway.usage.recorder.UsageRecorder.flush",
+}
+"""By kind of task, what is made to fail."""
+
+
+SURPRISE = ": TypeError: see the log"
+FAILURES = "fairgate_background_failures_total"
+
+
+@pytest.mark.interpreted_only("breaks what runs in the background")
+async def test_every_task_goes_on_after_a_surprise(start: Starter, tmp_path: Path) -> None:
+    authority, names = Authority(tmp_path), Names("127.0.0.1")
+    certificate, key = authority.sign("listener")
+    async with simulated() as sim, RedisServer() as redis:
+        backend = {"url": f"http://engines.test:{sim.port}", "each_address": True, "engine": "vllm"}
+        fields: dict[str, Any] = {
+            "pools": [{"name": "pool", "backends": [backend]}],
+            "limits": {"upstream_addresses_s": 0.1},
+            "tls": {"cert_file": certificate, "key_file": key},
+            "usage": str(tmp_path / "usage.db"),
+            "state_file": str(tmp_path / "learned"),
+            "state": redis.url,
+        }
+
+        sim.server.steps.missing = "none"  # it is asked again and again
+
+        async def until_fault(live: Live, kind: str, *, is_there: bool) -> None:
+            """Not all tasks have something to do all the time."""
+            async with asyncio.timeout(6 * WAIT_S):
+                while _is_at_fault(live, kind) != is_there:
+                    if kind == "engines":
+                        names.answer = ("127.0.0.1", "127.0.0.2")
+                    elif kind == "news told":
+                        assert (await live.ask(CHAT, chat(str(live.gateway.lately.count) * 500))).status == 200
+                    elif kind in ("fleet", "news heard"):
+                        await redis.command("CLIENT", "KILL", "TYPE", "pubsub")
+                    await asyncio.sleep(0.01)
+
+        async with start(resolver=names, trusting=authority.client(), **fields) as live:
+            assert BREAKS.keys() == {name[1] for name in await live.metrics() if name[0] == FAILURES}
+            for kind, place in BREAKS.items():
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(place, _not_foreseen)
+                    await until_fault(live, kind, is_there=True)
+                    ready = await live.get("/ready", admin=True)
+                    assert any(one.startswith(kind) and one.endswith(SURPRISE) for one in ready.json["faults"])
+                    assert (await live.metrics())[FAILURES, kind] >= 1
+                await until_fault(live, kind, is_there=False)
+
+
+def _not_foreseen(*_: Any, **__: Any) -> Any:
+    raise TypeError("nobody thought of it")
+
+
+def _is_at_fault(live: Live, kind: str) -> bool:
+    return any(one.startswith(kind) and one.endswith(SURPRISE) for one in live.gateway.faults())

@@ -1,0 +1,129 @@
+"""What was sent is what arrives, but for the documented edits: at any engine, under any policy, at any placement."""
+
+from __future__ import annotations
+
+import random
+from contextlib import AsyncExitStack
+from itertools import product
+
+import pytest
+
+from gateway.config.model import hash_key
+from gateway.request.prefixes import salt_of
+from policies.orders.registry import POLICIES
+from policies.placements.registry import PLACEMENTS
+from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
+from tests.gateway.live import Starter, until
+from tests.gateway.test_hostile_bodies import AUDIO, CHAT, COMPLETIONS, END, FORM, MESSAGES, part
+
+OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
+TENANTS = [{"name": name, "keys": [hash_key(name)]} for name in ("alice", "bob")]
+ENGINES = ["vllm", "openai vllm", "vllm vllm openai"]
+COMBINATIONS = [
+    *product(POLICIES, PLACEMENTS, ENGINES, (False,)),
+    *product(("fairserve",), PLACEMENTS, ENGINES, (True,)),
+]
+CLIP = random.Random(7).randbytes(3000)
+LARGE = random.Random(8).randbytes(300_000)
+LONG = b'"prompt":"%b"' % (b"{ long " * 50_000)
+
+
+def upload(clip: bytes) -> bytes:
+    """A form with these bytes as its file."""
+    return part("model", "simulated") + part("file", "|", '; filename="a"').replace(b"|", clip) + END
+
+
+SENT: dict[str, tuple[str, bytes]] = {
+    "random bytes": (AUDIO, upload(CLIP)),
+    "no brace": (AUDIO, upload(CLIP.replace(b"{", b"["))),
+    "a brace first": (AUDIO, upload(b'{"model":"x"}' + CLIP)),
+    "a large one": (AUDIO, upload(LARGE)),
+    "a large one without a brace": (AUDIO, upload(LARGE.replace(b"{", b"["))),
+    "line ends": (AUDIO, upload(b"\n\n\r\r\n--y\r\n\r\n--\r\n{\r\n\n")),
+    "an empty file": (AUDIO, upload(b"")),
+    "streamed form": (AUDIO, part("stream", "true") + upload(CLIP)),
+    "no part": (AUDIO, END),
+    "form to a path of the config": ("/v1/unheard-of", upload(CLIP)),
+    "JSON": (CHAT, b'{"model":"simulated","messages":[{"role":"user","content":"{\\u007b \xc3\xa4"}]}'),
+    "spaces": (COMPLETIONS, b' \r\n{\n "n" : 1,\r\n\t"prompt" : "{" ,"seed":1.50}\n'),
+    "large JSON": (COMPLETIONS, b'\n{ "seed": 1.50, %b }\n' % LONG),
+    "large messages": (MESSAGES, b'{"stream":true,%b}' % LONG),
+    "no prompt that is known": (COMPLETIONS, b'{"prompt_embeds":"AAAA"}'),
+    "no field": (CHAT, b"{ }"),
+    "one pass": ("/v1/embeddings", b'{"input":["{"]}'),
+    "beside the queue": ("/tokenize", b'{"prompt":"{"}'),
+}
+EDITED: dict[str, tuple[str, bytes, bytes]] = {
+    "steered": (CHAT, b'{"cache_salt":"mine","messages":[],"cache\\u005fsalt":"too"}', b'{"messages":[]}'),
+    "large and steered": (COMPLETIONS, b'{"cache_salt":"mine",%b,"cache_salt":1}' % LONG, b"{%b}" % LONG),
+    "steering form": (AUDIO, part("cache_salt", "mine") + upload(CLIP), upload(CLIP)),
+    "streamed": (
+        COMPLETIONS,
+        b'{"prompt":"","stream":true}',
+        b'{"stream_options":{"include_usage":true},"prompt":"","stream":true}',
+    ),
+    "large and streamed": (
+        COMPLETIONS,
+        b'{"stream":true,%b}' % LONG,
+        b'{"stream":true,%b,"stream_options":{"include_usage":true}}' % LONG,
+    ),
+    "renamed": (CHAT, b'{"model":"alias","messages":[]}', b'{"model":"simulated","messages":[]}'),
+    "renamed form": (AUDIO, upload(CLIP).replace(b"simulated", b"alias"), upload(CLIP)),
+}
+BODIES = {name: (path, sent, sent) for name, (path, sent) in SENT.items()} | EDITED
+
+
+def salted(body: bytes, tenant: str) -> bytes:
+    """JSON as it arrives where tenants are kept apart; a form as it is."""
+    if body.startswith(b"--") or b'"' not in body:
+        return body
+    return body.replace(b"{", b'{"cache_salt":"%b",' % salt_of(tenant).encode(), 1)
+
+
+@pytest.mark.parametrize(("policy", "placement", "engines", "shared"), COMBINATIONS)
+async def test_what_was_sent_arrives(start: Starter, policy: str, placement: str, engines: str, shared: bool) -> None:
+    async with AsyncExitStack() as stack:
+        upstreams = [await stack.enter_async_context(Upstream(replies(OK))) for _ in engines.split()]
+        backends = [{"url": each.url, "engine": kind} for each, kind in zip(upstreams, engines.split(), strict=True)]
+        live = await stack.enter_async_context(
+            start(
+                pools=[{"name": "p", "models": ["simulated"], "backends": backends, "shared_cache": shared}],
+                policy={"name": policy, "placement": placement}
+                | ({"requests_per_minute": 10_000} if policy == "rpm" else {}),
+                tenants=TENANTS,
+                aliases={"alias": "simulated"},
+                routes=[{"path": "/v1/unheard-of", "treatment": "generate"}],
+            )
+        )
+        pool = live.gateway.pools[0]
+        for kind, upstream in zip(engines.split(), upstreams, strict=True):
+            for backend in pool.backends.values():
+                pool.drain(backend, backend.url != upstream.url)
+            for number, (name, (path, sent, arrives)) in enumerate(BODIES.items()):
+                tenant = ("alice", "bob")[number % 2]
+                label = FORM if sent.startswith(b"--") else "application/json"
+                got = await live.ask(path, sent, key=tenant, content_type=label)
+                assert got.status == 200, (name, got.body)
+                [seen] = upstream.requests
+                upstream.requests.clear()
+                is_salted = kind == "vllm" and not shared
+                assert seen.body == (salted(arrives, tenant) if is_salted else arrives), (name, kind)
+        await until(live.holds_nothing)
+
+
+@pytest.mark.parametrize("engines", [("vllm", "openai"), ("openai", "vllm")])
+@pytest.mark.parametrize("name", ["JSON", "large JSON", "random bytes"])
+async def test_each_engine_that_is_tried_gets_its_own(start: Starter, engines: tuple[str, ...], name: str) -> None:
+    async def goes_away(seen: Seen, peer: Peer) -> None:
+        peer.reset()
+
+    path, sent, _ = BODIES[name]
+    async with Upstream(goes_away) as first, Upstream(replies(OK)) as second:
+        urls = {"a": first.url, "b": second.url}
+        backends = [{"name": each, "url": urls[each], "engine": kind} for each, kind in zip(urls, engines, strict=True)]
+        pools = [{"name": "p", "models": ["simulated"], "backends": backends}]
+        async with start(pools=pools, tenants=TENANTS, policy={"name": "vtc", "placement": "least_loaded"}) as live:
+            label = FORM if path == AUDIO else "application/json"
+            assert (await live.ask(path, sent, key="bob", content_type=label)).status == 200
+            arrived = [upstream.requests[-1].body for upstream in (first, second)]
+            assert arrived == [salted(sent, "bob") if kind == "vllm" else sent for kind in engines]

@@ -1,0 +1,59 @@
+"""What clients have the gateway hold of bodies and answers has one bound, and the one that has most meets it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.config.memory import MEMORY_MAX_LEAST, bounds_of
+from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, chunk, token
+from tests.gateway.live import Starter, chat, until
+
+CHAT = "/v1/chat/completions"
+BOUNDS = bounds_of(MEMORY_MAX_LEAST, 1)
+
+
+async def test_a_body_counts_until_its_answer_begins(start: Starter) -> None:
+    begin, end = asyncio.Event(), asyncio.Event()
+
+    async def script(seen: Seen, peer: Peer) -> None:
+        await begin.wait()
+        await peer.send(STREAM_HEAD + chunk(token("a")))
+        await end.wait()
+        await peer.send(chunk(DONE) + STREAM_END)
+
+    async with Upstream(script) as upstream, start(upstream.url) as live:
+        server = live.gateway._server
+        assert server is not None
+        asked = asyncio.ensure_future(live.ask(CHAT, chat("x" * 10_000, stream=True), key="k"))
+        await until(lambda: upstream.requests)
+        assert server.bodies_bytes > 10_000
+        begin.set()
+        await until(lambda: not server.bodies_bytes)
+        assert not asked.done()
+        end.set()
+        assert (await asked).status == 200
+        await until(live.holds_nothing)
+
+
+async def test_answers_beyond_what_is_kept_are_relayed_as_they_come(start: Starter) -> None:
+    part = BOUNDS.answers_bytes // 3
+    go_on = asyncio.Event()
+
+    first, last = b'{"text":"' + b"x" * part, b'","usage":{"prompt_tokens":1,"completion_tokens":9}}'
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(first + last)
+
+    async def script(seen: Seen, peer: Peer) -> None:
+        await peer.send(head + first)
+        await go_on.wait()
+        await peer.send(last)
+
+    async with Upstream(script) as upstream, start(upstream.url, memory_max=MEMORY_MAX_LEAST) as live:
+        pool = live.gateway.pools[0]
+        asked = [asyncio.ensure_future(live.ask(CHAT, chat(), key=f"k{number}")) for number in range(5)]
+        await until(lambda: len(upstream.requests) == 5)
+        await until(lambda: 0 < pool.answers_bytes <= BOUNDS.answers_bytes and not pool.holds_too_much)
+        go_on.set()
+        answers = await asyncio.gather(*asked)
+        assert {(each.status, len(each.json["text"])) for each in answers} == {(200, part)}
+        assert pool.answers_bytes == 0
+        await until(live.holds_nothing)

@@ -1,0 +1,403 @@
+"""Files that somebody replaces, removes or restores while the gateway runs: it goes on with what is there."""
+# ruff: noqa: ASYNC240 (files are what these tests are about)
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import ssl
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.model import hash_key
+from gateway.http.certificates import Certificates
+from gateway.redis.errors import StoreUnavailable
+from gateway.telemetry.log_writer import LogWriter
+from gateway.usage.database import Database
+from tests.certificates import Authority
+from tests.gateway.capture import Upstream, replies
+from tests.gateway.live import Live, Starter, chat, simulated, until
+from tests.gateway.test_admin_keys import NAMED, TENANTS, TOKEN, admin, answers
+from tests.gateway.test_background import FAILURES
+from tests.gateway.test_command_line import config_file, run
+from tests.gateway.test_reload import reloadable
+from tests.gateway.test_usage import CHAT, OK, counted, database_at, written
+from tests.waiting import eventually
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("keys.issued.POLL_S", "usage.recorder.FLUSH_S", "background.RETRY_S"):
+        monkeypatch.setattr(f"gateway.{name}", 0.01)
+    monkeypatch.setattr("gateway.http.certificates.LOOK_S", 0.01)
+    monkeypatch.setattr("gateway.pool.learned_file.SAVE_INTERVAL_S", 0.01)
+
+
+async def failures(live: Live, task: str) -> float:
+    return (await live.metrics()).get((FAILURES, task), 0)
+
+
+async def requests_of(live: Live, count: int) -> None:
+    """Of alice."""
+    for _ in range(count):
+        assert (await live.ask(CHAT, chat(), key=NAMED)).status == 200
+
+
+# --- the database of usage and keys ---
+
+
+def copied(path: Path, copy: Path) -> None:
+    """Not by reading the file here: a process that closes it loses the locks that its connections have."""
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as target:
+        source.backup(target)
+
+
+def moved(copy: Path, path: Path) -> None:
+    """As restored by those who know."""
+    shutil.copy(copy, copy.with_suffix(".new"))
+    os.replace(copy.with_suffix(".new"), path)
+
+
+def overwritten(copy: Path, path: Path) -> None:
+    shutil.copyfile(copy, path)
+
+
+def removed_and_copied(copy: Path, path: Path) -> None:
+    path.unlink()
+    shutil.copyfile(copy, path)
+
+
+def as_earlier(copy: Path, path: Path) -> None:
+    """A copy in SQLite's other form, which an earlier version wrote."""
+    with closing(sqlite3.connect(copy)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    moved(copy, path)
+
+
+def by_sqlite(copy: Path, path: Path) -> None:
+    """What `.restore` of its command line does."""
+    copied(copy, path)
+
+
+RESTORED = [by_sqlite, moved, overwritten, removed_and_copied, as_earlier]
+
+
+@pytest.mark.parametrize("restore", RESTORED)
+async def test_a_restored_database_has_the_keys_and_gets_the_usage(
+    start: Starter, restore: Callable[[Path, Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    path, copy = start.directory / "usage.db", start.directory / "copy.db"
+    fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(path), "admin_token": TOKEN}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        config = config_file(start.directory, upstream.url, tenants=TENANTS, usage=str(path))
+        old = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
+        await answers(live, old, 200)
+        await written(live)
+        copied(path, copy)
+        young = (await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"]
+        await answers(live, young, 200)
+        await requests_of(live, 5)
+        await written(live)
+        restore(copy, path)
+        await answers(live, young, 401)
+        assert (await live.ask(CHAT, chat(), key=old)).status == 200
+        await requests_of(live, 3)
+        code, out, said = await run("keys", "revoke", hash_key(old), "-c", config)
+        assert (code, out, said) == (0, "revoked\n", "")
+        await answers(live, old, 401)
+        code, _, said = await run("keys", "revoke", hash_key(young), "-c", config)
+        assert (code, "nothing is revoked" in said) == (2, True)
+        await written(live)
+        assert counted(str(path), "tenant")["alice",][0] == 3, "what came after the copy is in it, and nothing else"
+        if restore not in (overwritten, by_sqlite):  # there it is the same file
+            await until(lambda: f"{path} was replaced or removed while it was open" in caplog.text)
+            assert await failures(live, "usage") == 1
+        await eventually(lambda: _is_well(live))
+        with closing(sqlite3.connect(path)) as other:
+            assert other.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert {each.name for each in start.directory.glob("usage.db*")} == {"usage.db"}
+
+
+async def _is_well(live: Live) -> bool:
+    return "faults" not in (await admin(live, "GET", "/ready")).json
+
+
+async def test_a_database_that_is_removed_is_made_anew_and_keys_can_be_revoked(
+    start: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = start.directory / "usage.db"
+    fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(path), "admin_token": TOKEN}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        config = config_file(start.directory, upstream.url, tenants=TENANTS, usage=str(path))
+        key, other = [(await admin(live, "POST", "/keys", {"tenant": "bob"})).json["key"] for _ in range(2)]
+        await answers(live, other, 200)
+        path.unlink()
+        await until(path.exists)
+        await until(lambda: f"{path} was replaced or removed while it was open" in caplog.text)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert (await live.ask(CHAT, chat(), key=key)).status == 200
+        await requests_of(live, 4)
+        await written(live)
+        assert counted(str(path), "tenant")["alice",][0] == 4
+
+        async def says_so() -> bool:
+            faults = (await admin(live, "GET", "/ready")).json.get("faults", [])
+            return any("the table of keys has vanished from the database" in one for one in faults)
+
+        await eventually(says_so)
+        assert await failures(live, "usage") == 1
+        assert await failures(live, "keys") >= 1
+        assert (await admin(live, "DELETE", "/keys/nonsense")).status == 404
+        code, out, _ = await run("keys", "revoke", hash_key(key), "-c", config)
+        assert (code, out.startswith("revoked; the table of keys was empty")) == (0, True)
+        await answers(live, key, 401)
+        await answers(live, other, 401)
+        assert (await live.ask(CHAT, chat(), key=NAMED)).status == 200
+        assert (await admin(live, "DELETE", f"/keys/{hash_key(other)}")).status == 404
+        await eventually(lambda: _is_well(live))
+
+
+@pytest.mark.parametrize("content", [b"", b"no database, but a text that is longer than its head" * 20])
+async def test_what_comes_into_the_place_of_a_database_loses_no_usage(
+    start: Starter, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = start.directory / "usage.db"
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=TENANTS, usage=str(path)) as live:
+        await written(live)
+        path.write_bytes(content)
+        await requests_of(live, 3)
+        if content:
+            await until(lambda: "usage is not written, and kept in memory until it can be" in caplog.text)
+            assert any("is not a database" in one for one in live.gateway.faults())
+            path.unlink()
+        await written(live)
+        assert counted(str(path), "tenant")["alice",][0] == 3
+
+
+async def test_workers_go_on_with_a_restored_database(start: Starter) -> None:
+    path, copy = start.directory / "usage.db", start.directory / "copy.db"
+    fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(path), "admin_token": TOKEN}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as one:
+        async with start(upstream.url, **fields) as two:
+            await written(one)
+            copied(path, copy)
+            key = (await admin(one, "POST", "/keys", {"tenant": "bob"})).json["key"]
+            for live in (one, two):
+                await answers(live, key, 200)
+            moved(copy, path)
+            while (made := await admin(two, "POST", "/keys", {"tenant": "bob"})).status == 503:
+                pass  # what was under way at the moment of the restore fails, and says so
+            fresh = made.json["key"]
+            for live in (one, two):
+                await answers(live, key, 401)
+                await answers(live, fresh, 200)
+                await requests_of(live, 2)
+                await written(live)
+            assert counted(str(path), "tenant")["alice",][0] == 4
+
+
+def test_what_is_written_to_a_file_that_is_replaced_meanwhile_is_no_success(tmp_path: Path) -> None:
+    path, copy = tmp_path / "usage.db", tmp_path / "copy.db"
+    database = database_at(str(path))
+    _note(database, "1")
+    shutil.copy(path, copy)
+    with pytest.raises(StoreUnavailable, match="replaced or removed meanwhile"), database.transaction() as step:
+        step.do("INSERT INTO fairgate_notes VALUES ('x', '2') ON CONFLICT (name) DO UPDATE SET value = '2'")
+        moved(copy, path)
+    with database.transaction(writes=False) as step:
+        assert step.ask("SELECT value FROM fairgate_notes WHERE name = 'x'") == [("1",)]
+    _note(database, "3")
+    assert database.replaced == 1
+    database.close()
+    again = database_at(str(path))
+    with again.transaction(writes=False) as step:
+        assert step.ask("SELECT value FROM fairgate_notes WHERE name = 'x'") == [("3",)]
+    assert again.replaced == 0
+    again.close()
+
+
+def _note(database: Database, value: str) -> None:
+    with database.transaction() as step:
+        step.do(
+            f"INSERT INTO fairgate_notes VALUES ('x', '{value}') ON CONFLICT (name) DO UPDATE SET value = '{value}'"
+        )
+
+
+def test_to_open_a_database_ends_no_lock_of_another_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.usage.database.BUSY_S", 0.01)
+    path = tmp_path / "usage.db"
+    one, two = database_at(str(path)), database_at(str(path))
+    _note(one, "1")
+    script = (
+        f"import sqlite3; other = sqlite3.connect({str(path)!r}, timeout=0, isolation_level=None)\n"
+        "other.execute('BEGIN IMMEDIATE'); other.execute('DELETE FROM fairgate_notes')\n"
+        "print('begun', flush=True); input(); other.execute('COMMIT')"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=-1, stdout=-1, stderr=-1, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "begun\n"
+        with one.transaction(writes=False) as step:
+            step.ask("SELECT 1 FROM fairgate_notes")
+            with pytest.raises(StoreUnavailable, match="is locked"), two.transaction():
+                pass
+            _, said = other.communicate("\n")
+        assert "database is locked" in said, "what is read now is not written by others"
+    one.close()
+    two.close()
+
+
+# --- the file of what was learned ---
+
+
+async def test_a_state_file_that_is_removed_or_replaced_is_written_anew(
+    start: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = start.directory / "learned.json"
+    async with simulated(time_scale=0) as sim:
+        async with start(sim.url, state_file=str(file)) as live:
+            await until(file.exists)
+            other = start.directory / "other"
+            other.write_text("other")
+            for number, spoil in enumerate((file.unlink, lambda: other.replace(file)), 1):
+                spoil()
+                said = f"{file} was changed or removed by somebody else"
+                await until(lambda: caplog.text.count(said) == number)  # noqa: B023 (called here only)
+                assert json.loads(file.read_text())["version"] == 1
+                assert await failures(live, "state_file") == number
+                await until(lambda: not live.gateway.faults())
+            file.unlink()
+        assert json.loads(file.read_text())["version"] == 1, "the last state is there, too"
+
+
+async def test_a_state_file_that_cannot_be_written_is_said_where_an_operator_looks(start: Starter) -> None:
+    folder, in_the_way, linked = (start.directory / name for name in ("folder", "file", "linked"))
+    folder.mkdir()
+    in_the_way.touch()
+
+    def leads_to(target: Path) -> None:
+        fresh = linked.with_suffix(".new")
+        fresh.symlink_to(target)
+        fresh.replace(linked)
+
+    leads_to(folder)
+    async with simulated(time_scale=0) as sim, start(sim.url, state_file=str(linked / "learned.json")) as live:
+        await until((folder / "learned.json").exists)
+        leads_to(in_the_way)
+        await until(live.gateway.faults)
+        assert "what was learned cannot be saved to" in live.gateway.faults()[0]
+        assert await failures(live, "state_file") >= 1
+        leads_to(folder)
+        await until(lambda: not live.gateway.faults())
+
+
+# --- the access log ---
+
+
+async def test_an_access_log_that_is_removed_goes_on_in_a_new_file(
+    start: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=TENANTS) as live:
+        await requests_of(live, 2)
+        await live.lines(2)
+        live.log.unlink()
+        await requests_of(live, 3)
+        await until(live.log.exists)
+        assert len(await live.lines(3)) == 3
+        assert f"the access log was removed while it was open: it goes on in a new {live.log}" in caplog.text
+        assert stat.S_IMODE(live.log.stat().st_mode) == 0o600
+
+
+async def test_an_access_log_goes_on_in_the_file_that_took_its_place(start: Starter) -> None:
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=TENANTS) as live:
+        old = live.log.with_suffix(".1")
+        await requests_of(live, 2)
+        await live.lines(2)
+        live.log.rename(old)
+        await requests_of(live, 1)
+        await until(lambda: old.read_bytes().count(b"\n") == 3)  # until somebody says so, it is where it went
+        assert not live.log.exists()
+        live.log.touch()
+        await requests_of(live, 2)
+        assert len(await live.lines(2)) == 2
+        assert old.read_bytes().count(b"\n") == 3
+
+
+def test_a_log_in_whose_place_there_is_no_file_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "access.log"
+    writer = LogWriter("access log", str(path))
+    moved_to = path.rename(tmp_path / "access.log.1")
+    os.mkfifo(path)
+    writer.write(b"a\n", 1)
+    writer.close()
+    assert moved_to.read_bytes() == b"a\n"
+    assert writer.lines_lost == 0
+
+
+# --- the config and the certificates ---
+
+
+async def test_a_config_file_that_is_replaced_is_read_and_one_that_is_gone_changes_nothing(tmp_path: Path) -> None:
+    async with simulated() as sim, reloadable(tmp_path, sim) as gate:
+        gate.path.unlink()
+        got = await gate.post("/reload")
+        assert (got.status, got.json["outcome"]) == (409, "refused")
+        assert "No such file" in got.json["why_not"][0]
+        assert (await gate.ask()).status == 200
+        other = tmp_path / "other.yaml"
+        other.write_text(json.dumps({**gate.fields, "drain_s": 7}))
+        os.replace(other, gate.path)
+        assert (await gate.post("/reload")).json["outcome"] == "changed"
+        gate.path.unlink()
+        other.write_text(json.dumps({**gate.fields, "drain_s": 8}))
+        gate.path.symlink_to(other)  # as Kubernetes mounts it
+        assert (await gate.post("/reload")).json["outcome"] == "changed"
+        assert gate.live.gateway.config.drain_s == 8
+
+
+async def test_certificates_that_cannot_be_read_are_said_until_they_can_be(start: Starter, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.sign("listener")
+    tls = {"cert_file": certificate, "key_file": key}
+    async with simulated() as sim, start(sim.url, tls=tls, trusting=authority.client()) as live:
+        for break_it in (os.remove, lambda file: Path(file).write_text("no key")):
+            content = Path(key).read_bytes()
+            break_it(key)
+            await until(live.gateway.faults)
+            before = await failures(live, "certificates")
+            assert "certificates: TLS goes on with the certificate that it had" in live.gateway.faults()[0]
+
+            async def is_tried_again(before: float = before) -> bool:
+                return await failures(live, "certificates") > before
+
+            await eventually(is_tried_again)
+            assert live.gateway.faults()
+            assert (await live.ask(CHAT, chat())).status == 200
+            Path(key).write_bytes(content)
+            await until(lambda: not live.gateway.faults())
+
+
+async def test_certificates_whose_rights_are_mended_are_read() -> None:
+    tries: list[int] = []
+
+    def fails_once() -> ssl.SSLContext:
+        """Like a file whose rights are mended: nothing of it is seen to change."""
+        tries.append(1)
+        if len(tries) == 2:
+            raise ValueError("the key cannot be read: Permission denied")
+        return ssl.create_default_context()
+
+    certificates = Certificates(fails_once, [])
+    assert not certificates.reload()
+    await certificates.turn()
+    assert len(tries) == 3
+    await certificates.turn()
+    assert len(tries) == 3

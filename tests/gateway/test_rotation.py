@@ -1,0 +1,155 @@
+"""A key is replaced in one step: the new one has the old one's terms, and the old one ends at once or after a while."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.keys import KeyConfig
+from gateway.config.model import hash_key
+from gateway.keys.issued import entry, read_entry
+from gateway.keys.rotation import CannotRotate, moment, rotate, seconds_of
+from gateway.usage.issued_keys import DatabaseKeys
+from tests.gateway.capture import Upstream, replies
+from tests.gateway.live import MODEL, Starter, chat
+from tests.gateway.test_admin_keys import MOMENT, NAMED, OK, TENANTS, TOKEN, admin, answers
+from tests.gateway.test_command_line import config_file, run
+from tests.gateway.test_issued_keys import database_at
+
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
+
+
+@pytest.mark.parametrize("grace", [None, "1h"])
+async def test_a_rotated_key_keeps_its_terms_and_the_old_one_ends(start: Starter, grace: str | None) -> None:
+    url = str(start.directory / "usage.db")
+    fields: dict[str, Any] = {"tenants": TENANTS, "usage": url, "admin_token": TOKEN}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        terms = {
+            "tenant": "bob",
+            "apps": ["chat"],
+            "models": [MODEL],
+            "expires": "9000-01-31",
+            "weight": 4,
+            "label": "x",
+        }
+        old = (await admin(live, "POST", "/keys", terms)).json["key"]
+        await answers(live, old, 200)
+        sent = None if grace is None else {"grace": grace}
+        made = await admin(live, "POST", f"/keys/{hash_key(old)}/rotate", sent)
+        assert made.status == 201
+        new = made.json["key"]
+        assert {name: made.json[name] for name in terms} == terms
+        await answers(live, new, 200)
+        await answers(live, old, 200 if grace else 401)
+        listed = {each["hash"]: each for each in (await admin(live, "GET", "/keys")).json["keys"]}
+        assert (hash_key(old) in listed) == (grace is not None)
+        if grace is not None:
+            assert re.fullmatch(MOMENT, listed[hash_key(old)]["expires"])
+            assert listed[hash_key(old)]["weight"] == 4
+
+        config = config_file(start.directory, upstream.url, tenants=TENANTS, usage=url)
+        code, out, said = await run("keys", "rotate", "-c", config, given=new.encode() + b"\n")
+        assert (code, said) == (0, "the old key is revoked\n")
+        await answers(live, out.split()[1], 200)
+        await answers(live, new, 401)
+        code, out, _ = await run("keys", "rotate", hash_key(NAMED), "-c", config)
+        assert code == 0
+        await answers(live, NAMED, 401)
+        await answers(live, out.split()[1], 200)
+        code, out, said = await run("keys", "rotate", hash_key(out.split()[1]), "--grace", "7d", "-c", config)
+        assert (code, said) == (0, "the old key is taken for 7d more\n")
+
+
+async def test_the_list_says_when_a_key_was_made_for_what_and_when_it_was_last_used(start: Starter) -> None:
+    url = str(start.directory / "usage.db")
+    config = config_file(start.directory, "http://127.0.0.1:1", tenants=TENANTS, usage=url)
+    key = (await run("keys", "create", "--tenant", "bob", "--label", "laptop of Ann", "-c", config))[1].split()[1]
+    line = f'{hash_key(key)}  database bob label="laptop of Ann" created={MOMENT}'
+    assert re.search(f"{line}$", (await run("keys", "list", "-c", config))[1], re.M)
+    fields: dict[str, Any] = {"tenants": TENANTS, "usage": url, "admin_token": TOKEN}
+    async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
+        await answers(live, key, 200)
+        assert (await live.ask("/v1/chat/completions", chat(), key=NAMED)).status == 200
+    said = (await run("keys", "list", "-c", config))[1]
+    assert re.search(f"{line} used={MOMENT}$", said, re.M)
+    assert re.search(f"^{hash_key(NAMED)}  config   alice used={MOMENT}$", said, re.M)
+    async with start("http://127.0.0.1:1", **fields) as live:
+        for each in (await admin(live, "GET", "/keys")).json["keys"]:
+            used_s = time.mktime(time.strptime(each["used"], "%Y-%m-%dT%H:%M:%SZ"))
+            assert used_s > 1_600_000_000
+
+
+@pytest.mark.parametrize(
+    ("noted", "options", "said"),
+    [
+        (None, {}, "no such key"),
+        ("", {}, "this key is revoked"),
+        ("{", {}, "its entry cannot be read"),
+        (entry("bob", KeyConfig(hash=hash_key("k"), expires="2001-01-31")), {}, "would have expired (2001-01-31)"),
+        (entry("bob", KeyConfig(hash=hash_key("k"))), {"expires": "soon"}, "expires: should be a day such as"),
+        (entry("bob", KeyConfig(hash=hash_key("k"), models=("gone",))), {}, "models: no pool serves 'gone'"),
+    ],
+)
+async def test_what_cannot_be_rotated_stays_as_it_is(
+    start: Starter, noted: str | None, options: dict[str, Any], said: str
+) -> None:
+    pools = [{"name": "pool", "models": [MODEL], "backends": [{"url": "http://127.0.0.1:1"}]}]
+    config = start.config(tenants=TENANTS, pools=pools)
+    async with database_at(str(start.directory / "usage.db")) as database:
+        table = DatabaseKeys(database)
+        await table.note({hash_key("k"): noted})
+        with pytest.raises(CannotRotate, match=re.escape(said)):
+            await rotate(
+                table, config, hash_key("k"), hash_key("n"), unix_s=NOW, grace_s=0, **{"expires": None, **options}
+            )
+        assert await table.entry(hash_key("n")) is None
+        assert await table.entry(hash_key("k")) == (None if noted is None else noted.encode())
+        with pytest.raises(CannotRotate, match="the config names this key"):
+            await rotate(table, config, hash_key(NAMED), hash_key("n"), unix_s=NOW, grace_s=1, expires=None)
+
+
+@pytest.mark.parametrize(("expires", "ends"), [(None, NOW + 60), ("2027-01-15T08:00:10Z", NOW + 10)])
+async def test_an_old_key_ends_after_its_grace_or_when_it_would_have(
+    start: Starter, expires: str | None, ends: float
+) -> None:
+    config = start.config("http://127.0.0.1:1", tenants=TENANTS)
+    async with database_at(str(start.directory / "usage.db")) as database:
+        table = DatabaseKeys(database)
+        await table.issue(KeyConfig(hash=hash_key("k"), expires=expires, label="x"), "bob")
+        tenant, new = await rotate(
+            table, config, hash_key("k"), hash_key("n"), unix_s=NOW, grace_s=60, expires="9000-01-31"
+        )
+        assert (tenant, new.expires, new.label, new.created) == ("bob", "9000-01-31", "x", moment(NOW))
+        assert read_entry(new.hash.encode(), await table.entry(new.hash) or b"") == ("bob", new)
+        _, old = read_entry(hash_key("k").encode(), await table.entry(hash_key("k")) or b"")
+        assert old.expires_s == ends
+
+
+def test_a_grace_is_a_number_and_a_unit() -> None:
+    assert [seconds_of(text) for text in ("0s", "30m", "24h", "7d")] == [0, 1800, 86_400, 604_800]
+    for text in ("", "1", "h", "-1h", "1.5h", "999999d"):
+        with pytest.raises(CannotRotate, match="is no time to go on"):
+            seconds_of(text)
+
+
+async def test_bad_rotations_are_answered(start: Starter, tmp_path: Path) -> None:
+    fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(tmp_path / "u.db"), "admin_token": TOKEN}
+    async with start("http://127.0.0.1:1", **fields) as live:
+        for body, said in (
+            ({"grace": 3}, "is no time"),
+            ({"tenant": "x"}, "none of: grace, expires"),
+            ([], "send JSON"),
+        ):
+            got = await admin(live, "POST", f"/keys/{hash_key(NAMED)}/rotate", body)
+            assert (got.status, said in got.json["error"]) == (400, True)
+        got = await admin(live, "POST", f"/keys/{hash_key(NAMED)}/rotate", {"expires": 3})
+        assert (got.status, "expires: " in got.json["error"]) == (400, True)

@@ -1,0 +1,209 @@
+"""Every table of `gateway.config.memory`, made with a bound and filled beyond it with the longest names."""
+
+from __future__ import annotations
+
+import gc
+import json
+import tracemalloc
+from collections.abc import Callable
+from typing import Any, Final
+
+from msgspec import Raw
+
+from gateway.config.interactions import InteractionRules
+from gateway.request.interaction_claim import ClaimReader
+from gateway.request.payload import USER_LENGTH_MAX
+from gateway.telemetry.lately import Lately
+from gateway.telemetry.record import Outcome, Record
+from gateway.usage.counts import UsageCounts
+from policies.admission.decisions import Dispatch, Recent
+from policies.admission.named import named_policy
+from policies.app_needs import AppNeeds
+from policies.capacity.output_lengths import OutputLengths
+from policies.interactions import Interactions, InteractionSettings
+from policies.limits.leaky_counts import LeakyCounts
+from policies.limits.quotas import Quota, Quotas
+from policies.placements.prefix_index import PrefixIndex
+from policies.request import NO_CLAIM, Claim, Flow, Pressure, Request, ServiceTokens, Wait, Witnesses
+
+WIDE = "\U0001f600"
+"""Four bytes of each character of the name that it is in."""
+SERVICE = ServiceTokens(100, 100)
+BEYOND = 2
+"""So many times the bound are entered."""
+
+Fill = Callable[[int], Any]
+"""Makes a table with this bound, and fills it."""
+
+
+def name(kind: str, number: int) -> str:
+    """As long as a name may be. Nobody else has it, and no two tables have the same object."""
+    return f"{kind}{number:010d}".ljust(USER_LENGTH_MAX, WIDE)
+
+
+def request(number: int, claim: Claim = NO_CLAIM, now: float = 0.0, *, tenants: bool = True) -> Request:
+    flow = Flow(name("t", number) if tenants else "tenant", "app", name("u", number))
+    id, client_id = f"req_0123456789ab{number:010d}", f"{number:0128d}"
+    return Request(id, flow, 1.0, 100, 100, now, client_id=client_id, claim=claim)
+
+
+def record(number: int) -> Record:
+    made = Record(f"req_0123456789ab{number:010d}", "/v1/chat/completions", now=number + 0.5)
+    made.request = asked = request(number)
+    made.tenant, made.app, made.model, made.pool = asked.flow.tenant, "app", "model", "pool"
+    asked.progress.wait = wait(number)
+    made.first_token(number + 1.5)
+    made.ended(Outcome.COMPLETED, "", ServiceTokens(1000 + number, 1000 + number), 3, number + 2.5)
+    return made
+
+
+def wait(number: int) -> Wait:
+    made = Wait(float(number), "kv", 0.0)
+    made.by = {"kv": 1.0 + number, "slots": 2.0 + number}
+    made.ended_s = 2.0 + number
+    return made
+
+
+def flows(policy: str, *, tenants: bool) -> Fill:
+    """Each has been served in both of two windows. `tenants`: each is of a tenant of its own."""
+
+    def fill(most: int) -> Any:
+        made = named_policy(policy, flows_max=most).order
+        for now in (1.0, 61.0):
+            for number in range(BEYOND * most):
+                asked = request(number, now=now, tenants=tenants)
+                made.push(asked, now)
+                made.remove(asked, now)
+                made.learn(asked, SERVICE, now)
+        return made
+
+    return fill
+
+
+def lengths(most: int) -> Any:
+    made = OutputLengths(populations_max=most)
+    for number in range(BEYOND * most):
+        for each in range(100):
+            made.learn(request(number), 1000 + each)
+    return made
+
+
+def decisions(most: int) -> Any:
+    made = Recent(most)
+    for number in range(BEYOND * most):
+        asked = request(number)
+        asked.progress.wait = wait(number)
+        pressure = Pressure(False, "", number + 0.5, number + 0.25, number)
+        made.note(Dispatch(asked.id, "engine"), asked, number + 0.75, pressure)
+    return made
+
+
+def interactions(most: int) -> Any:
+    """Every third ends and rests; the others ask for more."""
+    made = Interactions(InteractionSettings(open_max=most))
+    for number in range(BEYOND * most):
+        asked = request(number, Claim(f"{number:016x}"))
+        made.arrived(asked, 0.0)
+        made.admitted(asked, 0.0)
+        asked.progress.gives = Witnesses((f"p{number:015x}", f"q{number:015x}"))
+        made.served(asked, SERVICE, number * 1e-6, number % 3 > 0)
+    return made
+
+
+def ends(most: int) -> Any:
+    made = Lately(most)
+    for number in range(BEYOND * most):
+        made.ended(record(number))
+    return made
+
+
+def quotas(most: int) -> Any:
+    made = Quotas(Quota(tokens_per_day=1), tenants_max=most)
+    for now in (1.0, 86_341.0, 86_401.0):
+        for number in range(BEYOND * most):
+            asked = request(number)
+            made.admitted(asked, now)
+            made.ended(asked, 1000 + number, now)
+    return made
+
+
+def sums(most: int) -> Any:
+    """What is not yet written: a batch that is being written, and what came since."""
+    made = UsageCounts(1_000_000, max(1, most // 4))
+    taken = []
+    for _ in range(2):
+        for number in range(BEYOND * most):
+            made.ended(record(number))
+        taken.append(made.take())
+    made._seen.clear()
+    return taken
+
+
+def users(most: int) -> Any:
+    made = UsageCounts(1_000_000, 1, most)
+    for number in range(BEYOND * most):
+        made.ended(record(number))
+    return made
+
+
+def texts(most: int) -> Any:
+    made = ClaimReader(InteractionRules(), {}, flows_max=most)
+    for number in range(BEYOND * most):
+        flow = request(number).flow
+        for length in range(300, 340):
+            made._prefixes(Raw(json.dumps("a" * length).encode()), flow)
+    return made
+
+
+def needs(most: int) -> Any:
+    made = AppNeeds()
+    made.apps_max = most
+    for number in range(BEYOND * most):
+        made.replied(name("t", number), "app", 1.5 + number)
+        made.caps(name("t", number), "app")
+    return made
+
+
+def rates(most: int) -> Any:
+    made = LeakyCounts(1.0, 1e9, members_max=most)
+    for number in range(BEYOND * most):
+        made.take(name("t", number), number + 0.5)
+    return made
+
+
+def blocks(most: int) -> Any:
+    """Prompts of one block each: the first ones take most."""
+    made = PrefixIndex(blocks_max=most)
+    for number in range(BEYOND * most):
+        made.insert((hash((number, "block")),), "ab"[number % 2])
+    return made
+
+
+ONE_FILL: Final[dict[str, Fill]] = {
+    "lengths": lengths,
+    "decisions": decisions,
+    "interactions": interactions,
+    "ends": ends,
+    "quotas": quotas,
+    "sums": sums,
+    "users": users,
+    "texts": texts,
+    "needs": needs,
+    "rates": rates,
+}
+"""By the name of the table; `flows` differ by policy."""
+
+
+def entry_bytes(fill: Fill, most: int) -> float:
+    """What a full table takes for each entry that it may have."""
+    fill(10)  # what is made once is there
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        made = fill(most)
+        gc.collect()
+        return (tracemalloc.get_traced_memory()[0] - before) / most
+    finally:
+        tracemalloc.stop()
+        del made

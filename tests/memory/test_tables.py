@@ -1,0 +1,62 @@
+"""What the bounds that follow from `memory_max` are made from is so: the bytes of an entry, and the sum."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.config.memory import (
+    ALLOCATED,
+    BASE_BYTES,
+    BLOCK_BYTES,
+    CONNECTION_BYTES,
+    MEMORY_MAX,
+    MEMORY_MAX_LEAST,
+    TABLES,
+    bounds_of,
+)
+from policies.orders.registry import POLICIES
+from tests.memory.tables import ONE_FILL, blocks, entry_bytes, flows
+
+ENTRIES = 3000
+"""A table of hashes has grown just before, so that it is larger than it need be."""
+TRUE = 0.8, 1.03
+"""The least and the most that is measured of what is stated: versions of Python differ a little."""
+
+
+@pytest.mark.parametrize("table", ONE_FILL)
+def test_an_entry_takes_what_is_stated(table: str) -> None:
+    assert ONE_FILL.keys() == TABLES.keys() - {"flows"}
+    measured = entry_bytes(ONE_FILL[table], ENTRIES // TABLES[table].part)
+    assert TRUE[0] <= measured / TABLES[table].entry_bytes <= TRUE[1], f"{measured:.0f} bytes"
+
+
+@pytest.mark.parametrize("tenants", [True, False])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_policy_remembers_more_of_a_user_than_is_stated(policy: str, tenants: bool) -> None:
+    measured = entry_bytes(flows(policy, tenants=tenants), ENTRIES) / TABLES["flows"].entry_bytes
+    assert measured <= TRUE[1]
+    if policy == "fairserve" and tenants:
+        assert measured >= TRUE[0]
+
+
+def test_a_block_takes_what_is_stated() -> None:
+    assert TRUE[0] <= entry_bytes(blocks, ENTRIES) / BLOCK_BYTES <= TRUE[1]
+
+
+@pytest.mark.parametrize("pools", [1, 2, 7, 100])
+@pytest.mark.parametrize("memory_max", [MEMORY_MAX_LEAST, MEMORY_MAX, 1 << 30, 1 << 40])
+def test_the_sum_of_all_bounds_is_memory_max(memory_max: int, pools: int) -> None:
+    bounds = bounds_of(memory_max, pools)
+    names = sum(table.entry_bytes * bounds.of(name) * (pools if table.of_pool else 1) for name, table in TABLES.items())
+    total = (
+        BASE_BYTES
+        + ALLOCATED * (names + pools * bounds.blocks * BLOCK_BYTES)
+        + bounds.bodies_bytes
+        + bounds.reading_bytes
+        + bounds.connections * CONNECTION_BYTES
+        + 2 * bounds.answers_bytes
+    )
+    assert total <= memory_max
+    assert total >= 0.97 * memory_max, "what an operator gives is used"
+    assert bounds.queue_bytes <= bounds.client_bodies_bytes <= bounds.bodies_bytes
+    assert bounds.body_bytes <= bounds.body_bytes_most <= min(bounds.queue_bytes, bounds.reading_bytes)
