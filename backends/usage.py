@@ -30,6 +30,8 @@ __all__ = [
     "usage_of",
 ]
 
+TOKENS_MAX: Final = 1 << 40
+"""No answer has more. An engine that says so says nothing."""
 _ASKS_FOR_TOOL: Final = frozenset({"tool_calls", "function_call", "tool_use", "pause_turn"})
 _CUT: Final = {"length", "max_tokens", "incomplete"}
 """At its greatest length: no tool was called, so nothing is awaited."""
@@ -119,7 +121,7 @@ def usage_of(fields: object, before: Usage | None = None) -> Usage | None:
 
 
 def _count(value: object) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    return value if type(value) is int and 0 <= value <= TOKENS_MAX else None
 
 
 class Answer:

@@ -40,8 +40,8 @@ class Table(NamedTuple):
 
 
 TABLES: Final = {
-    "flows": Table("a user of a tenant: its counter, its limits in two windows, what is usual for it", 6100, 1, True),
-    "lengths": Table("the last 64 lengths of answers of one app", 4800, 16, True),
+    "flows": Table("a user of a tenant: its counter, its limits in two windows, what is usual for it", 6300, 1, True),
+    "lengths": Table("the last 64 lengths of answers of one app", 2200, 16, True),
     "decisions": Table("one of the last decisions, for `explain`", 2200, 8, True),
     "interactions": Table("an open interaction, what it is known by, and a quarter of one that rests", 3600, 1),
     "ends": Table("one of the last requests that ended, for the page and `top`", 1300, 4),
@@ -49,11 +49,11 @@ TABLES: Final = {
     "sums": Table("usage of one user in an hour, not yet written", 1260, 2),
     "users": Table("a tenant or a user of this hour, told apart in usage", 740, 1),
     "texts": Table("the lengths of a user's last 32 raw prompts", 2850, 16),
-    "needs": Table("what the interactions of one app take", 1260, 16),
+    "needs": Table("what the interactions of one app take", 1360, 16),
     "rates": Table("a tenant or an address that asks too fast", 790, 4),
 }
 """By what their bounds are called below."""
-BLOCK_BYTES: Final = 320
+BLOCK_BYTES: Final = 376
 """A block of a prompt that an engine has cached; the first of its prompt."""
 
 

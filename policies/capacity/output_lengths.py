@@ -6,8 +6,9 @@ too small a reserve ends in preemption, and too large a one only wastes a little
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, insort
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Mapping
 from math import ceil
 from typing import Final, Protocol
@@ -41,15 +42,15 @@ class _Population:
     __slots__ = ("arrivals", "lengths", "mean")
 
     def __init__(self) -> None:
-        self.arrivals: deque[int] = deque()
-        self.lengths: list[int] = []
+        self.arrivals = array("q")
+        self.lengths = array("q")
         self.mean = 0.0
 
     def learn(self, output_tokens: int) -> None:
         # The moving average of VTC's length prediction (section 4.4): p <- (4p + out) / 5.
         self.mean = (4 * self.mean + output_tokens) / 5 if self.arrivals else float(output_tokens)
         if len(self.arrivals) == WINDOW:
-            oldest = self.arrivals.popleft()
+            oldest = self.arrivals.pop(0)
             del self.lengths[bisect_left(self.lengths, oldest)]
         self.arrivals.append(output_tokens)
         insort(self.lengths, output_tokens)

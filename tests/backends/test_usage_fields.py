@@ -28,6 +28,10 @@ BODIES = {
     "no usage": (b'{"choices":[]}', None),
     "null usage": (b'{"usage":null}', None),
     "not JSON": (b"<html>", None),
+    "more than there can be": (
+        b'{"usage":{"prompt_tokens":3,"completion_tokens":1' + b"0" * 30 + b"}}",
+        Usage(3, None),
+    ),
     "other shape": (b'{"usage":{"prompt_tokens":"many"}}', None),
     "other shape beside it": (b'{"choices":5,"usage":{"prompt_tokens":6,"completion_tokens":2}}', Usage(6, 2)),
     "deep": (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b',"usage":{"prompt_tokens":6}}', Usage(6, None)),
