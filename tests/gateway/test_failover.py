@@ -138,12 +138,13 @@ async def test_a_truncated_stream_ends_with_a_visible_error(start: Starter, path
         simulated() as well,
         start(policy=BY_LOAD, pools=preferring(breaks, well)) as live,
     ):
-        breaks.faults.truncate_after_events = 12
-        broken = asyncio.ensure_future(live.ask(path, {**DIALECTS[path], "stream": True}, key="a"))
+        body = chat(stream=True, max_tokens=30, ignore_eos=True)
+        unharmed = asyncio.ensure_future(live.ask("/v1/chat/completions", body, key="b"))
         await until(lambda: breaks.server.gauges.running)
-        unharmed = await live.ask("/v1/chat/completions", chat(stream=True, max_tokens=30, ignore_eos=True), key="b")
-        got = await broken
-        assert unharmed.body.endswith(DONE)
+        for engine in (breaks, well):  # each answer that begins from now on
+            engine.faults.truncate_after_events = 12
+        got = await live.ask(path, {**DIALECTS[path], "stream": True}, key="a")
+        assert (await unharmed).body.endswith(DONE)
         assert DONE not in got.body
         assert b"message_stop" not in got.body
         assert b"response.completed" not in got.body
