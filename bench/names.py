@@ -161,11 +161,13 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     loop = asyncio.get_running_loop()
     servers = [await loop.create_server(Engine, "127.0.0.1", 0) for _ in range(ENGINES)]
     urls = [f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers]
-    more: dict[str, Any] = {"open_access": True, "tenants": []} if options.open_access else {}
+    weights = {} if options.open_access else {"tenant": 1.0}
+    more: dict[str, Any] = {"open_access": options.open_access}
     if options.memory_max is not None:
         more["memory_max"] = options.memory_max
-    async with fairgate(urls, {"tenant": 1.0}, "openai", MODEL, policy=options.policy, concurrency=64, **more) as route:
-        run = Run(options.requests, route.key("tenant"), open_access=options.open_access)
+    async with fairgate(urls, weights, "openai", MODEL, policy=options.policy, concurrency=64, **more) as route:
+        key = "" if options.open_access else route.key("tenant")
+        run = Run(options.requests, key, open_access=options.open_access)
         seen = [(0, held_bytes(route.pid))]
         host, _, port = route.url.rpartition("/")[2].partition(":")
         for _ in range(CONNECTIONS):
