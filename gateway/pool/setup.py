@@ -47,7 +47,7 @@ def setup_of(
         overload=gateway.overload.settings(),
         interactions=shared.interactions,
         quotas=shared.quotas,
-        remembered=Remembered(gateway.bounds.of("decisions"), gateway.bounds.of("lengths")),
+        remembered=Remembered(*[gateway.bounds.of(table) for table in ("decisions", "lengths", "tenants")]),
     )
 
 

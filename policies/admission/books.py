@@ -54,12 +54,13 @@ class Books:
         lengths: OutputPredictor,
         interactions: Interactions,
         quotas: Quotas | None,
+        tenants: FairShares,
     ) -> None:
         self.waiting = BoundedQueue(limits)
         self.waits = Waits()
         self.leases: dict[str, Lease] = {}
         self.backends: dict[str, BackendLedger] = {}
-        self.tenants = FairShares()
+        self.tenants = tenants
         self.visits = Visits()
         self.policy = policy
         self.lengths = lengths

@@ -31,6 +31,7 @@ from policies.admission.lifecycle import (
 from policies.admission.policy import Policy
 from policies.admission.room import Elsewhere, PoolRoom
 from policies.admission.waits import NEVER_WAITED
+from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import Allowance, CapacitySettings, Gauges
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked
@@ -59,6 +60,8 @@ class Remembered(NamedTuple):
     decisions_max: int = 4096
     lengths_max: int = 4096
     """Apps of which is known how long their answers were."""
+    tenants_max: int = 10_000
+    """Tenants that may be active with nothing here."""
 
 
 REMEMBERED: Final = Remembered()
@@ -88,7 +91,8 @@ class AdmissionEngine:
         self.capacity = capacity or CapacitySettings()
         self.interactions = interactions if interactions is not None else Interactions()
         lengths = lengths if lengths is not None else OutputLengths(populations_max=remembered.lengths_max)
-        self.books = Books(policy, self.limits, lengths, self.interactions, quotas)
+        tenants = FairShares(tenants_max=remembered.tenants_max)
+        self.books = Books(policy, self.limits, lengths, self.interactions, quotas, tenants)
         self.backends = self.books.backends
         self.room = PoolRoom(self.backends, self.books.tenants, self.books.visits)
         self.room.prefixes = policy.prefixes

@@ -39,8 +39,10 @@ class _Tenant:
 class FairShares:
     """Is this tenant below its fair share? That is its weight divided by the weights of all active tenants."""
 
-    def __init__(self, *, active_s: float = 30.0) -> None:
+    def __init__(self, *, active_s: float = 30.0, tenants_max: int = 10_000) -> None:
+        """`tenants_max`: tenants with nothing queued or running that are taken for active, at most."""
         self._active_s = active_s
+        self._tenants_max = tenants_max
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
         self._weights = 0.0
         self._held_tokens = 0
@@ -141,10 +143,12 @@ class FairShares:
         self._present_elsewhere = sum([not own.queued for own in here])
 
     def _drop_inactive(self, now: float) -> None:
+        beyond = len(self._tenants) - self._tenants_max
         while self._tenants:
             tenant, own = next(iter(self._tenants.items()))
-            if now - own.seen_s <= self._active_s:
+            if now - own.seen_s <= self._active_s and beyond <= 0:
                 break
+            beyond -= 1
             if own.queued or own.running:
                 # A tenant with requests here stays active, however long they take. It is checked again after another
                 # period.

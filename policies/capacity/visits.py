@@ -45,6 +45,9 @@ class Visits:
 
     # --- questions ---
 
+    def __len__(self) -> int:
+        return len(self._visitors)
+
     def due(self, now: float, ahead_s: float, is_absent: Callable[[str], bool]) -> int:
         """How many tenants that have nothing queued may come within `ahead_s` from now?"""
         if len(self._visitors) > TENANTS_MAX:
@@ -66,7 +69,9 @@ class Visits:
             share = max(RATE, 1.0 / (one.requests - 1))
             one.interval_s += share * (passed_s - one.interval_s)
             one.deviation_s += share * (abs(passed_s - one.interval_s) - one.deviation_s)
-        while now - next(iter(self._visitors.values())).came_s > self._active_s:
+        while (
+            len(self._visitors) > TENANTS_MAX + 1 or now - next(iter(self._visitors.values())).came_s > self._active_s
+        ):
             self._visitors.popitem(last=False)
 
     def stayed(self, tenant: str, stay_s: float) -> None:

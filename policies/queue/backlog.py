@@ -293,3 +293,4 @@ class Backlog:
             del self._by_tenant[tenant.name[0]]
             while (flow := tenant.flows.forget_longest_idle()) is not None:
                 del self._by_flow[flow.flow]
+            tenant.flows.last_left = None  # else its flow and it would keep each other, and nothing looks for cycles

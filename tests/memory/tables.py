@@ -19,6 +19,7 @@ from gateway.usage.counts import UsageCounts
 from policies.admission.decisions import Dispatch, Recent
 from policies.admission.named import named_policy
 from policies.app_needs import AppNeeds
+from policies.capacity.fair_shares import FairShares
 from policies.capacity.output_lengths import OutputLengths
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.leaky_counts import LeakyCounts
@@ -78,6 +79,15 @@ def flows(policy: str, *, tenants: bool) -> Fill:
         return made
 
     return fill
+
+
+def tenants(most: int) -> Any:
+    made = FairShares(tenants_max=most)
+    for number in range(BEYOND * most):
+        asked = request(number, tenants=True)
+        made.seen(asked, 0.0)
+        made.withdrawn(asked)
+    return made
 
 
 def lengths(most: int) -> Any:
@@ -180,6 +190,7 @@ def blocks(most: int) -> Any:
 
 
 ONE_FILL: Final[dict[str, Fill]] = {
+    "tenants": tenants,
     "lengths": lengths,
     "decisions": decisions,
     "interactions": interactions,

@@ -86,3 +86,16 @@ def test_weights_are_those_of_the_active(arrivals: list[tuple[str, float, int]])
         active = [weight for seen_s, weight in last.values() if now - seen_s <= 30.0]
         assert shares.activity().weights == pytest.approx(sum(active))
         assert shares.activity().absent == len(shares) == len(active)
+
+
+def test_no_more_tenants_are_remembered_than_it_may() -> None:
+    shares = FairShares(active_s=30.0, tenants_max=10)
+    here = make_request("here")
+    shares.seen(here, 0.0)
+    for number in range(100):
+        request = make_request(f"tenant-{number}")
+        shares.seen(request, 0.1)
+        shares.withdrawn(request)
+        assert len(shares) <= 11
+    assert shares.waits("here"), "its request still waits"
+    assert shares.activity().weights == pytest.approx(float(len(shares)))

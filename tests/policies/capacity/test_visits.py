@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.capacity.visits import KNOWN_AFTER, TENANTS_MAX, Visits
+from policies.capacity.visits import KNOWN_AFTER, TENANTS_MAX, TENANTS_MAX, Visits
 
 
 def absent(tenant: str) -> bool:
@@ -64,3 +64,11 @@ def test_what_is_kept_is_bounded_by_what_they_take(intervals: list[float], stay_
     look_s = 0.01
     kept_s = sum(look_s * visits.due(now + tick * look_s, ahead_s, absent) for tick in range(1200))
     assert kept_s <= 2 * stay_s + ahead_s + 2 * look_s
+
+
+def test_of_many_tenants_only_that_they_are_many_is_remembered() -> None:
+    visits = Visits()
+    for number in range(1000):
+        visits.came(f"tenant-{number}", 1.0)
+        assert len(visits) <= TENANTS_MAX + 1
+    assert visits.due(1.0, 0.0, absent) == TENANTS_MAX
