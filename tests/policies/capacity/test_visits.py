@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.capacity.visits import KNOWN_AFTER, TENANTS_MAX, TENANTS_MAX, Visits
+from policies.capacity.visits import KNOWN_AFTER, TENANTS_MAX, Visits
 
 
 def absent(tenant: str) -> bool:
