@@ -58,8 +58,8 @@ POLICIES: tuple[Any, ...] = (
     "vtc",
     "wsc",
     "rr",
-    {"name": "fairserve", "lead_tokens": 100, "slack_tokens": 0},
-    {"name": "vtc", "slack_tokens": 50},
+    {"name": "fairserve", "window_tokens": 100},
+    {"name": "vtc", "window_tokens": 50},
     {"name": "rr", "quantum": 200},
     {"name": "dlpm", "quantum": 500},
 )

@@ -17,7 +17,7 @@ UNITS = {
     "_days": "days", "requests_max": "requests", "requests_per_minute": "requests/min",
     "tokens_per_minute": "tokens/min", "tokens_per_day": "tokens/day", "bytes_per_token": "bytes/token",
     "unqueued_per_s": "requests/s", "connections_max": "connections", "calls_max": "calls", "tokens_max": "tokens",
-    "lead_tokens": "tokens", "slack_tokens": "tokens", "lead_calls": "calls", "slack_calls": "calls",
+    "window_tokens": "tokens", "window_calls": "calls",
     "attempts_max": "engines", "users_max": "users", "workers": "processes", "quantum": "service",
     "max_num_seqs": "requests", "waiting_target": "requests", "max_concurrency": "requests", "concurrent": "requests",
     "unqueued_max": "requests", "kv_ceiling": "part of 1", "headroom": "part of 1", "enter": "part of 1",

@@ -166,7 +166,7 @@ def draw() -> None:
         "policy-dlpm",
         "vtc changes documents with every request; dlpm keeps requests of one document together for a turn.",
         [
-            lane(0, "vtc", served("vtc", documents, slack_tokens=0)),
+            lane(0, "vtc", served("vtc", documents, window_tokens=0)),
             lane(40, "dlpm", served("dlpm", documents, quantum=3800)),
         ],
         [("heavy", "questions about documents A and B"), ("light", "questions about document C")],

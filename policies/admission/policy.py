@@ -48,7 +48,7 @@ class CachedRoom:
         self._prefixes = prefixes
         self._homes = homes
 
-    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request], bool]) -> Request:
+    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         prefixes, homes = self._prefixes, self._homes
         if prefixes is None or homes is None or is_local(prefixes.depth(head.prefix, engine), head.prefix):
             return head
@@ -56,7 +56,7 @@ class CachedRoom:
         found: list[tuple[int, int, Request]] = []
         for request in homes.at(engine):
             depth = prefixes.depth(request.prefix, engine)
-            if is_local(depth, request.prefix) and may_pass(request):
+            if is_local(depth, request.prefix) and may_pass(request, head):
                 tokens = tokens_of_blocks(depth, request.prefix, request.prompt_tokens)
                 found.append((-tokens, len(found), request))
         found.sort()
@@ -66,7 +66,7 @@ class CachedRoom:
                 return request
         if homes.has_home(head):
             for request in homes.at(NOWHERE):
-                if may_pass(request) and self.engines.obstacle_at(request, engine) is None:
+                if may_pass(request, head) and self.engines.obstacle_at(request, engine) is None:
                     request.progress.placed = Placed.PASSED
                     return request
         return head
@@ -97,7 +97,7 @@ class _OnlyAt:
     def place(self, request: Request) -> str | Blocked:
         return self._engine
 
-    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request], bool]) -> Request:
+    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         return head
 
 

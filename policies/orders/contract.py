@@ -41,11 +41,12 @@ class Room(Protocol):
     def place(self, request: Request) -> str | Blocked:
         """Name of the engine that can start it now, or the obstacle at each."""
 
-    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request], bool]) -> Request:
-        """Which request loses least by going to this engine now: the head, or one that may pass it?
+    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
+        """Which request loses least by going to this engine now: the head, or one that may pass the head?
 
-        The head, if the engine has half of its prompt. Else the one of which it has most. If it has nothing of any, one
-        that no other engine has either, so that the others may still go where their prompts are.
+        The head, if the engine has half of the head's prompt. Else the request whose prompt the engine has most of. If
+        the engine has no prompt that waits, and another engine has the head's: a request whose prompt no engine has, so
+        that the head may still go where its prompt is.
         """
 
 

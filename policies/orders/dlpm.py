@@ -101,8 +101,8 @@ class _MatchedBacklog(Backlog):
         self._heaps: dict[Flow, list[_Entry]] = {}
         self._serial = 0
 
-    def push(self, request: Request, *, front: bool = False, leads: bool = True) -> None:
-        super().push(request, front=front, leads=leads)
+    def push(self, request: Request, *, front: bool = False, is_preferred: bool = False) -> None:
+        super().push(request, front=front, is_preferred=is_preferred)
         self._serial += 1
         waiting = self._waiting[request.id] = _Waiting(request, self._serial - (_FRONT if front else 0))
         if request.prefix:

@@ -15,15 +15,15 @@ With another cost h, w_p * L_in is the largest charge at one dispatch, and w_q *
 dispatched requests add to it. If w_q >= w_p this is within the paper's max(w_p * L_in, w_q * M), because the last
 prompt is itself among the M dispatched tokens.
 
-Slack (`slack_tokens` S): when an engine has room for the next request, one whose prompt that engine has cached may go
-instead, if its tenant has received at most S more per weight, and its flow at most S more. Nobody is passed over by a
-tenant or flow that has more running. The bound is then 2 (U + S). Where cached tokens cost less, a miss is charged with
-the answer: U then also has the input of dispatched requests that was taken to be cached and was not.
+Window (`window_tokens` L): when an engine has room for the next request, one whose prompt that engine has cached may go
+instead, if the counters of its tenant and of its flow are at most L above the next one's, and if neither has more running.
+The bound is then 2 (U + L). Where cached tokens cost less, a miss is charged with the answer: U then also has the input
+of dispatched requests that was taken to be cached and was not. With a window of 0 this is the paper's algorithm.
 
 Proof sketch: a tenant is dispatched only when its counter is the least of those waiting. From then on it grows by its
 prompt at once, and by what its dispatched requests stream later. That is at most U before another tenant is the least.
 So waiting counters stay within U of each other (lemma 4.3), and service over an interval is the growth of the counter.
-With slack it may be dispatched until it is S ahead, so U + S takes the place of U. Lifts only raise tenants that did
+With a window it may be dispatched until it is L ahead, so U + L takes the place of U. Lifts only raise tenants that did
 not wait. Prediction charges a part of O earlier. Streamed output that is not yet charged adds what the engine generates
 within one charging interval.
 """
@@ -48,23 +48,23 @@ from policies.request import Flow, Request, ServiceTokens
 from policies.settings import setting
 
 __all__ = [
-    "SLACK_TOKENS",
     "CounterOrder",
     "CounterParams",
     "Vtc",
     "VtcParams",
     "predict_output_setting",
-    "slack_tokens_setting",
+    "window_tokens_setting",
 ]
 
 
-SLACK_TOKENS: Final = 20_000.0
+WINDOW_TOKENS: Final = 20_000.0
 
 
-def slack_tokens_setting() -> Any:
+def window_tokens_setting() -> Any:
     return setting(
-        SLACK_TOKENS,
-        "Tokens per weight that requests whose prompt an engine has cached may receive ahead of others; 0: none.",
+        WINDOW_TOKENS,
+        "Tokens per weight that calls inside interactions, and requests whose prompt an engine has cached, may receive "
+        "ahead of others; 0: none.",
         least=0,
         most=1e9,
     )
@@ -93,21 +93,17 @@ class CounterParams:
 
 @dataclass(frozen=True, slots=True)
 class VtcParams(CounterParams):
-    """The same, and how far may a request that is cached go ahead?"""
+    """The same, and how far may one tenant or flow go ahead of another?"""
 
-    slack_tokens: float = slack_tokens_setting()
+    window_tokens: float = window_tokens_setting()
 
 
 class CounterOrder(Order):
-    """The head of a backlog goes next, within the slack: common to VTC, LCF, RR, WSC and FairServe."""
+    """The head of a backlog goes next, within the window: common to VTC, LCF, RR, WSC and FairServe."""
 
-    def __init__(
-        self, backlog: Backlog, cost: Cost, *, predict_output: bool, slack: tuple[float, float] = (0.0, 0.0)
-    ) -> None:
-        """`slack`: how far a tenant and a flow whose request is cached may go ahead, in the units of their counters."""
+    def __init__(self, backlog: Backlog, cost: Cost, *, predict_output: bool) -> None:
         super().__init__()
-        self._slack = slack
-        self.passes = slack > (0.0, 0.0)
+        self.passes = backlog.tenants.window > 0.0
         self._backlog = backlog
         self.backlog = backlog
         self._cost = cost
@@ -119,7 +115,7 @@ class CounterOrder(Order):
 
     def pop(self, now: float, room: Room) -> Selection | Blocked | None:
         # Strict, as in the paper: if the next in order does not fit, nothing overtakes it. Otherwise it might wait for
-        # ever. If it fits, one that finds its prompt in the cache of that engine may go instead, within the slack.
+        # ever. If it fits, one that finds its prompt in the cache of that engine may go instead, within the window.
         head = self._backlog.head()
         if head is None:
             return None
@@ -127,12 +123,9 @@ class CounterOrder(Order):
         if isinstance(placed, Blocked):
             return placed
         if self.passes:
-            head = room.nearest(head, placed, self._may_pass)
+            head = room.nearest(head, placed, self._backlog.may_pass)
         self._backlog.dispatch(head)
         return Selection(head, placed)
-
-    def _may_pass(self, request: Request) -> bool:
-        return self._backlog.may_pass(request, self._slack)
 
     def remove(self, request: Request, now: float) -> None:
         self._backlog.withdraw(request)
@@ -158,10 +151,9 @@ class Vtc(CounterOrder):
     def __init__(self, params: VtcParams | None = None, *, flows_max: int = 10_000) -> None:
         self._params = params = params or VtcParams()
         self._flows_max = flows_max
-        slack = (params.slack_tokens, params.slack_tokens)
-        super().__init__(
-            Backlog(flows_max=flows_max), params.charges(), predict_output=params.predict_output, slack=slack
-        )
+        windows = (params.window_tokens, params.window_tokens)
+        backlog = Backlog(flows_max=flows_max, windows=windows)
+        super().__init__(backlog, params.charges(), predict_output=params.predict_output)
 
     def beside(self, engine: str) -> Vtc:
         return Vtc(self._params, flows_max=self._flows_max)

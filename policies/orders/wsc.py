@@ -13,9 +13,9 @@ What is learned from a tenant never decides between tenants. Otherwise a tenant 
 prompts are normal, and a tenant that claims the heaviest app would be charged least. `WscSettings.across_tenants`
 compares tenants as the paper compares users, for tenants that trust each other.
 
-Bound between tenants: that of VTC (`orders.vtc`), 2U. Between flows of one tenant, in normal calls:
+Bound between tenants: that of VTC (`orders.vtc`), 2 (U + window). Between flows of one tenant, in normal calls:
 
-    2 U',  U' = max over what may be dispatched at once of the sum of h / w  <=  max(h of a prompt, h of all) / least w
+    2 (U' + window),  U' = max over what may be dispatched at once of the sum of h / w  <=  max(h of a prompt, h of all) / least w
 
 The proof is the same, with h / w for service. A flow is dispatched only when its counter is the least of those waiting.
 From then on it grows by at most what it has dispatched, expected or true.
@@ -36,7 +36,7 @@ from policies.orders.cost import (
     output_weight_setting,
 )
 from policies.orders.profiles import Profiles, WscSettings
-from policies.orders.vtc import CounterOrder, slack_tokens_setting
+from policies.orders.vtc import CounterOrder, window_tokens_setting
 from policies.queue.backlog import Backlog
 from policies.request import Request, ServiceTokens
 from policies.settings import setting
@@ -44,7 +44,7 @@ from policies.settings import setting
 __all__ = ["Wsc", "WscParams", "alpha_setting", "beta_setting", "gamma_setting"]
 
 
-SLACK_CALLS: Final = 4.0
+WINDOW_CALLS: Final = 1.0
 
 
 def alpha_setting() -> Any:
@@ -66,9 +66,9 @@ def gamma_setting() -> Any:
     return setting(1.0, "The same of output tokens.", least=0, most=1000)
 
 
-def slack_calls_setting() -> Any:
+def window_calls_setting() -> Any:
     return setting(
-        SLACK_CALLS,
+        WINDOW_CALLS,
         "The same of one user's calls ahead of the tenant's other users, in normal calls.",
         least=0,
         most=1e6,
@@ -93,8 +93,8 @@ class WscParams:
     gamma: float = gamma_setting()
     weights: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     across_tenants: bool = False
-    slack_tokens: float = slack_tokens_setting()
-    slack_calls: float = slack_calls_setting()
+    window_tokens: float = window_tokens_setting()
+    window_calls: float = window_calls_setting()
 
 
 class Wsc(CounterOrder):
@@ -107,15 +107,14 @@ class Wsc(CounterOrder):
         params: WscParams | None = None,
         *,
         flows_max: int = 10_000,
-        leads: tuple[float, float] | None = None,
         profiles: Profiles | None = None,
     ) -> None:
-        """`leads`: as `Backlog` has them. `profiles`: given where several queues learn together what is normal."""
+        """`profiles`: given where several queues learn together what is normal."""
         self._params = params = params or WscParams()
         self._flows_max = flows_max
         cost = cost_of(params.cost, params.input_weight, params.output_weight, params.cached_weight)
-        slack = (params.slack_calls if params.across_tenants else params.slack_tokens, params.slack_calls)
-        super().__init__(Backlog(flows_max=flows_max, leads=leads), cost, predict_output=True, slack=slack)
+        windows = (params.window_calls if params.across_tenants else params.window_tokens, params.window_calls)
+        super().__init__(Backlog(flows_max=flows_max, windows=windows), cost, predict_output=True)
         calls = ("calls", params.alpha, params.beta, params.gamma)
         self.units = (calls if params.across_tenants else cost, calls)
         settings = WscSettings(params.alpha, params.beta, params.gamma, params.weights, params.across_tenants)
@@ -126,13 +125,13 @@ class Wsc(CounterOrder):
         return Wsc(self._params, flows_max=self._flows_max, profiles=self.profiles)
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
-        self.push_with_lead(request, front=front, leads=True)
+        self.queue(request, front=front, is_preferred=False)
 
-    def push_with_lead(self, request: Request, *, front: bool, leads: bool) -> None:
-        """Queue the request. `leads`: it may go before others if it is inside an interaction."""
+    def queue(self, request: Request, *, front: bool, is_preferred: bool) -> None:
+        """Queue the request. `is_preferred`: it goes before others within the window."""
         if not request.progress.norm:
             request.progress.norm = self.profiles.norm(self._scope(request), request.flow.app, request.progress.stage)
-        self._backlog.push(request, front=front, leads=leads)
+        self._backlog.push(request, front=front, is_preferred=is_preferred)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         prompt, output = service.prompt, service.output

@@ -1,14 +1,21 @@
 """Which request is owed most service? Tenants by weight, then the (app, user) flows of a tenant, oldest request first.
 
 Both levels use the same `Counters`. A tenant that opens fifty flows still has one tenant's fair share, divided by
-fifty. The policy defines the unit of service; here it only accumulates. With `leads`, requests inside an open
-interaction go before others, as long as their tenant and flow are not ahead by more than that lead.
+fifty. The policy defines the unit of service; here it only accumulates.
+
+One window answers on each level who may go before whom. The candidates are the members whose counter is at most the
+window above the least one that waits. Of these, the ones with a call inside an interaction go first, and otherwise the
+least (`Counters`). Inside a flow the requests go in the order in which they came, but calls inside interactions and what
+an engine has cached may pass others. The window there is a number of requests: while the oldest request has been passed
+by `CALLS_PASSED` newer ones, nothing passes. Whatever passes a request also passes all older ones, so no request is
+passed by more than `CALLS_PASSED` of its own flow.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from heapq import heappop, heappush
 from typing import Final
 
 from policies.queue.counters import Counters, Member
@@ -17,14 +24,14 @@ from policies.request import Flow, Request
 __all__ = ["Backlog", "FlowMember", "TenantMember"]
 
 USUAL_RATE: Final = 0.05
-PASSED_MAX: Final = 64
-"""The oldest request of a flow is passed by later ones this often, then it goes first."""
+CALLS_PASSED: Final = 48
+"""The window of the requests of one flow, in calls: about as many as run at once."""
 
 
 class FlowMember(Member):
-    """The waiting requests of one flow, oldest first. With leads, those inside an interaction are kept apart."""
+    """The waiting requests of one flow, oldest first, and which of them go first because they are inside an interaction."""
 
-    __slots__ = ("flow", "inside", "passed", "requests", "tenant")
+    __slots__ = ("_ahead", "_newest", "_numbers", "flow", "inside", "requests", "tenant")
 
     def __init__(self, flow: Flow, tenant: TenantMember) -> None:
         super().__init__((flow.app, flow.user))
@@ -32,23 +39,53 @@ class FlowMember(Member):
         self.tenant = tenant
         self.requests: OrderedDict[str, Request] = OrderedDict()
         self.inside: OrderedDict[str, Request] = OrderedDict()
-        self.passed = 0
-        """How often a later one of its requests went before the oldest."""
+        """Those of the requests that are preferred."""
+        self._numbers: dict[str, int] = {}
+        self._newest = 0
+        self._ahead: list[int] = []
+        """The numbers of requests that went before the oldest one, as a heap."""
+
+    def add(self, request: Request, *, is_preferred: bool, front: bool) -> None:
+        """Queue the request. `front`: as the oldest."""
+        if front and self.requests:
+            number = self._numbers[next(iter(self.requests))] - 1
+        else:
+            number = self._newest = self._newest + 1
+        self._numbers[request.id] = number
+        for queue in (self.requests, self.inside) if is_preferred else (self.requests,):
+            queue[request.id] = request
+            if front:
+                queue.move_to_end(request.id, last=False)
+
+    def take(self, request: Request, *, is_served: bool) -> None:
+        """The request leaves the queue. `is_served`: for an engine."""
+        number = self._numbers.pop(request.id)
+        del self.requests[request.id]
+        self.inside.pop(request.id, None)
+        oldest = self._numbers[next(iter(self.requests))] if self.requests else self._newest + 1
+        if is_served and number > oldest:
+            heappush(self._ahead, number)
+        while self._ahead and self._ahead[0] < oldest:
+            heappop(self._ahead)
 
     def next(self) -> Request | None:
-        """The oldest one that waits. One inside an interaction goes first."""
-        return next(iter((self.inside or self.requests).values()), None)
+        """The oldest request, or the oldest one inside an interaction as long as that may pass the oldest."""
+        queue = self.inside if self.inside and len(self._ahead) < CALLS_PASSED else self.requests
+        return next(iter(queue.values()), None)
+
+    def may_go(self, request: Request) -> bool:
+        """Is this the oldest request, or have fewer gone before the oldest than may?"""
+        return len(self._ahead) < CALLS_PASSED or next(iter(self.requests)) == request.id
 
 
 class TenantMember(Member):
-    """A tenant and its flows, and how many of its waiting requests are inside an interaction."""
+    """A tenant and its flows, and how many of its waiting requests are preferred."""
 
-    __slots__ = ("flows", "inside", "weight")
+    __slots__ = ("flows", "inside")
 
     def __init__(self, tenant: str, flows: Counters[FlowMember]) -> None:
         super().__init__((tenant,))
         self.flows = flows
-        self.weight = 1.0
         self.inside = 0
 
 
@@ -56,19 +93,23 @@ class Backlog:
     """Every queued request, ordered by the service per weight of its tenant and flow.
 
     At most `flows_max` tenants and flows together are remembered, not counting those with something queued or running.
-    `lift` and `quantum` are those of `Counters`, on both levels. A tenant's quantum counts service per weight. `leads`
-    are the leads of a tenant and of a flow that have a waiting request inside an interaction, in the units of their
-    counters.
+    `lift` and `quantum` are those of `Counters`, on both levels. A tenant's quantum counts service per weight. `windows`
+    are those of tenants and of flows, in the units of their counters.
     """
 
     def __init__(
-        self, *, flows_max: int, lift: bool = True, quantum: float = 0.0, leads: tuple[float, float] | None = None
+        self,
+        *,
+        flows_max: int,
+        lift: bool = True,
+        quantum: float = 0.0,
+        windows: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self._flows_max = flows_max
-        self._leads = leads
         self._lift = lift
+        self._window_of_flows = windows[1]
         self.quantum = quantum
-        self.tenants: Counters[TenantMember] = Counters(lift=lift, quantum=quantum)
+        self.tenants: Counters[TenantMember] = Counters(lift=lift, quantum=quantum, window=windows[0])
         self._by_tenant: dict[str, TenantMember] = {}
         self._by_flow: dict[Flow, FlowMember] = {}
         self._requests = 0
@@ -81,75 +122,57 @@ class Backlog:
     def __len__(self) -> int:
         return self._requests
 
-    def push(self, request: Request, *, front: bool = False, leads: bool = True) -> None:
+    def push(self, request: Request, *, front: bool = False, is_preferred: bool = False) -> None:
         """Queue the request. `front`: it was dispatched and came back, so it goes first in its flow.
 
-        `leads`: it may go before others if it is inside an interaction.
+        `is_preferred`: it goes before others within the window.
         """
         tenant = self._by_tenant.get(request.flow.tenant) or self._new_tenant(request.flow.tenant)
         tenant.weight = request.weight
         self.tenants.queued(tenant)  # first, so that making room for its flow does not forget the tenant
         flow = self._by_flow.get(request.flow) or self._new_flow(request.flow, tenant)
         tenant.flows.queued(flow)
-        requests = flow.requests
-        if leads and self._leads is not None and request.progress.inside:
-            requests = flow.inside
+        flow.add(request, is_preferred=is_preferred, front=front)
+        if is_preferred:
             tenant.inside += 1
-            self.tenants.leads(tenant, self._leads[0])
-            tenant.flows.leads(flow, self._leads[1])
-        requests[request.id] = request
-        if front:
-            requests.move_to_end(request.id, last=False)
+            self.tenants.prefer(tenant, True)
+            tenant.flows.prefer(flow, True)
         self._requests += 1
         if self.changed is not None:
             self._note_change(flow)
 
     def head(self) -> Request | None:
-        """The next request of the least-served flow of the least-served tenant."""
+        """The next request of the next flow of the next tenant."""
         tenant = self.tenants.least()
         flow = tenant.flows.least() if tenant is not None else None
         return flow.next() if flow is not None else None
 
-    def may_pass(self, request: Request, slack: tuple[float, float]) -> bool:
-        """May this waiting request go instead of the head?
+    def may_pass(self, request: Request, head: Request) -> bool:
+        """May this waiting request go instead of the head, because of what an engine has cached?
 
-        Its tenant and flow have received at most so much more than those that they pass, and have no more running per
-        weight. Inside a flow the oldest request is passed a bounded number of times, and none inside an interaction by
-        one that is not.
+        Its tenant, its flow and itself are within the window, and a call inside an interaction is passed by another one
+        only.
         """
-        flow = self._by_flow[request.flow]
-        tenant, next_tenant = flow.tenant, self.tenants.least()
-        if next_tenant is None:
+        flow, next_flow = self._by_flow[request.flow], self._by_flow[head.flow]
+        tenant, next_tenant = flow.tenant, next_flow.tenant
+        if head.id in next_flow.inside and request.id not in flow.inside:
             return False
-        if tenant is not next_tenant and (
-            tenant.counter - tenant.lead > next_tenant.counter - next_tenant.lead + slack[0]
-            or tenant.running * next_tenant.weight > next_tenant.running * tenant.weight
-        ):
-            return False
-        next_flow = tenant.flows.least()
-        if next_flow is None or (
-            flow is not next_flow
-            and (
-                flow.counter - flow.lead > next_flow.counter - next_flow.lead + slack[1]
-                or flow.running > next_flow.running
-            )
-        ):
-            return False
-        requests = flow.inside or flow.requests
-        return request.id in requests and (flow.passed < PASSED_MAX or next(iter(requests)) == request.id)
+        if tenant is not next_tenant:
+            least = tenant.flows.least()
+            if least is None or not self.tenants.may_pass(tenant, next_tenant):
+                return False
+            next_flow = least
+        return tenant.flows.may_pass(flow, next_flow) and flow.may_go(request)
 
     def dispatch(self, request: Request) -> None:
         """Take the request out of the queue: it goes to a backend, and `end` will follow."""
-        flow = self._by_flow[request.flow]
-        is_oldest = next(iter(flow.inside or flow.requests)) == request.id
-        flow.passed = 0 if is_oldest else flow.passed + 1
-        self._take(request)
+        flow = self._take(request, is_served=True)
         flow.tenant.flows.dispatched(flow)
         self.tenants.dispatched(flow.tenant)
 
     def withdraw(self, request: Request) -> None:
         """Take the request out of the queue without service."""
-        flow = self._take(request)
+        flow = self._take(request, is_served=False)
         flow.tenant.flows.withdrawn(flow)
         self.tenants.withdrawn(flow.tenant)
         self._forget_beyond(self._flows_max, flow.tenant.flows)
@@ -201,7 +224,6 @@ class Backlog:
         self.usual_of_flow = before.usual_of_flow
         for flow, theirs in before._by_flow.items():
             own = self._by_flow.get(flow) or self._new_flow(flow, self._by_tenant[flow.tenant])
-            own.passed = theirs.passed
             own.tenant.flows.resume(own, theirs)
             last_flow = theirs.tenant.flows.last_left
             if last_flow is theirs:
@@ -251,26 +273,25 @@ class Backlog:
         while len(self.changed) > self._flows_max + 2:
             del self.changed[next(iter(self.changed))]
 
-    def _take(self, request: Request) -> FlowMember:
+    def _take(self, request: Request, *, is_served: bool) -> FlowMember:
         """Take the request out of the queue, and return its flow."""
         flow = self._by_flow[request.flow]
         self._requests -= 1
         if self.changed is not None:
             self._note_change(flow)
-        if not flow.inside or flow.inside.pop(request.id, None) is None:
-            del flow.requests[request.id]
-            return flow
-        tenant = flow.tenant
-        tenant.inside -= 1
-        if not flow.inside:
-            tenant.flows.leads(flow, 0.0)
-        if not tenant.inside:
-            self.tenants.leads(tenant, 0.0)
+        tenant, was_preferred = flow.tenant, request.id in flow.inside
+        flow.take(request, is_served=is_served)
+        if was_preferred:
+            tenant.inside -= 1
+            if not flow.inside:
+                tenant.flows.prefer(flow, False)
+            if not tenant.inside:
+                self.tenants.prefer(tenant, False)
         return flow
 
     def _new_tenant(self, name: str) -> TenantMember:
         self._forget_beyond(self._flows_max - 2, None)
-        tenant = TenantMember(name, Counters(lift=self._lift, quantum=self.quantum))
+        tenant = TenantMember(name, Counters(lift=self._lift, quantum=self.quantum, window=self._window_of_flows))
         self._by_tenant[name] = tenant
         return tenant
 

@@ -5,13 +5,18 @@ often: by a token at a time. So the heap is corrected lazily. An entry whose cou
 the top. A counter that falls below its entry (a refund) gets a second entry, and the old one is dropped when it reaches
 the top.
 
-Lift (VTC, algorithm 2): a member with its first queued request is raised to the counter of the next waiting member. If
-nobody waits, it is raised to the counter of the member that left last. So idling banks no credit. `max` keeps debt. Any
-value between the least and the greatest waiting counter keeps the bound (remark 4.6). Without `lift`, members keep what
-they did not use (LCF).
+Lift (VTC, algorithm 2): a member with its first queued request is raised to the least waiting counter. If nobody waits,
+the member is raised to the counter of the member that left last. So idling banks no credit. `max` keeps debt. Any value
+between the least and the greatest waiting counter keeps the bound (remark 4.6). Without `lift`, members keep what they
+did not use (LCF).
 
-Lead: a member with a lead may go before others that have received less, by at most that lead. The lead changes neither
-its own counter nor anyone's lift. What it receives counts, so it can be ahead by its lead once, not again and again.
+Window: a preferred member (one with a call inside an interaction) goes before others as long as its counter is at most
+`window` above theirs. So members are ordered by their rank: the counter, less the window if the member is preferred. What
+a preferred member receives counts, so the member is ahead by the window once, not again and again. For the same reason
+a member that begins to wait is raised to the least *rank*: preferred members that are ahead by the window already do not
+get another window over each newcomer. With a window this floor never falls, since a preferred newcomer, whose rank is
+below the floor, would otherwise lower the floor for the next one. All waiting counters stay within the window and what
+is dispatched of each other. With a window of 0 all of this is the paper's.
 
 Turns: among equal counters, the member served longest ago goes first. With a `quantum`, counters are read in whole
 quanta. A member is then served until its counter has passed a multiple of the quantum. The members of one round go in
@@ -35,7 +40,19 @@ because mypyc tuples have no identity."""
 class Member:
     """One that waits: a tenant among tenants, or a flow inside its tenant."""
 
-    __slots__ = ("counter", "entry", "is_sole", "lead", "lifted", "name", "queued", "running", "told", "turn")
+    __slots__ = (
+        "counter",
+        "entry",
+        "is_sole",
+        "lifted",
+        "name",
+        "preferred",
+        "queued",
+        "running",
+        "told",
+        "turn",
+        "weight",
+    )
 
     def __init__(self, name: tuple[str, ...]) -> None:
         self.name = name
@@ -44,12 +61,13 @@ class Member:
         """How much of the counter came from lifts, and not from service."""
         self.is_sole = False
         """Nobody else waited here when it last began to wait."""
-        self.lead = 0.0
-        """It goes before others until it has received this much more than they have."""
+        self.preferred = False
+        """It goes before others whose counter is not below its own by more than the window."""
         self.queued = 0
         self.running = 0
         self.turn = 0
         """Its place among equal counters."""
+        self.weight = 1.0
         self.entry: Entry = None
         """Its valid heap entry; None while nothing of it waits."""
         self.told: Any = None
@@ -70,9 +88,12 @@ M = TypeVar("M", bound=Member)
 class Counters(Generic[M]):
     """Which member is least served? It contains the waiting members, and the idle ones until they are forgotten."""
 
-    def __init__(self, *, lift: bool = True, quantum: float = 0.0) -> None:
+    def __init__(self, *, lift: bool = True, quantum: float = 0.0, window: float = 0.0) -> None:
+        self.window = window
         self._lifts = lift
         self._quantum = quantum
+        self._floor = 0.0
+        """The highest floor so far, if there is a window."""
         self._heap: list[Entry] = []
         self._idle: OrderedDict[tuple[str, ...], M] = OrderedDict()
         self.last_left: M | None = None
@@ -87,13 +108,15 @@ class Counters(Generic[M]):
         """Counter of the next member that waits at another gateway; None: none is known."""
 
     def floor(self) -> float:
-        """Counter of the next member here or elsewhere. If nobody waits: that of the member that left last."""
+        """Least rank of the members that wait here or elsewhere. If nobody waits: that of the member that left last."""
         least, elsewhere = self.least(), self.least_elsewhere
         if least is not None:
-            return least.counter if elsewhere is None else min(least.counter, elsewhere)
-        if elsewhere is not None:
-            return elsewhere
-        return self.last_left.counter if self.last_left is not None else 0.0
+            floor = self.rank(least) if elsewhere is None else min(self.rank(least), elsewhere)
+        elif elsewhere is not None:
+            floor = elsewhere
+        else:
+            floor = self.last_left.counter - self.window if self.last_left is not None else 0.0
+        return max(floor, self._floor) if self.window else floor
 
     def least(self) -> M | None:
         """The waiting member that goes next, or None. Amortised O(log members)."""
@@ -106,7 +129,7 @@ class Counters(Generic[M]):
                 continue
             if len(heap) == 1:
                 return member
-            rank = member.counter // quantum if quantum else member.counter - member.lead
+            rank = member.counter // quantum if quantum else self.rank(member)
             if rank <= entry[0] and member.turn == entry[1]:
                 return member
             member.entry = (rank, member.turn, member.name, member)
@@ -114,10 +137,9 @@ class Counters(Generic[M]):
         return None
 
     def _lift(self, member: M) -> None:
-        """Raise it to the next one's counter, so that it banks no credit. With rounds, to the beginning of that
-        round.
-        """
+        """Raise it to the floor, so that it banks no credit. With rounds, to the beginning of that round."""
         floor = self.floor()
+        self._floor = floor
         if self._quantum:
             floor -= floor % self._quantum
         if floor > member.counter:
@@ -159,14 +181,23 @@ class Counters(Generic[M]):
     def charged(self, member: M, service: float) -> None:
         """It has received this much more (less if negative). O(1), or O(log members) for a refund."""
         member.counter += service
-        if service < 0 and member.entry is not None and self._rank(member) < member.entry[0]:
+        if service < 0 and member.entry is not None and self._place(member) < member.entry[0]:
             self._enter(member)
 
-    def leads(self, member: M, lead: float) -> None:
-        """From now on it goes before others that have received less, by at most this much."""
-        member.lead = lead
-        if member.entry is not None and self._rank(member) < member.entry[0]:
+    def prefer(self, member: M, preferred: bool) -> None:
+        """From now on it goes before others within the window, or no longer."""
+        member.preferred = preferred
+        if member.entry is not None and self._place(member) < member.entry[0]:
             self._enter(member)
+
+    def may_pass(self, member: M, head: M) -> bool:
+        """May a request of this member go instead of one of the head? The member is within the window, and has no more
+        running per weight: a member with little running does not wait for what others gain.
+        """
+        return member is head or (
+            member.counter <= self.rank(head) + self.window
+            and member.running * head.weight <= head.running * member.weight
+        )
 
     def moved(self, member: M) -> None:
         """Its owner has changed its `turn`. A later turn costs nothing until the entry reaches the top."""
@@ -201,11 +232,15 @@ class Counters(Generic[M]):
         """Drop the member that has had nothing queued or running for longest, with its debt; None if there is none."""
         return self._idle.popitem(last=False)[1] if self._idle else None
 
-    def _rank(self, member: M) -> float:
-        return member.counter // self._quantum if self._quantum else member.counter - member.lead
+    def rank(self, member: M) -> float:
+        """Its place among those that wait, in service: the counter, less the window if it is preferred."""
+        return member.counter - self.window if member.preferred else member.counter
+
+    def _place(self, member: M) -> float:
+        return member.counter // self._quantum if self._quantum else self.rank(member)
 
     def _enter(self, member: M) -> None:
-        member.entry = (self._rank(member), member.turn, member.name, member)
+        member.entry = (self._place(member), member.turn, member.name, member)
         heappush(self._heap, member.entry)
         if len(self._heap) > 2 * self._waiting + 64:
             self._heap = [entry for entry in self._heap if entry[3].entry is entry]

@@ -112,11 +112,11 @@ class SharedCounters:
         return self._backlog.quantum
 
     def standings(self, now: float) -> list[Standing]:
-        """How much service have the tenants that are next received, with the next flow of each?"""
+        """What rank have the tenants that are next, with the next flow of each?"""
         found = []
         for tenant in self._backlog.tenants.first(TENANTS_TOLD, within=inf):
             flow = tenant.flows.least()
-            standing = _standing(flow, now) if flow is not None else None
+            standing = self._standing(flow, now) if flow is not None else None
             if standing is not None:
                 found.append(standing)
         return found
@@ -129,7 +129,7 @@ class SharedCounters:
         """
         backlog = self._backlog
         member = backlog.flow(flow)
-        own = _standing(member, now) if member is not None else None
+        own = self._standing(member, now) if member is not None else None
         if own is None:
             return False
         if own.flow == elsewhere.flow:
@@ -201,6 +201,16 @@ class SharedCounters:
                 flows.least_elsewhere = served if flows.least_elsewhere is None else min(served, flows.least_elsewhere)
                 self._waiting_elsewhere.append(tenant_here)
 
+    def _standing(self, flow: FlowMember, now: float) -> Standing | None:
+        """None: nothing of it waits."""
+        request, tenant = flow.next(), flow.tenant
+        if request is None:
+            return None
+        served, flow_served = self._backlog.tenants.rank(tenant), tenant.flows.rank(flow)
+        return Standing(
+            tenant.name[0], _name(flow), served, flow_served, now - request.arrived_s, request.id in flow.inside
+        )
+
     def _lefts(self, told: dict[Member, None], now: float) -> list[Left]:
         """The tenant that left last at any gateway, as far as is known here, and which flows left last among those
         told.
@@ -220,15 +230,6 @@ class SharedCounters:
             if left is not None:
                 lefts.append(left)
         return lefts
-
-
-def _standing(flow: FlowMember, now: float) -> Standing | None:
-    """None: nothing of it waits."""
-    request, tenant = flow.next(), flow.tenant
-    if request is None:
-        return None
-    served, flow_served = tenant.counter - tenant.lead, flow.counter - flow.lead
-    return Standing(tenant.name[0], _name(flow), served, flow_served, now - request.arrived_s, bool(flow.inside))
 
 
 def _left(among: str, counters: Counters[M], now_s: float, *, again: bool) -> Left | None:

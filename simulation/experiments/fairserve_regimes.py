@@ -30,13 +30,13 @@ SEEDS = (POPULATION.seed, 1, 2)
 """Of the frontier."""
 OVERLOAD = ((0.95, 0.85), (0.9, 0.8), (0.85, 0.7), (0.7, 0.5), (0.5, 0.3))
 """Shares of the KV cache at which overload begins and ends. The first is the default."""
-LEAD_TOKENS = 65_536.0
+WINDOW_TOKENS = 65_536.0
 
 Make = Callable[[], AdmissionEngine]
 VARIANTS: Mapping[str, Make] = {
     f"FairServe, limit {LIMIT}": partial(protects_interactions, throttle=LIMITED),
     "overload 0.7 / 0.5": partial(protects_interactions, throttle=LIMITED, overload=OverloadSettings(0.7, 0.5)),
-    f"lead {LEAD_TOKENS:,.0f}": partial(protects_interactions, throttle=LIMITED, lead_tokens=LEAD_TOKENS),
+    f"window {WINDOW_TOKENS:,.0f}": partial(protects_interactions, throttle=LIMITED, window_tokens=WINDOW_TOKENS),
     "learned limits": protects_interactions,
     "learned limits, patience 0": partial(protects_interactions, throttle=ThrottleSettings(patience_s=0.0)),
 }

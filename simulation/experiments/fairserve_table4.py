@@ -37,9 +37,9 @@ POLICIES: Mapping[str, Callable[[], AdmissionEngine]] = {
     "RPM(10)": partial(ends_calls, "rpm", wait_s_max=TIMEOUT_S, requests_per_minute=10),
     "VTC": partial(ends_calls, "vtc", wait_s_max=TIMEOUT_S),
     "FS (W)": partial(ends_calls, "wsc", wait_s_max=TIMEOUT_S, across_tenants=True),
-    "FS (W+I)": partial(ends_calls, "fairserve", wait_s_max=TIMEOUT_S, across_tenants=True, lead_calls=UNBOUNDED),
+    "FS (W+I)": partial(ends_calls, "fairserve", wait_s_max=TIMEOUT_S, across_tenants=True, window_calls=UNBOUNDED),
     "FairServe": partial(ends_calls, "fairserve", wait_s_max=TIMEOUT_S),
-    "FairServe, lead 65,536": partial(ends_calls, "fairserve", wait_s_max=TIMEOUT_S, lead_tokens=65_536.0),
+    "FairServe, window 65,536": partial(ends_calls, "fairserve", wait_s_max=TIMEOUT_S, window_tokens=65_536.0),
 }
 """FS (W+I) as printed: whoever is inside an interaction goes first, however much others are owed."""
 
@@ -136,7 +136,7 @@ NOTES = (
     "as it comes bounds the lead to 8,192 tokens, half of one prompt of application 7. It cuts a fifth as many "
     "interactions as VTC, but later ones, so more tokens are lost. That the lead is the cause shows the last policy: "
     "with 65,536 two are cut instead of 16, and two thirds of VTC's waste remain. Clients that give up after a minute "
-    "on an engine that can do a quarter of what is asked are what a longer `lead_tokens` is for; fair shares in the "
+    "on an engine that can do a quarter of what is asked are what a wider `window_tokens` is for; fair shares in the "
     "long run are the same.",
 )
 

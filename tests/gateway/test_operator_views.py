@@ -213,7 +213,7 @@ def test_every_value_says_where_it_comes_from_and_no_secret_is_shown(
     path.write_text(FILE % ("ab" * 32))
     found = values_of(path)
     assert found["policy.name"] == {"path": "policy.name", "value": "vtc", "from": "file", "line": 1}
-    assert found["policy.slack_tokens"]["from"] == "default"
+    assert found["policy.window_tokens"]["from"] == "default"
     assert found["admin_token"] == {
         "path": "admin_token", "value": "(hidden)", "from": "environment", "line": 2, "variable": "SECRET_OF_ADMIN",
     }  # fmt: skip

@@ -119,7 +119,7 @@ async def test_what_waits_and_runs_is_served_whatever_changes(tmp_path: Path) ->
         gateway = gate.live.gateway
         for fields in (
             {"policy": "vtc"},
-            {"policy": {"name": "fairserve", "lead_tokens": 5}, "pools": pool(one, two, max_num_seqs=6)},
+            {"policy": {"name": "fairserve", "window_tokens": 5}, "pools": pool(one, two, max_num_seqs=6)},
             {"tenants": [{"name": "alice", "weight": 3, "keys": [hash_key(ALICE)]}], "quota": {"concurrent": 1}},
             {"policy": "dlpm", "limits": {"queue_requests_max": 1, "upstream_silence_s": 60}},
             {"pools": pool(one), "overload": {"enter": 0.9}},

@@ -38,7 +38,7 @@ class Admission(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from(sorted(POLICIES)), slots=st.sampled_from([None, 1, 3]), headroom=st.booleans())
     def begin(self, policy: str, slots: int | None, headroom: bool) -> None:
         settings = CapacitySettings(headroom=0.3 if headroom else 0.0)
-        throttled = policy_with(policy, throttle=ThrottleSettings(user=Ceilings(starts=2)), lead_tokens=1000.0)
+        throttled = policy_with(policy, throttle=ThrottleSettings(user=Ceilings(starts=2)), window_tokens=1000.0)
         self.engine = AdmissionEngine(throttled, limits=LIMITS, capacity=settings)
         self.engine.add_backend("one", max_num_seqs=slots)
         self.engine.add_backend("two")

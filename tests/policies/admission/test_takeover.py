@@ -30,7 +30,7 @@ QUOTIENTS = ("wsc", "fairserve")
 BY_MATCH = ("dlpm", "d2lpm")
 """Inside a round their place is by what is cached, which is looked up anew."""
 STRICT: dict[str, dict[str, Any]] = {
-    name: {"slack_tokens": 0.0, "cached_weight": 0.5} for name in ("vtc", "wsc", "fairserve")
+    name: {"window_tokens": 0.0, "cached_weight": 0.5} for name in ("vtc", "wsc", "fairserve")
 }
 """So that what is cached changes no order, and counters are sums without rounding: ties stay ties."""
 SMALL: dict[str, dict[str, Any]] = {
@@ -125,7 +125,7 @@ class Run:
 def test_a_policy_in_place_of_one_that_is_alike_decides_the_same(name: str, seed: int, at: list[int]) -> None:
     own: dict[str, Any] = {"engines": len(ENGINES), **SMALL.get(name, {}), **STRICT.get(name, {})}
     if name in ("wsc", "fairserve"):
-        own["slack_calls"] = 0.0
+        own["window_calls"] = 0.0
     # Several that were sent back go in the order of their arrival afterwards, not of their return.
     runs = [Run(engine_with(named_policy(name, **own)), seed, refusals=False) for _ in range(2)]
     for step in range(80):
@@ -217,7 +217,7 @@ def test_a_request_that_its_engine_returns_goes_by_the_new_weight() -> None:
 
 
 def test_other_settings_of_the_same_cost_keep_the_counters_and_another_cost_does_not() -> None:
-    for more, keeps in (({"slack_tokens": 5.0}, True), ({"output_weight": 7.0}, False)):
+    for more, keeps in (({"window_tokens": 5.0}, True), ({"output_weight": 7.0}, False)):
         engine = engine_with(named_policy("fairserve"))
         engine.arrived(make_request("a", id="x", prompt=30), 0.0)
         engine.finished("x", ServiceTokens(30, 10), 0.5)

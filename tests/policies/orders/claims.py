@@ -54,7 +54,7 @@ CLAIMS = {
     ),
     "fairserve": Claim(
         bound=lambda prompt, output, weight: 2 * ((prompt + output) / weight + 10),
-        params={**IN_TOKENS, "lead_tokens": 10.0, "lead_calls": 10.0},
+        params={**IN_TOKENS, "window_tokens": 10.0, "window_calls": 10.0},
         costs=("linear",),
     ),
 }

@@ -184,16 +184,16 @@ def test_a_prediction_is_charged_at_dispatch_and_corrected() -> None:
     assert (request.progress.charged, request.progress.normalised) == (20.0, 1.5)
 
 
-def test_calls_inside_an_interaction_go_before_starts_up_to_the_lead() -> None:
-    policy = named_policy("fairserve", lead_tokens=250.0)
+def test_calls_inside_an_interaction_go_before_starts_up_to_the_window() -> None:
+    policy = named_policy("fairserve", window_tokens=250.0)
     for _ in range(10):
         push(policy, make_request("b", prompt=100))
         push(policy, make_request("a", prompt=100), inside=True)
     assert "".join(pop(policy).flow.tenant for _ in range(10)) == "aaabababab"
 
 
-def test_a_lead_ends_with_the_last_call_inside() -> None:
-    policy = named_policy("fairserve", lead_tokens=250.0, lead_calls=10.0)
+def test_a_tenant_is_preferred_until_its_last_call_inside_has_gone() -> None:
+    policy = named_policy("fairserve", window_tokens=250.0, window_calls=10.0)
     push(policy, make_request("a", user="x", prompt=100), inside=True)
     for tenant, user in (("a", "x"), ("a", "y"), ("b", "x")):
         push(policy, make_request(tenant, user=user, prompt=100))
@@ -201,8 +201,8 @@ def test_a_lead_ends_with_the_last_call_inside() -> None:
     assert order == [("a", "x"), ("b", "x"), ("a", "y"), ("a", "x")]
 
 
-def test_inside_a_tenant_the_lead_is_in_calls() -> None:
-    policy = named_policy("fairserve", weights={"": 100.0}, lead_calls=2.0)
+def test_inside_a_tenant_the_window_is_in_calls() -> None:
+    policy = named_policy("fairserve", weights={"": 100.0}, window_calls=2.0)
     for _ in range(10):
         push(policy, make_request("t", user="b", prompt=100))
         push(policy, make_request("t", user="a", prompt=100), inside=True)
@@ -210,7 +210,7 @@ def test_inside_a_tenant_the_lead_is_in_calls() -> None:
 
 
 def test_among_calls_inside_the_least_served_owner_goes_first() -> None:
-    policy = named_policy("fairserve", lead_tokens=1000.0)
+    policy = named_policy("fairserve", window_tokens=1000.0)
     for _ in range(3):
         push(policy, make_request("a", prompt=100), inside=True)
         push(policy, make_request("b", prompt=250), inside=True)
@@ -325,7 +325,7 @@ def largest_gap(server: Server, steps: int, gap: Callable[[Server], float]) -> f
     return max(gaps) - min(gaps)
 
 
-LEAD_TOKENS, LEAD_CALLS = 300.0, 3.0
+WINDOW_TOKENS, WINDOW_CALLS = 300.0, 3.0
 insides = st.tuples(*[st.sampled_from([0.0, 0.1, 0.5, 1.0])] * 2)
 
 
@@ -335,17 +335,17 @@ def of_tenants(server: Server) -> float:
 
 @settings(max_examples=60, deadline=None)
 @given(inside=insides, users=st.integers(1, 4), seed=st.integers(0, 10_000))
-def test_tenants_stay_within_twice_u_and_the_lead(inside: tuple[float, float], users: int, seed: int) -> None:
+def test_tenants_stay_within_twice_u_and_the_window(inside: tuple[float, float], users: int, seed: int) -> None:
     habits = {"a": Habit(users, inside[0]), "b": Habit(1, inside[1], prompt=(1, 8)), "c": Habit(2, 0.3)}
-    server = Server(named_policy("fairserve", lead_tokens=LEAD_TOKENS), habits, seed)
-    assert largest_gap(server, 300, of_tenants) <= 2 * (IN_FLIGHT + LEAD_TOKENS)
+    server = Server(named_policy("fairserve", window_tokens=WINDOW_TOKENS), habits, seed)
+    assert largest_gap(server, 300, of_tenants) <= 2 * (IN_FLIGHT + WINDOW_TOKENS)
 
 
 @settings(max_examples=60, deadline=None)
 @given(inside=st.sampled_from([0.0, 0.1, 0.5, 1.0]), seed=st.integers(0, 10_000))
-def test_flows_of_a_tenant_stay_within_twice_u_and_the_lead_in_normal_calls(inside: float, seed: int) -> None:
+def test_flows_of_a_tenant_stay_within_twice_u_and_the_window_in_normal_calls(inside: float, seed: int) -> None:
     norm = 20.0
-    policy = named_policy("fairserve", weights={"chat": norm}, lead_calls=LEAD_CALLS)
+    policy = named_policy("fairserve", weights={"chat": norm}, window_calls=WINDOW_CALLS)
     server = Server(policy, {"a": Habit(3, inside), "b": Habit(1)}, seed)
     mine, other = [flow for flow in server.waiting if flow.tenant == "a"][:2]
 
@@ -353,13 +353,13 @@ def test_flows_of_a_tenant_stay_within_twice_u_and_the_lead_in_normal_calls(insi
         return server.normalised[mine] - server.normalised[other]
 
     in_flight = SLOTS * (PROMPT_MAX + OUTPUT_MAX) / norm
-    assert largest_gap(server, 300, gap) <= 2 * (in_flight + LEAD_CALLS)
+    assert largest_gap(server, 300, gap) <= 2 * (in_flight + WINDOW_CALLS)
 
 
-@pytest.mark.parametrize("lead_tokens", [1e9])
-def test_a_lead_without_a_bound_would_be_seen(lead_tokens: float) -> None:
-    server = Server(named_policy("fairserve", lead_tokens=lead_tokens), {"a": Habit(1, 1.0), "b": Habit(1)})
-    assert largest_gap(server, 300, of_tenants) > 2 * (IN_FLIGHT + LEAD_TOKENS)
+@pytest.mark.parametrize("window_tokens", [1e9])
+def test_a_window_without_a_bound_would_be_seen(window_tokens: float) -> None:
+    server = Server(named_policy("fairserve", window_tokens=window_tokens), {"a": Habit(1, 1.0), "b": Habit(1)})
+    assert largest_gap(server, 300, of_tenants) > 2 * (IN_FLIGHT + WINDOW_TOKENS)
 
 
 @pytest.mark.interpreted_only("extends a policy")
@@ -369,8 +369,8 @@ def test_a_policy_that_does_not_charge_at_dispatch_would_be_seen() -> None:
             super().charge(request, service if final else ServiceTokens(0, 0), now, final=final)
 
     habits = {"a": Habit(1, prompt=(60, 60)), "b": Habit(1, prompt=(1, 1), output=(1, 1))}
-    server = Server(Policy(Late(FairServeParams(lead_tokens=0.0))), habits)
-    strict = Server(named_policy("fairserve", lead_tokens=0.0), habits)
+    server = Server(Policy(Late(FairServeParams(window_tokens=0.0))), habits)
+    strict = Server(named_policy("fairserve", window_tokens=0.0), habits)
     assert largest_gap(server, 300, of_tenants) > 1.2 * largest_gap(strict, 300, of_tenants)
 
 
@@ -390,7 +390,7 @@ CHEATS = {
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_cheating_gains_no_service(cheat: str) -> None:
     def served(habit: Habit) -> float:
-        policy = named_policy("fairserve", weights={"heaviest": 10_000.0}, lead_tokens=LEAD_TOKENS)
+        policy = named_policy("fairserve", weights={"heaviest": 10_000.0}, window_tokens=WINDOW_TOKENS)
         server = Server(policy, {"me": habit, "b": Habit(2, 0.3), "c": Habit(1)})
         for step in range(5000):
             server.step(step)

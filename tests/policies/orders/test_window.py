@@ -1,4 +1,4 @@
-"""Locality within fairness: a request whose prompt an engine has cached may pass the next one, within the slack."""
+"""One window: calls inside interactions go first, then what an engine has cached, and nobody is passed beyond the window."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import pytest
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.orders.contract import Selection
-from policies.queue.backlog import PASSED_MAX
+from policies.queue.backlog import CALLS_PASSED
 from policies.request import Request, ServiceTokens
 from tests.policies.caching import BLOCK, CachingServers, Questions, document
 from tests.policies.making import Room, make_request
 
-WITH_SLACK = ("vtc", "wsc", "fairserve")
-SLACK = 100.0
+WITH_WINDOW = ("vtc", "wsc", "fairserve")
+WINDOW = 100.0
 KEEPS_ALL = 1_000_000
 
 
-def local(name: str = "vtc", slack: float = SLACK, **settings: Any) -> Policy:
-    """A policy whose service is what engines compute, so that caches and slack are seen in it."""
+def local(name: str = "vtc", window: float = WINDOW, **settings: Any) -> Policy:
+    """A policy whose service is what engines compute, so that caches and the window are seen in it."""
     if name != "vtc":
-        settings = {"slack_calls": 1e6} | settings
-    return named_policy(name, placement="prefix", slack_tokens=slack, cached_weight=0.0, **settings)
+        settings = {"window_calls": 1e6} | settings
+    return named_policy(name, placement="prefix", window_tokens=window, cached_weight=0.0, **settings)
 
 
 def ask(policy: Policy, tenant: str, prefix: tuple[int, ...] = (), *, user: str = "") -> Request:
@@ -65,7 +65,7 @@ def test_the_head_goes_if_half_of_its_own_prompt_is_cached() -> None:
 
 def test_whoever_has_less_running_is_not_passed() -> None:
     """A light tenant's request waits for no one's cache."""
-    policy = local(slack=1e9)
+    policy = local(window=1e9)
     cached(policy, document(1, 10))
     ask(policy, "heavy", document(1, 10))
     pop(policy)
@@ -74,9 +74,9 @@ def test_whoever_has_less_running_is_not_passed() -> None:
     assert pop(policy) is light
 
 
-def test_the_slack_is_what_a_tenant_may_be_ahead() -> None:
+def test_the_window_is_what_a_tenant_may_be_ahead() -> None:
     """Each has one document, only that of `b` is cached, and each question has 10 tokens of its own."""
-    policy = local(slack=45.0)
+    policy = local(window=45.0)
     cached(policy, document(1, 9))
     for n in range(20):
         ask(policy, "a", (*document(2 + n, 9), 1000 + n))
@@ -90,12 +90,12 @@ def test_the_slack_is_what_a_tenant_may_be_ahead() -> None:
 
 
 def test_the_oldest_request_of_a_flow_is_passed_a_bounded_number_of_times() -> None:
-    policy = local(slack=1e9)
+    policy = local(window=1e9)
     cached(policy, document(1, 9))
     oldest = ask(policy, "a", document(2, 9))
-    for n in range(2 * PASSED_MAX):
+    for n in range(2 * CALLS_PASSED):
         ask(policy, "a", (*document(1, 9), n))
-    assert [pop(policy) for _ in range(PASSED_MAX + 1)][-1] is oldest
+    assert [pop(policy) for _ in range(CALLS_PASSED + 1)][-1] is oldest
 
 
 def test_what_another_engine_has_stays_there_for_it() -> None:
@@ -108,13 +108,15 @@ def test_what_another_engine_has_stays_there_for_it() -> None:
     assert [pop(policy), pop(policy)] == [new, at_home_elsewhere]
 
 
-@pytest.mark.parametrize("name", WITH_SLACK)
-def test_without_slack_it_is_the_order_itself(name: str) -> None:
+@pytest.mark.parametrize("name", WITH_WINDOW)
+def test_with_a_window_of_0_it_is_the_order_itself(name: str) -> None:
     for seed in range(20):
         traffic = Questions(dict.fromkeys("abc", 1.0), 2, 10, 5, 3, 1, 40, seed=seed)
-        settings = {} if name == "vtc" else {"slack_calls": 0.0}
+        settings = {} if name == "vtc" else {"window_calls": 0.0}
         logs = [
-            decisions(named_policy(name, placement=placement, slack_tokens=0.0, cached_weight=1.0, **settings), traffic)
+            decisions(
+                named_policy(name, placement=placement, window_tokens=0.0, cached_weight=1.0, **settings), traffic
+            )
             for placement in ("prefix", "least_loaded")
         ]
         assert logs[0] == logs[1]
@@ -132,11 +134,11 @@ def decisions(policy: Policy, traffic: Questions) -> list[tuple[str, int]]:
 
 
 def bound(traffic: Questions) -> float:
-    """2 (U + S), per weight. U: a prompt, all output that is dispatched, and its input wrongly taken to be cached."""
+    """2 (U + L), per weight. U: a prompt, all output that is dispatched, and its input wrongly taken to be cached."""
     slots = traffic.slots * traffic.engines
     believed = 0 if traffic.cache_blocks == KEEPS_ALL else slots * traffic.prompt_max
     most = traffic.prompt_max + believed + 2.0 * slots * traffic.output_max
-    return 2 * (most / min(traffic.weights.values()) + SLACK)
+    return 2 * (most / min(traffic.weights.values()) + WINDOW)
 
 
 def trace(seed: int) -> Questions:
@@ -153,8 +155,8 @@ def trace(seed: int) -> Questions:
 
 
 @pytest.mark.parametrize("begin", range(0, 1000, 250))
-@pytest.mark.parametrize("name", WITH_SLACK)
-def test_p9_with_slack_the_bound_holds_on_a_thousand_random_traces(name: str, begin: int) -> None:
+@pytest.mark.parametrize("name", WITH_WINDOW)
+def test_p9_with_a_window_the_bound_holds_on_a_thousand_random_traces(name: str, begin: int) -> None:
     for seed in range(begin, begin + 250):
         traffic = trace(seed)
         assert CachingServers(local(name), traffic).spread(40, "a", "c") <= bound(traffic), traffic
@@ -163,9 +165,11 @@ def test_p9_with_slack_the_bound_holds_on_a_thousand_random_traces(name: str, be
 HARD = Questions({"a": 1.0, "b": 1.0, "c": 1.0}, 1, 20, 3, 2, 1, 60, seed=1)
 
 
-@pytest.mark.parametrize(("slack", "is_caught"), [(SLACK, False), (inf, True), (60 * SLACK, True)])
-def test_the_bound_is_one_that_more_slack_breaks(slack: float, is_caught: bool) -> None:
-    spreads = [CachingServers(local(slack=slack), replace(HARD, seed=seed)).spread(900, "a", "c") for seed in range(5)]
+@pytest.mark.parametrize(("window", "is_caught"), [(WINDOW, False), (inf, True), (60 * WINDOW, True)])
+def test_the_bound_is_one_that_a_wider_window_breaks(window: float, is_caught: bool) -> None:
+    spreads = [
+        CachingServers(local(window=window), replace(HARD, seed=seed)).spread(900, "a", "c") for seed in range(5)
+    ]
     assert any(spread > bound(HARD) for spread in spreads) is is_caught
 
 
@@ -178,4 +182,4 @@ def test_locality_is_found_where_the_order_alone_thrashes() -> None:
             servers.step(now)
         return servers.cached / servers.prompts
 
-    assert hits(local(slack=1000.0)) > hits(local(slack=0.0)) + 0.08
+    assert hits(local(window=1000.0)) > hits(local(window=0.0)) + 0.08
