@@ -96,6 +96,8 @@ def test_each_state_is_known_to_its_books_and_the_end_to_none(way: Way) -> None:
         MAKE[event](books, request)
         assert request.progress.state is after
         assert known_to(books, request) == KNOWN_TO[after], event.name
+        if after is not State.ENDED:
+            assert request.progress.charged == (request.prompt_tokens if after is State.DISPATCHED else 0.0)
     # What is left is what it took: limits, charges and its interaction agree about it.
     was_queued = State.QUEUED in [after for _, after in way]
     took = {lifecycle.FINISHED: 19, lifecycle.BROKEN: 0}.get(way[-1][0], 0)
@@ -134,6 +136,29 @@ def test_a_request_that_has_ended_cannot_end_again() -> None:
     with pytest.raises(UnknownRequest, match="request x is not here"):
         engine.cancelled("x", 0.2)
     assert (engine.queued, engine.dispatched) == (0, 0)
+
+
+@pytest.mark.parametrize("event", [lifecycle.FINISHED, lifecycle.BROKEN], ids=["finished", "broken"])
+def test_what_an_engine_did_nothing_with_is_charged_its_prompt(event: Event) -> None:
+    engine = engine_with_books()
+    request = make_request("a", id="x")
+    engine.arrived(request, 0.0)
+    if event is lifecycle.FINISHED:
+        engine.finished("x", NO_SERVICE, 1.0)
+    else:
+        engine.cancelled("x", 1.0, NO_SERVICE)
+    assert request.progress.charged == request.prompt_tokens
+
+
+def test_an_engine_keeps_room_by_what_tenants_below_their_share_take() -> None:
+    engine = AdmissionEngine(policy_with("fairserve"))
+    engine.add_backend("one", max_num_seqs=8)
+    kept = [0.0]
+    for tenant in ("a", "a", "b"):  # the first of `a` runs alone, and the second is beyond its share
+        engine.arrived(make_request(tenant), 0.0)
+        kept.append(engine.backends["one"].kv._kept_tokens(1e6))
+    assert engine.dispatched == 3
+    assert kept[0] < kept[1] == kept[2] < kept[3]
 
 
 def test_there_is_a_sentence_for_every_obstacle_and_every_refusal() -> None:
