@@ -12,6 +12,8 @@ from policies.admission.books import NO_SERVICE, Books
 from policies.admission.engine import AdmissionEngine
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL
 from policies.admission.lifecycle import EVENTS, Event, IllegalEvent, UnknownRequest
+from policies.capacity.lease import Lease
+from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.limits.quotas import Quota, Quotas
 from policies.orders.contract import Selection
@@ -150,15 +152,30 @@ def test_what_an_engine_did_nothing_with_is_charged_its_prompt(event: Event) -> 
     assert request.progress.charged == request.prompt_tokens
 
 
-def test_an_engine_keeps_room_by_what_tenants_below_their_share_take() -> None:
+def test_a_ledger_knows_which_of_its_requests_are_of_tenants_below_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    below: list[bool] = []
+
+    def add(ledger: BackendLedger, lease: Lease, *, spare: bool = False) -> None:
+        below.append(spare)
+        entered(ledger, lease, spare=spare)
+
+    entered = BackendLedger.add
+    monkeypatch.setattr(BackendLedger, "add", add)
     engine = AdmissionEngine(policy_with("fairserve"))
     engine.add_backend("one", max_num_seqs=8)
-    kept = [0.0]
-    for tenant in ("a", "a", "b"):  # the first of `a` runs alone, and the second is beyond its share
+    for tenant in ("a", "a", "b"):
         engine.arrived(make_request(tenant), 0.0)
-        kept.append(engine.backends["one"].kv._kept_tokens(1e6))
-    assert engine.dispatched == 3
-    assert kept[0] < kept[1] == kept[2] < kept[3]
+    assert below == [True, False, True]  # the first of `a` runs alone
+
+
+def test_a_tenant_that_comes_regularly_is_due_when_it_comes_again_and_for_as_long_as_it_stays() -> None:
+    engine = engine_with_books()
+    for number in range(5):
+        request = make_request("a", id=f"x{number}")
+        engine.arrived(request, 10.0 * number)
+        engine.finished(request.id, SERVICE, 10.0 * number + 0.1)
+    due = [engine.books.visits.due(now, 0.0, lambda tenant: True) for now in (49.8, 49.95, 50.05, 50.2)]
+    assert due == [0, 1, 1, 0]
 
 
 def test_there_is_a_sentence_for_every_obstacle_and_every_refusal() -> None:
