@@ -1,8 +1,7 @@
 """Which books know a request in which state? The books of one pool, and the only place where a request changes state.
 
 Five books know a request: the bounded queue, the counts of its tenant's limits, its interaction, the order, and the
-ledger of its engine. `change` makes the entries that the lifecycle's table names for an event, so no caller can forget
-one.
+ledger of its engine. Each event is a method here, which changes the state and makes all entries of the event.
 """
 
 from __future__ import annotations
@@ -10,19 +9,17 @@ from __future__ import annotations
 from typing import Final
 
 from policies.admission.lifecycle import (
-    BROKE,
-    COUNT,
-    JOIN,
-    LEASE,
-    LEAVE,
-    OPEN,
-    REJOIN,
-    SERVED,
-    SETTLE,
-    UNCOUNT,
-    UNLEASE,
-    UNWAIT,
-    WAIT,
+    ADMITTED,
+    ASKED,
+    BROKEN,
+    DISPATCHED,
+    FINISHED,
+    HANDED_OVER,
+    REFUSED,
+    RETURNED,
+    TAKEN_IN,
+    UNDECIDED,
+    WITHDRAWN,
     Event,
     IllegalEvent,
     UnknownRequest,
@@ -37,7 +34,7 @@ from policies.capacity.visits import Visits
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.queue.bounds import BoundedQueue, QueueLimits
-from policies.request import Request, ServiceTokens
+from policies.request import Request, ServiceTokens, State
 
 __all__ = ["NO_SERVICE", "Books"]
 
@@ -68,53 +65,95 @@ class Books:
         self.quotas = quotas
         self._uncharged: list[Lease] = []
 
-    def change(
-        self,
-        event: Event,
-        request: Request,
-        now: float,
-        service: ServiceTokens = NO_SERVICE,
-        backend: str = "",
-        awaits_more: bool | None = None,
-    ) -> None:
-        """Apply an event to a request. IllegalEvent if it is not possible in this state; then nothing has changed.
+    # --- events: one that is not possible in the request's state is an `IllegalEvent`, and changes nothing ---
 
-        Args:
-            service: what it received, if an engine had it.
-            backend: where it goes, if it is dispatched.
-            awaits_more: whether its whole answer asks for another call; None: not known.
+    def undecided(self, request: Request) -> None:
+        """It waits until other gateways are asked whether a limit has room for it."""
+        self._apply(UNDECIDED, request)
+        self._wait(request)
+
+    def asked(self, request: Request, now: float) -> None:
+        """Other gateways are being asked about it: from now on it counts."""
+        self._apply(ASKED, request)
+        self._count(request, now)
+
+    def admitted(self, request: Request, now: float) -> None:
+        """It waits for its turn. If other gateways were asked about it, it waits and counts already."""
+        if self._apply(ADMITTED, request) is State.NEW:
+            self._wait(request)
+            self._count(request, now)
+        self._seen(request, now)
+        self.interactions.admitted(request, now)  # before the order asks for its stage
+        self.policy.push(request, now)
+
+    def refused(self, request: Request, now: float) -> None:
+        """It is beyond a limit, or there is no room for it. If other gateways were asked about it, it has waited."""
+        if self._apply(REFUSED, request) is State.ASKED:
+            self._wait_no_more(request, now)
+            self._uncount(request, now)
+
+    def withdrawn(self, request: Request, now: float) -> None:
+        """It was cancelled, has expired or gives way before it was dispatched."""
+        before = self._apply(WITHDRAWN, request)
+        self._wait_no_more(request, now)
+        if before is State.ASKED:
+            self._uncount(request, now)
+        elif before is State.QUEUED:
+            self._leave_order(request, now)
+            self.interactions.broke_off(request, NO_SERVICE, now)
+            self._settle(request, NO_SERVICE, now)
+
+    def handed_over(self, request: Request, now: float) -> None:
+        """It leaves this pool, which has no engine. Its interaction stays busy with it."""
+        self._apply(HANDED_OVER, request)
+        self._wait_no_more(request, now)
+        self._leave_order(request, now)
+        self._uncount(request, now)
+
+    def taken_in(self, request: Request, now: float) -> None:
+        """It comes from a pool without an engine, and waits for its turn here."""
+        self._apply(TAKEN_IN, request)
+        self._wait(request)
+        self._seen(request, now)
+        self.policy.push(request, now)
+        self._count(request, now)
+
+    def dispatched(self, request: Request, backend: str, now: float) -> None:
+        """The order has let it go to this engine. Its prompt is charged."""
+        self._apply(DISPATCHED, request)
+        self.waiting.dispatched(request, now)
+        self.waits.ended(request, now)
+        self._expect(request)  # more is known than when it began to wait
+        lease = self.leases[request.id] = Lease(request, backend, now)
+        self.backends[backend].add(lease, spare=self.tenants.is_below(request))
+        self.tenants.dispatched(request, lease.held_tokens)
+        self.policy.charge(request, ServiceTokens(request.prompt_tokens, 0), now, final=False)
+
+    def returned(self, request: Request, now: float) -> None:
+        """Its engine refused it or was not reached. It is charged nothing, and waits at the head of its flow."""
+        self._apply(RETURNED, request)
+        self._end_lease(request, NO_SERVICE, now)
+        request.weight = self.tenants.weight(request)  # it may have been changed while the request ran
+        self._wait(request, front=True)
+        self.tenants.seen(request, now)
+        self.policy.push(request, now, front=True)
+
+    def finished(self, request: Request, service: ServiceTokens, now: float, awaits_more: bool | None) -> None:
+        """It has its whole answer, and took this much.
+
+        `awaits_more`: the answer asks for another call; None: that is not known.
         """
-        progress = request.progress
-        transition = event.transitions.get(progress.state)
-        if transition is None:
-            raise IllegalEvent(request.id, progress.state, event)
-        progress.state = transition.to
-        entries = transition.entries
-        if entries & UNLEASE:
-            self._unlease(request, service, now, is_over=not entries & REJOIN)
-            if entries & REJOIN:
-                request.weight = self.tenants.weight(request)  # it may have been changed while the request ran
-        if entries & UNWAIT:
-            if entries & LEASE:
-                self.waiting.dispatched(request, now)
-            else:
-                self.waiting.remove(request)
-            self.waits.ended(request, now)
-        if entries & (WAIT | LEASE):
-            self._expect(request)  # when it is dispatched, more is known than when it began to wait
-        if entries & WAIT:
-            self.waiting.add(request, front=entries & REJOIN != 0)
-        if entries & (JOIN | REJOIN | LEAVE | LEASE):
-            self._reorder(entries, request, backend, now)
-        if entries & (SERVED | BROKE):
-            self._interact(entries, request, service, now, awaits_more)
-        if self.quotas is not None and entries & (COUNT | UNCOUNT | SETTLE):
-            if entries & COUNT:
-                self.quotas.admitted(request, now)
-            elif entries & UNCOUNT:
-                self.quotas.withdrawn(request, now)
-            else:
-                self.quotas.ended(request, service.prompt + service.output, now)
+        self._apply(FINISHED, request)
+        self._end_lease(request, _charged(request, service), now)
+        self.interactions.served(request, service, now, awaits_more)
+        self._settle(request, service, now)
+
+    def broken(self, request: Request, service: ServiceTokens, now: float) -> None:
+        """It ends without its whole answer, and took this much."""
+        self._apply(BROKEN, request)
+        self._end_lease(request, _charged(request, service), now)
+        self.interactions.broke_off(request, service, now)
+        self._settle(request, service, now)
 
     def lease(self, request_id: str) -> Lease:
         """The lease of a dispatched request. UnknownRequest if it is not dispatched."""
@@ -146,43 +185,60 @@ class Books:
             if lease.held_tokens != held:
                 self.tenants.grew(request, lease.held_tokens - held)
 
+    # --- entries ---
+
+    def _apply(self, event: Event, request: Request) -> State:
+        """Change the state by the table. Returns the state before."""
+        before = request.progress.state
+        after = event.states.get(before)
+        if after is None:
+            raise IllegalEvent(request.id, before, event)
+        request.progress.state = after
+        return before
+
+    def _wait(self, request: Request, *, front: bool = False) -> None:
+        self._expect(request)
+        self.waiting.add(request, front=front)
+
+    def _wait_no_more(self, request: Request, now: float) -> None:
+        self.waiting.remove(request)
+        self.waits.ended(request, now)
+
     def _expect(self, request: Request) -> None:
         progress = request.progress
         progress.output_tokens_expected = self.lengths.expected(request)
         progress.output_tokens_reserved = self.lengths.reserved(request)
 
-    def _reorder(self, entries: int, request: Request, backend: str, now: float) -> None:
-        if entries & LEASE:
-            lease = self.leases[request.id] = Lease(request, backend, now)
-            self.backends[backend].add(lease, spare=self.tenants.is_below(request))
-            self.tenants.dispatched(request, lease.held_tokens)
-            self.policy.charge(request, ServiceTokens(request.prompt_tokens, 0), now, final=False)
-        elif entries & LEAVE:
-            self.policy.remove(request, now)
-            self.tenants.withdrawn(request)
-        else:
-            self.tenants.seen(request, now)
-            if not entries & REJOIN:
-                self.visits.came(request.flow.tenant, now)
-            if entries & OPEN:
-                self.interactions.admitted(request, now)  # before the order asks for its stage
-            self.policy.push(request, now, front=entries & REJOIN != 0)
+    def _seen(self, request: Request, now: float) -> None:
+        self.tenants.seen(request, now)
+        self.visits.came(request.flow.tenant, now)
 
-    def _interact(
-        self, entries: int, request: Request, service: ServiceTokens, now: float, awaits_more: bool | None
-    ) -> None:
-        if entries & SERVED:
-            self.interactions.served(request, service, now, awaits_more)
-        elif entries & BROKE:
-            self.interactions.broke_off(request, service, now)
+    def _leave_order(self, request: Request, now: float) -> None:
+        self.policy.remove(request, now)
+        self.tenants.withdrawn(request)
 
-    def _unlease(self, request: Request, service: ServiceTokens, now: float, *, is_over: bool) -> None:
-        if is_over and not service.prompt and not service.output:
-            # The engine did nothing with it. Its prompt stays charged, for it took the place of another request in the
-            # prefill window. Otherwise a flood of requests that engines refuse at once would always go next.
-            service = ServiceTokens(request.prompt_tokens, 0)
+    def _end_lease(self, request: Request, charged: ServiceTokens, now: float) -> None:
         lease = self.leases.pop(request.id)
         self.backends[lease.backend].remove(lease, now)
         self.tenants.ended(request, lease.held_tokens)
         self.visits.stayed(request.flow.tenant, now - lease.dispatched_s)
-        self.policy.charge(request, service, now, final=True)
+        self.policy.charge(request, charged, now, final=True)
+
+    def _count(self, request: Request, now: float) -> None:
+        if self.quotas is not None:
+            self.quotas.admitted(request, now)
+
+    def _uncount(self, request: Request, now: float) -> None:
+        if self.quotas is not None:
+            self.quotas.withdrawn(request, now)
+
+    def _settle(self, request: Request, service: ServiceTokens, now: float) -> None:
+        if self.quotas is not None:
+            self.quotas.ended(request, service.prompt + service.output, now)
+
+
+def _charged(request: Request, service: ServiceTokens) -> ServiceTokens:
+    """What is a request charged that has ended? Its prompt at least, for it took the place of another request in the
+    prefill window. Otherwise a flood of requests that engines refuse at once would always go next.
+    """
+    return service if service.prompt or service.output else ServiceTokens(request.prompt_tokens, 0)

@@ -13,21 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from policies.admission.books import Books
+from policies.admission.books import NO_SERVICE, Books
 from policies.admission.decisions import Decision, Dispatch, Failure, Recent, Reject
 from policies.admission.explanation import Explanation, Situation, explain
-from policies.admission.lifecycle import (
-    ADMITTED,
-    ASKS,
-    BROKEN,
-    DISPATCHES,
-    FINISHED,
-    REFUSED,
-    RETURNED,
-    TOLD,
-    WITHDRAWN,
-    Event,
-)
 from policies.admission.policy import Policy
 from policies.admission.room import Elsewhere, PoolRoom
 from policies.admission.waits import NEVER_WAITED
@@ -207,20 +195,20 @@ class AdmissionEngine:
             if ledger.healthy:
                 break
         else:
-            return self._let_in(REFUSED, request, Refused(Refusal.NO_BACKEND, NO_BACKEND_RETRY_S), now, pressure)
+            return self._let_in(request, Refused(Refusal.NO_BACKEND, NO_BACKEND_RETRY_S), now, pressure)
         if self.elsewhere is not None and self.elsewhere.must_ask(request, now, is_calm=pressure is CALM):
-            decisions = self._let_in(ASKS, request, None, now, pressure)
+            decisions = self._let_in(request, None, now, pressure, asks=True)
             if request.progress.state is State.UNDECIDED:
                 self.elsewhere.ask(request)
             return decisions
         refused = self.quotas.refusal(request, now) if self.quotas is not None else None
-        return self._let_in(ADMITTED, request, refused or self.policy.refusal(request, now, pressure), now, pressure)
+        return self._let_in(request, refused or self.policy.refusal(request, now, pressure), now, pressure)
 
     def told(self, request_id: str, now: float) -> None:
         """Other gateways are being asked about a request: from now on it counts."""
         request = self._waiting.get(request_id)
         if request is not None:
-            self.books.change(TOLD, request, self._time(now))
+            self.books.asked(request, self._time(now))
 
     def decided(self, request_id: str, refused: Refused | None, now: float) -> Sequence[Decision]:
         """Other gateways have answered: the request is beyond a limit (`refused`), or may be queued."""
@@ -237,10 +225,10 @@ class AdmissionEngine:
         pressure = self._observe(now, request)
         refused = refused or self.policy.refusal(request, now, pressure)
         if refused is not None:
-            self.books.change(REFUSED, request, now)
+            self.books.refused(request, now)
             return (self._reject(request, refused, now, pressure),)
         self._waits.answered(request, now)
-        self.books.change(ADMITTED, request, now)
+        self.books.admitted(request, now)
         decisions: list[Decision] = []
         self._decide(now, decisions)
         return decisions
@@ -274,7 +262,7 @@ class AdmissionEngine:
         self.policy.learn(request, service, now)
         if not request.streamed:
             self.backends[lease.backend].came_whole(lease, now)
-        self.books.change(FINISHED, request, now, service, awaits_more=awaits_more)
+        self.books.finished(request, service, now, awaits_more)
         return self._room_changed(now, lease.backend)
 
     def failed(
@@ -293,10 +281,10 @@ class AdmissionEngine:
         is_taken = self.is_stood_in_for and not any([ledger.healthy for ledger in self.backends.values()])
         if request.progress.attempts >= self.limits.attempts_max and not is_taken:
             self._waits.ended(request, now)
-            self.books.change(BROKEN, request, now)
+            self.books.broken(request, NO_SERVICE, now)
             rejected = self._reject(request, Refused(Refusal.BACKEND_FAILED, 1.0), now, CALM)
             return [rejected, *self._room_changed(now, lease.backend)]
-        self.books.change(RETURNED, request, now)
+        self.books.returned(request, now)
         return self._room_changed(now, lease.backend)
 
     def cancelled(self, request_id: str, now: float, service: ServiceTokens | None = None) -> Sequence[Decision]:
@@ -309,7 +297,7 @@ class AdmissionEngine:
             request = self.books.lease(request_id).request
             service = service or self.received(request_id, now)
             now = self._time(now)
-            self.books.change(BROKEN, request, now, service)
+            self.books.broken(request, service, now)
         else:
             now = self._time(now)
             self._withdraw(request, now)
@@ -364,20 +352,23 @@ class AdmissionEngine:
         return Pressure(overloaded.active, overloaded.reason, drain_s)
 
     def _let_in(
-        self, event: Event, request: Request, refused: Refused | None, now: float, pressure: Pressure
+        self, request: Request, refused: Refused | None, now: float, pressure: Pressure, *, asks: bool = False
     ) -> Sequence[Decision]:
-        """Let it wait, unless it is beyond a limit or has no right to room in the queue."""
+        """Let it wait, unless it is beyond a limit or has no right to room. `asks`: other gateways are asked first."""
         victims = self._waiting.giving_way(request) if refused is None else None
         if victims is None:
             refused = refused or Refused(Refusal.QUEUE_FULL, pressure.drain_s)
-            self.books.change(REFUSED, request, now)
+            self.books.refused(request, now)
             return (self._reject(request, refused, now, pressure),)
         decisions: list[Decision] = []
         for victim in victims:
             self._withdraw(victim, now)
             decisions.append(self._reject(victim, Refused(Refusal.QUEUE_FULL, pressure.drain_s), now, pressure))
         request.progress.deadline_s = now + self.limits.wait_s(request)
-        self.books.change(event, request, now)
+        if asks:
+            self.books.undecided(request)
+        else:
+            self.books.admitted(request, now)
         self._decide(now, decisions)
         state = request.progress.state
         if state is not State.DISPATCHED:
@@ -416,7 +407,7 @@ class AdmissionEngine:
             decisions.append(self._dispatch(popped.request, popped.backend, now))
 
     def _dispatch(self, request: Request, backend: str, now: float) -> Dispatch:
-        self.books.change(DISPATCHES, request, now, backend=backend)
+        self.books.dispatched(request, backend, now)
         if request.arrived_s < self._dispatched_s:
             # It was waiting at the last dispatch, so the time since then is the time per place in the queue.
             self._dispatch_interval_s += 0.05 * (now - self._dispatched_s - self._dispatch_interval_s)
@@ -430,7 +421,7 @@ class AdmissionEngine:
         """It leaves the queue without service."""
         if self.elsewhere is not None and request.progress.state is not State.QUEUED:
             self.elsewhere.let_go(request)
-        self.books.change(WITHDRAWN, request, now)
+        self.books.withdrawn(request, now)
 
     def _reject(self, request: Request, refused: Refused, now: float, pressure: Pressure) -> Reject:
         """It is not served, or no longer."""

@@ -13,7 +13,6 @@ from typing import Final
 
 from policies.admission.decisions import Decision
 from policies.admission.engine import REMEMBERED, AdmissionEngine, Remembered
-from policies.admission.lifecycle import HANDED_OVER, TAKEN_IN
 from policies.admission.policy import Policy
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.output_lengths import OutputLengths
@@ -119,10 +118,10 @@ def move(source: AdmissionEngine, target: AdmissionEngine, request: Request, mov
     """
     wait = moved.progress.wait
     assert wait is not None
-    source.books.change(HANDED_OVER, request, source.catch_up(now))
+    source.books.handed_over(request, source.catch_up(now))
     moved.progress.norm = 0.0
     now = target.catch_up(now)
-    target.books.change(TAKEN_IN, moved, now)
+    target.books.taken_in(moved, now)
     target.books.waits.goes_on(wait, now)
 
 

@@ -172,8 +172,9 @@ def test_what_was_learned_while_a_request_waited_counts_when_it_is_dispatched() 
     queued = [make_request("a", id=f"long-{number}") for number in range(6)]
     for request in queued:
         engine.arrived(request, 0.1)
-    assert queued[-1].progress.output_tokens_expected == 5
+    assert (queued[-1].progress.output_tokens_expected, queued[-1].progress.output_tokens_reserved) == (5, 5)
     for request in queued[:-1]:
         engine.finished(request.id, ServiceTokens(10, 100), 0.2)
     assert queued[-1].id in engine.books.leases
     assert queued[-1].progress.output_tokens_expected > 50
+    assert queued[-1].progress.output_tokens_reserved == 100

@@ -3,97 +3,121 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 
 import pytest
 
+from policies.admission import lifecycle
+from policies.admission.books import NO_SERVICE, Books
 from policies.admission.engine import AdmissionEngine
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL
-from policies.admission.lifecycle import (
-    BROKE,
-    COUNT,
-    EVENTS,
-    JOIN,
-    LEASE,
-    LEAVE,
-    OPEN,
-    REJOIN,
-    SERVED,
-    SETTLE,
-    UNCOUNT,
-    UNLEASE,
-    UNWAIT,
-    WAIT,
-    Event,
-    IllegalEvent,
-    UnknownRequest,
-)
-from policies.admission.named import named_policy
+from policies.admission.lifecycle import EVENTS, Event, IllegalEvent, UnknownRequest
+from policies.capacity.lease import Lease
+from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.limits.quotas import Quota, Quotas
-from policies.request import Claim, Refusal, State
-from tests.policies.making import make_request
+from policies.orders.contract import Selection
+from policies.request import Claim, Refusal, Request, ServiceTokens, State
+from tests.policies.making import make_request, policy_with
 
-ENTERS = {WAIT: "queue", COUNT: "limits", OPEN: "interaction", JOIN: "order", REJOIN: "order", LEASE: "ledger"}
-LEAVES = {
-    UNWAIT: "queue",
-    UNCOUNT: "limits",
-    SETTLE: "limits",
-    SERVED: "interaction",
-    BROKE: "interaction",
-    LEAVE: "order",
-    LEASE: "order",
-    UNLEASE: "ledger",
+SERVICE = ServiceTokens(12, 7)
+
+KNOWN_TO = {
+    State.NEW: set(),
+    State.UNDECIDED: {"queue"},
+    State.ASKED: {"queue", "limits"},
+    State.QUEUED: {"queue", "limits", "interaction", "order", "tenants"},
+    State.MOVED: {"interaction"},
+    State.DISPATCHED: {"limits", "interaction", "leases", "ledger", "running"},
+    State.ENDED: set(),
 }
-ENDS_MAX = 7
+"""The books that know a request in each state."""
+
+MAKE: dict[Event, Callable[[Books, Request], None]] = {
+    lifecycle.UNDECIDED: lambda books, request: books.undecided(request),
+    lifecycle.ASKED: lambda books, request: books.asked(request, 1.0),
+    lifecycle.ADMITTED: lambda books, request: books.admitted(request, 1.0),
+    lifecycle.REFUSED: lambda books, request: books.refused(request, 1.0),
+    lifecycle.WITHDRAWN: lambda books, request: books.withdrawn(request, 1.0),
+    lifecycle.HANDED_OVER: lambda books, request: books.handed_over(request, 1.0),
+    lifecycle.TAKEN_IN: lambda books, request: books.taken_in(request, 1.0),
+    lifecycle.DISPATCHED: lambda books, request: books.dispatched(request, "one", 1.0),
+    lifecycle.RETURNED: lambda books, request: books.returned(request, 1.0),
+    lifecycle.FINISHED: lambda books, request: books.finished(request, SERVICE, 1.0, None),
+    lifecycle.BROKEN: lambda books, request: books.broken(request, NO_SERVICE, 1.0),
+}
+
+Way = tuple[tuple[Event, State], ...]
+LONGEST = 8
 
 
-def named(entries: int, names: dict[int, str]) -> list[str]:
-    return [name for bit, name in names.items() if entries & bit]
-
-
-def ways(state: State, way: tuple[tuple[Event, State], ...] = ()) -> list[tuple[tuple[Event, State], ...]]:
-    """Every sequence of events from a state to its end, in which a request comes back to the queue at most once."""
+def ways(state: State, way: Way = ()) -> list[Way]:
+    """Every sequence of events, each with the state that follows, from a state to its end."""
     if state is State.ENDED:
         return [way]
-    if len(way) > ENDS_MAX:
+    if len(way) == LONGEST:
         return []
-    found = []
-    for event in EVENTS:
-        transition = event.transitions.get(state)
-        if transition is not None:
-            found += ways(transition.to, (*way, (event, state)))
-    return found
-
-
-def test_every_way_to_the_end_leaves_every_book() -> None:
-    every = ways(State.NEW)
-    assert len(every) > 10
-    for way in every:
-        entered: list[str] = []
-        for event, state in way:
-            entries = event.transitions[state].entries
-            for name in named(entries, LEAVES):
-                entered.remove(name)  # fails if it is in no such book
-            for name in named(entries, ENTERS):
-                assert name not in entered, f"twice in {name}: {[one.name for one, _ in way]}"
-                entered.append(name)
-        assert entered == [], [event.name for event, _ in way]
-
-
-def test_every_state_is_reached_and_every_one_but_the_end_is_left() -> None:
-    reached = {transition.to for event in EVENTS for transition in event.transitions.values()}
-    left = {state for event in EVENTS for state in event.transitions}
-    assert reached == set(State) - {State.NEW}
-    assert left == set(State) - {State.ENDED}
+    follow = [(event, event.states[state]) for event in EVENTS if state in event.states]
+    return [found for event, after in follow for found in ways(after, (*way, (event, after)))]
 
 
 def engine_with_books() -> AdmissionEngine:
-    engine = AdmissionEngine(named_policy("fairserve"), quotas=Quotas(Quota(concurrent=5)))
+    engine = AdmissionEngine(policy_with("fairserve"), quotas=Quotas(Quota(requests_per_minute=50, concurrent=5)))
     engine.add_backend("one", max_num_seqs=2)
     return engine
 
 
-ILLEGAL = [(state, event) for state in State for event in EVENTS if state not in event.transitions]
+def known_to(books: Books, request: Request) -> set[str]:
+    """The books that know this request, the only one that there is."""
+    interaction, quotas, activity = request.progress.interaction, books.quotas, books.tenants.activity()
+    assert quotas is not None
+    counts = {
+        "queue": len(books.waiting),
+        "limits": quotas.under_way.get("a", 0),
+        "interaction": interaction.under_way if interaction is not None else 0,
+        "order": len(books.policy),
+        "tenants": books.tenants.waits("a"),
+        "leases": len(books.leases),
+        "ledger": len(books.backends["one"].leases),
+        "running": activity.running,
+    }
+    assert set(counts.values()) <= {0, 1}
+    assert (activity.held_tokens > 0) == (activity.running > 0)
+    return {name for name, count in counts.items() if count}
+
+
+@pytest.mark.parametrize("way", ways(State.NEW), ids=lambda way: "-".join(event.name.split()[0] for event, _ in way))
+def test_each_state_is_known_to_its_books_and_the_end_to_none(way: Way) -> None:
+    engine = engine_with_books()
+    books, quotas = engine.books, engine.quotas
+    assert quotas is not None
+    request = make_request("a", id="x", claim=Claim("i"))
+    for event, after in way:
+        if event is lifecycle.DISPATCHED:
+            assert isinstance(engine.policy.pop(1.0, engine.room), Selection)
+        MAKE[event](books, request)
+        assert request.progress.state is after
+        assert known_to(books, request) == KNOWN_TO[after], event.name
+        if after is not State.ENDED:
+            assert request.progress.charged == (request.prompt_tokens if after is State.DISPATCHED else 0.0)
+    # What is left is what it took: limits, charges and its interaction agree about it.
+    was_queued = State.QUEUED in [after for _, after in way]
+    took = {lifecycle.FINISHED: 19, lifecycle.BROKEN: 0}.get(way[-1][0], 0)
+    assert quotas.minute.sliding("a", 1.0) == (0, was_queued, took)
+    assert request.progress.charged == {lifecycle.FINISHED: 12 + 2 * 7, lifecycle.BROKEN: 10}.get(way[-1][0], 0.0)
+    interaction = request.progress.interaction
+    assert (interaction is not None) == was_queued
+    if interaction is not None:
+        assert (interaction.calls, interaction.tokens) == (1, took)
+
+
+def test_every_state_is_reached_and_every_one_but_the_end_is_left() -> None:
+    assert {after for event in EVENTS for after in event.states.values()} == set(State) - {State.NEW}
+    assert {before for event in EVENTS for before in event.states} == set(State) - {State.ENDED}
+    assert {event for way in ways(State.NEW) for event, _ in way} == set(EVENTS) == set(MAKE)
+
+
+ILLEGAL = [(state, event) for state in State for event in EVENTS if state not in event.states]
 
 
 @pytest.mark.parametrize(("state", "event"), ILLEGAL, ids=[f"{state}-{event.name}" for state, event in ILLEGAL])
@@ -101,11 +125,10 @@ def test_what_cannot_happen_is_an_error_and_changes_nothing(state: State, event:
     books = engine_with_books().books
     request = make_request("a", id="x", claim=Claim("i"))
     request.progress.state = state
-    before = pickle.dumps(books)
+    before = pickle.dumps((books, request))
     with pytest.raises(IllegalEvent, match=f"request x is {state.value}: it cannot be {event.name}"):
-        books.change(event, request, 1.0, backend="one")
-    assert pickle.dumps(books) == before
-    assert request.progress.state is state
+        MAKE[event](books, request)
+    assert pickle.dumps((books, request)) == before
 
 
 def test_a_request_that_has_ended_cannot_end_again() -> None:
@@ -115,6 +138,44 @@ def test_a_request_that_has_ended_cannot_end_again() -> None:
     with pytest.raises(UnknownRequest, match="request x is not here"):
         engine.cancelled("x", 0.2)
     assert (engine.queued, engine.dispatched) == (0, 0)
+
+
+@pytest.mark.parametrize("event", [lifecycle.FINISHED, lifecycle.BROKEN], ids=["finished", "broken"])
+def test_what_an_engine_did_nothing_with_is_charged_its_prompt(event: Event) -> None:
+    engine = engine_with_books()
+    request = make_request("a", id="x")
+    engine.arrived(request, 0.0)
+    if event is lifecycle.FINISHED:
+        engine.finished("x", NO_SERVICE, 1.0)
+    else:
+        engine.cancelled("x", 1.0, NO_SERVICE)
+    assert request.progress.charged == request.prompt_tokens
+
+
+def test_a_ledger_knows_which_of_its_requests_are_of_tenants_below_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    below: list[bool] = []
+
+    def add(ledger: BackendLedger, lease: Lease, *, spare: bool = False) -> None:
+        below.append(spare)
+        entered(ledger, lease, spare=spare)
+
+    entered = BackendLedger.add
+    monkeypatch.setattr(BackendLedger, "add", add)
+    engine = AdmissionEngine(policy_with("fairserve"))
+    engine.add_backend("one", max_num_seqs=8)
+    for tenant in ("a", "a", "b"):
+        engine.arrived(make_request(tenant), 0.0)
+    assert below == [True, False, True]  # the first of `a` runs alone
+
+
+def test_a_tenant_that_comes_regularly_is_due_when_it_comes_again_and_for_as_long_as_it_stays() -> None:
+    engine = engine_with_books()
+    for number in range(5):
+        request = make_request("a", id=f"x{number}")
+        engine.arrived(request, 10.0 * number)
+        engine.finished(request.id, SERVICE, 10.0 * number + 0.1)
+    due = [engine.books.visits.due(now, 0.0, lambda tenant: True) for now in (49.8, 49.95, 50.05, 50.2)]
+    assert due == [0, 1, 1, 0]
 
 
 def test_there_is_a_sentence_for_every_obstacle_and_every_refusal() -> None:
