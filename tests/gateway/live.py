@@ -217,6 +217,8 @@ class Starter:
             live = Live(gateway, http, Path(config.access_log))
             try:
                 await gateway.start()
+                if urls:  # the machine stood still for seconds: that is no engine out of service
+                    await until(lambda: "no answer within" not in str(gateway.not_ready()))
                 live.watch_charges()
                 yield live
             finally:
