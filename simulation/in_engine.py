@@ -151,7 +151,7 @@ class _Loop:
                 return Blocked(request, {_BACKEND: Obstacle.KV})
         return _BACKEND
 
-    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request], bool]) -> Request:
+    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         return head
 
     def _arrive(self, arrival: Arrival) -> None:

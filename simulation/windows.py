@@ -100,7 +100,7 @@ class _Gateway:
             return _BACKEND
         return Blocked(request, {_BACKEND: Obstacle.SLOTS})
 
-    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request], bool]) -> Request:
+    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         return head
 
     def _arrive(self, arrival: Arrival) -> None:

@@ -1,10 +1,10 @@
 """FairServe: least-served first, calls of open interactions before others, and starts throttled only under overload.
 
-The order is that of WSC (`orders.wsc`), and calls inside an open interaction are preferred: of the tenants whose counters
-are within `window_tokens` of the least one, those with such a call go first, and inside a tenant those of the users that are
-within `window_calls` normal calls. The window is the one within which cached prompts go first, so a window can be used
-once. What is received with it counts, so keeping interactions open does not raise anyone's fair share. Starts are refused as
-described in `policies.limits.throttle`.
+The order is that of WSC (`orders.wsc`), and calls inside an open interaction are preferred: of the tenants whose
+counters are within `window_tokens` of the least one, those with such a call go first, and inside a tenant those of
+the users that are within `window_calls` normal calls. The window is the one within which cached prompts go first, so
+a window can be used once. What is received with it counts, so keeping interactions open does not raise anyone's fair
+share. Starts are refused as described in `policies.limits.throttle`.
 
 Bound, with U of VTC between tenants and U' of WSC between flows: service over any interval in which two are backlogged
 differs by at most 2 (U + window). Proof sketch in docs/policies/fairserve.md.
@@ -13,6 +13,7 @@ differs by at most 2 (U + window). Proof sketch in docs/policies/fairserve.md.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
 from policies.limits.ceilings import ThrottleSettings
 from policies.limits.throttle import Throttle
 from policies.orders.contract import Order

@@ -15,10 +15,11 @@ With another cost h, w_p * L_in is the largest charge at one dispatch, and w_q *
 dispatched requests add to it. If w_q >= w_p this is within the paper's max(w_p * L_in, w_q * M), because the last
 prompt is itself among the M dispatched tokens.
 
-Window (`window_tokens` L): when an engine has room for the next request, one whose prompt that engine has cached may go
-instead, if the counters of its tenant and of its flow are at most L above the next one's, and if neither has more running.
-The bound is then 2 (U + L). Where cached tokens cost less, a miss is charged with the answer: U then also has the input
-of dispatched requests that was taken to be cached and was not. With a window of 0 this is the paper's algorithm.
+Window (`window_tokens` L): when an engine has room for the next request, one whose prompt that engine has cached may
+go instead, if the counters of its tenant and of its flow are at most L above the next one's, and if neither has more
+running. The bound is then 2 (U + L). Where cached tokens cost less, a miss is charged with the answer: U then also
+has the input of dispatched requests that was taken to be cached and was not. With a window of 0 this is the paper's
+algorithm.
 
 Proof sketch: a tenant is dispatched only when its counter is the least of those waiting. From then on it grows by its
 prompt at once, and by what its dispatched requests stream later. That is at most U before another tenant is the least.

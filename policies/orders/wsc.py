@@ -13,9 +13,9 @@ What is learned from a tenant never decides between tenants. Otherwise a tenant 
 prompts are normal, and a tenant that claims the heaviest app would be charged least. `WscSettings.across_tenants`
 compares tenants as the paper compares users, for tenants that trust each other.
 
-Bound between tenants: that of VTC (`orders.vtc`), 2 (U + window). Between flows of one tenant, in normal calls:
+Bound between tenants: that of VTC (`orders.vtc`), 2 (U + L). Between flows of one tenant, in normal calls:
 
-    2 (U' + window),  U' = max over what may be dispatched at once of the sum of h / w  <=  max(h of a prompt, h of all) / least w
+    2 (U' + L),  U' = max over all dispatched of the sum of h / w  <=  max(h of a prompt, h of all) / least w
 
 The proof is the same, with h / w for service. A flow is dispatched only when its counter is the least of those waiting.
 From then on it grows by at most what it has dispatched, expected or true.

@@ -4,11 +4,11 @@ Both levels use the same `Counters`. A tenant that opens fifty flows still has o
 fifty. The policy defines the unit of service; here it only accumulates.
 
 One window answers on each level who may go before whom. The candidates are the members whose counter is at most the
-window above the least one that waits. Of these, the ones with a call inside an interaction go first, and otherwise the
-least (`Counters`). Inside a flow the requests go in the order in which they came, but calls inside interactions and what
-an engine has cached may pass others. The window there is a number of requests: while the oldest request has been passed
-by `CALLS_PASSED` newer ones, nothing passes. Whatever passes a request also passes all older ones, so no request is
-passed by more than `CALLS_PASSED` of its own flow.
+window above the least one that waits. Of these, the ones with a call inside an interaction go first, and otherwise
+the least (`Counters`). Inside a flow the requests go in the order in which they came, but calls inside interactions
+and what an engine has cached may pass others. The window there is a number of requests: while the oldest request has
+been passed by `CALLS_PASSED` newer ones, nothing passes. Whatever passes a request also passes all older ones, so no
+request is passed by more than `CALLS_PASSED` of its own flow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CALLS_PASSED: Final = 48
 
 
 class FlowMember(Member):
-    """The waiting requests of one flow, oldest first, and which of them go first because they are inside an interaction."""
+    """The waiting requests of one flow, oldest first, and which of them are preferred."""
 
     __slots__ = ("_ahead", "_newest", "_numbers", "flow", "inside", "requests", "tenant")
 
@@ -93,8 +93,8 @@ class Backlog:
     """Every queued request, ordered by the service per weight of its tenant and flow.
 
     At most `flows_max` tenants and flows together are remembered, not counting those with something queued or running.
-    `lift` and `quantum` are those of `Counters`, on both levels. A tenant's quantum counts service per weight. `windows`
-    are those of tenants and of flows, in the units of their counters.
+    `lift` and `quantum` are those of `Counters`, on both levels. A tenant's quantum counts service per weight.
+    `windows` are those of tenants and of flows, in the units of their counters.
     """
 
     def __init__(
@@ -133,10 +133,9 @@ class Backlog:
         flow = self._by_flow.get(request.flow) or self._new_flow(request.flow, tenant)
         tenant.flows.queued(flow)
         flow.add(request, is_preferred=is_preferred, front=front)
-        if is_preferred:
-            tenant.inside += 1
-            self.tenants.prefer(tenant, True)
-            tenant.flows.prefer(flow, True)
+        tenant.inside += is_preferred
+        self.tenants.prefer(tenant, tenant.inside > 0)
+        tenant.flows.prefer(flow, len(flow.inside) > 0)
         self._requests += 1
         if self.changed is not None:
             self._note_change(flow)
@@ -279,14 +278,14 @@ class Backlog:
         self._requests -= 1
         if self.changed is not None:
             self._note_change(flow)
-        tenant, was_preferred = flow.tenant, request.id in flow.inside
+        tenant = flow.tenant
+        tenant.inside -= request.id in flow.inside
         flow.take(request, is_served=is_served)
-        if was_preferred:
-            tenant.inside -= 1
-            if not flow.inside:
-                tenant.flows.prefer(flow, False)
-            if not tenant.inside:
-                self.tenants.prefer(tenant, False)
+        # A member that leaves the queue keeps its rank: newcomers begin there.
+        if flow.requests:
+            tenant.flows.prefer(flow, len(flow.inside) > 0)
+        if tenant.queued > 1:
+            self.tenants.prefer(tenant, tenant.inside > 0)
         return flow
 
     def _new_tenant(self, name: str) -> TenantMember:

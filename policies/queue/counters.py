@@ -5,18 +5,19 @@ often: by a token at a time. So the heap is corrected lazily. An entry whose cou
 the top. A counter that falls below its entry (a refund) gets a second entry, and the old one is dropped when it reaches
 the top.
 
-Lift (VTC, algorithm 2): a member with its first queued request is raised to the least waiting counter. If nobody waits,
-the member is raised to the counter of the member that left last. So idling banks no credit. `max` keeps debt. Any value
-between the least and the greatest waiting counter keeps the bound (remark 4.6). Without `lift`, members keep what they
-did not use (LCF).
+Lift (VTC, algorithm 2): a member with its first queued request is raised to the least waiting counter. If nobody
+waits, the member is raised to the counter of the member that left last. So idling banks no credit. `max` keeps debt.
+Any value between the least and the greatest waiting counter keeps the bound (remark 4.6). Without `lift`, members
+keep what they did not use (LCF).
 
-Window: a preferred member (one with a call inside an interaction) goes before others as long as its counter is at most
-`window` above theirs. So members are ordered by their rank: the counter, less the window if the member is preferred. What
-a preferred member receives counts, so the member is ahead by the window once, not again and again. For the same reason
-a member that begins to wait is raised to the least *rank*: preferred members that are ahead by the window already do not
-get another window over each newcomer. With a window this floor never falls, since a preferred newcomer, whose rank is
-below the floor, would otherwise lower the floor for the next one. All waiting counters stay within the window and what
-is dispatched of each other. With a window of 0 all of this is the paper's.
+Window: a preferred member (one with a call inside an interaction) goes before others as long as its counter is at
+most `window` above theirs. So members are ordered by their rank: the counter, less the window if the member is
+preferred. What a preferred member receives counts, so the member is ahead by the window once, not again and again.
+For the same reason a member that begins to wait is raised to the least *rank*: preferred members that are ahead by
+the window already do not get another window over each newcomer. This floor does not fall because of a preferred
+member that begins to wait at the floor, and whose rank is then below: such members would lower the floor for one
+another. All waiting counters stay within the window and what is dispatched of each other. With a window of 0 all of
+this is the paper's.
 
 Turns: among equal counters, the member served longest ago goes first. With a `quantum`, counters are read in whole
 quanta. A member is then served until its counter has passed a multiple of the quantum. The members of one round go in
@@ -93,7 +94,7 @@ class Counters(Generic[M]):
         self._lifts = lift
         self._quantum = quantum
         self._floor = 0.0
-        """The highest floor so far, if there is a window."""
+        """The floor when the last member began to wait."""
         self._heap: list[Entry] = []
         self._idle: OrderedDict[tuple[str, ...], M] = OrderedDict()
         self.last_left: M | None = None
@@ -111,12 +112,11 @@ class Counters(Generic[M]):
         """Least rank of the members that wait here or elsewhere. If nobody waits: that of the member that left last."""
         least, elsewhere = self.least(), self.least_elsewhere
         if least is not None:
-            floor = self.rank(least) if elsewhere is None else min(self.rank(least), elsewhere)
-        elif elsewhere is not None:
-            floor = elsewhere
-        else:
-            floor = self.last_left.counter - self.window if self.last_left is not None else 0.0
-        return max(floor, self._floor) if self.window else floor
+            floor = max(self.rank(least), self._floor) if least.preferred else least.counter
+            return floor if elsewhere is None else min(floor, elsewhere)
+        if elsewhere is not None:
+            return elsewhere
+        return self.rank(self.last_left) if self.last_left is not None else 0.0
 
     def least(self) -> M | None:
         """The waiting member that goes next, or None. Amortised O(log members)."""

@@ -113,7 +113,7 @@ class Room:
     def place(self, request: Request) -> str | Blocked:
         return "b"
 
-    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request], bool]) -> Request:
+    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         return head
 
     def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:

@@ -1,4 +1,4 @@
-"""One window: calls inside interactions go first, then what an engine has cached, and nobody is passed beyond the window."""
+"""One window: calls inside interactions go first, then what an engine has cached; nobody is passed beyond it."""
 
 from __future__ import annotations
 

@@ -11,9 +11,13 @@ from policies.queue.counters import Counters, Member
 
 NAMES = [(letter,) for letter in "abcdef"]
 
+WINDOW = 25.0
+windows = st.sampled_from([0.0, WINDOW])
 changes = st.lists(
     st.tuples(
-        st.sampled_from(["queued", "queued", "queued", "dispatched", "withdrawn", "ended", "charged", "charged"]),
+        st.sampled_from(
+            ["queued", "queued", "queued", "dispatched", "withdrawn", "ended", "charged", "charged", "prefer"]
+        ),
         st.sampled_from(NAMES),
         st.integers(-30, 60),
     ),
@@ -25,8 +29,8 @@ changes = st.lists(
 class Lined:
     """A line and all its members by name, and changes to them as the callers of a line make them."""
 
-    def __init__(self) -> None:
-        self.line: Counters[Member] = Counters()
+    def __init__(self, window: float = 0.0) -> None:
+        self.line: Counters[Member] = Counters(window=window)
         self.members: dict[tuple[str, ...], Member] = {}
 
     def member(self, name: tuple[str, ...]) -> Member:
@@ -48,30 +52,82 @@ class Lined:
             line.ended(member)
         elif kind == "charged" and member.running:
             line.charged(member, float(amount))
+        elif kind == "prefer":
+            line.prefer(member, amount > 0)
+
+    def rank(self, member: Member) -> float:
+        return member.counter - self.line.window * member.preferred
 
 
 @settings(max_examples=200, deadline=None)
-@given(changes)
-def test_least_is_the_minimum_by_counter_turn_and_name(trace: list[tuple[str, tuple[str, ...], int]]) -> None:
-    lined = Lined()
+@given(changes, windows)
+def test_least_is_the_minimum_by_rank_turn_and_name(
+    trace: list[tuple[str, tuple[str, ...], int]], window: float
+) -> None:
+    lined = Lined(window)
     for kind, name, amount in trace:
         lined.change(kind, name, amount)
-        expected = min(lined.waiting(), key=lambda member: (member.counter, member.turn, member.name), default=None)
+        expected = min(lined.waiting(), key=lambda member: (lined.rank(member), member.turn, member.name), default=None)
         assert lined.line.least() is expected
-        if expected is not None:
+        if expected is not None and not expected.preferred:
             assert lined.line.floor() == expected.counter
 
 
 @settings(max_examples=200, deadline=None)
-@given(changes)
-def test_whoever_starts_to_wait_is_never_below_those_who_wait(trace: list[tuple[str, tuple[str, ...], int]]) -> None:
-    lined = Lined()
+@given(changes, windows)
+def test_a_member_that_begins_to_wait_is_raised_to_the_floor(
+    trace: list[tuple[str, tuple[str, ...], int]], window: float
+) -> None:
+    lined = Lined(window)
     for kind, name, amount in trace:
         member = lined.member(name)
         before, was_waiting, floor = member.counter, member.queued > 0, lined.line.floor()
         lined.change(kind, name, amount)
         if kind == "queued" and not was_waiting:
             assert member.counter == max(before, floor)
+            assert floor >= min((other.counter for other in lined.waiting() if other is not member), default=0) - window
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.booleans(), st.integers(0, 40)), max_size=150))
+def test_what_waits_stays_within_the_window_and_one_charge(trace: list[tuple[tuple[str, ...], bool, int]]) -> None:
+    """However members come, turn into preferred ones and are served: the next one is served, and charged at once."""
+    lined = Lined(WINDOW)
+    for name, preferred, charge in trace:
+        lined.change("queued", name, 0)
+        lined.change("prefer", name, int(preferred))
+        if charge:
+            least = lined.line.least()
+            assert least is not None
+            lined.line.dispatched(least)
+            lined.line.charged(least, float(charge))
+            lined.line.ended(least)
+        counters = [member.counter for member in lined.waiting()]
+        if counters:
+            assert max(counters) - min(counters) <= WINDOW + 40
+
+
+def test_preferred_newcomers_do_not_lower_the_floor_for_one_another() -> None:
+    lined = Lined(WINDOW)
+    for letter in "abcdef":
+        lined.change("queued", (letter,), 0)
+        lined.change("prefer", (letter,), 1)
+    assert lined.line.floor() == 0.0
+    assert {member.counter for member in lined.members.values()} == {0.0}
+
+
+def test_a_member_ahead_by_the_window_has_no_other_window_over_a_newcomer() -> None:
+    lined = Lined(WINDOW)
+    for _ in range(20):
+        lined.change("queued", ("a",), 0)
+        lined.change("prefer", ("a",), 1)
+        lined.change("queued", ("a",), 0)
+        lined.change("dispatched", ("a",), 0)
+        lined.change("charged", ("a",), 10)
+        lined.change("queued", ("b",), 0)
+        if lined.member(("a",)).counter > WINDOW + 10:
+            assert lined.line.least() is lined.member(("b",))
+        lined.change("withdrawn", ("b",), 0)
 
 
 @settings(max_examples=100, deadline=None)
