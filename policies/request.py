@@ -216,12 +216,13 @@ class Progress:
         gives: by what its answer lets later calls of its interaction be known. The gateway reads it from the answer.
         wasted_tokens: what its interaction had taken for nothing, since this call of it was rejected.
         wait: what held it back; None: nothing did.
+        counted: the counts of its tenant's quota that it was added to; None: it is in none. `limits.quotas` writes it.
     """
 
     __slots__ = (
-        "attempts", "cached_blocks", "cached_tokens", "charged", "deadline_s", "gives", "inside", "interaction", "norm",
-        "normalised", "output_tokens_expected", "output_tokens_reserved", "placed", "stage", "state", "wait",
-        "wasted_tokens",
+        "attempts", "cached_blocks", "cached_tokens", "charged", "counted", "deadline_s", "gives", "inside",
+        "interaction", "norm", "normalised", "output_tokens_expected", "output_tokens_reserved", "placed", "stage",
+        "state", "wait", "wasted_tokens",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
@@ -242,6 +243,7 @@ class Progress:
         self.gives = NO_WITNESSES
         self.wasted_tokens = 0
         self.wait: Wait | None = None
+        self.counted: Any = None
 
 
 class Request:
