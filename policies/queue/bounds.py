@@ -141,9 +141,6 @@ class BoundedQueue:
         tenant.weight = request.weight
         self.bytes += request.body_bytes
         heappush(self._deadlines, (request.progress.deadline_s, request.id))
-        if len(self._deadlines) > 2 * len(self.requests) + 64:  # most of them have left
-            self._deadlines = [(each.progress.deadline_s, each.id) for each in self.requests.values()]
-            heapify(self._deadlines)
 
     def remove(self, request: Request) -> None:
         del self.requests[request.id]
@@ -153,6 +150,9 @@ class BoundedQueue:
         if not tenant:
             del self._tenants[request.flow.tenant]
         self.bytes -= request.body_bytes
+        if len(self._deadlines) > 2 * len(self.requests) + 64:  # most of them have left
+            self._deadlines = [(each.progress.deadline_s, each.id) for each in self.requests.values()]
+            heapify(self._deadlines)
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
         """These tenants have these weights from now on, and so have their waiting requests."""

@@ -144,12 +144,15 @@ def test_requests_that_have_left_leave_nothing_in_the_queue() -> None:
     stays = asked("t", "stays")
     stays.progress.deadline_s = 1.0
     queue.add(stays)
-    for number in range(1000):
-        request = asked("t", f"u{number}")
-        request.progress.deadline_s = 2.0 + number
-        queue.add(request)
-        queue.remove(request)
-        assert len(queue._deadlines) <= 2 * len(queue) + 66
+    crowd = [asked("t", f"u{number}") for number in range(1000)]
+    for together in (1, len(crowd)):
+        for begin in range(0, len(crowd), together):
+            for number, request in enumerate(crowd[begin : begin + together]):
+                request.progress.deadline_s = 2.0 + number
+                queue.add(request)
+            for request in reversed(crowd[begin : begin + together]):
+                queue.remove(request)
+                assert len(queue._deadlines) <= 2 * len(queue) + 64
     assert queue.earliest_deadline_s() == 1.0
     assert queue.expired(1.5) is stays
 
