@@ -216,12 +216,13 @@ class Progress:
         gives: by what its answer lets later calls of its interaction be known. The gateway reads it from the answer.
         wasted_tokens: what its interaction had taken for nothing, since this call of it was rejected.
         wait: what held it back; None: nothing did.
+        counted: the counts of its tenant's quota that it was added to; None: it is in none. `limits.quotas` writes it.
     """
 
     __slots__ = (
-        "attempts", "cached_blocks", "cached_tokens", "charged", "deadline_s", "gives", "inside", "interaction", "norm",
-        "normalised", "output_tokens_expected", "output_tokens_reserved", "placed", "stage", "state", "wait",
-        "wasted_tokens",
+        "attempts", "cached_blocks", "cached_tokens", "charged", "counted", "deadline_s", "gives", "inside",
+        "interaction", "norm", "normalised", "output_tokens_expected", "output_tokens_reserved", "placed", "stage",
+        "state", "wait", "wasted_tokens",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
@@ -242,6 +243,7 @@ class Progress:
         self.gives = NO_WITNESSES
         self.wasted_tokens = 0
         self.wait: Wait | None = None
+        self.counted: Any = None
 
 
 class Request:
@@ -365,10 +367,11 @@ class Pressure(NamedTuple):
     reason: str
     drain_s: float
     """How long the waiting requests take at the measured rate of dispatch."""
-    wait_s: float = 0.0
-    """How long the waiting requests of the tenant that asks take, at the rate at which they are dispatched."""
+    wait_s: float | None = None
+    """How long the waiting requests of the tenant that asks take, at the rate at which they are dispatched; None: that
+    is not known."""
     under_way: int = 0
-    """Requests of all tenants that wait or run."""
+    """Requests of other tenants than the one that asks, that wait or run."""
 
 
 CALM: Final = Pressure(False, "", 1.0)

@@ -89,7 +89,7 @@ class ThrottleConfig(Section):
     """The time over which is counted."""
     patience_s: float = Field(default=_THROTTLE.patience_s, ge=0, le=3600)
     """A limit that is learned (auto) refuses nobody whose tenant's waiting requests take less than this, at the rate at
-    which they are dispatched, and nobody who is alone. They wait."""
+    which they are dispatched, and nobody whose tenant is alone. They wait."""
     user: CeilingsConfig = CeilingsConfig()
     """Each user of a tenant, over all apps."""
     app_user: CeilingsConfig = CeilingsConfig()

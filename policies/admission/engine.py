@@ -344,8 +344,9 @@ class AdmissionEngine:
         pressure = self._pressure(self.overload.observe(self.backends.values(), blocked, now))
         if request is None or not pressure.overloaded:
             return pressure
-        wait_s = self._waiting.wait_s(request.flow.tenant, self._dispatch_interval_s, now)
-        return pressure._replace(wait_s=wait_s, under_way=self.queued + self.dispatched)
+        tenant = request.flow.tenant
+        others = self.queued + self.dispatched - self.books.tenants.under_way(tenant)
+        return pressure._replace(wait_s=self._waiting.wait_s(tenant, now), under_way=others)
 
     def _pressure(self, overloaded: Overloaded) -> Pressure:
         drain_s = min(DRAIN_S_MAX, max(1.0, self.queued * self._dispatch_interval_s))

@@ -90,17 +90,41 @@ class Quotas:
         """The request was queued."""
         tenant = request.flow.tenant
         self.under_way[tenant] = self.under_way.get(tenant, 0) + 1
-        self._count(tenant, 1, request.prompt_tokens, now)
+        self.minute.at(now)
+        self.day.at(now)
+        counted = request.progress.counted = (self.minute.of(tenant, 1.0), self.day.of(tenant, 1.0))
+        self._add(tenant, counted, 1, request.prompt_tokens)
 
     def ended(self, request: Request, tokens: int, now: float) -> None:
-        """The request ended, in whatever way, and took this many tokens."""
+        """The request ended, in whatever way, and took this many tokens.
+
+        Tokens beyond the estimate count now. What was counted and not taken is taken back from the periods in which it
+        was counted: else the limits of a later period would let through as much more.
+        """
         tenant = request.flow.tenant
+        counted = self._left(request, now)
+        more = tokens - request.prompt_tokens
+        if more > 0:
+            counted = (self.minute.of(tenant, 1.0), self.day.of(tenant, 1.0))
+        self._add(tenant, counted, 0, more)
+
+    def withdrawn(self, request: Request, now: float) -> None:
+        """The request was counted, but is not served: undo the count."""
+        self._add(request.flow.tenant, self._left(request, now), -1, -request.prompt_tokens)
+
+    def _left(self, request: Request, now: float) -> tuple[Count, Count]:
+        """The request is under way no longer. Returns the counts that it was added to."""
+        tenant, progress = request.flow.tenant, request.progress
+        self.minute.at(now)
+        self.day.at(now)
         under_way = self.under_way[tenant] - 1
         if under_way:
             self.under_way[tenant] = under_way
         else:
             del self.under_way[tenant]
-        self._count(tenant, 0, tokens - request.prompt_tokens, now)
+        counted: tuple[Count, Count] = progress.counted
+        progress.counted = None
+        return counted
 
     def standing(self, tenant: str, now: float) -> list[Limit]:
         """Every limit of this tenant, and how much of it is used."""
@@ -110,17 +134,12 @@ class Quotas:
         """Is its tenant beyond a limit, now that this request has been counted?"""
         return self._refusal(request, 0, 0, now)
 
-    def withdrawn(self, request: Request, now: float) -> None:
-        """The request was counted, but is not served: undo the count."""
-        self.ended(request, 0, now)
-        self._count(request.flow.tenant, -1, 0, now)
-
     def go_on(self, tenant: str, tokens_before: int, tokens: int, now: float) -> None:
         """What a tenant used on the day before and on this one, as it was written down by a gateway that has ended."""
         self.day.at(now)
         count = self.day.of(tenant, 1.0)
         if count.before is None:
-            count.before = Count(None, 1.0)
+            count.before = Count(None, 1.0, count.period - 1)
         count.before.tokens += tokens_before
         count.tokens += tokens
 
@@ -128,10 +147,8 @@ class Quotas:
         """What this tenant may have."""
         return self._tenants.get(tenant, self._default)
 
-    def _count(self, tenant: str, requests: int, tokens: int, now: float) -> None:
-        for counts in (self.minute, self.day):
-            counts.at(now)
-            count = counts.of(tenant, 1.0)
+    def _add(self, tenant: str, counted: tuple[Count, Count], requests: int, tokens: int) -> None:
+        for counts, count in zip((self.minute, self.day), counted, strict=True):
             count.requests += requests
             count.tokens += tokens
             if counts.changed is not None and self.quota(tenant) is not UNLIMITED:

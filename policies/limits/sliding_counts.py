@@ -17,11 +17,12 @@ __all__ = ["MEASURES", "NO_COUNT", "Count", "SlidingCounts"]
 class Count:
     """What was counted for one member in one period, and in the previous one."""
 
-    __slots__ = ("before", "members", "requests", "starts", "tokens", "told", "weight")
+    __slots__ = ("before", "members", "period", "requests", "starts", "tokens", "told", "weight")
 
-    def __init__(self, before: Count | None, weight: float) -> None:
+    def __init__(self, before: Count | None, weight: float, period: int = 0) -> None:
         self.starts = self.requests = self.tokens = self.members = 0
         self.weight = weight
+        self.period = period
         self.told: Any = None
         """What other gateways know of it. Written by the code that tells them."""
         self.before = before
@@ -53,9 +54,9 @@ class SlidingCounts:
         """The fraction of the previous period's counts that still counts."""
         self.epoch_s = 0.0
         """How far the clock that divides time into periods is ahead of `now`. After setting it, call `begin_anew`."""
-        self.changed: dict[Count, tuple[Hashable, int]] | None = None
-        """Counts that were added to, each with its member and period. The code that tells other gateways takes them
-        out. Bounded: the oldest changes are dropped. None: no one takes them."""
+        self.changed: dict[Count, Hashable] | None = None
+        """Counts that were changed, each with its member. The code that tells other gateways takes them out. Bounded:
+        the oldest changes are dropped. None: no one takes them."""
 
     def __len__(self) -> int:
         return len(self._counts) + len(self._before)
@@ -83,7 +84,7 @@ class SlidingCounts:
             if len(self._counts) >= self._members_max:
                 self._forget_least()
             before = self._before.get(member)
-            count = self._counts[member] = Count(before, weight)
+            count = self._counts[member] = Count(before, weight, int(self._period))
             if before is not None and learn is not None:
                 learn(before)
         return count
@@ -92,7 +93,7 @@ class SlidingCounts:
         """Forget the half of the members that did least in this period: by requests and by tokens, as parts of all."""
         counts = self._counts
         requests = sum([count.requests for count in counts.values()]) or 1
-        tokens = sum([abs(count.tokens) for count in counts.values()]) or 1
+        tokens = sum([count.tokens for count in counts.values()]) or 1
         most_first = sorted(
             counts.items(), key=lambda item: item[1].requests / requests + item[1].tokens / tokens, reverse=True
         )
@@ -159,9 +160,9 @@ class SlidingCounts:
         self.ends_s = float("-inf")
 
     def note_change(self, member: Hashable, count: Count) -> None:
-        """Something was added to this count."""
-        if self.changed is not None:
-            self.changed[count] = (member, int(self._period))
+        """Something was added to this count, or taken back. What was counted two periods ago counts no more."""
+        if self.changed is not None and count.period >= self._period - 1:
+            self.changed[count] = member
             if len(self.changed) > self._members_max:
                 del self.changed[next(iter(self.changed))]
 

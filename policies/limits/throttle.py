@@ -7,11 +7,11 @@ If an app is beyond its limit, only those of its users are refused that have mor
 cannot use up what the others may have. Users are what the tenant says they are. A tenant that names a new user for each
 request leaves each of them almost no part.
 
-A learned limit is a guess, and a refusal by it must serve somebody. So it refuses nobody who is alone, and no request
-whose tenant's waiting requests will be served within `patience_s`, at the rate at which they are dispatched: whoever
-floods waits behind itself, since the order gives everybody else their fair share. Nor does it refuse a request of a
-tenant with fewer than `KEPT` requests waiting: otherwise tenants that evade the limit would gain what the others lose.
-A limit that is configured as a number always applies.
+A learned limit is a guess, and a refusal by it must serve somebody. So it refuses nobody whose tenant is alone in the
+pool, and nobody whose tenant's waiting requests will be served within `patience_s`, at the rate at which they are
+dispatched, or at a rate that is not known: a flood waits behind itself, since the order gives everybody else their fair
+share. A client that is refused comes back when the wait has shrunk to `patience_s`, which is before a queue would have
+served it, and gets in whatever the wait is by that time. A limit that is configured as a number always applies.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from typing import Any, Final
 from policies.limits.ceilings import Auto, Ceiling, Ceilings, Percentile, ThrottleSettings
 from policies.limits.sliding_counts import MEASURES, NO_COUNT, Count, SlidingCounts
 from policies.plain_data import fields, rows
-from policies.request import Flow, Pressure, Refusal, Refused, Request, ServiceTokens
+from policies.request import Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
 
-__all__ = ["KEPT", "Throttle"]
+__all__ = ["Throttle"]
 
 TOKENS: Final = 2
 POPULATIONS_MAX: Final = 4096
 HEARD_ALL, HEARD_OF = 256, 8
 """The first HEARD_ALL counts of a population are all learned from; after that one in HEARD_OF is enough."""
 RETRY_S_MAX: Final = 60.0
-KEPT: Final = 4
-"""Requests of a tenant that may wait whatever the learned limits are. With so many the tenant still has a request when
-its turn comes."""
+NEVER: Final = (float("-inf"), float("-inf"))
+EARLY_S: Final = 0.1
+LATE_S: Final = 2.0
+SPREAD: Final = 0.1
+"""A refused client may come back that much too early or too late, and later still by this part of its wait."""
 
 Population = tuple[str, str]
 
@@ -139,22 +141,14 @@ class _Level:
         while len(self.histories) > self._populations_max:
             self.histories.popitem(last=False)
 
-    def refused(
-        self,
-        reason: Refusal,
-        measure: int,
-        limit: float,
-        member: Hashable,
-        request: Request,
-        now: float,
-        pressure: Pressure,
-    ) -> Refused:
-        """The refusal of a request beyond this limit, with the time after which it may come back."""
+    def is_learned(self, measure: int) -> bool:
+        """Is its limit of this measure learned?"""
+        return isinstance(self._ceilings[measure], Auto)
+
+    def limit(self, measure: int, limit: float, member: Hashable, request: Request, now: float) -> Limit:
+        """How much of this limit is used by the member whose request is beyond it?"""
         more = request.prompt_tokens if measure == TOKENS else 1
-        found = self.counts.limit(f"{self.name}_{MEASURES[measure]}", MEASURES[measure], member, more, limit, now)
-        is_learned = isinstance(self._ceilings[measure], Auto)
-        wait_s = pressure.wait_s if is_learned else max(pressure.drain_s, found.reset_s)
-        return Refused(reason, min(RETRY_S_MAX, max(1.0, wait_s)), found)
+        return self.counts.limit(f"{self.name}_{MEASURES[measure]}", MEASURES[measure], member, more, limit, now)
 
     def explain(self, member: Hashable, weight: float, now: float) -> dict[str, float]:
         """Counts and limits by name. Changes nothing, not even what is remembered."""
@@ -228,6 +222,8 @@ class Throttle:
         self._patience_s = settings.patience_s
         self._members_max = members_max
         self._began_s = self._ends_s = float("-inf")
+        self._returns: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """By tenant: from when until when come those back that a learned limit refused? The oldest refusal first."""
         self._members: dict[Flow, _Member] = {}
         """By flow, for every flow of this period: a request then needs one look-up instead of six."""
 
@@ -235,30 +231,23 @@ class Throttle:
         """Members in memory."""
         return sum(len(level.counts) for level in self._levels.values())
 
-    def refusal(
-        self, request: Request, now: float, pressure: Pressure, waiting: int, *, is_alone: bool = False
-    ) -> Refused | None:
-        """Is this request refused? None: it may be queued. Counts nothing.
-
-        `waiting`: queued requests of its tenant. `is_alone`: all that waits or runs is of its own flow.
-        """
+    def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
+        """Is this request refused? None: it may be queued. Counts nothing."""
         if not pressure.overloaded or request.progress.inside:
             return None
         member = self._member(request, now)
         left, weight, tokens = (self._ends_s - now) / self._window_s, request.weight, request.prompt_tokens
-        kept = is_alone or waiting < KEPT or pressure.wait_s <= self._patience_s
+        kept = self._waits(request.flow.tenant, now, pressure)
         limits = member.usual_user.numbers if kept else member.usual_user.at_weight(weight)
         measure = _exceeded(member.user, limits, 1, tokens, left)
         flow = request.flow
         if measure is not None:
             user = flow.tenant, flow.user
-            return self._user.refused(Refusal.OVER_USER_LIMIT, measure, limits[measure], user, request, now, pressure)
+            return self._refused(self._user, measure, limits[measure], user, request, now, pressure)
         limits = member.usual_app_user.numbers if kept else member.usual_app_user.at_weight(weight)
         measure = _exceeded(member.app_user, limits, 1, tokens, left)
         if measure is not None:
-            return self._app_user.refused(
-                Refusal.OVER_USER_LIMIT, measure, limits[measure], flow, request, now, pressure
-            )
+            return self._refused(self._app_user, measure, limits[measure], flow, request, now, pressure)
         limits = member.usual_app.numbers if kept else member.usual_app.at_weight(weight)
         measure = _exceeded(member.app, limits, 1, tokens, left)
         if measure is None:
@@ -266,7 +255,47 @@ class Throttle:
         part = [limit / max(1, self._app.counts.members(flow[:2])) for limit in limits]
         if _exceeded(member.app_user, part, 1, tokens, left) is None:
             return None
-        return self._app.refused(Refusal.OVER_APP_LIMIT, measure, limits[measure], flow[:2], request, now, pressure)
+        return self._refused(self._app, measure, limits[measure], flow[:2], request, now, pressure)
+
+    def _waits(self, tenant: str, now: float, pressure: Pressure) -> bool:
+        """Do its requests wait, whatever the learned limits are?"""
+        if pressure.wait_s is None or pressure.wait_s <= self._patience_s or not pressure.under_way:
+            return True
+        since_s, until_s = self._returns.get(tenant, NEVER)
+        return since_s - EARLY_S <= now <= until_s
+
+    def _refused(
+        self,
+        level: _Level,
+        measure: int,
+        limit: float,
+        member: Hashable,
+        request: Request,
+        now: float,
+        pressure: Pressure,
+    ) -> Refused:
+        """The refusal of a request beyond this limit, with the time after which it may come back."""
+        found = level.limit(measure, limit, member, request, now)
+        if level.is_learned(measure) and pressure.wait_s is not None:
+            retry_s = self._return_s(request.flow.tenant, now, pressure.wait_s - self._patience_s)
+        else:
+            retry_s = min(RETRY_S_MAX, max(1.0, pressure.drain_s, found.reset_s))
+        reason = Refusal.OVER_APP_LIMIT if level is self._app else Refusal.OVER_USER_LIMIT
+        return Refused(reason, retry_s, found)
+
+    def _return_s(self, tenant: str, now: float, wait_s: float) -> float:
+        """In how long do those of this tenant come back that a learned limit refuses? All of them at about the same
+        time, in `wait_s` for the first one.
+        """
+        since_s, until_s = self._returns.get(tenant, NEVER)
+        if until_s < now:
+            wait_s = min(RETRY_S_MAX, max(1.0, wait_s))
+            since_s = now + wait_s
+            self._returns.pop(tenant, None)
+            self._returns[tenant] = since_s, since_s + SPREAD * wait_s + LATE_S
+            while next(iter(self._returns.values()))[1] < now:
+                self._returns.popitem(last=False)
+        return max(1.0, since_s - now)
 
     def count(self, request: Request, now: float) -> bool:
         """The request is queued: count it. Is its user now beyond a limit (`is_beyond`)? Checked only inside an
@@ -355,6 +384,7 @@ class Throttle:
             if other.counts.window_s == level.counts.window_s:
                 level.counts = other.counts
         self.counts = {name: level.counts for name, level in self._levels.items()}
+        self._returns = before._returns
         self._members.clear()
 
     def snapshot(self) -> dict[str, object]:

@@ -63,12 +63,7 @@ class FairServe(Wsc):
             self.counts = self.throttle.counts
 
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
-        if not pressure.overloaded:
-            return None
-        own = self._backlog.flow(request.flow)
-        is_alone = own is not None and own.queued + own.running >= pressure.under_way
-        waiting = self._backlog.waiting_of(request.flow.tenant)
-        return self.throttle.refusal(request, now, pressure, waiting, is_alone=is_alone)
+        return self.throttle.refusal(request, now, pressure)
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         beyond = self.throttle.is_beyond(request, now) if front else self.throttle.count(request, now)

@@ -228,11 +228,6 @@ class Backlog:
             if last_flow is theirs:
                 own.tenant.flows.last_left = own
 
-    def waiting_of(self, tenant: str) -> int:
-        """How many requests of this tenant wait?"""
-        member = self._by_tenant.get(tenant)
-        return member.queued if member is not None else 0
-
     def explain(self, flow: Flow) -> dict[str, float]:
         """Counters of a flow, relative to the next one that waits. 0 is next, larger is further away."""
         tenant, member = self._by_tenant.get(flow.tenant), self._by_flow.get(flow)

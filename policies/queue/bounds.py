@@ -19,10 +19,12 @@ from policies.request import Request
 
 __all__ = ["BoundedQueue", "QueueLimits", "Waiting"]
 
-FADING_S: Final = 10.0
+FADING_S: Final = 30.0
 """The rate at which a tenant is dispatched is that of about so many seconds."""
-MEASURED_S_MIN: Final = 1.0
-"""A shorter time says nothing of a rate."""
+MEASURED_S_MIN: Final = 10.0
+"""A shorter time says nothing of a rate: what starts at first finds engines that were free."""
+ENOUGH: Final = 4
+"""Fewer requests that wait, or that were dispatched of late, say nothing of a wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,11 @@ class _TenantQueue:
         self.counted_s = now
 
     def wait_s(self, now: float) -> float | None:
-        """How long do all of them take, at the rate of late? None: that is not known yet."""
-        if now - self.since_s < MEASURED_S_MIN or not self.dispatched:
+        """How long do all of them take, at the rate of late? None: that is not known."""
+        dispatched = self.dispatched * exp(min(0.0, self.counted_s - now) / FADING_S)
+        if now - self.since_s < MEASURED_S_MIN or dispatched < ENOUGH or len(self) < ENOUGH:
             return None
-        rate = self.dispatched * exp(min(0.0, self.counted_s - now) / FADING_S) / FADING_S
-        return len(self) * (1.0 - exp((self.since_s - now) / FADING_S)) / rate
+        return len(self) * FADING_S * (1.0 - exp((self.since_s - now) / FADING_S)) / dispatched
 
 
 class BoundedQueue:
@@ -141,9 +143,6 @@ class BoundedQueue:
         tenant.weight = request.weight
         self.bytes += request.body_bytes
         heappush(self._deadlines, (request.progress.deadline_s, request.id))
-        if len(self._deadlines) > 2 * len(self.requests) + 64:  # most of them have left
-            self._deadlines = [(each.progress.deadline_s, each.id) for each in self.requests.values()]
-            heapify(self._deadlines)
 
     def remove(self, request: Request) -> None:
         del self.requests[request.id]
@@ -153,6 +152,9 @@ class BoundedQueue:
         if not tenant:
             del self._tenants[request.flow.tenant]
         self.bytes -= request.body_bytes
+        if len(self._deadlines) > 2 * len(self.requests) + 64:  # most of them have left
+            self._deadlines = [(each.progress.deadline_s, each.id) for each in self.requests.values()]
+            heapify(self._deadlines)
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
         """These tenants have these weights from now on, and so have their waiting requests."""
@@ -168,16 +170,10 @@ class BoundedQueue:
         self._tenants[request.flow.tenant].count(now)
         self.remove(request)
 
-    def wait_s(self, tenant: str, interval_s: float, now: float) -> float:
-        """How long do the waiting requests of a tenant take?
-
-        `interval_s`: between two dispatches of anybody, by which it is guessed as long as its own rate is not known.
-        """
+    def wait_s(self, tenant: str, now: float) -> float | None:
+        """How long do a tenant's waiting requests take, at the rate of their dispatch? None: that is not known."""
         own = self._tenants.get(tenant)
-        if own is None:
-            return 0.0
-        measured_s = own.wait_s(now)
-        return measured_s if measured_s is not None else len(own) * len(self._tenants) * interval_s
+        return own.wait_s(now) if own is not None else None
 
     def earliest_deadline_s(self) -> float:
         """When the first waiting request expires; infinite if none waits."""

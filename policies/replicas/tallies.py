@@ -58,7 +58,7 @@ class SharedCounts:
         tallies: list[Tally] = []
         changed = self.counts.changed or {}
         for count in list(islice(changed, most)):
-            member, period = changed.pop(count)
+            member, period = changed.pop(count), count.period
             told = _told_of(count)
             sums = told.sums or (0, 0, 0)
             now = (count.starts, count.requests, count.tokens)
@@ -66,7 +66,7 @@ class SharedCounts:
             if reserve is not None and period == self.counts.period and told.last != now:
                 extra = reserve(member)
                 if any(extra):
-                    changed[count] = (member, period)
+                    changed[count] = member
             told.last = now
             telling = (now[0] + extra[0], now[1] + extra[1], now[2] + extra[2])
             starts, requests, tokens = telling[0] - sums[0], telling[1] - sums[1], telling[2] - sums[2]
@@ -78,19 +78,12 @@ class SharedCounts:
 
     def hear(self, counted: Sequence[Counted]) -> None:
         """Take the sums of all gateways for the counts that were told."""
-        for count, (starts, requests, tokens, *before) in zip(self._asked, counted, strict=True):
-            told = _told_of(count)
-            sums = told.sums or (0, 0, 0)
-            more = (starts - sums[0], requests - sums[1], tokens - sums[2])
-            count.starts += more[0]
-            count.requests += more[1]
-            count.tokens += more[2]
-            told.sums = (starts, requests, tokens)
-            if told.last is not None:
-                told.last = (told.last[0] + more[0], told.last[1] + more[1], told.last[2] + more[2])
-            if any(before):
-                earlier = count.before = Count(None, count.weight)
-                earlier.starts, earlier.requests, earlier.tokens = before
+        for count, one in zip(self._asked, counted, strict=True):
+            _take(count, one[:3])
+            if any(one[3:]):
+                if count.before is None:
+                    count.before = Count(None, count.weight, count.period - 1)
+                _take(count.before, one[3:])
         self._asked = []
 
     def own(self, member: Hashable, measure: str) -> tuple[float, float, bool]:
@@ -175,6 +168,19 @@ class SharedQuotas:
             return 0
         own, known, _ = counts.own(tenant, measure)
         return max(0, int((limit - known - own) / (RESERVED * self._gateways)))
+
+
+def _take(count: Count, sums: Measures) -> None:
+    """Take the sums of all gateways. What was counted here and not told yet stays."""
+    told = _told_of(count)
+    known = told.sums or (0, 0, 0)
+    more = (sums[0] - known[0], sums[1] - known[1], sums[2] - known[2])
+    count.starts += more[0]
+    count.requests += more[1]
+    count.tokens += more[2]
+    told.sums = sums
+    if told.last is not None:
+        told.last = (told.last[0] + more[0], told.last[1] + more[1], told.last[2] + more[2])
 
 
 def _told_of(count: Count) -> _Told:

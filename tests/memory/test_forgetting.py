@@ -6,7 +6,7 @@ import pytest
 
 from policies.admission.named import named_policy
 from policies.interactions import Interactions, InteractionSettings
-from policies.limits.ceilings import Ceilings, ThrottleSettings
+from policies.limits.ceilings import Auto, Ceilings, ThrottleSettings
 from policies.limits.fullness import given_up
 from policies.limits.quotas import Quota, Quotas
 from policies.limits.throttle import Throttle
@@ -35,12 +35,21 @@ def test_inventing_users_frees_no_user_of_a_limit(heavy: str) -> None:
     for number in range(1000):
         throttle.count(asked("t", f"invented {number}"), 1.0)
         assert len(throttle) <= 3 * 2 * 100
-    refused = throttle.refusal(flood, 1.0, OVERLOADED, waiting=100)
+    refused = throttle.refusal(flood, 1.0, OVERLOADED)
     assert refused is not None
     assert refused.reason is Refusal.OVER_USER_LIMIT
-    assert throttle.refusal(other, 1.0, OVERLOADED, waiting=100) is None
-    assert throttle.refusal(flood, 62.0, OVERLOADED, waiting=100) is not None, "it fades as ever"
-    assert throttle.refusal(flood, 181.0, OVERLOADED, waiting=100) is None
+    assert throttle.refusal(other, 1.0, OVERLOADED) is None
+    assert throttle.refusal(flood, 62.0, OVERLOADED) is not None, "it fades as ever"
+    assert throttle.refusal(flood, 181.0, OVERLOADED) is None
+
+
+def test_refused_tenants_are_remembered_no_longer_than_they_may_return() -> None:
+    throttle = Throttle(ThrottleSettings(user=Ceilings(starts=Auto(floor=1))))
+    for number in range(500):
+        request = asked(f"invented {number}", "u")
+        throttle.count(request, 10.0 * number)
+        assert throttle.refusal(request, 10.0 * number, OVERLOADED) is not None
+        assert len(throttle._returns) <= 5
 
 
 def test_inventing_tenants_frees_no_tenant_of_its_quota() -> None:
@@ -144,12 +153,15 @@ def test_requests_that_have_left_leave_nothing_in_the_queue() -> None:
     stays = asked("t", "stays")
     stays.progress.deadline_s = 1.0
     queue.add(stays)
-    for number in range(1000):
-        request = asked("t", f"u{number}")
-        request.progress.deadline_s = 2.0 + number
-        queue.add(request)
-        queue.remove(request)
-        assert len(queue._deadlines) <= 2 * len(queue) + 66
+    crowd = [asked("t", f"u{number}") for number in range(1000)]
+    for together in (1, len(crowd)):
+        for begin in range(0, len(crowd), together):
+            for number, request in enumerate(crowd[begin : begin + together]):
+                request.progress.deadline_s = 2.0 + number
+                queue.add(request)
+            for request in reversed(crowd[begin : begin + together]):
+                queue.remove(request)
+                assert len(queue._deadlines) <= 2 * len(queue) + 64
     assert queue.earliest_deadline_s() == 1.0
     assert queue.expired(1.5) is stays
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 from policies.limits.ceilings import Auto, Ceilings, Percentile, ThrottleSettings
 from policies.limits.quotas import Quota, Quotas
 from policies.limits.sliding_counts import SlidingCounts
-from policies.limits.throttle import KEPT, Throttle
+from policies.limits.throttle import Throttle
 from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens
 from tests.policies.making import make_request
 
-OVERLOADED = Pressure(True, "full", 3.0, wait_s=45.0)
+PATIENCE_S = ThrottleSettings().patience_s
+OVERLOADED = Pressure(True, "full", 3.0, wait_s=PATIENCE_S + 15.0, under_way=9)
 NO_LIMITS = Ceilings()
 
 
@@ -134,11 +136,10 @@ def start(
     *,
     inside: bool = False,
     request: Request | None = None,
-    waiting: int = KEPT,
 ) -> Refused | None:
     request = request or make_request("a")
     request.progress.inside = inside
-    refused = one.refusal(request, now, pressure, waiting)
+    refused = one.refusal(request, now, pressure)
     if refused is None:
         one.count(request, now)
     return refused
@@ -226,27 +227,82 @@ def test_an_auto_limit_is_learned_from_the_others_and_never_below_its_floor() ->
     assert [start(fresh, 0.0) is None for _ in range(5)] == [True] * 4 + [False]
 
 
-def test_a_learned_limit_leaves_a_tenant_some_that_wait_and_a_number_does_not() -> None:
-    learned = Auto(floor=4)
-    one = throttle(user=Ceilings(starts=learned), app=Ceilings(starts=learned))
-    assert all(start(one, 0.0, waiting=KEPT - 1) is None for _ in range(50))
-    assert start(one, 0.0, waiting=KEPT) is not None
-    for level in ("user", "app_user", "app"):
-        one = throttle(**{level: Ceilings(starts=4, tokens=learned)})
-        assert [start(one, 0.0, waiting=0) is None for _ in range(5)] == [True] * 4 + [False]
+@pytest.mark.parametrize("level", ["user", "app_user", "app"])
+@pytest.mark.parametrize(
+    "waits",
+    [{"wait_s": PATIENCE_S}, {"wait_s": None}, {"under_way": 0}],
+    ids=["for less than patience", "for how long is not known", "alone"],
+)
+def test_a_learned_limit_refuses_nobody_who_waits_for_too_little_and_a_number_does(
+    level: str, waits: dict[str, Any]
+) -> None:
+    pressure = OVERLOADED._replace(**waits)
+    one = throttle(**{level: Ceilings(starts=Auto(floor=3))})
+    assert all(start(one, 0.0, pressure) is None for _ in range(50))
+    assert start(one, 0.0) is not None
+    number = throttle(**{level: Ceilings(starts=3, tokens=Auto(floor=3))})
+    assert [start(number, 0.0, pressure) is None for _ in range(4)] == [True, True, True, False]
+    assert 1.0 <= refusal_of(number, 0.0, pressure).retry_after_s <= 60.0
 
 
-def test_a_learned_limit_refuses_nobody_who_is_alone_or_waits_for_less_than_patience() -> None:
-    one = throttle(Ceilings(starts=Auto(floor=3)))
-    short = OVERLOADED._replace(wait_s=ThrottleSettings().patience_s)
-    assert all(start(one, 0.0, short) is None for _ in range(50))
-    assert one.refusal(make_request("a"), 0.0, OVERLOADED, 1000, is_alone=True) is None
-    refused = start(one, 0.0)
+def refusal_of(one: Throttle, now: float, pressure: Pressure = OVERLOADED, tenant: str = "a") -> Refused:
+    refused = one.refusal(make_request(tenant), now, pressure)
     assert refused is not None
-    assert refused.retry_after_s == OVERLOADED.wait_s, "the wait that is to be expected"
-    number = throttle(Ceilings(starts=3))
-    assert [start(number, 0.0, short) is None for _ in range(4)] == [True, True, True, False]
-    assert number.refusal(make_request("a"), 0.0, OVERLOADED, 0, is_alone=True) is not None
+    return refused
+
+
+def beyond(tenants: str = "a") -> Throttle:
+    """These tenants are beyond a learned limit."""
+    one = throttle(Ceilings(starts=Auto(floor=3)))
+    for tenant in tenants:
+        for _ in range(50):
+            one.count(make_request(tenant), 0.0)
+    return one
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    wait_s=st.floats(PATIENCE_S + 0.001, 1e6),
+    after=st.lists(st.floats(0.0, 1.0), max_size=10),
+    late=st.floats(0.0, 0.1),
+    wait_then_s=st.floats(PATIENCE_S + 0.001, 1e6),
+)
+def test_who_obeys_a_learned_limit_gets_in_at_the_first_return(
+    wait_s: float, after: list[float], late: float, wait_then_s: float
+) -> None:
+    one = beyond()
+    pressure = OVERLOADED._replace(wait_s=wait_s)
+    first_s = refusal_of(one, 0.0, pressure).retry_after_s
+    assert first_s == max(1.0, min(60.0, wait_s - PATIENCE_S)), "when the wait has shrunk to patience"
+    assert first_s <= max(1.0, wait_s), "no later than a queue would serve it"
+    back_s = [first_s]
+    for part in sorted(after):
+        refused = one.refusal(make_request("a"), part * first_s, pressure)
+        if refused is not None:
+            assert 1.0 <= refused.retry_after_s <= first_s
+            back_s.append(part * first_s + refused.retry_after_s)
+    longer = OVERLOADED._replace(wait_s=wait_then_s)
+    for then_s in back_s:
+        for again_s in (then_s, then_s + late * first_s + 1.0):
+            assert one.refusal(make_request("a"), again_s, longer) is None
+
+
+def test_who_does_not_obey_is_refused_until_the_return_and_after_it() -> None:
+    one = beyond("ab")
+    first_s = refusal_of(one, 0.0).retry_after_s
+    assert first_s == 15.0
+    assert refusal_of(one, 14.5).retry_after_s == 1.0
+    assert refusal_of(one, 15.0, tenant="b").retry_after_s == 15.0, "another tenant has its own time"
+    assert refusal_of(one, 30.0).retry_after_s == 15.0
+    assert one.refusal(make_request("a"), 45.0, OVERLOADED) is None
+
+
+def test_returns_hold_across_a_reload() -> None:
+    before, after = beyond(), throttle(Ceilings(starts=Auto(floor=3)))
+    first_s = refusal_of(before, 0.0).retry_after_s
+    after.resume(before)
+    assert refusal_of(after, 1.0).retry_after_s == first_s - 1.0
+    assert after.refusal(make_request("a"), first_s, OVERLOADED) is None
 
 
 def test_what_is_learned_counts_per_weight() -> None:

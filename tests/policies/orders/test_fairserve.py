@@ -15,10 +15,13 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.memory import restore, snapshot
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
+from policies.capacity.obstacle import Blocked, Obstacle
+from policies.limits.ceilings import Auto, Ceilings, ThrottleSettings
 from policies.orders.contract import Selection
 from policies.orders.fairserve import FairServe, FairServeParams
 from policies.orders.profiles import CLAMP, ENOUGH, NEUTRAL, Profiles, WscSettings
-from policies.request import Flow, Request, ServiceTokens
+from policies.placements.registry import PLACEMENTS
+from policies.request import Flow, Pressure, Request, ServiceTokens
 from tests.policies.making import Room, make_request
 
 LEARNED = 4 * ENOUGH
@@ -233,6 +236,35 @@ def test_a_returned_call_goes_back_to_the_head_of_those_inside() -> None:
     policy.charge(first, ServiceTokens(0, 0), 0.0, final=True)
     policy.push(first, 0.0, front=True)
     assert pop(policy) is first
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_limits_refuse_under_every_placement(placement: str) -> None:
+    limits = Ceilings(starts=Auto(floor=20))
+    policy = named_policy("fairserve", engines=2, placement=placement, throttle=ThrottleSettings(user=limits))
+    pressure = Pressure(True, "full", 60.0, wait_s=55.0, under_way=400)
+    refused = 0
+    for _ in range(200):
+        request = make_request("flood")
+        if policy.refusal(request, 0.0, pressure) is not None:
+            refused += 1
+            continue
+        policy.push(request, 0.0)
+        policy.pop(0.0, Full())
+    assert refused == 180
+
+
+class Full:
+    """Two engines, neither of which has room."""
+
+    def with_room(self, request: Request) -> Blocked:
+        return Blocked(request, dict.fromkeys(self.loads(), Obstacle.KV))
+
+    def obstacle_at(self, request: Request, engine: str) -> Obstacle:
+        return Obstacle.KV
+
+    def loads(self) -> dict[str, int]:
+        return {"one": 1, "two": 1}
 
 
 # --- the bound, and what cheating gains ---

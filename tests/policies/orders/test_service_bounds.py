@@ -320,7 +320,7 @@ class NewestFirst(Vtc):
         assert self.backlog is not None
         flow = self.backlog.flow(request.flow)
         assert flow is not None
-        flow.counter = -float(self.backlog.waiting_of(request.flow.tenant))
+        flow.counter = -float(flow.tenant.queued)
 
 
 def without_lift(params: VtcParams) -> Order:

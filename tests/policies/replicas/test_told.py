@@ -6,12 +6,13 @@ from math import inf, nan
 
 import pytest
 
+from policies.limits.quotas import Quota, Quotas
 from policies.limits.sliding_counts import SlidingCounts
 from policies.queue.backlog import Backlog
 from policies.replicas.counters import SharedCounters
 from policies.replicas.exchange import Exchange
 from policies.replicas.messages import Charge, Heard, Holding, Presence, Told, is_answer
-from policies.replicas.tallies import SharedCounts
+from policies.replicas.tallies import SharedCounts, SharedQuotas
 from tests.policies.making import make_request
 
 
@@ -57,3 +58,62 @@ def test_what_is_no_answer_to_what_was_told_is_known(heard: dict[str, object], w
     answer: Heard = Exchange().exchange("one", 1, told, 0)
     assert is_answer(answer, told)
     assert not is_answer(answer._replace(**heard), told), why  # type: ignore[arg-type]
+
+
+class Gateway:
+    """One gateway that counts quotas together with others."""
+
+    def __init__(self, name: str, exchange: Exchange) -> None:
+        self.quotas = Quotas(Quota(tokens_per_minute=1000))
+        self.shared = SharedQuotas(self.quotas, epoch_s=0.0)
+        self._name, self._exchange, self._number = name, exchange, 0
+
+    def tells(self, now: float) -> None:
+        self._number += 1
+        told = Told([], Presence(), [], [], self.shared.tell(100), [], [], [], 0.0)
+        heard = self._exchange.exchange(self._name, self._number, told, int(1000 * now))
+        self.shared.hear(heard.counted, 2, [])
+
+    def tokens(self) -> tuple[int, int]:
+        """Counted in this minute, and in the one before."""
+        count, before, _ = self.quotas.minute.counted("t")
+        return count.tokens, before.tokens
+
+
+@pytest.mark.parametrize("told_s", [[], [58.5], [58.5, 61.5], [61.5]], ids=str)
+def test_what_ends_in_a_later_minute_is_taken_back_from_the_minute_that_all_gateways_count(told_s: list[float]) -> None:
+    exchange = Exchange()
+    one, other = Gateway("one", exchange), Gateway("other", exchange)
+    for gateway in (one, other):
+        gone, served = make_request("t", prompt=300), make_request("t", prompt=50)
+        for request in (gone, served):
+            gateway.quotas.admitted(request, 58.0)
+        now_s = [58.0]
+
+        def tells(now: float, gateway: Gateway = gateway) -> None:
+            gateway.quotas.admitted(make_request("t", prompt=7), now)
+            gateway.tells(now)
+
+        for now in told_s:
+            tells(now)
+            now_s.append(now)
+        gateway.quotas.ended(gone, 0, 62.0)
+        gateway.quotas.ended(served, 60, 62.0)
+        gateway.tells(62.5)
+    before = [50 + 7 * len([now for now in told_s if now < 60])] * 2
+    after = [10 + 7 * len([now for now in told_s if now > 60])] * 2
+    exchanged = Gateway("third", exchange)
+    exchanged.quotas.admitted(make_request("t", prompt=1), 63.0)
+    exchanged.tells(63.0)
+    assert exchanged.tokens()[1] >= sum(before)
+    for _ in range(2):  # what was reserved in advance is given back when nothing more comes
+        one.tells(63.5)
+        other.tells(63.5)
+    exchanged = Gateway("fourth", exchange)
+    exchanged.quotas.admitted(make_request("t", prompt=1), 64.0)
+    exchanged.tells(64.0)
+    assert exchanged.tokens()[1] == sum(before)
+    assert exchanged.tokens()[0] >= sum(after)
+    for gateway in (one, other):
+        assert min(gateway.tokens()) >= 0
+        assert gateway.tokens()[1] >= before[0]
