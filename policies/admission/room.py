@@ -272,8 +272,10 @@ def _is_full(ledger: BackendLedger, *, keeps: bool) -> bool:
 
 
 def _slot_wait_s(ledger: BackendLedger, request: Request) -> float:
-    """How long would this request wait inside the engine for a slot? 0: one is free, as far as is known."""
-    if ledger.slots.known() is None:
+    """How long would this request wait inside the engine for a slot? 0: one is free, as far as is known. An engine
+    that runs nothing starts any request at once.
+    """
+    if ledger.slots.known() is None or not ledger.sequences_in_all():
         return 0.0
     missing = ledger.sequences_in_all() + request.sequences - ledger.slots.count
     return missing * ledger.pace.lifetime_s / ledger.slots.count if missing > 0 else 0.0

@@ -13,6 +13,7 @@ full. An engine on which nothing of ours runs may always be tried.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from policies.capacity.gauges import Allowance, CapacitySettings, Gauges, StepTrust
@@ -60,6 +61,8 @@ class BackendLedger:
         )
         self.sequences = 0
         """Dispatched sequences."""
+        self._streaming = 0
+        """Sequences of which a first token was seen, and that have not ended."""
         self.starting: dict[str, Lease] = {}
         """Dispatched requests without a first token."""
         self.starting_tokens = 0
@@ -271,6 +274,7 @@ class BackendLedger:
             self.prefill_tokens -= lease.prefill_tokens
         if lease.request.streamed:
             self.pace.started(lease, now)
+            self._streaming += lease.request.sequences
             self.slots.seen_running(self._running())
         self._backoff_s = 0.0
         self.kv.started(lease, now)
@@ -286,6 +290,8 @@ class BackendLedger:
             self._starts_since_gauges += 1
         self._ends_since_gauges += 1
         self.sequences -= request.sequences
+        if lease.started_s is not None and request.streamed:
+            self._streaming -= request.sequences
         if request.adapter:
             self.adapters[request.adapter] -= 1
             if not self.adapters[request.adapter]:
@@ -305,18 +311,20 @@ class BackendLedger:
         """It refused a request or could not be reached: leave it alone for a while, twice as long after each failure in
         a row.
 
-        `is_full`: it refused for lack of room, so it has as many slots as it runs sequences.
+        `is_full`: it refused for lack of room, so it has as many slots as it runs sequences. One that ran nothing has
+        refused for another reason.
         """
         if now >= self._closed_until_s:  # otherwise it belongs to the same incident
             settings = self._settings
             self._backoff_s = min(max(settings.retry_backoff_s, 2 * self._backoff_s), settings.retry_backoff_s_max)
             self._closed_until_s = now + self._backoff_s
-        if is_full:
-            self.slots.refused(self._running())
+        if is_full and (running := self._running()):
+            self.slots.refused(running)
 
     def observe(self, gauges: Gauges, now: float, *, arrived_s: float = float("-inf")) -> None:
         """It said how it is, on a page of metrics or after a step: correct the model. A step that cannot be is not
-        believed, nor are those that follow it within the time for which a gauge is trusted.
+        believed, nor are those that follow it within the time for which a gauge is trusted. A page older than that
+        says only what does not change.
 
         `arrived_s`: when the last request arrived.
         """
@@ -328,6 +336,8 @@ class BackendLedger:
             return
         self.usual.ran(self.sequences_in_all(), now)
         before, self._gauges = self._gauges, gauges
+        if now > gauges.taken_s + self._settings.gauge_trust_s:
+            gauges = replace(gauges, running=None, waiting=None, kv_usage=None)
         if gauges.preemptions_total is not None:
             self.preemptions_total = gauges.preemptions_total
         self._starts_since_gauges = 0
@@ -370,8 +380,12 @@ class BackendLedger:
             self.started(lease, now)
 
     def _adapt(self, gauges: Gauges, before: Gauges | None, now: float, *, is_sustained: bool) -> None:
-        """Learn the number of slots and the size of the prefill window from whether the engine has a queue."""
-        running, waiting = min(gauges.running or 0, self.sequences_in_all()), gauges.waiting_for_room
+        """Learn the number of slots and the size of the prefill window from whether the engine has a queue.
+
+        It runs what is seen to stream at least, whatever its gauge says.
+        """
+        running = max(self._streaming, min(gauges.running or 0, self.sequences_in_all()))
+        waiting = gauges.waiting_for_room
         queues = waiting > self._settings.waiting_target
         if queues:
             has_kv = gauges.kv_usage is None or gauges.kv_usage < KV_IS_SHORT
