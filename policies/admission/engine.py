@@ -180,12 +180,7 @@ class AdmissionEngine:
         """When must `woke` be called if nothing else happens? None: not at all."""
         if not self.queued:
             return None
-        times = [self._waiting.earliest_deadline_s()]
-        for ledger in self.backends.values():
-            opens_s = ledger.opens_s(self._now)
-            if opens_s is not None:
-                times.append(opens_s)
-        return min(times) - self.set_back_s
+        return min(self._waiting.earliest_deadline_s(), self.room.opens_s()) - self.set_back_s
 
     # --- events ---
 
@@ -196,7 +191,7 @@ class AdmissionEngine:
         if self.room.rivals is not None:
             ledger.allowance = Allowance(0, 0)  # other gateways are asked first
         self.backends[name] = ledger
-        self.room.changed(self._now)
+        self.room.changed()
 
     def arrived(self, request: Request, now: float) -> Sequence[Decision]:
         """A request wants service. It is queued, refused at once, or waits for what other gateways say."""
@@ -308,11 +303,11 @@ class AdmissionEngine:
         if request is None:
             request = self.books.lease(request_id).request
             service = service or self.received(request_id, now)
-            now = self._time(now)
+            now, engine = self._time(now), self.books.lease(request_id).backend
             self.books.change(BROKEN, request, now, service)
-        else:
-            now = self._time(now)
-            self._withdraw(request, now)
+            return self._room_changed(now, engine)
+        now = self._time(now)
+        self._withdraw(request, now)
         return self._room_changed(now)
 
     def backend_changed(self, name: str, change: Gauges | bool, now: float) -> Sequence[Decision]:
@@ -385,10 +380,11 @@ class AdmissionEngine:
         return decisions
 
     def _room_changed(self, now: float, engine: str | None = None) -> Sequence[Decision]:
-        """Something ended, started or became known, at this engine or at any: expire what is due, and dispatch what can
-        start.
+        """Something ended, started or became known at this engine, or time has passed: expire what is due, and dispatch
+        what can start.
         """
-        self.room.changed(now, engine)
+        if engine is not None:
+            self.room.changed(engine)
         if not self.queued:
             if self.blocked is not None:
                 self.blocked = None
@@ -421,7 +417,7 @@ class AdmissionEngine:
             # It was waiting at the last dispatch, so the time since then is the time per place in the queue.
             self._dispatch_interval_s += 0.05 * (now - self._dispatched_s - self._dispatch_interval_s)
         self._dispatched_s = now
-        self.room.changed(now, backend)
+        self.room.changed(backend)
         dispatch = Dispatch(request.id, backend)
         self.recent.note(dispatch, request, now, CALM)
         return dispatch

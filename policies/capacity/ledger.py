@@ -14,6 +14,7 @@ full. An engine on which nothing of ours runs may always be tried.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Final
 
 from policies.capacity.gauges import Allowance, CapacitySettings, Gauges, StepTrust
@@ -79,7 +80,6 @@ class BackendLedger:
         self._trust = StepTrust()
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
-        self._looks_again = False
         self._closed_until_s = 0.0
         self._backoff_s = 0.0
 
@@ -188,21 +188,22 @@ class BackendLedger:
         with_head = self.kv_fraction() + self.kv.footprint_tokens(head) / capacity
         return max(level, (with_head, "KV cache, projected with the next request,"))
 
-    def opens_s(self, now: float) -> float | None:
-        """When will an obstacle disappear through time alone? None: never."""
-        times = []
-        if now < self._closed_until_s:
-            times.append(self._closed_until_s)
-        if self._gauges is not None and self._engine_queues(now):
-            times.append(self._gauges.taken_s + self._settings.gauge_trust_s)
-        starting = self.starting.values() if self.has_gauges() else ()
-        unseen = [lease.dispatched_s for lease in starting if not lease.request.streamed]
-        if unseen:
-            times.append(max(min(unseen) + self.pace.first_token_s, now + 0.005))
-        if self._looks_again:
-            # Running requests make room as they age, or nobody comes for a slot that is kept. No event announces it.
-            times.append(now + LOOK_AGAIN_S)
-        return min(times, default=None)
+    def opens_s(self, request: Request, obstacle: Obstacle, now: float) -> float:
+        """When may this obstacle to this request be gone through time alone? inf: never."""
+        if obstacle is Obstacle.CLOSED:
+            return self._closed_until_s if now < self._closed_until_s else inf
+        if obstacle is Obstacle.WAITING:
+            assert self._gauges is not None
+            return self._gauges.taken_s + self._settings.gauge_trust_s
+        if obstacle is Obstacle.PREFILL:
+            # The first of these to start makes room.
+            starting = self.starting.values() if self.has_gauges() else ()
+            unseen = [lease.dispatched_s for lease in starting if not lease.request.streamed]
+            return max(min(unseen) + self.pace.first_token_s, now + LOOK_AGAIN_S) if unseen else inf
+        if obstacle is Obstacle.SLOTS and self.sequences + request.sequences > self.slots.count:
+            return inf
+        # Running requests make room as they age, or nobody comes for a slot that is kept. No event announces it.
+        return now + LOOK_AGAIN_S
 
     def has_gauges(self) -> bool:
         """Does the engine report how many requests wait inside it?"""
@@ -236,8 +237,6 @@ class BackendLedger:
     def held_back(self, request: Request, obstacle: Obstacle) -> None:
         """The next request in order could not start here for this reason. The ledger learns from it."""
         if obstacle is Obstacle.SLOTS:
-            # A slot that is kept for a tenant that is due is free again when it has not come.
-            self._looks_again = self._looks_again or self.sequences + request.sequences <= self.slots.count
             # Where others use less than they are granted, slots stay empty for that reason, and not because requests
             # are on their way.
             allowance = self.allowance
@@ -246,8 +245,6 @@ class BackendLedger:
                 self.slots.is_short()
         elif obstacle is Obstacle.PREFILL:
             self.prefill.held_back()
-        elif obstacle is Obstacle.KV or obstacle is Obstacle.SPREAD:
-            self._looks_again = True
 
     def add(self, lease: Lease, *, spare: bool = False) -> None:
         """A request was dispatched to it. `spare`: its tenant is below its fair share."""
@@ -342,7 +339,6 @@ class BackendLedger:
             self.preemptions_total = gauges.preemptions_total
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
-        self._looks_again = False
         if gauges.is_step:
             self.slots.told(gauges.max_num_seqs)
             self.prefill.told(gauges.scheduled_tokens_max)

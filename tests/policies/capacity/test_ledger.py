@@ -190,9 +190,8 @@ def test_a_waiting_gauge_holds_back_until_it_is_stale() -> None:
     start(ledger, make_request())
     ledger.observe(Gauges(5.0, running=1, waiting=3), 5.0)
     assert obstacle(ledger, now=5.0) == "waiting"
-    opens_s = ledger.opens_s(5.0)
+    opens_s = ledger.opens_s(make_request(), Obstacle.WAITING, 5.0)
     assert opens_s == pytest.approx(6.0)
-    assert opens_s is not None
     assert obstacle(ledger, now=opens_s) is None, "when it says it opens, it is open"
 
 
@@ -229,15 +228,14 @@ def test_each_refusal_in_a_row_doubles_the_pause_up_to_its_bound() -> None:
     for _ in range(8):
         ledger.refused(now, is_full=False)
         assert obstacle(ledger, now=now) == "closed"
-        opens_s = ledger.opens_s(now)
-        assert opens_s is not None
+        opens_s = ledger.opens_s(make_request(), Obstacle.CLOSED, now)
         assert obstacle(ledger, now=opens_s) is None
         pauses.append(opens_s - now)
         now = opens_s
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
     start(ledger, make_request(), now)
     ledger.refused(now, is_full=False)
-    assert ledger.opens_s(now) == pytest.approx(now + 0.1), "a start ends the row"
+    assert ledger.opens_s(make_request(), Obstacle.CLOSED, now) == pytest.approx(now + 0.1), "a start ends the row"
 
 
 def test_kv_is_kept_below_the_ceiling_with_room_for_a_request_of_those_below_their_share() -> None:
