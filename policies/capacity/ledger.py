@@ -310,8 +310,8 @@ class BackendLedger:
         """It refused a request or could not be reached: leave it alone for a while, twice as long after each failure in
         a row.
 
-        `full_for`: what it refused for lack of room; None: it could not be reached. It then has as many slots as it runs
-        sequences, unless it runs none, or takes what it was sent after this one (`_took`).
+        `full_for`: what it refused for lack of room; None: it could not be reached. It then has as many slots as it
+        runs sequences, unless it runs none, or takes what it was sent after this one (`_took`).
         """
         if now >= self._closed_until_s:  # otherwise it belongs to the same incident
             settings = self._settings
