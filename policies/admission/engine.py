@@ -168,12 +168,7 @@ class AdmissionEngine:
         """When must `woke` be called if nothing else happens? None: not at all."""
         if not self.queued:
             return None
-        times = [self._waiting.earliest_deadline_s()]
-        for ledger in self.backends.values():
-            opens_s = ledger.opens_s(self._now)
-            if opens_s is not None:
-                times.append(opens_s)
-        return min(times) - self.set_back_s
+        return min(self._waiting.earliest_deadline_s(), self.room.opens_s()) - self.set_back_s
 
     # --- events ---
 
@@ -184,7 +179,7 @@ class AdmissionEngine:
         if self.room.rivals is not None:
             ledger.allowance = Allowance(0, 0)  # other gateways are asked first
         self.backends[name] = ledger
-        self.room.changed(self._now)
+        self.room.changed()
 
     def arrived(self, request: Request, now: float) -> Sequence[Decision]:
         """A request wants service. It is queued, refused at once, or waits for what other gateways say."""
@@ -274,12 +269,12 @@ class AdmissionEngine:
         if failure is Failure.BROKEN:
             return self.cancelled(request_id, now, service)
         now = self._time(now)
-        self.backends[lease.backend].refused(now, is_full=failure is Failure.REFUSED)
+        self.backends[lease.backend].refused(now, full_for=lease if failure is Failure.REFUSED else None)
         self._waits.returned(request, lease.dispatched_s, now)
         if failure is Failure.UNREACHED:
             request.progress.attempts += 1
         is_taken = self.is_stood_in_for and not any([ledger.healthy for ledger in self.backends.values()])
-        if request.progress.attempts >= self.limits.attempts_max and not is_taken:
+        if max(request.progress.attempts, request.progress.refusals) >= self.limits.attempts_max and not is_taken:
             self._waits.ended(request, now)
             self.books.broken(request, NO_SERVICE, now)
             rejected = self._reject(request, Refused(Refusal.BACKEND_FAILED, 1.0), now, CALM)
@@ -296,11 +291,11 @@ class AdmissionEngine:
         if request is None:
             request = self.books.lease(request_id).request
             service = service or self.received(request_id, now)
-            now = self._time(now)
+            now, engine = self._time(now), self.books.lease(request_id).backend
             self.books.broken(request, service, now)
-        else:
-            now = self._time(now)
-            self._withdraw(request, now)
+            return self._room_changed(now, engine)
+        now = self._time(now)
+        self._withdraw(request, now)
         return self._room_changed(now)
 
     def backend_changed(self, name: str, change: Gauges | bool, now: float) -> Sequence[Decision]:
@@ -377,10 +372,11 @@ class AdmissionEngine:
         return decisions
 
     def _room_changed(self, now: float, engine: str | None = None) -> Sequence[Decision]:
-        """Something ended, started or became known, at this engine or at any: expire what is due, and dispatch what can
-        start.
+        """Something ended, started or became known at this engine, or time has passed: expire what is due, and dispatch
+        what can start.
         """
-        self.room.changed(now, engine)
+        if engine is not None:
+            self.room.changed(engine)
         if not self.queued:
             if self.blocked is not None:
                 self.blocked = None
@@ -413,7 +409,7 @@ class AdmissionEngine:
             # It was waiting at the last dispatch, so the time since then is the time per place in the queue.
             self._dispatch_interval_s += 0.05 * (now - self._dispatched_s - self._dispatch_interval_s)
         self._dispatched_s = now
-        self.room.changed(now, backend)
+        self.room.changed(backend)
         dispatch = Dispatch(request.id, backend)
         self.recent.note(dispatch, request, now, CALM)
         return dispatch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
 from math import inf
 from typing import Final, Protocol
 
@@ -83,7 +84,8 @@ class PoolRoom:
     """The engines of one pool, within one event (`admission.policy.Engines`).
 
     Asking is part of the event: the ledger learns why a request had to wait at its engine. What an engine has answered
-    is valid until it has `changed`, so an event at one engine asks that engine only.
+    is valid until it has `changed`, or until the time at which its obstacle may be gone. So an event at one engine asks
+    that engine only, and a wake asks only the engines whose time has come.
     """
 
     def __init__(self, backends: Mapping[str, BackendLedger], tenants: FairShares, visits: Visits) -> None:
@@ -96,7 +98,10 @@ class PoolRoom:
         self._visits: Final = visits
         self._answers: dict[str, _Answer] = {}
         """By request."""
-        self._valid_until_s = inf
+        self._times: list[tuple[float, str]] = []
+        """A heap: when an obstacle may be gone through time alone, and at which engine."""
+        self._opens_s: dict[str, float] = {}
+        """The earliest of these times by engine. Later ones of the same engine in the heap mean nothing."""
         self._changes = 0
         self._changed: OrderedDict[str, int] = OrderedDict()
         """The number of the last change at each engine that has changed since all were to be asked, the latest last."""
@@ -108,13 +113,14 @@ class PoolRoom:
         """All others."""
         self._now = 0.0
 
-    def changed(self, now: float, engine: str | None = None) -> None:
+    def changed(self, engine: str | None = None) -> None:
         """Something ended, started or became known at this engine, or at any: a blocked request may have room now."""
-        self._now = now
         self._changes += 1
         if engine is None:
             self._answers.clear()
             self._changed.clear()
+            self._times.clear()
+            self._opens_s.clear()
             self._full.clear()
             self._open = dict(self._backends)
             return
@@ -124,17 +130,19 @@ class PoolRoom:
             self._open[engine] = self._backends[engine]
 
     def at(self, now: float) -> None:
-        """Set the time. Some answers are not valid for ever."""
+        """Set the time. What is forgotten by now no longer decides, and engines whose time has come have changed."""
         self._now = now
-        if now >= self._valid_until_s:
-            self._valid_until_s = inf
-            self._answers.clear()
+        self._tenants.expire(now)
+        self._visits.expire(now)
+        while self._times and self._times[0][0] <= now:
+            opens_s, engine = heappop(self._times)
+            if self._opens_s.get(engine) == opens_s:
+                del self._opens_s[engine]
+                self.changed(engine)
 
-    def _note_end(self, ledger: BackendLedger) -> None:
-        """The obstacle there may disappear through time alone."""
-        opens_s = ledger.opens_s(self._now)
-        if opens_s is not None and opens_s < self._valid_until_s:
-            self._valid_until_s = opens_s
+    def opens_s(self) -> float:
+        """When may a blocked request have room through time alone? inf: never."""
+        return min(self._times[0][0] if self._times else inf, self._tenants.expires_s())
 
     def with_room(self, request: Request) -> Sequence[BackendLedger] | Blocked:
         if self.rivals is not None and self.rivals.has_turn(request, self._now):
@@ -174,7 +182,6 @@ class PoolRoom:
                 free.append(ledger)
                 continue
             obstacles[name] = obstacle
-            self._note_end(ledger)
             if (
                 obstacle is Obstacle.SLOTS
                 and standing.keeps is self._full_for_keeping
@@ -241,6 +248,10 @@ class PoolRoom:
             )  # fmt: skip
         if obstacle is not None:
             ledger.held_back(request, obstacle)
+            opens_s = ledger.opens_s(request, obstacle, now)
+            if opens_s < self._opens_s.get(ledger.name, inf):
+                self._opens_s[ledger.name] = opens_s
+                heappush(self._times, (opens_s, ledger.name))
         return obstacle
 
     def _due(self, ledger: BackendLedger) -> int:
@@ -272,8 +283,10 @@ def _is_full(ledger: BackendLedger, *, keeps: bool) -> bool:
 
 
 def _slot_wait_s(ledger: BackendLedger, request: Request) -> float:
-    """How long would this request wait inside the engine for a slot? 0: one is free, as far as is known."""
-    if ledger.slots.known() is None:
+    """How long would this request wait inside the engine for a slot? 0: one is free, as far as is known. An engine
+    that runs nothing starts any request at once.
+    """
+    if ledger.slots.known() is None or not ledger.sequences_in_all():
         return 0.0
     missing = ledger.sequences_in_all() + request.sequences - ledger.slots.count
     return missing * ledger.pace.lifetime_s / ledger.slots.count if missing > 0 else 0.0

@@ -69,6 +69,7 @@ def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Dec
                 setup.quotas.admitted(request, time)
     if setup.policy is not None:
         _hand_over(engine, setup.policy, time)
+    engine.room.changed()
     return engine.woke(now)
 
 
@@ -86,6 +87,7 @@ def remove_backend(engine: AdmissionEngine, name: str, now: float) -> Sequence[D
     assert not engine.backends[name].leases
     del engine.backends[name]
     engine.policy.forget_engine(name, now + engine.set_back_s)
+    engine.room.changed()
     return engine.woke(now)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Set
+from math import inf
 from typing import NamedTuple
 
 from policies.request import Request
@@ -69,7 +70,7 @@ class FairShares:
         own.seen_s = now
         own.queued += 1
         self._present += own.queued == 1
-        self._drop_inactive(now)
+        self.expire(now)
 
     def reweigh(self, weights: Mapping[str, float]) -> None:
         """These tenants have these weights from now on."""
@@ -113,6 +114,12 @@ class FairShares:
         """Is some active tenant without a queued request? Its next one may arrive at any moment."""
         return self._present + self._present_elsewhere < len(self._tenants) or self._elsewhere.absent > 0
 
+    def expires_s(self) -> float:
+        """From when on may a tenant with nothing queued no longer be active? inf: all have something queued."""
+        if not self.someone_is_absent() or not self._tenants:
+            return inf
+        return next(iter(self._tenants.values())).seen_s + self._active_s
+
     def waits(self, tenant: str) -> bool:
         """Has this tenant something queued here?"""
         own = self._tenants.get(tenant)
@@ -147,11 +154,12 @@ class FairShares:
         here = [self._tenants[tenant] for tenant in waiting if tenant in self._tenants]
         self._present_elsewhere = sum([not own.queued for own in here])
 
-    def _drop_inactive(self, now: float) -> None:
+    def expire(self, now: float) -> None:
+        """Time has passed: tenants that were last seen long ago are no longer active. O(1) on average."""
         beyond = len(self._tenants) - self._tenants_max
         while self._tenants:
             tenant, own = next(iter(self._tenants.items()))
-            if now - own.seen_s <= self._active_s and beyond <= 0:
+            if now < own.seen_s + self._active_s and beyond <= 0:
                 break
             beyond -= 1
             if own.queued or own.running:

@@ -59,13 +59,15 @@ def lasts(expected: float, reserved: float, most: float, done: float, off_by: fl
     """For how many more tokens does `still_to_come` name the same end, to within about `off_by` tokens?"""
     mean = max(0.0, reserved - expected) / LATE
     least, width = still_to_come(expected, reserved, most, done)
+    beyond = most - done - least - width
+    if least > 0.0 and beyond <= 0.0:
+        return max(least / 2, off_by)  # it ends at `most`, which does not move: nearer to it, it is noted more finely
     if least > 0.0:
         # From four fifths of the expected length on it may outgrow its reserve, by more with each token.
         steady = 0.8 * expected - done
         steady = min(least, steady if steady > 0.0 else off_by)
     else:
         steady = 4 * mean - done if done < 4 * mean else 2 * off_by
-    beyond = most - done - least - width
     return min(steady, beyond if beyond > 0.0 else off_by)
 
 

@@ -13,6 +13,8 @@ full. An engine on which nothing of ours runs may always be tried.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
 from typing import Final
 
 from policies.capacity.gauges import Allowance, CapacitySettings, Gauges, StepTrust
@@ -60,6 +62,8 @@ class BackendLedger:
         )
         self.sequences = 0
         """Dispatched sequences."""
+        self._streaming = 0
+        """Sequences of which a first token was seen, and that have not ended."""
         self.starting: dict[str, Lease] = {}
         """Dispatched requests without a first token."""
         self.starting_tokens = 0
@@ -76,7 +80,6 @@ class BackendLedger:
         self._trust = StepTrust()
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
-        self._looks_again = False
         self._closed_until_s = 0.0
         self._backoff_s = 0.0
 
@@ -185,21 +188,22 @@ class BackendLedger:
         with_head = self.kv_fraction() + self.kv.footprint_tokens(head) / capacity
         return max(level, (with_head, "KV cache, projected with the next request,"))
 
-    def opens_s(self, now: float) -> float | None:
-        """When will an obstacle disappear through time alone? None: never."""
-        times = []
-        if now < self._closed_until_s:
-            times.append(self._closed_until_s)
-        if self._gauges is not None and self._engine_queues(now):
-            times.append(self._gauges.taken_s + self._settings.gauge_trust_s)
-        starting = self.starting.values() if self.has_gauges() else ()
-        unseen = [lease.dispatched_s for lease in starting if not lease.request.streamed]
-        if unseen:
-            times.append(max(min(unseen) + self.pace.first_token_s, now + 0.005))
-        if self._looks_again:
-            # Running requests make room as they age, or nobody comes for a slot that is kept. No event announces it.
-            times.append(now + LOOK_AGAIN_S)
-        return min(times, default=None)
+    def opens_s(self, request: Request, obstacle: Obstacle, now: float) -> float:
+        """When may this obstacle to this request be gone through time alone? inf: never."""
+        if obstacle is Obstacle.CLOSED:
+            return self._closed_until_s if now < self._closed_until_s else inf
+        if obstacle is Obstacle.WAITING:
+            assert self._gauges is not None
+            return self._gauges.taken_s + self._settings.gauge_trust_s
+        if obstacle is Obstacle.PREFILL:
+            # The first of these to start makes room.
+            starting = self.starting.values() if self.has_gauges() else ()
+            unseen = [lease.dispatched_s for lease in starting if not lease.request.streamed]
+            return max(min(unseen) + self.pace.first_token_s, now + LOOK_AGAIN_S) if unseen else inf
+        if obstacle is Obstacle.SLOTS and self.sequences + request.sequences > self.slots.count:
+            return inf
+        # Running requests make room as they age, or nobody comes for a slot that is kept. No event announces it.
+        return now + LOOK_AGAIN_S
 
     def has_gauges(self) -> bool:
         """Does the engine report how many requests wait inside it?"""
@@ -233,8 +237,6 @@ class BackendLedger:
     def held_back(self, request: Request, obstacle: Obstacle) -> None:
         """The next request in order could not start here for this reason. The ledger learns from it."""
         if obstacle is Obstacle.SLOTS:
-            # A slot that is kept for a tenant that is due is free again when it has not come.
-            self._looks_again = self._looks_again or self.sequences + request.sequences <= self.slots.count
             # Where others use less than they are granted, slots stay empty for that reason, and not because requests
             # are on their way.
             allowance = self.allowance
@@ -243,8 +245,6 @@ class BackendLedger:
                 self.slots.is_short()
         elif obstacle is Obstacle.PREFILL:
             self.prefill.held_back()
-        elif obstacle is Obstacle.KV or obstacle is Obstacle.SPREAD:
-            self._looks_again = True
 
     def add(self, lease: Lease, *, spare: bool = False) -> None:
         """A request was dispatched to it. `spare`: its tenant is below its fair share."""
@@ -271,7 +271,9 @@ class BackendLedger:
             self.prefill_tokens -= lease.prefill_tokens
         if lease.request.streamed:
             self.pace.started(lease, now)
+            self._streaming += lease.request.sequences
             self.slots.seen_running(self._running())
+            self._took(lease)
         self._backoff_s = 0.0
         self.kv.started(lease, now)
 
@@ -286,6 +288,8 @@ class BackendLedger:
             self._starts_since_gauges += 1
         self._ends_since_gauges += 1
         self.sequences -= request.sequences
+        if lease.started_s is not None and request.streamed:
+            self._streaming -= request.sequences
         if request.adapter:
             self.adapters[request.adapter] -= 1
             if not self.adapters[request.adapter]:
@@ -297,26 +301,50 @@ class BackendLedger:
 
     def came_whole(self, lease: Lease, now: float) -> None:
         """An answer came whole, with no sign of its start."""
+        self._took(lease)
         if lease.started_s is None and not self.has_gauges():
             seconds_per_token = (now - lease.dispatched_s) / max(1.0, lease.output_each())
             self.slots.came_whole(seconds_per_token, self.sequences_in_all())
 
-    def refused(self, now: float, *, is_full: bool) -> None:
+    def refused(self, now: float, *, full_for: Lease | None = None) -> None:
         """It refused a request or could not be reached: leave it alone for a while, twice as long after each failure in
         a row.
 
-        `is_full`: it refused for lack of room, so it has as many slots as it runs sequences.
+        `full_for`: what it refused for lack of room; None: it could not be reached. It then has as many slots as it
+        runs sequences, unless it runs none, or takes what it was sent after this one (`_took`).
         """
         if now >= self._closed_until_s:  # otherwise it belongs to the same incident
             settings = self._settings
             self._backoff_s = min(max(settings.retry_backoff_s, 2 * self._backoff_s), settings.retry_backoff_s_max)
             self._closed_until_s = now + self._backoff_s
-        if is_full:
-            self.slots.refused(self._running())
+        if full_for is None:
+            return
+        after = None
+        for lease in reversed(self.leases.values()):
+            if lease is full_for:
+                break
+            after = lease
+        if after is not None:
+            after.passed += [*full_for.passed, full_for.request]
+            if after.started_s is not None:
+                self._took(after)
+        elif running := self._running():
+            self.slots.refused(running)
+
+    def _took(self, lease: Lease) -> None:
+        """It took this request. What it was sent before this one and refused, it did not refuse for lack of room: these
+        refusals count against the requests, and do not keep others away.
+        """
+        if lease.passed:
+            self._closed_until_s = self._backoff_s = 0.0
+        for request in lease.passed:
+            request.progress.refusals += 1
+        lease.passed = []
 
     def observe(self, gauges: Gauges, now: float, *, arrived_s: float = float("-inf")) -> None:
         """It said how it is, on a page of metrics or after a step: correct the model. A step that cannot be is not
-        believed, nor are those that follow it within the time for which a gauge is trusted.
+        believed, nor are those that follow it within the time for which a gauge is trusted. A page older than that
+        says only what does not change.
 
         `arrived_s`: when the last request arrived.
         """
@@ -328,11 +356,12 @@ class BackendLedger:
             return
         self.usual.ran(self.sequences_in_all(), now)
         before, self._gauges = self._gauges, gauges
+        if now > gauges.taken_s + self._settings.gauge_trust_s:
+            gauges = replace(gauges, running=None, waiting=None, kv_usage=None)
         if gauges.preemptions_total is not None:
             self.preemptions_total = gauges.preemptions_total
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
-        self._looks_again = False
         if gauges.is_step:
             self.slots.told(gauges.max_num_seqs)
             self.prefill.told(gauges.scheduled_tokens_max)
@@ -370,8 +399,12 @@ class BackendLedger:
             self.started(lease, now)
 
     def _adapt(self, gauges: Gauges, before: Gauges | None, now: float, *, is_sustained: bool) -> None:
-        """Learn the number of slots and the size of the prefill window from whether the engine has a queue."""
-        running, waiting = min(gauges.running or 0, self.sequences_in_all()), gauges.waiting_for_room
+        """Learn the number of slots and the size of the prefill window from whether the engine has a queue.
+
+        It runs what is seen to stream at least, whatever its gauge says.
+        """
+        running = max(self._streaming, min(gauges.running or 0, self.sequences_in_all()))
+        waiting = gauges.waiting_for_room
         queues = waiting > self._settings.waiting_target
         if queues:
             has_kv = gauges.kv_usage is None or gauges.kv_usage < KV_IS_SHORT

@@ -69,9 +69,13 @@ class Visits:
             share = max(RATE, 1.0 / (one.requests - 1))
             one.interval_s += share * (passed_s - one.interval_s)
             one.deviation_s += share * (abs(passed_s - one.interval_s) - one.deviation_s)
-        while (
-            len(self._visitors) > TENANTS_MAX + 1 or now - next(iter(self._visitors.values())).came_s > self._active_s
-        ):
+        if len(self._visitors) > TENANTS_MAX + 1:
+            self._visitors.popitem(last=False)
+        self.expire(now)
+
+    def expire(self, now: float) -> None:
+        """Time has passed: tenants that came last long ago are forgotten. O(1) on average."""
+        while self._visitors and now - next(iter(self._visitors.values())).came_s > self._active_s:
             self._visitors.popitem(last=False)
 
     def stayed(self, tenant: str, stay_s: float) -> None:

@@ -105,6 +105,7 @@ class PoolReplica:
             counts.hear(heard.counted[place : place + tallied])
             place += tallied
         self._grants.hear(heard.grants, heard.replicas, asked_s)
+        engine.room.changed()
         return engine.woke(now)
 
     def cut_off(self, now: float) -> Sequence[Decision]:
@@ -113,6 +114,7 @@ class PoolReplica:
         if self._counters is not None:
             self._counters.wait_elsewhere(())
         self._grants.cut_off()
+        self._engine.room.changed()
         return self._engine.woke(now)
 
 

@@ -138,7 +138,8 @@ class Play:
             for request_id in self.dispatched:
                 engine.received(request_id, now)
             for ledger in engine.backends.values():
-                ledger.opens_s(now)
+                for obstacle in Obstacle if ledger.has_gauges() else set(Obstacle) - {Obstacle.WAITING}:
+                    ledger.opens_s(make_request(), obstacle, now)
                 ledger.kv_fraction()
                 ledger.occupancy(None, None, now)
                 repr(ledger)

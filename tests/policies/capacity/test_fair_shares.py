@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,10 +39,14 @@ def test_a_tenant_is_active_for_a_while_after_its_last_request() -> None:
     gone, here = make_request("gone"), make_request("here")
     shares.seen(gone, 0.0)
     shares.withdrawn(gone)
-    shares.seen(here, 30.0)
+    shares.seen(here, 29.9)
     assert shares.someone_is_absent()
-    shares.seen(here, 30.1)
+    shares.expire(29.9)
+    assert shares.someone_is_absent()
+    assert shares.expires_s() == 30.0
+    shares.expire(30.0)
     assert not shares.someone_is_absent()
+    assert shares.expires_s() == math.inf
 
 
 def test_a_tenant_with_a_long_request_stays_active() -> None:
@@ -83,7 +89,7 @@ def test_weights_are_those_of_the_active(arrivals: list[tuple[str, float, int]])
         shares.seen(request, now)
         shares.withdrawn(request)
         last[tenant] = (now, weight)
-        active = [weight for seen_s, weight in last.values() if now - seen_s <= 30.0]
+        active = [weight for seen_s, weight in last.values() if now - seen_s < 30.0]
         assert shares.activity().weights == pytest.approx(sum(active))
         assert shares.activity().absent == len(shares) == len(active)
 

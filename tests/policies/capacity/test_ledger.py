@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from policies.capacity.gauges import CapacitySettings, Gauges
@@ -139,8 +141,8 @@ def test_unknown_slots_grow_as_requests_are_seen_to_start() -> None:
 
 def test_an_engine_with_a_queue_of_its_own_shows_its_slots() -> None:
     ledger = BackendLedger("b", SETTINGS)
-    for _ in range(40):
-        start(ledger, make_request(prompt=1))
+    for number in range(40):
+        start(ledger, make_request(prompt=1), started=number < 32)
     ledger.observe(Gauges(1.0, running=32, waiting=8), 1.0)
     ledger.observe(Gauges(1.1, running=32, waiting=8), 1.1)
     assert ledger.slots.count == 32
@@ -148,11 +150,11 @@ def test_an_engine_with_a_queue_of_its_own_shows_its_slots() -> None:
 
 def test_a_queue_for_want_of_kv_says_nothing_of_slots() -> None:
     ledger = BackendLedger("b", SETTINGS)
-    for _ in range(40):
-        start(ledger, make_request(prompt=1))
+    for number in range(40):
+        start(ledger, make_request(prompt=1), started=number < 32)
     ledger.observe(Gauges(1.0, running=32, waiting=8, kv_usage=0.97), 1.0)
     ledger.observe(Gauges(1.1, running=32, waiting=8, kv_usage=0.97), 1.1)
-    assert ledger.slots.count == 40
+    assert ledger.slots.known() is None
 
 
 def test_the_prefill_window_holds_one_however_long_and_then_its_size() -> None:
@@ -188,9 +190,8 @@ def test_a_waiting_gauge_holds_back_until_it_is_stale() -> None:
     start(ledger, make_request())
     ledger.observe(Gauges(5.0, running=1, waiting=3), 5.0)
     assert obstacle(ledger, now=5.0) == "waiting"
-    opens_s = ledger.opens_s(5.0)
+    opens_s = ledger.opens_s(make_request(), Obstacle.WAITING, 5.0)
     assert opens_s == pytest.approx(6.0)
-    assert opens_s is not None
     assert obstacle(ledger, now=opens_s) is None, "when it says it opens, it is open"
 
 
@@ -225,17 +226,16 @@ def test_a_waiting_gauge_at_the_target_does_not() -> None:
 def test_each_refusal_in_a_row_doubles_the_pause_up_to_its_bound() -> None:
     ledger, now, pauses = BackendLedger("b", SETTINGS), 0.0, []
     for _ in range(8):
-        ledger.refused(now, is_full=False)
+        ledger.refused(now)
         assert obstacle(ledger, now=now) == "closed"
-        opens_s = ledger.opens_s(now)
-        assert opens_s is not None
+        opens_s = ledger.opens_s(make_request(), Obstacle.CLOSED, now)
         assert obstacle(ledger, now=opens_s) is None
         pauses.append(opens_s - now)
         now = opens_s
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
     start(ledger, make_request(), now)
-    ledger.refused(now, is_full=False)
-    assert ledger.opens_s(now) == pytest.approx(now + 0.1), "a start ends the row"
+    ledger.refused(now)
+    assert ledger.opens_s(make_request(), Obstacle.CLOSED, now) == pytest.approx(now + 0.1), "a start ends the row"
 
 
 def test_kv_is_kept_below_the_ceiling_with_room_for_a_request_of_those_below_their_share() -> None:
@@ -326,6 +326,52 @@ def test_full_means_the_slots_that_run() -> None:
     ledger = BackendLedger("b", SETTINGS)
     for _ in range(6):
         start(ledger, make_request())
-    start(ledger, make_request(), started=False)
-    ledger.refused(0.0, is_full=True)
+    ledger.refused(0.0, full_for=start(ledger, make_request(), started=False))
     assert ledger.slots.count == 6
+
+
+def test_a_refusal_while_the_engine_runs_nothing_says_nothing_of_slots() -> None:
+    ledger = BackendLedger("b", SETTINGS)
+    ledger.refused(0.0, full_for=start(ledger, make_request(), started=False))
+    assert (ledger.slots.count, ledger.slots.known()) == (FIRST_SLOTS, None)
+
+
+@pytest.mark.parametrize("running", [0, 8, 16])
+def test_what_is_seen_to_stream_runs_whatever_the_gauge_says(running: int) -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=16)
+    for _ in range(16):
+        start(ledger, make_request(prompt=1))
+    for tick in range(1, 50):
+        now = tick / 10
+        while obstacle(ledger, now=now) is None:
+            start(ledger, make_request(prompt=1), now, started=False)
+        ledger.observe(Gauges(now, running=running, waiting=0), now, arrived_s=now)
+    assert ledger.sequences == 16 + SETTINGS.waiting_target
+
+
+def test_what_has_ended_does_not_stream() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=16)
+    for _ in range(20):
+        ledger.remove(start(ledger, make_request(prompt=1)), 0.0)
+    for _ in range(18):
+        start(ledger, make_request(prompt=1), started=False)
+    for tick in range(1, 50):
+        obstacle(ledger, now=tick / 10)
+        ledger.observe(Gauges(tick / 10, running=8, waiting=0), tick / 10, arrived_s=tick / 10)
+    assert ledger.slots.most(unkept=True) > 18, "slots stay empty, so more may be under way"
+
+
+def test_a_page_older_than_its_trust_teaches_nothing() -> None:
+    ledger = BackendLedger("b", SETTINGS)
+    for _ in range(6):
+        start(ledger, make_request(prompt=100))
+    ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
+    before = (ledger.slots.count, ledger.prefill.tokens, ledger.kv_fraction())
+    for second in range(1, 9):
+        page = Gauges(float(second), running=6, waiting=9, kv_usage=0.6, kv_capacity_tokens=10_000)
+        ledger.observe(page, second + 1.1 * SETTINGS.gauge_trust_s)
+    assert (ledger.slots.count, ledger.slots.known(), ledger.kv_fraction()) == (before[0], None, before[2])
+    ledger.observe(replace(page, taken_s=20.0), 20.9)
+    ledger.observe(replace(page, taken_s=21.0), 21.9)
+    assert ledger.slots.known() == 6, "a younger one does"
+    assert ledger.kv_fraction() > before[2]

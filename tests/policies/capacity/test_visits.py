@@ -44,8 +44,10 @@ def test_of_many_somebody_is_always_due_and_silent_ones_are_forgotten() -> None:
     for number in range(TENANTS_MAX + 1):
         visits.came(f"tenant-{number}", 0.0)
     assert visits.due(29.0, 0.0, absent) == TENANTS_MAX
-    visits.came("last", 31.0)
-    assert visits.due(31.0, 0.0, absent) == 1
+    visits.came("last", 30.0)
+    assert len(visits) == TENANTS_MAX + 1
+    visits.expire(31.0)
+    assert (len(visits), visits.due(31.0, 0.0, absent)) == (1, 1)
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,0 +1,224 @@
+"""Which engines are asked, when are they asked again, and which of them get a request?"""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.admission.decisions import Dispatch, Failure, Reject
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.admission.room import PoolRoom
+from policies.capacity.fair_shares import FairShares
+from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.capacity.lease import Lease
+from policies.capacity.ledger import BackendLedger
+from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.visits import Visits
+from policies.queue.bounds import QueueLimits
+from policies.request import Refusal, ServiceTokens
+from tests.policies.making import dispatched, make_request
+
+
+def engines_of(policy: str, *names: str, slots: int | None = 4) -> AdmissionEngine:
+    engine = AdmissionEngine(named_policy(policy, engines=len(names)))
+    for name in names:
+        engine.add_backend(name, max_num_seqs=slots)
+    return engine
+
+
+@pytest.mark.parametrize("policy", ["fairserve", "vtc", "fcfs"])
+def test_an_engine_that_runs_nothing_is_tried_whatever_was_learned_of_it(policy: str) -> None:
+    engine = engines_of(policy, "full")
+    engine.add_backend("idle")
+    engine.backend_changed("idle", False, 0.0)
+    while not engine.queued:
+        engine.arrived(make_request("a"), 0.0)
+    engine.cancelled(next(iter(engine.books.waiting.requests)), 0.0)
+    engine.backends["idle"].slots.refused(1)
+    engine.backend_changed("idle", True, 1.0)
+    assert engine.arrived(make_request("b", id="x", sequences=2), 1.0) == [Dispatch("x", "idle")]
+
+
+class Asked(dict[str, BackendLedger]):
+    """The engines of a pool, with the names of those that were looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __getitem__(self, name: str) -> BackendLedger:
+        self.names.append(name)
+        return super().__getitem__(name)
+
+
+def test_a_wake_asks_only_the_engines_whose_time_has_come() -> None:
+    """One is full, and of the others each has a page that is believed for a second and shows a queue."""
+    engines, tenants, request = Asked(), FairShares(), make_request("a")
+    for name in ("full", "soon", "late"):
+        ledger = engines[name] = BackendLedger(name, CapacitySettings(), max_num_seqs=1)
+        for _ in range(3 if name == "full" else 1):
+            lease = Lease(make_request("b"), name, 0.0)
+            ledger.add(lease)
+            ledger.started(lease, 0.0)
+    engines["soon"].observe(Gauges(0.2, running=1, waiting=9), 0.3)
+    engines["late"].observe(Gauges(0.3, running=1, waiting=9), 0.3)
+    room = PoolRoom(engines, tenants, Visits())
+    tenants.seen(request, 0.0)
+    room.changed()
+    room.at(0.3)
+    blocked = room.with_room(request)
+    assert isinstance(blocked, Blocked)
+    assert blocked.obstacles == {"full": Obstacle.SLOTS, "soon": Obstacle.WAITING, "late": Obstacle.WAITING}
+    assert room.opens_s() == 1.2
+    engines.names.clear()
+    room.at(1.1)
+    assert room.with_room(request) is blocked
+    assert not engines.names, "the answers are kept"
+    room.at(1.2)
+    found = room.with_room(request)
+    assert not isinstance(found, Blocked)
+    assert [ledger.name for ledger in found] == ["soon"]
+    assert "late" not in engines.names
+    assert room.opens_s() == 1.3, "the other one is still waited for"
+
+
+def test_waking_at_the_named_times_is_as_good_as_waking_all_the_time() -> None:
+    """Nothing arrives and nothing is read; unstreamed answers start by their pace, and KV and pages grow old."""
+
+    def served(*, always: bool) -> list[tuple[str, float]]:
+        engine, found, now = engines_of("vtc", "one", "two", slots=8), [], 1.0
+        for name, waiting in (("one", 0), ("two", 9)):
+            engine.backend_changed(name, Gauges(1.0, 0, 0, 0.1, 4000, 16), 1.0)
+            engine.arrived(make_request("a", prompt=500, output_max=900, streamed=False), 1.0)
+            engine.backend_changed(name, Gauges(1.0, 1, waiting, 0.1, 4000, 16), 1.0)
+        for number in range(12):
+            engine.arrived(make_request("ab"[number % 2], id=str(number), prompt=900, streamed=False), 1.0)
+        while now < 2.5:
+            wakeup_s = engine.next_wakeup()
+            now = round(now + 0.01, 2)
+            if always or (wakeup_s is not None and wakeup_s <= now):
+                if always:
+                    engine.room.changed()
+                found += [(id, now) for id in dispatched(engine.woke(now))]
+        return found
+
+    assert served(always=False) == served(always=True) != []
+
+
+PATIENT = QueueLimits(wait_s_max=1000.0)
+
+
+def flooded(slots: int) -> AdmissionEngine:
+    engine = AdmissionEngine(named_policy("vtc"), limits=PATIENT)
+    engine.add_backend("one", max_num_seqs=slots)
+    for number in range(12):
+        engine.arrived(make_request("flood", id=f"flood-{number}"), 0.0)
+    return engine
+
+
+def test_nothing_is_kept_for_a_tenant_long_gone_though_nobody_arrives() -> None:
+    """All slots are in use. For as long as some tenant is absent, no more wait inside the engine."""
+    engine = flooded(slots=2)
+    assert engine.dispatched == 4
+    engine.arrived(make_request("b", id="gone"), 5.0)
+    engine.cancelled("gone", 5.0)
+    engine.finished("flood-0", ServiceTokens(10, 1), 5.0)
+    assert engine.dispatched == 3
+    assert dispatched(engine.woke(34.9)) == []
+    assert engine.next_wakeup() == 35.0
+    assert dispatched(engine.woke(35.0)) == ["flood-4"]
+
+
+def test_no_slot_is_kept_for_a_tenant_that_has_not_come_for_long() -> None:
+    """Its only request has run since, so it is active."""
+    engine = flooded(slots=4)
+    engine.arrived(make_request("b", id="long"), 1.0)
+    for number in range(6):
+        engine.finished(f"flood-{number}", ServiceTokens(10, 1), 1.0)
+        engine.progressed("long", 1, 1.0)
+    flood = [id for id in engine.books.leases if id != "long"]
+    while engine.dispatched > 3:
+        engine.finished(flood.pop(), ServiceTokens(10, 1), 2.0)
+    assert engine.dispatched == 3, "one of four is kept"
+    assert dispatched(engine.woke(30.9)) == []
+    assert len(dispatched(engine.woke(31.1))) == 1
+
+
+def refusing(*ids: str, slots: int | None = 8, streamed: bool = True) -> AdmissionEngine:
+    """An engine on which one request runs, and that was sent these, in this order."""
+    engine = AdmissionEngine(named_policy("fcfs"), limits=PATIENT)
+    engine.add_backend("one", max_num_seqs=slots)
+    for id in ("runs", *ids):
+        assert dispatched(engine.arrived(make_request("a", id=id, streamed=streamed), 0.0)) == [id]
+    return engine
+
+
+def refused(engine: AdmissionEngine, id: str, now: float) -> list[str]:
+    return dispatched(engine.failed(id, Failure.REFUSED, now))
+
+
+def test_a_request_that_is_refused_though_later_ones_are_taken_is_given_up() -> None:
+    engine, now = refusing(), 1.0
+    assert dispatched(engine.arrived(make_request("a", id="poison"), now)) == ["poison"]
+    for number in range(PATIENT.attempts_max):
+        taken = f"taken-{number}"
+        assert dispatched(engine.arrived(make_request("a", id=taken), now)) == [taken]
+        assert refused(engine, "poison", now + 0.002) == []
+        now += 0.02
+        assert dispatched(engine.progressed(taken, 1, now)) == ["poison"], "the engine is not full, and not left alone"
+        engine.finished(taken, ServiceTokens(10, 5), now)
+    assert engine.failed("poison", Failure.REFUSED, now + 0.002)[0] == Reject("poison", Refusal.BACKEND_FAILED, 1.0)
+    assert engine.queued == 0
+
+
+def test_whole_answers_show_it_as_well() -> None:
+    engine = refusing("poison", "taken", streamed=False)
+    poison = engine.books.leases["poison"].request
+    assert refused(engine, "poison", 0.1) == []
+    assert dispatched(engine.finished("taken", ServiceTokens(10, 5), 0.11)) == ["poison"]
+    assert poison.progress.refusals == 1
+
+
+def test_an_engine_that_refuses_whatever_comes_is_full_and_gives_nobody_up() -> None:
+    engine, now = refusing("x", "y", slots=None), 0.1
+    engine.progressed("runs", 1, now)
+    for _ in range(4 * PATIENT.attempts_max):
+        sent = [id for id in engine.books.leases if id != "runs"]
+        assert sent
+        for id in sent:
+            assert refused(engine, id, now) == []
+        assert engine.backends["one"].slots.known() == 1
+        wakeup_s = engine.next_wakeup()
+        assert wakeup_s is not None
+        assert wakeup_s > now
+        now = wakeup_s
+        engine.woke(now)
+
+
+def test_what_was_sent_before_a_refused_request_says_nothing_of_it() -> None:
+    engine = refusing("before", "refused")
+    request = engine.books.leases["refused"].request
+    assert refused(engine, "refused", 0.01) == []
+    assert dispatched(engine.progressed("before", 1, 0.02)) == []
+    assert request.progress.refusals == 0
+    assert engine.next_wakeup() == pytest.approx(0.11), "it is left alone"
+
+
+def test_one_that_is_taken_after_several_that_were_refused_tells_of_each_once() -> None:
+    engine = refusing("x", "y", "z", slots=None)
+    requests = [engine.books.leases[id].request for id in ("x", "y", "z")]
+    engine.progressed("runs", 1, 0.001)
+    refused(engine, "x", 0.01)
+    refused(engine, "y", 0.01)
+    assert engine.backends["one"].slots.known() is None, "one that was sent later may still be taken"
+    engine.progressed("z", 1, 0.02)
+    engine.progressed("z", 1, 0.03)
+    assert [request.progress.refusals for request in requests] == [1, 1, 0]
+    assert engine.backends["one"].slots.known() is None
+
+
+def test_one_that_was_taken_before_the_refusal_came_tells_of_it_at_once() -> None:
+    engine = refusing("x", "y")
+    engine.progressed("y", 1, 0.01)
+    assert refused(engine, "x", 0.02) == ["x"]
+    assert engine.books.leases["x"].request.progress.refusals == 1
