@@ -129,7 +129,10 @@ class _Loop:
                 now = max(now + IDLE_POLL_S, ceil(when / IDLE_POLL_S) * IDLE_POLL_S)
         return self._run
 
-    def place(self, request: Request) -> str | Blocked:
+    def reserve(self, blocked: Blocked) -> str | None:
+        return None
+
+    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
         """Would the batch, with those admitted so far and this one, stay within memory until all have ended?"""
         if self._prefill_tokens + request.prompt_tokens > self._loop.prefill_tokens_max and self._admitted:
             return Blocked(request, {_BACKEND: Obstacle.PREFILL})

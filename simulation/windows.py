@@ -95,7 +95,10 @@ class _Gateway:
                 break
         return self._run
 
-    def place(self, request: Request) -> str | Blocked:
+    def reserve(self, blocked: Blocked) -> str | None:
+        return None
+
+    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
         if self._rule(self._inside, request):
             return _BACKEND
         return Blocked(request, {_BACKEND: Obstacle.SLOTS})

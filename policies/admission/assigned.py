@@ -36,10 +36,13 @@ class _RoomOfOne(CachedRoom):
         self.engines = engines
         self._engine = engine
 
-    def place(self, request: Request) -> str | Blocked:
+    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
         assert self.engines is not None
         obstacle = self.engines.obstacle_at(request, self._engine)
         return self._engine if obstacle is None else Blocked(request, {self._engine: obstacle})
+
+    def reserve(self, blocked: Blocked) -> str | None:
+        return None
 
 
 class AssignedPolicy(Policy):

@@ -32,6 +32,9 @@ class Engines(Protocol):
     def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
         """The engines that can start it now, at least one; or the obstacle at each."""
 
+    def reserve(self, blocked: Blocked) -> str | None:
+        """The engine that is kept for the next request, which no engine can start (`Room.reserve`)."""
+
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         """What keeps this one engine from starting it now? None: nothing."""
 
@@ -79,13 +82,21 @@ class _RoomOfAll(CachedRoom):
         super().__init__(prefixes, homes)
         self._placement = placement
 
-    def place(self, request: Request) -> str | Blocked:
+    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
         assert self.engines is not None
         found = self.engines.with_room(request)
         if isinstance(found, Blocked):
             return found
+        if but is not None:
+            found = [engine for engine in found if engine.name != but]
+            if not found:
+                return Blocked(request, {but: Obstacle.TURN})
         engine, request.progress.placed = self._placement.choose(request, found)
         return engine
+
+    def reserve(self, blocked: Blocked) -> str | None:
+        assert self.engines is not None
+        return self.engines.reserve(blocked)
 
 
 class _OnlyAt:
@@ -94,8 +105,11 @@ class _OnlyAt:
     def __init__(self, engine: str) -> None:
         self._engine = engine
 
-    def place(self, request: Request) -> str | Blocked:
+    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
         return self._engine
+
+    def reserve(self, blocked: Blocked) -> str | None:
+        return None
 
     def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         return head

@@ -21,6 +21,10 @@ __all__ = ["Elsewhere", "PoolRoom", "Rivals"]
 
 PASSING: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.SPREAD})
 """An engine with one of these can soon start the request."""
+OF_ITS_SIZE: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.KV})
+"""An engine with one of these may have room for a smaller request."""
+NOT_SOON: Final = frozenset({Obstacle.CLOSED, Obstacle.TURN, None})
+"""Of an engine with one of these it is not known when the request can start."""
 ABOUT_AS_SOON: Final = 2.0
 """Waits for a slot that differ by less than this are taken for equal."""
 ANSWERS_MAX: Final = 64
@@ -111,6 +115,8 @@ class PoolRoom:
         """They are full for requests that leave the headroom free."""
         self._open: dict[str, BackendLedger] = {}
         """All others."""
+        self._reserved = ("", "")
+        """The request that has a reservation, and the engine that is kept for it."""
         self._now = 0.0
 
     def changed(self, engine: str | None = None) -> None:
@@ -226,6 +232,18 @@ class PoolRoom:
                 obstacles[ledger.name] = Obstacle.SLOTS
                 ledger.held_back(request, Obstacle.SLOTS)
         return soon
+
+    def reserve(self, blocked: Blocked) -> str | None:
+        waits = [name for name in self._open if blocked.obstacles.get(name) in OF_ITS_SIZE]
+        if len(self._backends) < 2 or not waits:
+            return None
+        request_id, engine = self._reserved
+        if request_id != blocked.request.id or blocked.obstacles.get(engine) in NOT_SOON:
+            # What is least full runs empty first.
+            soon = [name for name, obstacle in blocked.obstacles.items() if obstacle not in NOT_SOON]
+            engine = min([(self._backends[name].kv_fraction(), name) for name in soon])[1]
+            self._reserved = blocked.request.id, engine
+        return engine if waits != [engine] else None
 
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         if self.rivals is not None and self.rivals.has_turn(request, self._now):

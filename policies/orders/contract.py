@@ -38,8 +38,14 @@ __all__ = ["Order", "Room", "Selection"]
 class Room(Protocol):
     """Where would a request go now?"""
 
-    def place(self, request: Request) -> str | Blocked:
-        """Name of the engine that can start it now, or the obstacle at each."""
+    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
+        """Name of the engine that can start it now, or the obstacle at each. `but`: not this engine."""
+
+    def reserve(self, blocked: Blocked) -> str | None:
+        """Which engine is kept for the next request, which no engine can start, so that nothing delays its start there?
+
+        None: no other request could start anywhere else.
+        """
 
     def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         """Which request loses least by going to this engine now: the head, or one that may pass the head?

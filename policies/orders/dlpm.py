@@ -48,7 +48,7 @@ from policies.orders.cost import (
 )
 from policies.placements.prefix_index import Prefix, PrefixIndex, tokens_of_blocks
 from policies.placements.siblings import Siblings
-from policies.queue.backlog import Backlog
+from policies.queue.backlog import FLOWS_TRIED, TENANTS_TRIED, Backlog
 from policies.request import Flow, Request, ServiceTokens
 from policies.settings import setting
 
@@ -56,9 +56,6 @@ __all__ = ["QUANTUM", "Dlpm", "DlpmParams"]
 
 QUANTUM: Final = 20_000.0
 """About the cost of loading one long document. A smaller quantum evicts hot prefixes before they were used."""
-TENANTS_TRIED: Final = 4
-FLOWS_TRIED: Final = 2
-"""If the next request does not fit, the heads of this many tenants are tried, with this many flows of each."""
 SIBLINGS_REMATCHED: Final = 4
 """Looked up again at each dispatch. They are the next of their siblings, and their dispatch looks up the others."""
 REMATCHED_MAX: Final = 16
@@ -138,7 +135,7 @@ class _MatchedBacklog(Backlog):
                 tenant.turn = member.turn
         return None
 
-    def others(self) -> Iterator[Request]:
+    def others(self, head: Request) -> Iterator[Request]:
         """The requests to try if the head does not fit: the heads of some flows in this round and the next."""
         for tenant in self.tenants.first(TENANTS_TRIED):
             for member in tenant.flows.first(FLOWS_TRIED):
@@ -258,7 +255,7 @@ class Dlpm(Order):
         placed = room.place(head)
         if not isinstance(placed, Blocked):
             return self._dispatch(head, placed)
-        for request in self._matched.others():
+        for request in self._matched.others(head):
             instead = room.place(request)
             if not isinstance(instead, Blocked):
                 return self._dispatch(request, instead)

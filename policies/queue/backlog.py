@@ -14,18 +14,25 @@ request is passed by more than `CALLS_PASSED` of its own flow.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
+from itertools import islice
+from math import inf
 from typing import Final
 
 from policies.queue.counters import Counters, Member
 from policies.request import Flow, Request
 
-__all__ = ["Backlog", "FlowMember", "TenantMember"]
+__all__ = ["FLOWS_TRIED", "TENANTS_TRIED", "Backlog", "FlowMember", "TenantMember"]
 
 USUAL_RATE: Final = 0.05
 CALLS_PASSED: Final = 48
 """The window of the requests of one flow, in calls: about as many as run at once."""
+
+
+TENANTS_TRIED: Final = 4
+FLOWS_TRIED: Final = 2
+"""If the next request does not fit, the next ones of this many tenants are tried, of this many flows of each."""
 
 
 class FlowMember(Member):
@@ -145,6 +152,15 @@ class Backlog:
         tenant = self.tenants.least()
         flow = tenant.flows.least() if tenant is not None else None
         return flow.next() if flow is not None else None
+
+    def others(self, head: Request) -> Iterator[Request]:
+        """The requests to try where the head has no room: the next ones of some tenants and flows, in order."""
+        for tenant in self.tenants.first(TENANTS_TRIED, within=inf):
+            for flow in tenant.flows.first(FLOWS_TRIED, within=inf):
+                for request in islice(flow.requests.values(), 2):
+                    if request is not head and flow.may_go(request):
+                        yield request
+                        break
 
     def may_pass(self, request: Request, head: Request) -> bool:
         """May this waiting request go instead of the head, because of what an engine has cached?

@@ -110,8 +110,11 @@ class Load:
 class Room:
     """An engine in which everything fits, as an order and as a policy see it."""
 
-    def place(self, request: Request) -> str | Blocked:
+    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
         return "b"
+
+    def reserve(self, blocked: Blocked) -> str | None:
+        return None
 
     def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         return head
@@ -129,7 +132,7 @@ class Room:
 class NoRoom(Room):
     """An engine in which nothing fits."""
 
-    def place(self, request: Request) -> str | Blocked:
+    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
         return Blocked(request, {"b": Obstacle.SLOTS})
 
     def with_room(self, request: Request) -> Sequence[EngineLoad] | Blocked:
