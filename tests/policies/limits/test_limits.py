@@ -253,7 +253,7 @@ def refusal_of(one: Throttle, now: float, pressure: Pressure = OVERLOADED, tenan
 
 def beyond(tenants: str = "a") -> Throttle:
     """These tenants are beyond a learned limit."""
-    one = throttle(Ceilings(starts=Auto(floor=3)))
+    one = Throttle(ThrottleSettings(1000.0, user=Ceilings(starts=Auto(floor=3)), app_user=NO_LIMITS, app=NO_LIMITS))
     for tenant in tenants:
         for _ in range(50):
             one.count(make_request(tenant), 0.0)
@@ -298,7 +298,7 @@ def test_who_does_not_obey_is_refused_until_the_return_and_after_it() -> None:
 
 
 def test_returns_hold_across_a_reload() -> None:
-    before, after = beyond(), throttle(Ceilings(starts=Auto(floor=3)))
+    before, after = beyond(), beyond("b")
     first_s = refusal_of(before, 0.0).retry_after_s
     after.resume(before)
     assert refusal_of(after, 1.0).retry_after_s == first_s - 1.0
