@@ -201,6 +201,7 @@ class Progress:
         state: where it is on its way (`admission.lifecycle`).
         deadline_s: when the request expires if it still waits.
         attempts: dispatches that ended in a failed connection.
+        refusals: dispatches that an engine refused, though it took a request that it was sent later.
         output_tokens_expected: mean output of similar requests; what a predicting policy charges ahead. 0: too few
             were seen, so nothing is charged ahead, and forecasts take the reserve.
         output_tokens_reserved: cautious output, a high quantile of similar requests; what the ledger reserves.
@@ -220,14 +221,15 @@ class Progress:
 
     __slots__ = (
         "attempts", "cached_blocks", "cached_tokens", "charged", "deadline_s", "gives", "inside", "interaction", "norm",
-        "normalised", "output_tokens_expected", "output_tokens_reserved", "placed", "stage", "state", "wait",
-        "wasted_tokens",
+        "normalised", "output_tokens_expected", "output_tokens_reserved", "placed", "refusals", "stage", "state",
+        "wait", "wasted_tokens",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
         self.state = State.NEW
         self.deadline_s = _NEVER
         self.attempts = 0
+        self.refusals = 0
         self.output_tokens_expected = output_tokens_expected
         self.output_tokens_reserved = output_tokens_reserved
         self.charged = 0.0

@@ -18,7 +18,7 @@ class Failure(StrEnum):
     """How did a dispatched request fail?"""
 
     REFUSED = "refused"
-    """The backend has no room. The request goes back to the queue."""
+    """The backend refused it, for lack of room as a rule. The request goes back to the queue."""
     UNREACHED = "unreached"
     """No answer began. The request may be tried elsewhere, a bounded number of times."""
     BROKEN = "broken"

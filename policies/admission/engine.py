@@ -281,12 +281,12 @@ class AdmissionEngine:
         if failure is Failure.BROKEN:
             return self.cancelled(request_id, now, service)
         now = self._time(now)
-        self.backends[lease.backend].refused(now, is_full=failure is Failure.REFUSED)
+        self.backends[lease.backend].refused(now, full_for=lease if failure is Failure.REFUSED else None)
         self._waits.returned(request, lease.dispatched_s, now)
         if failure is Failure.UNREACHED:
             request.progress.attempts += 1
         is_taken = self.is_stood_in_for and not any([ledger.healthy for ledger in self.backends.values()])
-        if request.progress.attempts >= self.limits.attempts_max and not is_taken:
+        if max(request.progress.attempts, request.progress.refusals) >= self.limits.attempts_max and not is_taken:
             self._waits.ended(request, now)
             self.books.change(BROKEN, request, now)
             rejected = self._reject(request, Refused(Refusal.BACKEND_FAILED, 1.0), now, CALM)

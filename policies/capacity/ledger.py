@@ -273,6 +273,7 @@ class BackendLedger:
             self.pace.started(lease, now)
             self._streaming += lease.request.sequences
             self.slots.seen_running(self._running())
+            self._took(lease)
         self._backoff_s = 0.0
         self.kv.started(lease, now)
 
@@ -300,23 +301,45 @@ class BackendLedger:
 
     def came_whole(self, lease: Lease, now: float) -> None:
         """An answer came whole, with no sign of its start."""
+        self._took(lease)
         if lease.started_s is None and not self.has_gauges():
             seconds_per_token = (now - lease.dispatched_s) / max(1.0, lease.output_each())
             self.slots.came_whole(seconds_per_token, self.sequences_in_all())
 
-    def refused(self, now: float, *, is_full: bool) -> None:
+    def refused(self, now: float, *, full_for: Lease | None = None) -> None:
         """It refused a request or could not be reached: leave it alone for a while, twice as long after each failure in
         a row.
 
-        `is_full`: it refused for lack of room, so it has as many slots as it runs sequences. One that ran nothing has
-        refused for another reason.
+        `full_for`: what it refused for lack of room; None: it could not be reached. It then has as many slots as it
+        runs sequences, unless it runs none, or takes what it was sent after this one (`_took`).
         """
         if now >= self._closed_until_s:  # otherwise it belongs to the same incident
             settings = self._settings
             self._backoff_s = min(max(settings.retry_backoff_s, 2 * self._backoff_s), settings.retry_backoff_s_max)
             self._closed_until_s = now + self._backoff_s
-        if is_full and (running := self._running()):
+        if full_for is None:
+            return
+        after = None
+        for lease in reversed(self.leases.values()):
+            if lease is full_for:
+                break
+            after = lease
+        if after is not None:
+            after.passed += [*full_for.passed, full_for.request]
+            if after.started_s is not None:
+                self._took(after)
+        elif running := self._running():
             self.slots.refused(running)
+
+    def _took(self, lease: Lease) -> None:
+        """It took this request. What it was sent before this one and refused, it did not refuse for lack of room: these
+        refusals count against the requests, and do not keep others away.
+        """
+        if lease.passed:
+            self._closed_until_s = self._backoff_s = 0.0
+        for request in lease.passed:
+            request.progress.refusals += 1
+        lease.passed = []
 
     def observe(self, gauges: Gauges, now: float, *, arrived_s: float = float("-inf")) -> None:
         """It said how it is, on a page of metrics or after a step: correct the model. A step that cannot be is not

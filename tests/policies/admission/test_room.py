@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from policies.admission.decisions import Dispatch
+from policies.admission.decisions import Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.room import PoolRoom
@@ -15,7 +15,7 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.visits import Visits
 from policies.queue.bounds import QueueLimits
-from policies.request import ServiceTokens
+from policies.request import Refusal, ServiceTokens
 from tests.policies.making import dispatched, make_request
 
 
@@ -142,3 +142,83 @@ def test_no_slot_is_kept_for_a_tenant_that_has_not_come_for_long() -> None:
     assert engine.dispatched == 3, "one of four is kept"
     assert dispatched(engine.woke(30.9)) == []
     assert len(dispatched(engine.woke(31.1))) == 1
+
+
+def refusing(*ids: str, slots: int | None = 8, streamed: bool = True) -> AdmissionEngine:
+    """An engine on which one request runs, and that was sent these, in this order."""
+    engine = AdmissionEngine(named_policy("fcfs"), limits=PATIENT)
+    engine.add_backend("one", max_num_seqs=slots)
+    for id in ("runs", *ids):
+        assert dispatched(engine.arrived(make_request("a", id=id, streamed=streamed), 0.0)) == [id]
+    return engine
+
+
+def refused(engine: AdmissionEngine, id: str, now: float) -> list[str]:
+    return dispatched(engine.failed(id, Failure.REFUSED, now))
+
+
+def test_a_request_that_is_refused_though_later_ones_are_taken_is_given_up() -> None:
+    engine, now = refusing(), 1.0
+    assert dispatched(engine.arrived(make_request("a", id="poison"), now)) == ["poison"]
+    for number in range(PATIENT.attempts_max):
+        taken = f"taken-{number}"
+        assert dispatched(engine.arrived(make_request("a", id=taken), now)) == [taken]
+        assert refused(engine, "poison", now + 0.002) == []
+        now += 0.02
+        assert dispatched(engine.progressed(taken, 1, now)) == ["poison"], "the engine is not full, and not left alone"
+        engine.finished(taken, ServiceTokens(10, 5), now)
+    assert engine.failed("poison", Failure.REFUSED, now + 0.002)[0] == Reject("poison", Refusal.BACKEND_FAILED, 1.0)
+    assert engine.queued == 0
+
+
+def test_whole_answers_show_it_as_well() -> None:
+    engine = refusing("poison", "taken", streamed=False)
+    poison = engine.books.leases["poison"].request
+    assert refused(engine, "poison", 0.1) == []
+    assert dispatched(engine.finished("taken", ServiceTokens(10, 5), 0.11)) == ["poison"]
+    assert poison.progress.refusals == 1
+
+
+def test_an_engine_that_refuses_whatever_comes_is_full_and_gives_nobody_up() -> None:
+    engine, now = refusing("x", "y", slots=None), 0.1
+    engine.progressed("runs", 1, now)
+    for _ in range(4 * PATIENT.attempts_max):
+        sent = [id for id in engine.books.leases if id != "runs"]
+        assert sent
+        for id in sent:
+            assert refused(engine, id, now) == []
+        assert engine.backends["one"].slots.known() == 1
+        wakeup_s = engine.next_wakeup()
+        assert wakeup_s is not None
+        assert wakeup_s > now
+        now = wakeup_s
+        engine.woke(now)
+
+
+def test_what_was_sent_before_a_refused_request_says_nothing_of_it() -> None:
+    engine = refusing("before", "refused")
+    request = engine.books.leases["refused"].request
+    assert refused(engine, "refused", 0.01) == []
+    assert dispatched(engine.progressed("before", 1, 0.02)) == []
+    assert request.progress.refusals == 0
+    assert engine.next_wakeup() == pytest.approx(0.11), "it is left alone"
+
+
+def test_one_that_is_taken_after_several_that_were_refused_tells_of_each_once() -> None:
+    engine = refusing("x", "y", "z", slots=None)
+    requests = [engine.books.leases[id].request for id in ("x", "y", "z")]
+    engine.progressed("runs", 1, 0.001)
+    refused(engine, "x", 0.01)
+    refused(engine, "y", 0.01)
+    assert engine.backends["one"].slots.known() is None, "one that was sent later may still be taken"
+    engine.progressed("z", 1, 0.02)
+    engine.progressed("z", 1, 0.03)
+    assert [request.progress.refusals for request in requests] == [1, 1, 0]
+    assert engine.backends["one"].slots.known() is None
+
+
+def test_one_that_was_taken_before_the_refusal_came_tells_of_it_at_once() -> None:
+    engine = refusing("x", "y")
+    engine.progressed("y", 1, 0.01)
+    assert refused(engine, "x", 0.02) == ["x"]
+    assert engine.books.leases["x"].request.progress.refusals == 1

@@ -226,7 +226,7 @@ def test_a_waiting_gauge_at_the_target_does_not() -> None:
 def test_each_refusal_in_a_row_doubles_the_pause_up_to_its_bound() -> None:
     ledger, now, pauses = BackendLedger("b", SETTINGS), 0.0, []
     for _ in range(8):
-        ledger.refused(now, is_full=False)
+        ledger.refused(now)
         assert obstacle(ledger, now=now) == "closed"
         opens_s = ledger.opens_s(make_request(), Obstacle.CLOSED, now)
         assert obstacle(ledger, now=opens_s) is None
@@ -234,7 +234,7 @@ def test_each_refusal_in_a_row_doubles_the_pause_up_to_its_bound() -> None:
         now = opens_s
     assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
     start(ledger, make_request(), now)
-    ledger.refused(now, is_full=False)
+    ledger.refused(now)
     assert ledger.opens_s(make_request(), Obstacle.CLOSED, now) == pytest.approx(now + 0.1), "a start ends the row"
 
 
@@ -326,15 +326,13 @@ def test_full_means_the_slots_that_run() -> None:
     ledger = BackendLedger("b", SETTINGS)
     for _ in range(6):
         start(ledger, make_request())
-    start(ledger, make_request(), started=False)
-    ledger.refused(0.0, is_full=True)
+    ledger.refused(0.0, full_for=start(ledger, make_request(), started=False))
     assert ledger.slots.count == 6
 
 
 def test_a_refusal_while_the_engine_runs_nothing_says_nothing_of_slots() -> None:
     ledger = BackendLedger("b", SETTINGS)
-    start(ledger, make_request(), started=False)
-    ledger.refused(0.0, is_full=True)
+    ledger.refused(0.0, full_for=start(ledger, make_request(), started=False))
     assert (ledger.slots.count, ledger.slots.known()) == (FIRST_SLOTS, None)
 
 
