@@ -256,7 +256,7 @@ class PoolRoom:
 
     def _obstacle(self, request: Request, ledger: BackendLedger, standing: _Standing) -> Obstacle | None:
         spare, absent, paced, now = standing.spare, standing.absent, standing.paced, self._now
-        due = self._due(ledger) if standing.keeps and ledger.slots.are_few(ledger.sequences + request.sequences) else 0
+        due = self._due(ledger) if standing.keeps and ledger.slots.are_few(ledger.taken_with(request)) else 0
         obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced, due=due)
         if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, ledger.name)):
             at_home = self._is_at_home(request, ledger.name, cached_tokens)
@@ -297,7 +297,7 @@ class PoolRoom:
 
 def _is_full(ledger: BackendLedger, *, keeps: bool) -> bool:
     """Is there no slot for any request? `keeps`: of those that leave the headroom free."""
-    return ledger.allowance is None and ledger.sequences >= ledger.slots.most(unkept=not keeps, due=0)
+    return ledger.allowance is None and ledger.slots_taken >= ledger.slots.most(unkept=not keeps, due=0)
 
 
 def _slot_wait_s(ledger: BackendLedger, request: Request) -> float:

@@ -16,7 +16,7 @@ class Lease:
 
     __slots__ = (
         "backend", "charged_tokens", "counted_tokens", "dispatched_s", "growing", "held_tokens", "output_tokens",
-        "passed", "prefill_tokens", "request", "started_s", "unsure_tokens",
+        "passed", "prefill_tokens", "request", "slots", "started_s", "unsure_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, backend: str, dispatched_s: float) -> None:
@@ -31,6 +31,8 @@ class Lease:
         """KV tokens that it is counted with, at its largest."""
         self.unsure_tokens = 0
         """The same at its dispatch, if its answer may take more than was reserved."""
+        self.slots = 0
+        """Slots of its engine that it takes."""
         self.passed: list[Request] = []
         """Requests that its engine was sent before this one, and refused."""
         self.prefill_tokens = 0

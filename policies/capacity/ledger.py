@@ -62,6 +62,8 @@ class BackendLedger:
         )
         self.sequences = 0
         """Dispatched sequences."""
+        self.slots_taken = 0
+        """By them, as far as one request takes them (`Slots.taken_by`)."""
         self._streaming = 0
         """Sequences of which a first token was seen, and that have not ended."""
         self.starting: dict[str, Lease] = {}
@@ -125,8 +127,8 @@ class BackendLedger:
         prefill_limit = self.prefill.tokens * (1.5 if spare and absent else 1.0) * (AT_HOME if at_home else 1.0)
         sequences = self.sequences + request.sequences
         if allowance is None:
-            most = self.slots.most(unkept=not keep, due=due)
-            if sequences > most and not (keep and not due and sequences <= most + ending(self.leases, self.pace)):
+            most, taken = self.slots.most(unkept=not keep, due=due), self.taken_with(request)
+            if taken > most and not (keep and not due and taken <= most + ending(self.leases, self.pace)):
                 return Obstacle.SLOTS
         elif sequences > allowance.sequences:
             return Obstacle.SLOTS
@@ -158,6 +160,10 @@ class BackendLedger:
         if self.kv.capacity_tokens is None:
             return self.sequences_in_all() / self.slots.count
         return self.kv.fraction(0.0 if elsewhere is None else elsewhere.kv_tokens_elsewhere)
+
+    def taken_with(self, request: Request) -> int:
+        """How many slots are taken if this request starts, too?"""
+        return self.slots_taken + self.slots.taken_by(request.sequences)
 
     def sequences_in_all(self) -> int:
         """Sequences that this gateway and others have dispatched to it."""
@@ -200,7 +206,7 @@ class BackendLedger:
             starting = self.starting.values() if self.has_gauges() else ()
             unseen = [lease.dispatched_s for lease in starting if not lease.request.streamed]
             return max(min(unseen) + self.pace.first_token_s, now + LOOK_AGAIN_S) if unseen else inf
-        if obstacle is Obstacle.SLOTS and self.sequences + request.sequences > self.slots.count:
+        if obstacle is Obstacle.SLOTS and self.taken_with(request) > self.slots.count:
             return inf
         # Running requests make room as they age, or nobody comes for a slot that is kept. No event announces it.
         return now + LOOK_AGAIN_S
@@ -257,6 +263,8 @@ class BackendLedger:
         lease.prefill_tokens = request.prompt_tokens - request.progress.cached_tokens
         self.prefill_tokens += lease.prefill_tokens
         self.sequences += request.sequences
+        lease.slots = self.slots.taken_by(request.sequences)
+        self.slots_taken += lease.slots
         if request.adapter:
             self.adapters[request.adapter] = self.adapters.get(request.adapter, 0) + 1
 
@@ -288,6 +296,7 @@ class BackendLedger:
             self._starts_since_gauges += 1
         self._ends_since_gauges += 1
         self.sequences -= request.sequences
+        self.slots_taken -= lease.slots
         if lease.started_s is not None and request.streamed:
             self._streaming -= request.sequences
         if request.adapter:

@@ -17,6 +17,8 @@ FIRST_SLOTS: Final = 4
 PROBING: Final = 2
 """Dispatched beyond the target, to find out whether there are more slots."""
 MANY: Final = 1_000_000
+TAKEN_MAX: Final = 0.25
+"""Part of the slots that one request takes at most."""
 PERIOD_S_MIN: Final = 1.0
 """Least time over which slots are seen to stay empty."""
 
@@ -90,6 +92,15 @@ class Slots:
     def are_few(self, sequences: int) -> bool:
         """With so many sequences dispatched, are no more slots left than may have to be kept?"""
         return sequences > self.count - self._kept()
+
+    def taken_by(self, sequences: int) -> int:
+        """How many slots does one request with so many sequences take? At most a quarter of them.
+
+        If it waited until all that it needs are free at once, and held them until its last sequence ends, the engine
+        would run empty before and after. The engine takes its sequences in one by one, and as long as others of them
+        wait inside it, its gauges keep everybody else away. The request is charged in full.
+        """
+        return min(sequences, max(1, round(self.count * TAKEN_MAX)))
 
     def known(self) -> int | None:
         """How many there are; None: neither configured nor learned."""

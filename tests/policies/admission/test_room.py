@@ -19,7 +19,7 @@ from policies.request import Refusal, ServiceTokens
 from tests.policies.making import dispatched, make_request
 
 
-def engines_of(policy: str, *names: str, slots: int | None = 4) -> AdmissionEngine:
+def engines_of(policy: str, *names: str, slots: int = 4) -> AdmissionEngine:
     engine = AdmissionEngine(named_policy(policy, engines=len(names)))
     for name in names:
         engine.add_backend(name, max_num_seqs=slots)
@@ -28,7 +28,7 @@ def engines_of(policy: str, *names: str, slots: int | None = 4) -> AdmissionEngi
 
 @pytest.mark.parametrize("policy", ["fairserve", "vtc", "fcfs"])
 def test_an_engine_that_runs_nothing_is_tried_whatever_was_learned_of_it(policy: str) -> None:
-    engine = engines_of(policy, "full")
+    engine = engines_of(policy, "full", slots=32)  # a slot there is soon free
     engine.add_backend("idle")
     engine.backend_changed("idle", False, 0.0)
     while not engine.queued:
@@ -80,6 +80,53 @@ def test_a_wake_asks_only_the_engines_whose_time_has_come() -> None:
     assert [ledger.name for ledger in found] == ["soon"]
     assert "late" not in engines.names
     assert room.opens_s() == 1.3, "the other one is still waited for"
+
+
+def test_a_wake_keeps_what_the_engines_have_answered() -> None:
+    engine = engines_of("vtc", "one", "two", slots=1)
+    while not engine.queued:
+        engine.arrived(make_request("a"), 0.0)
+    blocked = engine.blocked
+    assert blocked is not None
+    engine.woke(1.0)
+    assert engine.blocked is blocked
+
+
+def test_the_slot_of_a_request_that_is_cancelled_is_used_at_once() -> None:
+    engine = engines_of("vtc", "one", "two", slots=1)
+    while not engine.queued:
+        engine.arrived(make_request("a"), 0.0)
+    (waits,) = engine.books.waiting.requests
+    assert dispatched(engine.cancelled(next(iter(engine.books.leases)), 1.0)) == [waits]
+
+
+def test_an_unstreamed_answer_makes_room_for_the_next_prompt_when_it_should_have_started() -> None:
+    engine = engines_of("vtc", "one", slots=8)
+    engine.backend_changed("one", Gauges(0.0, running=0, waiting=0), 0.0)
+    engine.arrived(make_request("a", prompt=2000, streamed=False), 0.0)
+    assert engine.arrived(make_request("a", id="next", prompt=2000), 0.0) == []
+    assert engine.blocked is not None
+    assert engine.blocked.nearest() is Obstacle.PREFILL
+    wakeup_s = engine.next_wakeup()
+    assert wakeup_s is not None
+    assert wakeup_s == pytest.approx(engine.backends["one"].pace.first_token_s)
+    assert dispatched(engine.woke(wakeup_s)) == ["next"]
+
+
+def test_an_engine_without_slots_for_many_sequences_may_have_one_for_a_single_one() -> None:
+    engines, tenants = Asked(), FairShares()
+    ledger = engines["one"] = BackendLedger("one", CapacitySettings(), max_num_seqs=8)
+    for sequences in (16, 16, 16, 16, 1):
+        lease = Lease(make_request("b", prompt=1, sequences=sequences), "one", 0.0)
+        ledger.add(lease)
+        ledger.started(lease, 0.0)
+    room = PoolRoom(engines, tenants, Visits())
+    many, single = make_request("a", sequences=16), make_request("a")
+    for request in (many, single):
+        tenants.seen(request, 0.0)
+    room.changed()
+    assert isinstance(room.with_room(many), Blocked)
+    assert not isinstance(room.with_room(single), Blocked)
 
 
 def test_waking_at_the_named_times_is_as_good_as_waking_all_the_time() -> None:
@@ -217,8 +264,10 @@ def test_one_that_is_taken_after_several_that_were_refused_tells_of_each_once() 
     assert engine.backends["one"].slots.known() is None
 
 
-def test_one_that_was_taken_before_the_refusal_came_tells_of_it_at_once() -> None:
-    engine = refusing("x", "y")
-    engine.progressed("y", 1, 0.01)
+def test_one_that_was_taken_before_the_refusals_came_tells_of_each_at_once() -> None:
+    engine = refusing("x", "y", "z")
+    requests = [engine.books.leases[id].request for id in ("x", "y")]
+    engine.progressed("z", 1, 0.01)
+    assert refused(engine, "y", 0.02) == ["y"]
     assert refused(engine, "x", 0.02) == ["x"]
-    assert engine.books.leases["x"].request.progress.refusals == 1
+    assert [request.progress.refusals for request in requests] == [1, 1]

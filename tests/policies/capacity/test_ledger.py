@@ -375,3 +375,16 @@ def test_a_page_older_than_its_trust_teaches_nothing() -> None:
     ledger.observe(replace(page, taken_s=21.0), 21.9)
     assert ledger.slots.known() == 6, "a younger one does"
     assert ledger.kv_fraction() > before[2]
+
+
+def test_a_request_takes_a_quarter_of_the_slots_at_most() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=8)
+    leases: list[Lease] = []
+    while obstacle(ledger, make_request(prompt=1, sequences=16)) is None:
+        leases.append(start(ledger, make_request(prompt=1, sequences=16)))
+    assert len(leases) == (8 + SETTINGS.waiting_target) // 2
+    assert ledger.sequences == 16 * len(leases), "each is in the books in full"
+    ledger.set(SETTINGS, max_num_seqs=4)
+    for lease in leases:
+        ledger.remove(lease, 1.0)
+    assert ledger.slots_taken == 0, "each gives back what it took"
