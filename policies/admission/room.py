@@ -256,7 +256,8 @@ class PoolRoom:
 
     def _obstacle(self, request: Request, ledger: BackendLedger, standing: _Standing) -> Obstacle | None:
         spare, absent, paced, now = standing.spare, standing.absent, standing.paced, self._now
-        due = self._due(ledger) if standing.keeps and ledger.slots.are_few(ledger.taken_with(request)) else 0
+        taken = ledger.slots_taken + ledger.slots.taken_by(request.sequences)
+        due = self._due(ledger) if standing.keeps and ledger.slots.are_few(taken) else 0
         obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced, due=due)
         if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, ledger.name)):
             at_home = self._is_at_home(request, ledger.name, cached_tokens)

@@ -34,6 +34,8 @@ LOOKS: Final = 6
 """Where ends are spread, occupancy is also checked at 1/2, 1/4, ... 1/2^6 of the way to the last end."""
 FINE: Final = 7
 """Steps count as one if they are nearer to each other than 1/2^FINE of the way there, or in the same step."""
+PARTS: Final = 8
+"""An end that does not move is noted anew after one of so many parts of the way there: the nearer it is, the finer."""
 FINE_OPEN: Final = 5
 """The same of the stretches of open requests."""
 
@@ -61,7 +63,7 @@ def lasts(expected: float, reserved: float, most: float, done: float, off_by: fl
     least, width = still_to_come(expected, reserved, most, done)
     beyond = most - done - least - width
     if least > 0.0 and beyond <= 0.0:
-        return max(least / 2, off_by)  # it ends at `most`, which does not move: nearer to it, it is noted more finely
+        return max(least / PARTS, off_by)  # it ends at `most`, which does not move
     if least > 0.0:
         # From four fifths of the expected length on it may outgrow its reserve, by more with each token.
         steady = 0.8 * expected - done

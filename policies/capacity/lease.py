@@ -44,6 +44,15 @@ class Lease:
         self.growing: Growing | None = None
         """How the forecast of its ledger knows it."""
 
+    def was_taken(self) -> bool:
+        """Its engine took it. Had the engine refused a request that it was sent before? Then it was not full, and the
+        refusal counts against that request.
+        """
+        passed, self.passed = self.passed, []
+        for request in passed:
+            request.progress.refusals += 1
+        return bool(passed)
+
     def output_each(self) -> float:
         return self.output_tokens / self.request.sequences
 

@@ -125,9 +125,9 @@ class BackendLedger:
             return Obstacle.WAITING
         keep = absent and not spare
         prefill_limit = self.prefill.tokens * (1.5 if spare and absent else 1.0) * (AT_HOME if at_home else 1.0)
-        sequences = self.sequences + request.sequences
+        sequences, slots = self.sequences + request.sequences, self.slots.taken_by(request.sequences)
         if allowance is None:
-            most, taken = self.slots.most(unkept=not keep, due=due), self.taken_with(request)
+            most, taken = self.slots.most(unkept=not keep, due=due), self.slots_taken + slots
             if taken > most and not (keep and not due and taken <= most + ending(self.leases, self.pace)):
                 return Obstacle.SLOTS
         elif sequences > allowance.sequences:
@@ -160,10 +160,6 @@ class BackendLedger:
         if self.kv.capacity_tokens is None:
             return self.sequences_in_all() / self.slots.count
         return self.kv.fraction(0.0 if elsewhere is None else elsewhere.kv_tokens_elsewhere)
-
-    def taken_with(self, request: Request) -> int:
-        """How many slots are taken if this request starts, too?"""
-        return self.slots_taken + self.slots.taken_by(request.sequences)
 
     def sequences_in_all(self) -> int:
         """Sequences that this gateway and others have dispatched to it."""
@@ -206,7 +202,7 @@ class BackendLedger:
             starting = self.starting.values() if self.has_gauges() else ()
             unseen = [lease.dispatched_s for lease in starting if not lease.request.streamed]
             return max(min(unseen) + self.pace.first_token_s, now + LOOK_AGAIN_S) if unseen else inf
-        if obstacle is Obstacle.SLOTS and self.taken_with(request) > self.slots.count:
+        if obstacle is Obstacle.SLOTS and self.slots_taken + self.slots.taken_by(request.sequences) > self.slots.count:
             return inf
         # Running requests make room as they age, or nobody comes for a slot that is kept. No event announces it.
         return now + LOOK_AGAIN_S
@@ -281,7 +277,8 @@ class BackendLedger:
             self.pace.started(lease, now)
             self._streaming += lease.request.sequences
             self.slots.seen_running(self._running())
-            self._took(lease)
+            if lease.was_taken():
+                self._closed_until_s = 0.0
         self._backoff_s = 0.0
         self.kv.started(lease, now)
 
@@ -310,7 +307,8 @@ class BackendLedger:
 
     def came_whole(self, lease: Lease, now: float) -> None:
         """An answer came whole, with no sign of its start."""
-        self._took(lease)
+        if lease.was_taken():
+            self._closed_until_s = self._backoff_s = 0.0
         if lease.started_s is None and not self.has_gauges():
             seconds_per_token = (now - lease.dispatched_s) / max(1.0, lease.output_each())
             self.slots.came_whole(seconds_per_token, self.sequences_in_all())
@@ -320,7 +318,7 @@ class BackendLedger:
         a row.
 
         `full_for`: what it refused for lack of room; None: it could not be reached. It then has as many slots as it
-        runs sequences, unless it runs none, or takes what it was sent after this one (`_took`).
+        runs sequences, unless it runs none, or takes what it was sent after this one.
         """
         if now >= self._closed_until_s:  # otherwise it belongs to the same incident
             settings = self._settings
@@ -335,20 +333,10 @@ class BackendLedger:
             after = lease
         if after is not None:
             after.passed += [*full_for.passed, full_for.request]
-            if after.started_s is not None:
-                self._took(after)
+            if after.started_s is not None and after.was_taken():
+                self._closed_until_s = self._backoff_s = 0.0
         elif running := self._running():
             self.slots.refused(running)
-
-    def _took(self, lease: Lease) -> None:
-        """It took this request. What it was sent before this one and refused, it did not refuse for lack of room: these
-        refusals count against the requests, and do not keep others away.
-        """
-        if lease.passed:
-            self._closed_until_s = self._backoff_s = 0.0
-        for request in lease.passed:
-            request.progress.refusals += 1
-        lease.passed = []
 
     def observe(self, gauges: Gauges, now: float, *, arrived_s: float = float("-inf")) -> None:
         """It said how it is, on a page of metrics or after a step: correct the model. A step that cannot be is not
