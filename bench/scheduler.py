@@ -66,6 +66,9 @@ class Anywhere:
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         return None
 
+    def reserve(self, blocked: Blocked) -> str | None:
+        return None
+
     def loads(self) -> dict[str, int]:
         return {"b": 0}
 

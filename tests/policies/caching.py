@@ -79,6 +79,9 @@ class CachingServers:
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         return None if self._has_slot(engine) else Obstacle.SLOTS
 
+    def reserve(self, blocked: Blocked) -> str | None:
+        return None
+
     def loads(self) -> dict[str, int]:
         return {name: len(running) for name, running in self.running.items()}
 

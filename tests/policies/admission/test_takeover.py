@@ -134,6 +134,7 @@ def test_a_policy_in_place_of_one_that_is_alike_decides_the_same(name: str, seed
             fresh = named_policy(name, prefixes=engine.policy.prefixes, **own)
             runs[0].hear(take_over(engine, setup_with(fresh), runs[0].now))
             runs[1].engine.catch_up(runs[1].now)
+            runs[1].engine.room.changed()  # all engines are asked again
             runs[1].hear(runs[1].engine.woke(runs[1].now))
             if name in QUOTIENTS:
                 break

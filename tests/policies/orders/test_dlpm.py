@@ -172,6 +172,9 @@ class Two(Room):
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         return Obstacle.SLOTS if engine == self.full else None
 
+    def reserve(self, blocked: Blocked) -> str | None:
+        return None
+
     def loads(self) -> dict[str, int]:
         return {"busy": 5, "idle": 0}
 

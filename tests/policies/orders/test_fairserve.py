@@ -263,6 +263,9 @@ class Full:
     def obstacle_at(self, request: Request, engine: str) -> Obstacle:
         return Obstacle.KV
 
+    def reserve(self, blocked: Blocked) -> str | None:
+        return None
+
     def loads(self) -> dict[str, int]:
         return {"one": 1, "two": 1}
 

@@ -37,6 +37,9 @@ class Cluster:
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         return None if self.running[engine] < self.slots else Obstacle.SLOTS
 
+    def reserve(self, blocked: Blocked) -> str | None:
+        return None
+
     def loads(self) -> dict[str, int]:
         return self.running
 

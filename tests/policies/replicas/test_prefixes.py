@@ -43,6 +43,9 @@ class Engines:
     def obstacle_at(self, request: object, engine: str) -> Obstacle | None:
         return None
 
+    def reserve(self, blocked: Blocked) -> str | None:
+        return None
+
     def loads(self) -> dict[str, int]:
         return dict.fromkeys(self.names, 0)
 
