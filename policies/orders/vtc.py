@@ -21,10 +21,10 @@ running. The bound is then 2 (U + L). Where cached tokens cost less, a miss is c
 has the input of dispatched requests that was taken to be cached and was not. With a window of 0 this is the paper's
 algorithm.
 
-Reservation: where the next request fits on none of several engines, it waits for one of them, which takes nothing else
-until then, and others go on at the other engines. Its wait is at most what runs at that engine. With R, the most service
-per weight that the other engines start in that time, the bound is 2 (U + L + R). With one engine nothing overtakes the
-next request, as in the paper, and R is 0.
+Reservation: where the next request fits on none of several engines, it waits for one of them, which takes nothing
+else until then, and others go on at the other engines. Its wait is at most what runs at that engine. With R, the most
+service per weight that the other engines start in that time, the bound is 2 (U + L + R). With one engine nothing
+overtakes the next request, as in the paper, and R is 0.
 
 Proof sketch: a tenant is dispatched only when its counter is the least of those waiting. From then on it grows by its
 prompt at once, and by what its dispatched requests stream later. That is at most U before another tenant is the least.
