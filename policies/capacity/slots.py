@@ -94,13 +94,14 @@ class Slots:
         return sequences > self.count - self._kept()
 
     def taken_by(self, sequences: int) -> int:
-        """How many slots does one request with so many sequences take? At most a quarter of them.
+        """How many slots does one request with so many sequences take? At most a quarter of them, if their number is
+        known.
 
-        If it waited until all that it needs are free at once, and held them until its last sequence ends, the engine
-        would run empty before and after. The engine takes its sequences in one by one, and as long as others of them
-        wait inside it, its gauges keep everybody else away. The request is charged in full.
+        If the request waited until all that it needs are free at once, and held them until its last sequence ends, the
+        engine would run empty before and after. The engine takes its sequences in one by one, and as long as others of
+        them wait inside the engine, its gauges keep everybody else away. The request is charged in full.
         """
-        return min(sequences, max(1, round(self.count * TAKEN_MAX)))
+        return sequences if self.known() is None else min(sequences, max(1, round(self.count * TAKEN_MAX)))
 
     def known(self) -> int | None:
         """How many there are; None: neither configured nor learned."""
