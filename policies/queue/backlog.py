@@ -251,12 +251,12 @@ class Backlog:
             return {"queued": 0.0, "running": 0.0}
         numbers = {
             "weight": tenant.weight,
-            "tenant_ahead": tenant.counter - self.tenants.floor(),
+            "tenant_ahead": self.tenants.ahead(tenant),
             "tenant_queued": float(tenant.queued),
             "tenant_running": float(tenant.running),
         }
         if member is not None:
-            numbers["flow_ahead"] = member.counter - tenant.flows.floor()
+            numbers["flow_ahead"] = tenant.flows.ahead(member)
             numbers["queued"] = float(member.queued)
             numbers["running"] = float(member.running)
         return numbers

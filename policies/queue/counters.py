@@ -106,17 +106,28 @@ class Counters(Generic[M]):
         self._turn = 0
         self._waiting = 0
         self.least_elsewhere: float | None = None
-        """Counter of the next member that waits at another gateway; None: none is known."""
+        """Rank of the next member that waits at another gateway; None: none is known."""
+        self._is_preferred_elsewhere = False
 
     def floor(self) -> float:
         """Least rank of the members that wait here or elsewhere. If nobody waits: that of the member that left last."""
         least, elsewhere = self.least(), self.least_elsewhere
-        if least is not None:
-            floor = max(self.rank(least), self._floor) if least.preferred else least.counter
-            return floor if elsewhere is None else min(floor, elsewhere)
-        if elsewhere is not None:
-            return elsewhere
-        return self.rank(self.last_left) if self.last_left is not None else 0.0
+        if least is not None and (elsewhere is None or self.rank(least) <= elsewhere):
+            floor, is_preferred = self.rank(least), least.preferred
+        elif elsewhere is not None:
+            floor, is_preferred = elsewhere, self._is_preferred_elsewhere
+        else:
+            return self.rank(self.last_left) if self.last_left is not None else 0.0
+        return max(floor, self._floor) if is_preferred else floor
+
+    def wait_elsewhere(self, rank: float | None, *, is_preferred: bool = False) -> None:
+        """The next member that waits at another gateway has this rank; None: none is known."""
+        self.least_elsewhere, self._is_preferred_elsewhere = rank, is_preferred
+
+    def ahead(self, member: M) -> float:
+        """How far is its rank from that of the next one that waits? 0: it is next itself."""
+        least = self.least()
+        return self.rank(member) - (self.rank(least) if least is not None else self.floor())
 
     def least(self) -> M | None:
         """The waiting member that goes next, or None. Amortised O(log members)."""

@@ -191,14 +191,16 @@ class SharedCounters:
     def wait_elsewhere(self, standings: Sequence[Standing]) -> None:
         """Remember who is next at other gateways: an arrival here is not lifted above one that waits there."""
         for tenant in self._waiting_elsewhere:
-            tenant.flows.least_elsewhere = None
+            tenant.flows.wait_elsewhere(None)
         self._waiting_elsewhere = []
-        self._backlog.tenants.least_elsewhere = min([standing.served for standing in standings], default=None)
+        rank, is_preferred = min([(standing.served, standing.inside) for standing in standings], default=(None, False))
+        self._backlog.tenants.wait_elsewhere(rank, is_preferred=is_preferred)
         for standing in standings:
             tenant_here = self._backlog.tenant(standing.tenant)
             if tenant_here is not None:
                 flows, served = tenant_here.flows, standing.flow_served
-                flows.least_elsewhere = served if flows.least_elsewhere is None else min(served, flows.least_elsewhere)
+                if flows.least_elsewhere is None or served < flows.least_elsewhere:
+                    flows.wait_elsewhere(served, is_preferred=standing.inside)
                 self._waiting_elsewhere.append(tenant_here)
 
     def _standing(self, flow: FlowMember, now: float) -> Standing | None:

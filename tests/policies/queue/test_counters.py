@@ -206,3 +206,26 @@ def test_without_lift_a_newcomer_starts_with_what_it_has() -> None:
     line.queued(late)
     assert late.counter == 0.0
     assert line.least() is late
+
+
+def test_preferred_members_at_other_gateways_do_not_lower_the_floor_either() -> None:
+    """Each gateway lifts a newcomer to what the other one says, and says what it lifted to."""
+    here, there = Lined(WINDOW), Lined(WINDOW)
+    for number in range(20):
+        for lined, other in ((here, there), (there, here)):
+            name = (f"{number}",)
+            lined.change("queued", name, 0)
+            lined.change("prefer", name, 1)
+            least = lined.line.least()
+            assert least is not None
+            other.line.wait_elsewhere(lined.line.rank(least), is_preferred=True)
+    assert here.line.floor() == there.line.floor() == 0.0
+
+
+def test_the_next_member_is_ahead_of_nobody() -> None:
+    lined = Lined(WINDOW)
+    for letter, charge in (("a", 10), ("b", 20)):
+        lined.change("queued", (letter,), 0)
+        lined.line.charged(lined.member((letter,)), charge)
+    lined.change("prefer", ("b",), 1)
+    assert [lined.line.ahead(lined.member((letter,))) for letter in "ba"] == [0.0, 5.0]
