@@ -152,6 +152,7 @@ def test_what_an_engine_did_nothing_with_is_charged_its_prompt(event: Event) -> 
     assert request.progress.charged == request.prompt_tokens
 
 
+@pytest.mark.interpreted_only("extends a compiled class")
 def test_a_ledger_knows_which_of_its_requests_are_of_tenants_below_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     below: list[bool] = []
 
