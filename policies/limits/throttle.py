@@ -223,7 +223,7 @@ class Throttle:
         self._members_max = members_max
         self._began_s = self._ends_s = float("-inf")
         self._returns: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """By tenant: from when until when come those back that a learned limit refused? The oldest refusal first."""
+        """By tenant: when its refused clients may return, from and until. The oldest refusal first."""
         self._members: dict[Flow, _Member] = {}
         """By flow, for every flow of this period: a request then needs one look-up instead of six."""
 
@@ -284,8 +284,8 @@ class Throttle:
         return Refused(reason, retry_s, found)
 
     def _return_s(self, tenant: str, now: float, wait_s: float) -> float:
-        """In how long do those of this tenant come back that a learned limit refuses? All of them at about the same
-        time, in `wait_s` for the first one.
+        """In how many seconds may this tenant's refused client return? All of them return at about the same time:
+        `wait_s` after the first refusal.
         """
         since_s, until_s = self._returns.get(tenant, NEVER)
         if until_s < now:
