@@ -217,13 +217,16 @@ class Progress:
         gives: by what its answer lets later calls of its interaction be known. The gateway reads it from the answer.
         wasted_tokens: what its interaction had taken for nothing, since this call of it was rejected.
         wait: what held it back; None: nothing did.
+        context: what it counts as in the working set of its pool; None: it does not count yet. `admission.working_set`
+            writes it.
+        parked: it goes on with an interaction that counts no more, and so waits like a start.
         counted: the counts of its tenant's quota that it was added to; None: it is in none. `limits.quotas` writes it.
     """
 
     __slots__ = (
-        "attempts", "cached_blocks", "cached_tokens", "charged", "counted", "deadline_s", "gives", "inside",
-        "interaction", "norm", "normalised", "output_tokens_expected", "output_tokens_reserved", "placed", "refusals",
-        "stage", "state", "wait", "wasted_tokens",
+        "attempts", "cached_blocks", "cached_tokens", "charged", "context", "counted", "deadline_s", "gives", "inside",
+        "interaction", "norm", "normalised", "output_tokens_expected", "output_tokens_reserved", "parked", "placed",
+        "refusals", "stage", "state", "wait", "wasted_tokens",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
@@ -245,6 +248,8 @@ class Progress:
         self.gives = NO_WITNESSES
         self.wasted_tokens = 0
         self.wait: Wait | None = None
+        self.context: Any = None
+        self.parked = False
         self.counted: Any = None
 
 
@@ -338,6 +343,8 @@ class Refusal(StrEnum):
     """Its tenant is beyond a limit that holds at any time."""
     OVER_USER_LIMIT = "over_user_limit"
     """The KV cache is overloaded, and its user is beyond a user's limit."""
+    WORKING_SET = "working_set"
+    """It would begin an interaction, those under way fill the KV cache, and there would be no room in time."""
     OVER_APP_LIMIT = "over_app_limit"
     """The KV cache is overloaded, and its app is beyond the app's limit."""
 

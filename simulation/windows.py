@@ -98,6 +98,9 @@ class _Gateway:
     def reserve(self, blocked: Blocked) -> str | None:
         return None
 
+    def may_begin(self, request: Request) -> bool:
+        return True
+
     def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
         if self._rule(self._inside, request):
             return _BACKEND

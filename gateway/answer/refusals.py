@@ -26,6 +26,11 @@ REASONS: Final = {
     Refusal.RATE_LIMITED: (Reason.RATE_LIMITED, "you are beyond your limit of requests; try again later"),
     Refusal.OVER_USER_LIMIT: (Reason.OVER_USER_LIMIT, "the engines are overloaded, and this user asks for too much"),
     Refusal.OVER_APP_LIMIT: (Reason.OVER_APP_LIMIT, "the engines are overloaded, and this app asks for too much"),
+    Refusal.WORKING_SET: (
+        Reason.WORKING_SET,
+        "interactions under way fill the engines' KV cache, and a new one would wait for longer than it may; come back "
+        "later. Calls of interactions under way are still served",
+    ),
 }
 _WHO: Final = {"user": "this user", "app_user": "this user in this app", "app": "this app, over all its users,"}
 _WHAT: Final = {"starts": "interactions begun", "requests": "requests", "tokens": "tokens"}

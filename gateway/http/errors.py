@@ -41,6 +41,7 @@ class Reason(StrEnum):
     TOO_MANY_FAILED_KEYS = "too_many_failed_keys"
     OVER_USER_LIMIT = "over_user_limit"
     OVER_APP_LIMIT = "over_app_limit"
+    WORKING_SET = "working_set"
     NO_BACKEND = "no_backend"
     DRAINING = "draining"
     BACKEND_FAILED = "backend_failed"
@@ -82,6 +83,7 @@ _FORMS: Final[dict[Reason, _Form]] = {
     Reason.TOO_MANY_FAILED_KEYS: _Form(429, "rate_limit_error"),
     Reason.OVER_USER_LIMIT: _Form(429, "rate_limit_error"),
     Reason.OVER_APP_LIMIT: _Form(429, "rate_limit_error"),
+    Reason.WORKING_SET: _Form(429, "rate_limit_error"),
     Reason.QUEUE_TIMEOUT: _Form(503, _SERVER),
     Reason.NO_BACKEND: _Form(503, _SERVER),
     Reason.DRAINING: _Form(503, _SERVER),

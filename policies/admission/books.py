@@ -26,6 +26,7 @@ from policies.admission.lifecycle import (
 )
 from policies.admission.policy import Policy
 from policies.admission.waits import Waits
+from policies.admission.working_set import WorkingSet
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
@@ -59,6 +60,7 @@ class Books:
         self.backends: dict[str, BackendLedger] = {}
         self.tenants = tenants
         self.visits = Visits()
+        self.working_set = WorkingSet(tenants, interactions.needs)
         self.policy = policy
         self.lengths = lengths
         self.interactions = interactions
@@ -84,6 +86,7 @@ class Books:
             self._count(request, now)
         self._seen(request, now)
         self.interactions.admitted(request, now)  # before the order asks for its stage
+        self.working_set.queued(request, now)
         self.policy.push(request, now)
 
     def refused(self, request: Request, now: float) -> None:
@@ -101,6 +104,7 @@ class Books:
         elif before is State.QUEUED:
             self._leave_order(request, now)
             self.interactions.broke_off(request, NO_SERVICE, now)
+            self.working_set.left(request, NO_SERVICE, now)
             self._settle(request, NO_SERVICE, now)
 
     def handed_over(self, request: Request, now: float) -> None:
@@ -108,6 +112,7 @@ class Books:
         self._apply(HANDED_OVER, request)
         self._wait_no_more(request, now)
         self._leave_order(request, now)
+        self.working_set.left(request, NO_SERVICE, now)
         self._uncount(request, now)
 
     def taken_in(self, request: Request, now: float) -> None:
@@ -115,6 +120,7 @@ class Books:
         self._apply(TAKEN_IN, request)
         self._wait(request)
         self._seen(request, now)
+        self.working_set.queued(request, now)
         self.policy.push(request, now)
         self._count(request, now)
 
@@ -127,6 +133,7 @@ class Books:
         lease = self.leases[request.id] = Lease(request, backend, now)
         self.backends[backend].add(lease, spare=self.tenants.is_below(request))
         self.tenants.dispatched(request, lease.held_tokens)
+        self.working_set.dispatched(request, now)
         self.policy.charge(request, ServiceTokens(request.prompt_tokens, 0), now, final=False)
 
     def returned(self, request: Request, now: float) -> None:
@@ -146,6 +153,7 @@ class Books:
         self._apply(FINISHED, request)
         self._end_lease(request, _charged(request, service), now)
         self.interactions.served(request, service, now, awaits_more)
+        self.working_set.left(request, service, now)
         self._settle(request, service, now)
 
     def broken(self, request: Request, service: ServiceTokens, now: float) -> None:
@@ -153,6 +161,7 @@ class Books:
         self._apply(BROKEN, request)
         self._end_lease(request, _charged(request, service), now)
         self.interactions.broke_off(request, service, now)
+        self.working_set.left(request, service, now)
         self._settle(request, service, now)
 
     def lease(self, request_id: str) -> Lease:

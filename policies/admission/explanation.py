@@ -82,6 +82,7 @@ OF_OBSTACLE: Final = {
     Obstacle.SPREAD: (
         "starts are spread, so that those running do not all need their largest share of the KV cache at once"
     ),
+    Obstacle.WORKING_SET: "the contexts of the interactions under way fill the KV cache, and it would begin another one",
     Obstacle.TURN: "a request that waits at another gateway has received less and goes first",
     Obstacle.ASKED: "other gateways are asked whether a limit that all of them count has room for it",
     Obstacle.RETURNED: "an engine had it, and gave it back or was not reached",
@@ -93,6 +94,7 @@ OF_WAIT: Final = {
     Obstacle.PREFILL: "for the prompts of others to be processed",
     Obstacle.KV: "for KV",
     Obstacle.SPREAD: "since starts are spread",
+    Obstacle.WORKING_SET: "for the contexts of interactions under way",
     Obstacle.TURN: "for its turn",
     Obstacle.ASKED: "for the answer of other gateways about a limit",
     Obstacle.RETURNED: "at an engine that gave it back or was not reached",
@@ -117,6 +119,7 @@ OF_REFUSAL: Final = {
     Refusal.QUEUE_TIMEOUT: "it waited for as long as a request may",
     Refusal.NO_BACKEND: "no backend is in service",
     Refusal.BACKEND_FAILED: "no backend could be reached, as often as may be tried",
+    Refusal.WORKING_SET: "interactions under way fill the KV cache, and a start would have to wait for too long",
     Refusal.RATE_LIMITED: "its tenant is beyond a limit that always holds",
     Refusal.OVER_USER_LIMIT: "under overload, at the start of an interaction, its user was beyond a limit",
     Refusal.OVER_APP_LIMIT: "under overload, at the start of an interaction, its app was beyond a limit",

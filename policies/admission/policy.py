@@ -35,6 +35,9 @@ class Engines(Protocol):
     def reserve(self, blocked: Blocked) -> str | None:
         """The engine that is kept for the next request, which no engine can start (`Room.reserve`)."""
 
+    def may_begin(self, request: Request) -> bool:
+        """Has the working set of the pool room for it (`Room.may_begin`)?"""
+
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         """What keeps this one engine from starting it now? None: nothing."""
 
@@ -50,6 +53,10 @@ class CachedRoom:
         """Set for each question."""
         self._prefixes = prefixes
         self._homes = homes
+
+    def may_begin(self, request: Request) -> bool:
+        assert self.engines is not None
+        return self.engines.may_begin(request)
 
     def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         prefixes, homes = self._prefixes, self._homes
@@ -111,6 +118,9 @@ class _OnlyAt:
     def reserve(self, blocked: Blocked) -> str | None:
         return None
 
+    def may_begin(self, request: Request) -> bool:
+        return True
+
     def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         return head
 
@@ -149,6 +159,15 @@ class Policy:
     def knows_interactions(self) -> bool:
         """Must requests come with what they show of their interaction?"""
         return self.order.knows_interactions
+
+    @property
+    def admits_wholes(self) -> bool:
+        """Do starts of interactions wait for the working set?"""
+        return self.order.admits_wholes
+
+    def is_ahead(self, tenant: str) -> bool:
+        """Has this tenant received more than one with a start that is held, by more than the window of the order?"""
+        return any([order.backlog is not None and order.backlog.is_ahead(tenant) for order in self.orders()])
 
     def orders(self) -> Sequence[Order]:
         """The orders of all queues, one for each queue."""

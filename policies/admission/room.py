@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Final, Protocol
 
+from policies.admission.working_set import WorkingSet
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -23,7 +24,7 @@ PASSING: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.SPREAD})
 """An engine with one of these can soon start the request."""
 OF_ITS_SIZE: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.KV})
 """An engine with one of these may have room for a smaller request."""
-NOT_SOON: Final = frozenset({Obstacle.CLOSED, Obstacle.TURN, None})
+NOT_SOON: Final = frozenset({Obstacle.CLOSED, Obstacle.TURN, Obstacle.WORKING_SET, None})
 """Of an engine with one of these it is not known when the request can start."""
 ABOUT_AS_SOON: Final = 2.0
 """Waits for a slot that differ by less than this are taken for equal."""
@@ -92,7 +93,9 @@ class PoolRoom:
     that engine only, and a wake asks only the engines whose time has come.
     """
 
-    def __init__(self, backends: Mapping[str, BackendLedger], tenants: FairShares, visits: Visits) -> None:
+    def __init__(
+        self, backends: Mapping[str, BackendLedger], tenants: FairShares, visits: Visits, working_set: WorkingSet
+    ) -> None:
         self.rivals: Rivals | None = None
         """None: this gateway is the only one."""
         self.prefixes: PrefixIndex | None = None
@@ -100,6 +103,7 @@ class PoolRoom:
         self._backends: Final = backends
         self._tenants: Final = tenants
         self._visits: Final = visits
+        self._working_set: Final = working_set
         self._answers: dict[str, _Answer] = {}
         """By request."""
         self._times: list[tuple[float, str]] = []
@@ -140,6 +144,7 @@ class PoolRoom:
         self._now = now
         self._tenants.expire(now)
         self._visits.expire(now)
+        self._working_set.expire(now)
         while self._times and self._times[0][0] <= now:
             opens_s, engine = heappop(self._times)
             if self._opens_s.get(engine) == opens_s:
@@ -148,11 +153,14 @@ class PoolRoom:
 
     def opens_s(self) -> float:
         """When may a blocked request have room through time alone? inf: never."""
-        return min(self._times[0][0] if self._times else inf, self._tenants.expires_s())
+        times_s = self._times[0][0] if self._times else inf
+        return min(times_s, self._tenants.expires_s(), self._working_set.expires_s())
 
     def with_room(self, request: Request) -> Sequence[BackendLedger] | Blocked:
         if self.rivals is not None and self.rivals.has_turn(request, self._now):
             return Blocked(request, dict.fromkeys(self._backends, Obstacle.TURN))
+        if not self._working_set.has_room(request):
+            return Blocked(request, dict.fromkeys(self._backends, Obstacle.WORKING_SET))
         standing = self._standing(request)
         known = self._answers.get(request.id)
         if known is not None and known.standing.is_like(standing):
@@ -248,6 +256,8 @@ class PoolRoom:
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         if self.rivals is not None and self.rivals.has_turn(request, self._now):
             return Obstacle.TURN
+        if not self._working_set.has_room(request):
+            return Obstacle.WORKING_SET
         return self._obstacle(request, self._backends[engine], self._standing(request))
 
     def _standing(self, request: Request) -> _Standing:
@@ -291,6 +301,9 @@ class PoolRoom:
         depths = self.prefixes.depths(request.prefix)
         here = depths.pop(engine, 0)
         return all([depth < here for depth in depths.values()])
+
+    def may_begin(self, request: Request) -> bool:
+        return self._working_set.has_room(request)
 
     def loads(self) -> dict[str, int]:
         return {name: len(ledger.leases) for name, ledger in self._backends.items() if ledger.healthy}

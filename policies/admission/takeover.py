@@ -62,6 +62,7 @@ def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Dec
         ledger.set(setup.capacity, max_num_seqs=setup.slots.get(name))
     if setup.interactions is not None:
         engine.interactions = books.interactions = setup.interactions
+        engine.working_set.needs = setup.interactions.needs
     if setup.quotas is not None and engine.quotas is not setup.quotas:
         engine.quotas = books.quotas = setup.quotas
         for request in _present(engine):
@@ -158,8 +159,7 @@ def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
     for lease in leases:
         received = ServiceTokens(lease.request.prompt_tokens, lease.charged_tokens)
         policy.charge(lease.request, received, now, final=False)
-    engine.policy = books.policy = policy
-    engine.room.prefixes = policy.prefixes
+    engine.go_by(policy)
 
 
 def _arrival(request: Request) -> float:

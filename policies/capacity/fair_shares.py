@@ -84,6 +84,16 @@ class FairShares:
         """What its tenant weighs now. The request must be queued or running."""
         return self._tenants[request.flow.tenant].weight
 
+    def weight_of(self, tenant: str) -> float:
+        """What this tenant weighs; 1 if it is not active."""
+        own = self._tenants.get(tenant)
+        return own.weight if own is not None else 1.0
+
+    def part(self, request: Request) -> float:
+        """The part of its tenant of what is shared by weight among the active tenants."""
+        own = self._tenants[request.flow.tenant]
+        return own.weight / (self._weights + self._elsewhere.weights)
+
     def dispatched(self, request: Request, held_tokens: int) -> None:
         """A queued request of this tenant was dispatched, and holds this many KV tokens."""
         own = self._tenants[request.flow.tenant]

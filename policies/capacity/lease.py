@@ -15,8 +15,8 @@ class Lease:
     """One dispatched request, and what it holds of its engine. A lease ends exactly once, in one way."""
 
     __slots__ = (
-        "backend", "charged_tokens", "counted_tokens", "dispatched_s", "growing", "held_tokens", "output_tokens",
-        "passed", "prefill_tokens", "request", "slots", "started_s", "unsure_tokens",
+        "backend", "charged_tokens", "counted_tokens", "dispatched_s", "growing", "held_tokens", "is_first",
+        "output_tokens", "passed", "prefill_tokens", "request", "slots", "started_s", "unsure_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, backend: str, dispatched_s: float) -> None:
@@ -33,6 +33,8 @@ class Lease:
         """The same at its dispatch, if its answer may take more than was reserved."""
         self.slots = 0
         """Slots of its engine that it takes."""
+        self.is_first = False
+        """No other prompt was before it in its engine."""
         self.passed: list[Request] = []
         """Requests that its engine was sent before this one, and refused."""
         self.prefill_tokens = 0

@@ -17,6 +17,8 @@ class Obstacle(StrEnum):
 
     TURN = "turn"
     """Another request goes first. At an engine: one that waits at another gateway."""
+    WORKING_SET = "working_set"
+    """The contexts of the interactions under way fill the KV cache, and the request would begin another one."""
     SPREAD = "spread"
     """The engine has room, but starts are spread so that the KV cache stays evenly full."""
     PREFILL = "prefill"

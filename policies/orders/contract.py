@@ -47,6 +47,9 @@ class Room(Protocol):
         None: no other request could start anywhere else.
         """
 
+    def may_begin(self, request: Request) -> bool:
+        """Has the working set room for this start?"""
+
     def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         """Which request loses least by going to this engine now: the head, or one that may pass the head?
 
@@ -71,6 +74,8 @@ class Order(ABC):
 
     reads_prefixes: ClassVar[bool] = False
     """Requests must come with the hashes of their prompt's blocks."""
+    admits_wholes: ClassVar[bool] = False
+    """Starts of interactions wait for the working set, and calls inside pass them."""
     knows_interactions: ClassVar[bool] = False
     """Requests must come with what they show of their interaction."""
 

@@ -38,6 +38,8 @@ class FairServeParams(WscParams):
 class FairServe(Wsc):
     """Which tenant and flow is owed most, whose interaction is open, and which starts are refused now?"""
 
+    admits_wholes = True
+
     def __init__(
         self,
         params: FairServeParams | None = None,
@@ -67,8 +69,9 @@ class FairServe(Wsc):
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         beyond = self.throttle.is_beyond(request, now) if front else self.throttle.count(request, now)
+        is_inside = request.progress.inside and not request.progress.parked
         # Requests beyond a limit are not cut inside an interaction, but are not preferred either.
-        self.queue(request, front=front, is_preferred=request.progress.inside and not beyond)
+        self.queue(request, front=front, is_preferred=is_inside and not beyond)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         super().charge(request, service, now, final=final)

@@ -39,7 +39,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from policies.capacity.obstacle import Blocked
+from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.contract import Order, Room, Selection
 from policies.orders.cost import (
     Cost,
@@ -122,16 +122,28 @@ class CounterOrder(Order):
     def pop(self, now: float, room: Room) -> Selection | Blocked | None:
         # If the next in order fits, one that finds its prompt in the cache of that engine may go instead, within the
         # window.
-        head = self._backlog.head()
-        if head is None:
-            return None
-        placed = room.place(head)
-        if isinstance(placed, Blocked):
-            return self._beside(placed, room)
+        placed = self._place_head(room)
+        if not isinstance(placed, tuple):
+            return placed
+        head, engine = placed
         if self.passes:
-            head = room.nearest(head, placed, self._backlog.may_pass)
+            head = room.nearest(head, engine, self._backlog.may_pass)
         self._backlog.dispatch(head)
-        return Selection(head, placed)
+        return Selection(head, engine)
+
+    def _place_head(self, room: Room) -> tuple[Request, str] | Selection | Blocked | None:
+        """The next request in order and its engine. Starts that the working set has no room for are held meanwhile."""
+        self._backlog.release(room.may_begin)
+        while (head := self._backlog.head()) is not None:
+            placed = room.place(head)
+            if not isinstance(placed, Blocked):
+                return head, placed
+            if placed.nearest() is not Obstacle.WORKING_SET:
+                return self._beside(placed, room)
+            self._backlog.hold(head)
+        held = self._backlog.held()
+        blocked = room.place(held) if held is not None else None
+        return blocked if isinstance(blocked, Blocked) else None
 
     def _beside(self, blocked: Blocked, room: Room) -> Selection | Blocked:
         """The next in order fits nowhere. It gets a reservation: nothing else goes to the engine where it fits soonest.

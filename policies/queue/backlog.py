@@ -14,7 +14,7 @@ request is passed by more than `CALLS_PASSED` of its own flow.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from heapq import heappop, heappush
 from itertools import islice
 from math import inf
@@ -70,14 +70,17 @@ class FlowMember(Member):
         del self.requests[request.id]
         self.inside.pop(request.id, None)
         oldest = self._numbers[next(iter(self.requests))] if self.requests else self._newest + 1
-        if is_served and number > oldest:
+        if is_served and number > oldest and self.tenant.held is None:
             heappush(self._ahead, number)
         while self._ahead and self._ahead[0] < oldest:
             heappop(self._ahead)
 
     def next(self) -> Request | None:
-        """The oldest request, or the oldest one inside an interaction as long as that may pass the oldest."""
-        queue = self.inside if self.inside and len(self._ahead) < CALLS_PASSED else self.requests
+        """The oldest request, or the oldest one inside an interaction as long as that may pass the oldest. Starts that
+        are held do not go, and are passed by any number.
+        """
+        may_pass = self.tenant.held is not None or len(self._ahead) < CALLS_PASSED
+        queue = self.inside if self.inside and may_pass else self.requests
         return next(iter(queue.values()), None)
 
     def may_go(self, request: Request) -> bool:
@@ -88,12 +91,16 @@ class FlowMember(Member):
 class TenantMember(Member):
     """A tenant and its flows, and how many of its waiting requests are preferred."""
 
-    __slots__ = ("flows", "inside")
+    __slots__ = ("asleep", "flows", "held", "inside")
 
     def __init__(self, tenant: str, flows: Counters[FlowMember]) -> None:
         super().__init__((tenant,))
         self.flows = flows
         self.inside = 0
+        self.held: Request | None = None
+        """The start that the working set has no room for. Other starts of its tenant wait behind it."""
+        self.asleep: list[FlowMember] = []
+        """Flows with starts only, which are therefore not next."""
 
 
 class Backlog:
@@ -120,6 +127,7 @@ class Backlog:
         self._by_tenant: dict[str, TenantMember] = {}
         self._by_flow: dict[Flow, FlowMember] = {}
         self._requests = 0
+        self._held: dict[TenantMember, None] = {}
         self.changed: dict[Member, None] | None = None
         """Members that were queued or charged, the oldest change first. The code that tells other gateways takes them
         out. Bounded: the oldest changes are dropped. None: no one takes them."""
@@ -143,15 +151,54 @@ class Backlog:
         tenant.inside += is_preferred
         self.tenants.prefer(tenant, tenant.inside > 0)
         tenant.flows.prefer(flow, len(flow.inside) > 0)
+        if is_preferred:
+            self.tenants.wake(tenant)
+            tenant.flows.wake(flow)
         self._requests += 1
         if self.changed is not None:
             self._note_change(flow)
 
     def head(self) -> Request | None:
-        """The next request of the next flow of the next tenant."""
-        tenant = self.tenants.least()
-        flow = tenant.flows.least() if tenant is not None else None
-        return flow.next() if flow is not None else None
+        """The next request of the next flow of the next tenant, but for starts that are held."""
+        while (tenant := self.tenants.least()) is not None:
+            if tenant.held is not None and not tenant.inside:
+                self.tenants.sleep(tenant)
+                continue
+            while (flow := tenant.flows.least()) is not None:
+                if tenant.held is None or flow.inside:
+                    return flow.next()
+                tenant.flows.sleep(flow)
+                tenant.asleep.append(flow)
+        return None
+
+    def hold(self, start: Request) -> None:
+        """The working set has no room for this start: no start of its tenant goes before it is released."""
+        tenant = self._by_flow[start.flow].tenant
+        tenant.held = start
+        self._held[tenant] = None
+
+    def release(self, may_begin: Callable[[Request], bool]) -> None:
+        """Starts may go again of the tenants whose held one may begin now."""
+        for tenant in [tenant for tenant in self._held if tenant.held is not None and may_begin(tenant.held)]:
+            self._release(tenant)
+
+    def held(self) -> Request | None:
+        """A start that the working set has no room for."""
+        return next(iter(self._held)).held if self._held else None
+
+    def _release(self, tenant: TenantMember) -> None:
+        del self._held[tenant]
+        tenant.held = None
+        self.tenants.wake(tenant)
+        for flow in tenant.asleep:
+            tenant.flows.wake(flow)
+        tenant.asleep.clear()
+
+    def is_ahead(self, tenant: str) -> bool:
+        """Has this tenant received more than one with a start that is held, by more than the window?"""
+        own = self._by_tenant.get(tenant)
+        least = min([other.counter for other in self._held], default=inf)
+        return own is not None and own.counter - least > self.tenants.window
 
     def others(self, head: Request) -> Iterator[Request]:
         """The requests to try where the head has no room: the next ones of some tenants and flows, in order."""
@@ -286,6 +333,8 @@ class Backlog:
     def _take(self, request: Request, *, is_served: bool) -> FlowMember:
         """Take the request out of the queue, and return its flow."""
         flow = self._by_flow[request.flow]
+        if flow.tenant.held is request:
+            self._release(flow.tenant)
         self._requests -= 1
         if self.changed is not None:
             self._note_change(flow)

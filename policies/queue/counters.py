@@ -44,6 +44,7 @@ class Member:
     __slots__ = (
         "counter",
         "entry",
+        "is_asleep",
         "is_sole",
         "lifted",
         "name",
@@ -62,6 +63,8 @@ class Member:
         """How much of the counter came from lifts, and not from service."""
         self.is_sole = False
         """Nobody else waited here when it last began to wait."""
+        self.is_asleep = False
+        """Something of it waits, and none of that may go now, so the member is not in the heap."""
         self.preferred = False
         """It goes before others whose counter is not below its own by more than the window."""
         self.queued = 0
@@ -97,6 +100,7 @@ class Counters(Generic[M]):
         """The floor when the last member began to wait."""
         self._heap: list[Entry] = []
         self._idle: OrderedDict[tuple[str, ...], M] = OrderedDict()
+        self._asleep: dict[M, None] = {}
         self.last_left: M | None = None
         """The member whose queue emptied last."""
         self.times_left = 0
@@ -110,15 +114,21 @@ class Counters(Generic[M]):
         self._is_preferred_elsewhere = False
 
     def floor(self) -> float:
-        """Least rank of the members that wait here or elsewhere. If nobody waits: that of the member that left last."""
+        """Least rank of the members that wait here, asleep or not, or elsewhere. If nobody waits: that of the member
+        that left last."""
         least, elsewhere = self.least(), self.least_elsewhere
+        is_preferred = False
         if least is not None and (elsewhere is None or self.rank(least) <= elsewhere):
             floor, is_preferred = self.rank(least), least.preferred
         elif elsewhere is not None:
             floor, is_preferred = elsewhere, self._is_preferred_elsewhere
+        elif self.last_left is not None:
+            floor = self.rank(self.last_left)
         else:
-            return self.rank(self.last_left) if self.last_left is not None else 0.0
-        return max(floor, self._floor) if is_preferred else floor
+            floor = 0.0
+        if is_preferred:
+            floor = max(floor, self._floor)
+        return min([floor, *[self.rank(member) for member in self._asleep]]) if self._asleep else floor
 
     def wait_elsewhere(self, rank: float | None, *, is_preferred: bool = False) -> None:
         """The next member that waits at another gateway has this rank; None: none is known."""
@@ -161,7 +171,7 @@ class Counters(Generic[M]):
         """One more request of this member waits."""
         if not member.queued:
             if self._lifts:
-                member.is_sole = not self._waiting
+                member.is_sole = not self._waiting and not self._asleep
                 self._lift(member)
             if self._quantum:
                 self._turn += 1
@@ -178,6 +188,23 @@ class Counters(Generic[M]):
             member.turn = self._turn
         member.running += 1
         self._leave_one(member)
+
+    def sleep(self, member: M) -> None:
+        """Nothing of this waiting member may go for now, so it is not next. It keeps its counter, and is not raised
+        when it wakes: it has waited all the time.
+        """
+        member.is_asleep = True
+        self._asleep[member] = None
+        member.entry = None
+        self._waiting -= 1
+
+    def wake(self, member: M) -> None:
+        """Something of it may go again."""
+        if member.is_asleep:
+            member.is_asleep = False
+            del self._asleep[member]
+            self._waiting += 1
+            self._enter(member)
 
     def withdrawn(self, member: M) -> None:
         """One of its waiting requests left without service."""
@@ -260,7 +287,11 @@ class Counters(Generic[M]):
     def _leave_one(self, member: M) -> None:
         member.queued -= 1
         if not member.queued:
-            self._waiting -= 1
+            if member.is_asleep:
+                member.is_asleep = False
+                del self._asleep[member]
+            else:
+                self._waiting -= 1
             member.entry = None
             self.last_left = member
             self.times_left += 1

@@ -116,6 +116,9 @@ class Room:
     def reserve(self, blocked: Blocked) -> str | None:
         return None
 
+    def may_begin(self, request: Request) -> bool:
+        return True
+
     def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         return head
 

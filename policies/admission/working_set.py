@@ -1,0 +1,285 @@
+"""Which starts wait, because the interactions under way fill the KV cache?
+
+Agents spend much of their time in tools. Meanwhile their contexts lie idle in the prefix cache, and are needed again in
+seconds. If more interactions are open than the cache can hold, each call that returns finds its context evicted and
+computes all of it anew. So an interaction is admitted as a whole: its start waits until there is room for it.
+
+K is the number of KV tokens of the pool, R its prefill rate. The working set is the sum of the contexts that count:
+
+    - an interaction counts with its context (prompt and answer of its last call) while a call of it is under way, and
+      for K / R seconds after that: as long as the whole cache takes to compute. Holding an idle context pays if, and
+      only if, its next call comes within that time (the five-minute rule, Gray and Putzolu 1987);
+    - a start is expected to take the larger of its prompt and what calls of its app usually have.
+
+A start waits if the set with its context would exceed K. It does not wait if nothing counts, if its tenant stays within
+its part of K by weight, or if its tenant has received less service than the most served one by more than the window of
+the order and fits into K alone. The order says who goes next, the set only whether. A call inside an interaction that
+counts never waits for the set.
+
+If the set exceeds K by a tenth, because contexts grew, interactions are parked: the newest idle one of the tenant that
+holds most for its weight no longer counts, and its next call waits like a start, once.
+
+As long as K or R is not known, nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from math import inf
+from typing import Final
+
+from policies.app_needs import AppNeeds
+from policies.capacity.fair_shares import FairShares
+from policies.capacity.ledger import BackendLedger
+from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens
+
+__all__ = ["Context", "WorkingSet"]
+
+MEASURED_EVERY_S: Final = 0.5
+"""How often K and R are read, and whether the set has outgrown K."""
+OVER: Final = 1.1
+"""Contexts are parked above this multiple of K. What was expected of a start is a mean, so the set varies about K."""
+RATE: Final = 0.1
+"""Weight of one start in the mean time between two of a tenant."""
+
+
+class Context:
+    """What one interaction, or one request that belongs to none, holds of the KV cache."""
+
+    __slots__ = ("began_s", "calls", "idle_s", "is_parked", "key", "tenant", "tokens")
+
+    def __init__(self, key: Interaction | str, tenant: str, now: float) -> None:
+        self.key = key
+        self.tenant = tenant
+        self.tokens = 0.0
+        """What it counts with; 0: it does not count."""
+        self.calls = 0
+        """Those under way."""
+        self.began_s = now
+        self.idle_s = now
+        """Since when no call is under way."""
+        self.is_parked = False
+
+
+class _Tenant:
+    """The contexts of one tenant that count, and its starts that wait."""
+
+    __slots__ = ("contexts", "interval_s", "let_in_s", "tokens", "waiting")
+
+    def __init__(self) -> None:
+        self.tokens = 0.0
+        self.contexts = 0
+        self.waiting = 0
+        self.let_in_s = -inf
+        """When one of its starts was let in last."""
+        self.interval_s = 0.0
+        """Between two of its starts, while more of them wait."""
+
+
+class WorkingSet:
+    """The contexts of the interactions that are under way in one pool."""
+
+    def __init__(self, shares: FairShares, needs: AppNeeds) -> None:
+        self.capacity_tokens = 0.0
+        """K."""
+        self.hold_s = 0.0
+        """K / R: how long an idle context counts; 0: K or R is not known, so nothing waits."""
+        self.tokens = 0.0
+        """Sum of the contexts that count."""
+        self.is_ahead: Callable[[str], bool] | None = None
+        """Has this tenant received more than one that waits for the set, by more than the window of the order? None:
+        the order does not hold starts."""
+        self._shares: Final = shares
+        self.needs = needs
+        """What the calls of each app usually have."""
+        self._tenants: dict[str, _Tenant] = {}
+        self._contexts: dict[Interaction | str, Context] = {}
+        self._idle: OrderedDict[Context, None] = OrderedDict()
+        """Contexts that count though no call is under way, the longest idle first."""
+        self._parked: OrderedDict[Context, None] = OrderedDict()
+        self._measured_s = -inf
+
+    def __len__(self) -> int:
+        """Contexts that count."""
+        return len(self._contexts) - len(self._parked)
+
+    def __repr__(self) -> str:
+        return f"<WorkingSet: {self.tokens:.0f} of {self.capacity_tokens:.0f} tokens in {len(self)} contexts>"
+
+    # --- questions ---
+
+    def has_room(self, request: Request) -> bool:
+        """May this request start, as far as the set is concerned?"""
+        if not self.hold_s or request.progress.context is not None or self.is_ahead is None:
+            return True
+        expected = self._expected_tokens(request)
+        if not self.tokens or self.tokens + expected <= self.capacity_tokens:
+            return True
+        own = self._tenants.get(request.flow.tenant)
+        with_it = expected + (own.tokens if own is not None else 0.0)
+        return with_it <= self.capacity_tokens * self._shares.part(request) and not self.is_ahead(request.flow.tenant)
+
+    def wait_s(self, request: Request) -> float:
+        """How long will a start that arrives now wait for the set? 0: not at all, or that is not known."""
+        own = self._tenants.get(request.flow.tenant)
+        if own is None or not own.waiting or self.has_room(request):
+            return 0.0
+        return own.interval_s * (own.waiting + 1)
+
+    def tenants(self) -> dict[str, float]:
+        """Tokens that count, by tenant."""
+        return {name: own.tokens for name, own in self._tenants.items() if own.contexts}
+
+    def expires_s(self) -> float:
+        """When does an idle context count no more through time alone? inf: none is idle."""
+        return next(iter(self._idle)).idle_s + self.hold_s if self._idle and self.hold_s else inf
+
+    # --- events ---
+
+    def queued(self, request: Request, now: float) -> None:
+        """The request waits for its turn. A call inside an interaction that counts is under way from now on."""
+        progress = request.progress
+        if progress.context is not None:
+            return
+        if progress.inside:
+            context = self._contexts.get(progress.interaction) if progress.interaction is not None else None
+            progress.parked = context is not None and context.is_parked
+            if not progress.parked:
+                self._count(request, now)
+                return
+        self._tenant(request.flow.tenant).waiting += 1
+
+    def dispatched(self, request: Request, now: float) -> None:
+        """An engine has it: a start counts from now on."""
+        if request.progress.context is not None:
+            return
+        own = self._tenant(request.flow.tenant)
+        own.waiting -= 1
+        if own.waiting and own.let_in_s > request.arrived_s:
+            passed_s = now - own.let_in_s
+            own.interval_s += (RATE if own.interval_s else 1.0) * (passed_s - own.interval_s)
+        own.let_in_s = now
+        self._count(request, now)
+
+    def left(self, request: Request, service: ServiceTokens, now: float) -> None:
+        """The request ended, or left the queue. Its interaction counts for `hold_s` more, unless it is over."""
+        progress = request.progress
+        context, progress.context = progress.context, None
+        if context is None:
+            self._tenant(request.flow.tenant).waiting -= 1
+            self._forget_unused(request.flow.tenant)
+            return
+        context.calls -= 1
+        if service.prompt:
+            self._resize(context, float(service.prompt + service.output))
+        if context.calls:
+            return
+        interaction = progress.interaction
+        if interaction is None or interaction.over or not interaction.tokens:
+            self._forget(context)
+        else:
+            context.idle_s = now
+            self._idle[context] = None
+
+    def expire(self, now: float) -> None:
+        """Time has passed: contexts that have been idle for `hold_s` count no more. O(1) on average."""
+        while self._idle and now >= (context := next(iter(self._idle))).idle_s + self.hold_s:
+            self._forget(context)
+        while self._parked and now >= (context := next(iter(self._parked))).idle_s + self.hold_s:
+            self._forget(context)
+
+    def measure(self, engines: Iterable[BackendLedger], now: float) -> None:
+        """Read K and R of these engines, and park what the set has grown beyond K. Does so every `MEASURED_EVERY_S`."""
+        if now < self._measured_s + MEASURED_EVERY_S:
+            return
+        self._measured_s = now
+        capacity_tokens = tokens_per_s = 0.0
+        is_known = False
+        for engine in engines:
+            if engine.healthy:
+                tokens, rate = engine.cache_tokens(), engine.prefill_rate.tokens_per_s()
+                is_known = tokens is not None and rate is not None
+                if tokens is None or rate is None:
+                    break
+                capacity_tokens += tokens
+                tokens_per_s += rate
+        self.capacity_tokens = capacity_tokens
+        self.hold_s = capacity_tokens / tokens_per_s if is_known else 0.0
+        if self.hold_s:
+            self._park(OVER * capacity_tokens)
+
+    # --- the table ---
+
+    def _expected_tokens(self, request: Request) -> float:
+        if request.claim is NO_CLAIM:
+            return float(request.prompt_tokens)
+        return max(float(request.prompt_tokens), self.needs.context_tokens(request.flow.tenant, request.flow.app))
+
+    def _count(self, request: Request, now: float) -> None:
+        """A call is under way."""
+        progress, flow = request.progress, request.flow
+        expected = self._expected_tokens(request)
+        key = progress.interaction if progress.interaction is not None else request.id
+        context = self._contexts.get(key)
+        if context is None:
+            context = self._contexts[key] = Context(key, flow.tenant, now)
+        elif context.is_parked:
+            context.is_parked = False
+            del self._parked[context]
+        else:
+            self._idle.pop(context, None)
+        progress.context, progress.parked = context, False
+        context.calls += 1
+        self._resize(context, max(context.tokens, expected))
+        if request.claim is not NO_CLAIM:
+            self.needs.called(flow.tenant, flow.app, request.prompt_tokens)
+
+    def _resize(self, context: Context, tokens: float) -> None:
+        own = self._tenant(context.tenant)
+        own.contexts += (tokens > 0) - (context.tokens > 0)
+        own.tokens += tokens - context.tokens
+        self.tokens += tokens - context.tokens
+        context.tokens = tokens
+        if not self._tenants_count():
+            self.tokens = 0.0  # no rest of rounding
+        self._forget_unused(context.tenant)
+
+    def _forget(self, context: Context) -> None:
+        self._idle.pop(context, None)
+        self._parked.pop(context, None)
+        del self._contexts[context.key]
+        self._resize(context, 0.0)
+
+    def _park(self, most_tokens: float) -> None:
+        """Park idle interactions until the set is within this, the newest first of the tenant that holds most."""
+        if self.tokens <= most_tokens:
+            return
+        idle: dict[str, list[Context]] = {}
+        for context in self._idle:
+            idle.setdefault(context.tenant, []).append(context)
+        for own in idle.values():
+            own.sort(key=lambda context: context.began_s)
+        while idle and self.tokens > most_tokens:
+            most = max(idle, key=lambda name: self._tenants[name].tokens / self._shares.weight_of(name))
+            context = idle[most].pop()
+            if not idle[most]:
+                del idle[most]
+            del self._idle[context]
+            self._resize(context, 0.0)
+            context.is_parked = True
+            self._parked[context] = None
+
+    def _tenant(self, name: str) -> _Tenant:
+        own = self._tenants.get(name)
+        if own is None:
+            own = self._tenants[name] = _Tenant()
+        return own
+
+    def _forget_unused(self, name: str) -> None:
+        own = self._tenants[name]
+        if not own.contexts and not own.waiting:
+            del self._tenants[name]
+
+    def _tenants_count(self) -> bool:
+        return len(self._contexts) > len(self._parked)
