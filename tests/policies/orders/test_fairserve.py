@@ -254,6 +254,19 @@ def test_limits_refuse_under_every_placement(placement: str) -> None:
     assert refused == 180
 
 
+def test_without_a_limit_nothing_is_counted_and_with_one_all_queues_count_together() -> None:
+    free = FairServe()
+    for number in range(3):
+        free.push(make_request("a", user=f"u{number}"), 0.0)
+    assert (free.throttle, free.counts) == (None, {})
+    assert free.refusal(make_request("a"), 0.0, Pressure(True, "full", 60.0)) is None
+    limited = FairServe(FairServeParams(throttle=ThrottleSettings(user=Ceilings(starts=1))))
+    assert limited.beside("one").counts is limited.counts != {}
+    limited.resume(free)
+    free.resume(limited)
+    assert free.counts == {}
+
+
 class Full:
     """Two engines, neither of which has room."""
 
