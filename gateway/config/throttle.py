@@ -57,8 +57,8 @@ class CeilingsConfig(Section):
     """What one of them may have within the window while a pool is overloaded: numbers, or auto."""
 
     starts: CeilingConfig = "auto"
-    """Interactions begun. auto, here and below, sets no number: starts wait for the working set instead of being refused
-    (docs/working-sets.md)."""
+    """Interactions begun. auto, here and below, sets no number: starts wait for the working set instead of being
+    refused (docs/working-sets.md)."""
     requests: CeilingConfig = Field(default="auto", validate_default=True)
     """Calls, those inside interactions included. At least `starts`."""
     tokens: CeilingConfig = "auto"
