@@ -20,13 +20,15 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings
 from policies.interactions import Interactions, InteractionSettings
+from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.contract import Selection
 from policies.request import CALM, Claim, Flow, Pressure, Request, ServiceTokens
 
 ROUNDS = 5
 BATCH = 100
 LIMIT_US = 15.0
-OVERLOADED = Pressure(True, "benchmark", 5.0, wait_s=60.0, under_way=1 << 30)
+OVERLOADED = Pressure(True, "benchmark", 5.0)
+LIMITED = Ceilings(starts=20, requests=600, tokens=4_000_000)
 TENANTS = 100
 APPS = ("chat", "agent", "search", "code")
 ANSWER = ServiceTokens(800, 150)
@@ -41,7 +43,9 @@ class Books:
         self.open = interactions
         self.serial = count()
         self.now = 1000.0
-        self.policy = named_policy("fairserve", flows_max=2 * users)
+        self.policy = named_policy(
+            "fairserve", flows_max=2 * users, throttle=ThrottleSettings(user=LIMITED, app_user=LIMITED)
+        )
         # Silence does not end them here: the books stay as full as they are.
         self.table = Interactions(InteractionSettings(idle_s=1e6, open_max=2 * interactions))
         before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

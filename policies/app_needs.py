@@ -9,19 +9,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final, Literal
 
-from policies.limits.ceilings import Auto, Percentile
 from policies.plain_data import rows
 from policies.request import Caps, Interaction
 
-__all__ = ["APPS_MAX", "CALLS", "IDLE_S_MAX", "IDLE_S_MIN", "PACE_S_MAX", "AppNeeds", "Cap"]
+__all__ = ["APPS_MAX", "IDLE_S_MAX", "IDLE_S_MIN", "PACE_S_MAX", "AppNeeds", "Cap", "Percentile"]
 
 Cap = float | Literal["auto"]
 
-CALLS: Final = Auto(floor=100, percentile=0.95, factor=4)
-TOKENS: Final = Auto(floor=5_000_000, percentile=0.95, factor=4)
-LIFETIME_S: Final = Auto(floor=21_600, percentile=0.95, factor=4)
+USUAL: Final = 0.95
+CAP_FACTOR: Final = 4.0
+"""A learned cap is so many times what this part of an app's interactions needs at the most."""
+CALLS_MIN: Final = 100.0
+TOKENS_MIN: Final = 5_000_000.0
+LIFETIME_S_MIN: Final = 21_600.0
+"""A learned cap is at least that."""
 LEARNED_MAX: Final = 4.0
-"""A learned cap is at most this many times its floor, whatever its app seems to need."""
+"""A learned cap is at most this many times its least, whatever its app seems to need."""
 IDLE_S_MIN: Final = 300.0
 IDLE_S_MAX: Final = 3600.0
 IDLE_FACTOR: Final = 2.0
@@ -41,15 +44,41 @@ PACE_S_AGENTS_MEDIAN: Final = 5.0
 APPS_MAX: Final = 4096
 
 
+class Percentile:
+    """A running estimate of one percentile: the value below which a fraction `part` of all values lies. O(1), no
+    memory.
+
+    Each value moves the estimate by a small part of itself: up by p or down by 1 - p (stochastic approximation). The
+    first values move it by more. No single value can move it far, however large it is.
+    """
+
+    __slots__ = ("part", "seen", "value")
+
+    RATE = 0.05
+
+    def __init__(self, part: float, value: float = 0.0, seen: int = 0) -> None:
+        self.part = part
+        self.value = value
+        self.seen = seen
+
+    def learn(self, value: float) -> None:
+        self.seen += 1
+        if self.seen == 1:
+            self.value = value
+            return
+        step = max(self.RATE, 1.0 / self.seen) * max(self.value, 1.0)
+        self.value = max(0.0, self.value + step * (self.part if value > self.value else self.part - 1.0))
+
+
 class _Needs:
     """What was seen of one app."""
 
     __slots__ = ("calls", "caps", "context_tokens", "lifetime_s", "longest_s", "pauses", "reply_s", "tokens")
 
     def __init__(self) -> None:
-        self.calls = Percentile(CALLS.percentile)
-        self.tokens = Percentile(TOKENS.percentile)
-        self.lifetime_s = Percentile(LIFETIME_S.percentile)
+        self.calls = Percentile(USUAL)
+        self.tokens = Percentile(USUAL)
+        self.lifetime_s = Percentile(USUAL)
         self.context_tokens = 0.0
         """Mean prompt of a call; 0: none was seen."""
         self.pauses = 0
@@ -88,9 +117,9 @@ class AppNeeds:
         needs = self._apps.get((tenant, app), self._unknown)
         if needs.caps is None:
             needs.caps = (
-                _cap(self._calls_max, CALLS, needs.calls),
-                _cap(self._tokens_max, TOKENS, needs.tokens),
-                _cap(self._lifetime_s_max, LIFETIME_S, needs.lifetime_s),
+                _cap(self._calls_max, CALLS_MIN, needs.calls),
+                _cap(self._tokens_max, TOKENS_MIN, needs.tokens),
+                _cap(self._lifetime_s_max, LIFETIME_S_MIN, needs.lifetime_s),
             )
         return needs.caps
 
@@ -189,15 +218,15 @@ def _read(learned: object) -> OrderedDict[tuple[str, str], _Needs]:
     kinds = (str, str, float, float, float, int, int, float, float, int)
     for tenant, app, calls, tokens, lifetime_s, seen, pauses, longest_s, reply_s, replies in rows(learned, kinds):
         own = apps[(tenant, app)] = _Needs()
-        own.calls = Percentile(CALLS.percentile, calls, seen)
-        own.tokens = Percentile(TOKENS.percentile, tokens, seen)
-        own.lifetime_s = Percentile(LIFETIME_S.percentile, lifetime_s, seen)
+        own.calls = Percentile(USUAL, calls, seen)
+        own.tokens = Percentile(USUAL, tokens, seen)
+        own.lifetime_s = Percentile(USUAL, lifetime_s, seen)
         own.pauses, own.longest_s = pauses, longest_s
         own.reply_s = Percentile(0.5, reply_s, replies)
     return apps
 
 
-def _cap(setting: Cap, auto: Auto, learned: Percentile) -> float:
+def _cap(setting: Cap, least: float, learned: Percentile) -> float:
     if setting != "auto":
         return setting
-    return min(auto.of(learned), LEARNED_MAX * auto.floor)
+    return min(max(least, CAP_FACTOR * learned.value), LEARNED_MAX * least)

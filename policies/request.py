@@ -376,11 +376,6 @@ class Pressure(NamedTuple):
     reason: str
     drain_s: float
     """How long the waiting requests take at the measured rate of dispatch."""
-    wait_s: float | None = None
-    """How long the waiting requests of the tenant that asks take, at the rate at which they are dispatched; None: that
-    is not known."""
-    under_way: int = 0
-    """Requests of other tenants than the one that asks, that wait or run."""
 
 
 CALM: Final = Pressure(False, "", 1.0)

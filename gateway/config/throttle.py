@@ -10,13 +10,13 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from gateway.config.fields import fault
 from gateway.config.section import Section
 from policies.capacity.overload import OverloadSettings
-from policies.limits.ceilings import Ceiling, Ceilings, ThrottleSettings
 from policies.limits.quotas import Quota
+from policies.limits.sliding_counts import MEASURES
+from policies.limits.throttle import Ceilings, ThrottleSettings
 
 __all__ = ["CeilingsConfig", "OverloadConfig", "QuotaConfig", "ThrottleConfig"]
 
 COUNT_MAX = 10**12
-MEASURES = ("starts", "requests", "tokens")
 _OVERLOAD = OverloadSettings()
 _THROTTLE = ThrottleSettings()
 
@@ -43,21 +43,22 @@ class OverloadConfig(Section):
 
 
 def _checked_ceiling(value: Any) -> Any:
-    if value in ("auto", "off") or (type(value) is int and 1 <= value <= COUNT_MAX):
+    if value == "auto" or (type(value) is int and 1 <= value <= COUNT_MAX):
         return value
-    raise fault("should be a whole number from 1, auto (learned from what is usual) or off")
+    raise fault("should be a whole number from 1, or auto (no number: starts wait for the working set)")
 
 
 CeilingConfig = Annotated[
-    Annotated[int, Field(ge=1, le=COUNT_MAX)] | Literal["auto", "off"], BeforeValidator(_checked_ceiling)
+    Annotated[int, Field(ge=1, le=COUNT_MAX)] | Literal["auto"], BeforeValidator(_checked_ceiling)
 ]
 
 
 class CeilingsConfig(Section):
-    """What one of them may have within the window while a pool is overloaded: a number, auto (learned) or off."""
+    """What one of them may have within the window while a pool is overloaded: numbers, or auto."""
 
     starts: CeilingConfig = "auto"
-    """Interactions begun."""
+    """Interactions begun. auto, here and below, sets no number: starts wait for the working set instead of being
+    refused (docs/working-sets.md)."""
     requests: CeilingConfig = Field(default="auto", validate_default=True)
     """Calls, those inside interactions included. At least `starts`."""
     tokens: CeilingConfig = "auto"
@@ -71,15 +72,10 @@ class CeilingsConfig(Section):
             raise fault(f"{requests} is less than starts ({starts}), each of which is a request")
         return requests
 
-    def ceilings(self, automatic: Ceilings) -> Ceilings:
-        """With what auto means for this population."""
-        return Ceilings(*(_ceiling(getattr(self, name), getattr(automatic, name)) for name in MEASURES))
-
-
-def _ceiling(written: int | str, automatic: Ceiling) -> Ceiling:
-    if isinstance(written, int):
-        return written
-    return automatic if written == "auto" else None
+    def ceilings(self) -> Ceilings:
+        """The numbers of them."""
+        written = [getattr(self, name) for name in MEASURES]
+        return Ceilings(*(None if one == "auto" else one for one in written))
 
 
 class ThrottleConfig(Section):
@@ -87,9 +83,6 @@ class ThrottleConfig(Section):
 
     window_s: float = Field(default=_THROTTLE.window_s, ge=1, le=86_400)
     """The time over which is counted."""
-    patience_s: float = Field(default=_THROTTLE.patience_s, ge=0, le=3600)
-    """A limit that is learned (auto) refuses nobody whose tenant's waiting requests take less than this, at the rate at
-    which they are dispatched, and nobody whose tenant is alone. They wait."""
     user: CeilingsConfig = CeilingsConfig()
     """Each user of a tenant, over all apps."""
     app_user: CeilingsConfig = CeilingsConfig()
@@ -114,13 +107,7 @@ class ThrottleConfig(Section):
         return app
 
     def settings(self) -> ThrottleSettings:
-        return ThrottleSettings(
-            self.window_s,
-            self.patience_s,
-            self.user.ceilings(_THROTTLE.user),
-            self.app_user.ceilings(_THROTTLE.app_user),
-            self.app.ceilings(_THROTTLE.app),
-        )
+        return ThrottleSettings(self.window_s, self.user.ceilings(), self.app_user.ceilings(), self.app.ceilings())
 
 
 def _numbers(one: CeilingsConfig, other: CeilingsConfig | None) -> Iterator[tuple[str, int, int]]:

@@ -127,7 +127,7 @@ class Books:
     def dispatched(self, request: Request, backend: str, now: float) -> None:
         """The order has let it go to this engine. Its prompt is charged."""
         self._apply(DISPATCHED, request)
-        self.waiting.dispatched(request, now)
+        self.waiting.remove(request)
         self.waits.ended(request, now)
         self._expect(request)  # more is known than when it began to wait
         lease = self.leases[request.id] = Lease(request, backend, now)

@@ -192,7 +192,7 @@ class AdmissionEngine:
         """A request wants service. It is queued, refused at once, or waits for what other gateways say."""
         now = self._arrived_s = self._time(now)
         self.interactions.arrived(request, now)
-        pressure = self._observe(now, request) if self.queued or self.overload.active else CALM
+        pressure = self._observe(now) if self.queued or self.overload.active else CALM
         for ledger in self.backends.values():
             if ledger.healthy:
                 break
@@ -225,7 +225,7 @@ class AdmissionEngine:
         self.interactions.arrived(request, now)
         request.progress.deadline_s = since_s + self.limits.wait_s(request)
         self._waiting.add(request)
-        pressure = self._observe(now, request)
+        pressure = self._observe(now)
         refused = refused or self.policy.refusal(request, now, pressure) or self._too_late(request)
         if refused is not None:
             self.books.refused(request, now)
@@ -344,15 +344,10 @@ class AdmissionEngine:
         self._now = now
         return now
 
-    def _observe(self, now: float, request: Request | None = None) -> Pressure:
-        """How is the pool at this event, and how does the request feel it? Updates the state of overload."""
+    def _observe(self, now: float) -> Pressure:
+        """How is the pool at this event? Updates the state of overload."""
         blocked = self.blocked if self.queued else None
-        pressure = self._pressure(self.overload.observe(self.backends.values(), blocked, now))
-        if request is None or not pressure.overloaded:
-            return pressure
-        tenant = request.flow.tenant
-        others = self.queued + self.dispatched - self.books.tenants.under_way(tenant)
-        return pressure._replace(wait_s=self._waiting.wait_s(tenant, now), under_way=others)
+        return self._pressure(self.overload.observe(self.backends.values(), blocked, now))
 
     def _pressure(self, overloaded: Overloaded) -> Pressure:
         drain_s = min(DRAIN_S_MAX, max(1.0, self.queued * self._dispatch_interval_s))

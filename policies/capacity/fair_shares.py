@@ -135,11 +135,6 @@ class FairShares:
         own = self._tenants.get(tenant)
         return own is not None and own.queued > 0
 
-    def under_way(self, tenant: str) -> int:
-        """How many requests of this tenant are queued or dispatched here?"""
-        own = self._tenants.get(tenant)
-        return own.queued + own.running if own is not None else 0
-
     def is_below(self, request: Request) -> bool:
         """Does its tenant hold less of the dispatched KV tokens than its weight entitles it to?"""
         own, elsewhere = self._tenants[request.flow.tenant], self._elsewhere

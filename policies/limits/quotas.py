@@ -92,7 +92,7 @@ class Quotas:
         self.under_way[tenant] = self.under_way.get(tenant, 0) + 1
         self.minute.at(now)
         self.day.at(now)
-        counted = request.progress.counted = (self.minute.of(tenant, 1.0), self.day.of(tenant, 1.0))
+        counted = request.progress.counted = (self.minute.of(tenant), self.day.of(tenant))
         self._add(tenant, counted, 1, request.prompt_tokens)
 
     def ended(self, request: Request, tokens: int, now: float) -> None:
@@ -105,7 +105,7 @@ class Quotas:
         counted = self._left(request, now)
         more = tokens - request.prompt_tokens
         if more > 0:
-            counted = (self.minute.of(tenant, 1.0), self.day.of(tenant, 1.0))
+            counted = (self.minute.of(tenant), self.day.of(tenant))
         self._add(tenant, counted, 0, more)
 
     def withdrawn(self, request: Request, now: float) -> None:
@@ -137,9 +137,9 @@ class Quotas:
     def go_on(self, tenant: str, tokens_before: int, tokens: int, now: float) -> None:
         """What a tenant used on the day before and on this one, as it was written down by a gateway that has ended."""
         self.day.at(now)
-        count = self.day.of(tenant, 1.0)
+        count = self.day.of(tenant)
         if count.before is None:
-            count.before = Count(None, 1.0, count.period - 1)
+            count.before = Count(None, count.period - 1)
         count.before.tokens += tokens_before
         count.tokens += tokens
 

@@ -6,7 +6,7 @@ on. So a count costs O(1) time and memory. It is exact if the previous period wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 from policies.request import Limit
@@ -17,11 +17,10 @@ __all__ = ["MEASURES", "NO_COUNT", "Count", "SlidingCounts"]
 class Count:
     """What was counted for one member in one period, and in the previous one."""
 
-    __slots__ = ("before", "members", "period", "requests", "starts", "tokens", "told", "weight")
+    __slots__ = ("before", "members", "period", "requests", "starts", "tokens", "told")
 
-    def __init__(self, before: Count | None, weight: float, period: int = 0) -> None:
+    def __init__(self, before: Count | None, period: int = 0) -> None:
         self.starts = self.requests = self.tokens = self.members = 0
-        self.weight = weight
         self.period = period
         self.told: Any = None
         """What other gateways know of it. Written by the code that tells them."""
@@ -30,7 +29,7 @@ class Count:
             before.before = None
 
 
-NO_COUNT = Count(None, 1.0)
+NO_COUNT = Count(None)
 MEASURES = ("starts", "requests", "tokens")
 
 
@@ -75,18 +74,13 @@ class SlidingCounts:
             self._period = period
             self.ends_s = (period + 1) * self.window_s - self.epoch_s
 
-    def of(self, member: Hashable, weight: float, learn: Callable[[Count], None] | None = None) -> Count:
-        """A member's count in this period, to add to. On the first time, `learn` gets its count of the previous
-        period.
-        """
+    def of(self, member: Hashable) -> Count:
+        """A member's count in this period, to add to."""
         count = self._counts.get(member)
         if count is None:
             if len(self._counts) >= self._members_max:
                 self._forget_least()
-            before = self._before.get(member)
-            count = self._counts[member] = Count(before, weight, int(self._period))
-            if before is not None and learn is not None:
-                learn(before)
+            count = self._counts[member] = Count(self._before.get(member), int(self._period))
         return count
 
     def _forget_least(self) -> None:

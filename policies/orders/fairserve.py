@@ -4,7 +4,8 @@ The order is that of WSC (`orders.wsc`), and calls inside an open interaction ar
 counters are within `window_tokens` of the least one, those with such a call go first, and inside a tenant those of
 the users that are within `window_calls` normal calls. The window is the one within which cached prompts go first, so
 a window can be used once. What is received with it counts, so keeping interactions open does not raise anyone's fair
-share. Starts are refused as described in `policies.limits.throttle`.
+share. Starts beyond a configured limit are refused as described in `policies.limits.throttle`; without one, nothing is
+counted for it.
 
 Bound, with U of VTC between tenants and U' of WSC between flows: service over any interval in which two are backlogged
 differs by at most 2 (U + window). Proof sketch in docs/policies/fairserve.md.
@@ -14,8 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from policies.limits.ceilings import ThrottleSettings
-from policies.limits.throttle import Throttle
+from policies.limits.throttle import Throttle, ThrottleSettings
 from policies.orders.contract import Order
 from policies.orders.profiles import Profiles
 from policies.orders.wsc import Wsc, WscParams
@@ -48,36 +48,40 @@ class FairServe(Wsc):
         profiles: Profiles | None = None,
         throttle: Throttle | None = None,
     ) -> None:
-        """`profiles` and `throttle`: given where several queues learn what is usual together."""
+        """`profiles` and `throttle`: given where several queues learn and count together."""
         self._fairserve = params = params or FairServeParams()
         super().__init__(params, flows_max=flows_max, profiles=profiles)
-        self.throttle = throttle if throttle is not None else Throttle(params.throttle, members_max=flows_max)
-        self.learned = {"profiles": self.profiles, "throttle": self.throttle}
-        self.counts = self.throttle.counts
+        if throttle is None and not params.throttle.is_off:
+            throttle = Throttle(params.throttle, members_max=flows_max)
+        self.throttle = throttle
+        """None: there is no limit."""
+        self.counts = throttle.counts if throttle is not None else {}
 
     def beside(self, engine: str) -> FairServe:
         return FairServe(self._fairserve, flows_max=self._flows_max, profiles=self.profiles, throttle=self.throttle)
 
     def resume(self, before: Order) -> None:
         super().resume(before)
-        if isinstance(before, FairServe):
+        if isinstance(before, FairServe) and self.throttle is not None and before.throttle is not None:
             self.throttle.resume(before.throttle)
             self.counts = self.throttle.counts
 
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
-        return self.throttle.refusal(request, now, pressure)
+        return self.throttle.refusal(request, now, pressure) if self.throttle is not None else None
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
-        beyond = self.throttle.is_beyond(request, now) if front else self.throttle.count(request, now)
         is_inside = request.progress.inside and not request.progress.parked
+        beyond = False
+        if self.throttle is not None:
+            beyond = self.throttle.is_beyond(request, now) if front else self.throttle.count(request, now)
         # Requests beyond a limit are not cut inside an interaction, but are not preferred either.
         self.queue(request, front=front, is_preferred=is_inside and not beyond)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         super().charge(request, service, now, final=final)
-        if final:
+        if final and self.throttle is not None:
             self.throttle.settle(request, service, now)
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
         numbers = super().explain(flow, now)
-        return numbers | self.throttle.explain(flow, numbers.get("weight", 1.0), now)
+        return numbers | self.throttle.explain(flow, now) if self.throttle is not None else numbers

@@ -12,19 +12,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import chain
-from math import exp
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from policies.request import Request
 
 __all__ = ["BoundedQueue", "QueueLimits", "Waiting"]
-
-FADING_S: Final = 30.0
-"""The rate at which a tenant is dispatched is that of about so many seconds."""
-MEASURED_S_MIN: Final = 10.0
-"""A shorter time says nothing of a rate: what starts at first finds engines that were free."""
-ENOUGH: Final = 4
-"""Fewer requests that wait, or that were dispatched of late, say nothing of a wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +47,9 @@ class Waiting(NamedTuple):
 class _TenantQueue:
     """The waiting requests of one tenant, oldest first: starts, and calls inside an interaction."""
 
-    __slots__ = ("bytes", "counted_s", "dispatched", "inside", "since_s", "starts", "weight")
+    __slots__ = ("bytes", "inside", "starts", "weight")
 
-    def __init__(self, now: float) -> None:
-        self.since_s = self.counted_s = now
-        self.dispatched = 0.0
-        """Requests that were dispatched since it began to wait; older ones count less and less."""
+    def __init__(self) -> None:
         self.starts: OrderedDict[str, Request] = OrderedDict()
         self.inside: OrderedDict[str, Request] = OrderedDict()
         self.bytes = 0
@@ -71,18 +60,6 @@ class _TenantQueue:
 
     def of(self, request: Request) -> OrderedDict[str, Request]:
         return self.inside if request.progress.inside else self.starts
-
-    def count(self, now: float) -> None:
-        """One of them is dispatched."""
-        self.dispatched = self.dispatched * exp(min(0.0, self.counted_s - now) / FADING_S) + 1.0
-        self.counted_s = now
-
-    def wait_s(self, now: float) -> float | None:
-        """How long do all of them take, at the rate of late? None: that is not known."""
-        dispatched = self.dispatched * exp(min(0.0, self.counted_s - now) / FADING_S)
-        if now - self.since_s < MEASURED_S_MIN or dispatched < ENOUGH or len(self) < ENOUGH:
-            return None
-        return len(self) * FADING_S * (1.0 - exp((self.since_s - now) / FADING_S)) / dispatched
 
 
 class BoundedQueue:
@@ -134,7 +111,7 @@ class BoundedQueue:
         self.requests[request.id] = request
         tenant = self._tenants.get(request.flow.tenant)
         if tenant is None:
-            tenant = self._tenants[request.flow.tenant] = _TenantQueue(request.arrived_s)
+            tenant = self._tenants[request.flow.tenant] = _TenantQueue()
         queue = tenant.of(request)
         queue[request.id] = request
         if front:
@@ -164,16 +141,6 @@ class BoundedQueue:
                 tenant.weight = weight
                 for request in (*tenant.starts.values(), *tenant.inside.values()):
                     request.weight = weight
-
-    def dispatched(self, request: Request, now: float) -> None:
-        """This request leaves the queue for an engine."""
-        self._tenants[request.flow.tenant].count(now)
-        self.remove(request)
-
-    def wait_s(self, tenant: str, now: float) -> float | None:
-        """How long do a tenant's waiting requests take, at the rate of their dispatch? None: that is not known."""
-        own = self._tenants.get(tenant)
-        return own.wait_s(now) if own is not None else None
 
     def earliest_deadline_s(self) -> float:
         """When the first waiting request expires; infinite if none waits."""

@@ -82,7 +82,7 @@ class SharedCounts:
             _take(count, one[:3])
             if any(one[3:]):
                 if count.before is None:
-                    count.before = Count(None, count.weight, count.period - 1)
+                    count.before = Count(None, count.period - 1)
                 _take(count.before, one[3:])
         self._asked = []
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from policies.admission.engine import AdmissionEngine
-from policies.limits.ceilings import Ceilings, ThrottleSettings
+from policies.limits.throttle import Ceilings, ThrottleSettings
 from simulation.experiments.base import Experiment, Figure, Inputs, Outcome, Row, holds, shown
 from simulation.experiments.fairserve_study import (
     Study,
@@ -36,7 +36,7 @@ LIMIT = 10
 
 A little above what any benign user starts within one: the paper sets its limits by history, and does not print them.
 """
-LIMITED = ThrottleSettings(user=Ceilings(starts=LIMIT), app_user=Ceilings())
+LIMITED = ThrottleSettings(user=Ceilings(starts=LIMIT))
 RPM_LIMITS = (10, 30, 60)
 """Requests of a user within a minute: at 10 the engine has room, at 60 it has none."""
 

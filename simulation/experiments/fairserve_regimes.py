@@ -13,7 +13,6 @@ from statistics import mean
 
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.overload import OverloadSettings
-from policies.limits.ceilings import ThrottleSettings
 from simulation.experiments.base import Experiment, Figure, Inputs, Outcome, Row, shown
 from simulation.experiments.fairserve import LIMIT, LIMITED, POPULATION
 from simulation.experiments.fairserve_study import Study, ends_calls, percent, protects_interactions, study
@@ -37,10 +36,8 @@ VARIANTS: Mapping[str, Make] = {
     f"FairServe, limit {LIMIT}": partial(protects_interactions, throttle=LIMITED),
     "overload 0.7 / 0.5": partial(protects_interactions, throttle=LIMITED, overload=OverloadSettings(0.7, 0.5)),
     f"window {WINDOW_TOKENS:,.0f}": partial(protects_interactions, throttle=LIMITED, window_tokens=WINDOW_TOKENS),
-    "learned limits": protects_interactions,
-    "learned limits, patience 0": partial(protects_interactions, throttle=ThrottleSettings(patience_s=0.0)),
 }
-"""The last two have the limits that come with the gateway, the others a number as in the paper."""
+"""All with a number as in the paper."""
 
 
 def served(population: Population, name: str, engine: AdmissionEngine) -> Study:
@@ -129,19 +126,14 @@ NOTES = (
     "Few abusers: the workload of sections 5.1 to 5.4. Many abusers: 60 that ask for as much together, each for about "
     "half of the limit. No abusers: users who behave, and ask for 1.2 times as much as the engine can do. Starts give "
     "up after 120 s; under VTC calls inside do so, too.",
-    "Where nobody is beyond a limit, nobody is throttled: whether overload begins earlier or patience is shorter "
-    "changes next to nothing. There more users are delayed under FairServe than under VTC, because whatever is begun "
+    "Where nobody is beyond a limit, nobody is throttled: whether overload begins earlier changes next to nothing. "
+    "There more users are delayed under FairServe than under VTC, because whatever is begun "
     "is served: VTC gives up 42 and 17 interactions in the middle, FairServe none, and lets calls inside go first. "
     "What these take, starts wait for. A longer lead moves more of the wait from calls inside to starts.",
-    "Learned limits, as they come with the gateway, let a user start at least 20 interactions a minute, and refuse "
-    "only whom waiting would not serve. So three abusers keep the KV cache full, and more users wait for longer than "
-    "a second than under VTC, whatever patience is. Whoever has users that flood and wants to spare the others that "
-    "second sets a number.",
     "The threshold: down to 0.85 the seeds differ by more than the thresholds do. 0.7 / 0.5 spares a fifth of the "
     "delayed users for 1.2 % of the tokens, and then less is served than under VTC; 0.5 / 0.3 spares three fifths of "
     "them for 3.5 %. No lower threshold is better in both, and none helps the other two regimes. So the default stays "
-    "0.95 / 0.85: the highest throughput. With limits that are numbers, 0.5 / 0.3 is what to set where waits matter "
-    "more.",
+    "0.95 / 0.85: the highest throughput. 0.5 / 0.3 is what to set where waits matter more.",
 )
 
 FAIRSERVE_REGIMES = Experiment(

@@ -258,7 +258,7 @@ apps:
 tenants: [{{name: t, quota: {{concurrent: 0}}}}]
 state_file: ''
 """
-CEILING = "should be a whole number from 1, auto (learned from what is usual) or off"
+CEILING = "should be a whole number from 1, or auto (no number: starts wait for the working set)"
 IDLE = "should be a number above 0, up to 86400, or auto (learned from the pauses of the app)"
 CAP = "should be a whole number from 1, or auto (several times what the app is seen to need)"
 

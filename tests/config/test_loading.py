@@ -20,8 +20,8 @@ from gateway.config.load import ConfigError, Fault, Given, config_for_backends, 
 from gateway.config.model import Config, hash_key, json_schema, new_key
 from policies.capacity.overload import OverloadSettings
 from policies.interactions import InteractionSettings
-from policies.limits.ceilings import Ceilings, ThrottleSettings
 from policies.limits.quotas import Quota
+from policies.limits.throttle import Ceilings, ThrottleSettings
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ["config.example.yaml", "deploy/config.compose.yaml"]
@@ -274,16 +274,14 @@ def test_what_is_written_of_limits_is_what_the_policy_gets(tmp_path: Path) -> No
 open_access: true
 pools: [{name: p, backends: [{url: 'sim:'}]}]
 overload: {enter: 0.9, leave: 0.5, dwell_s: 0}
-throttle: {window_s: 30, user: {starts: 5, requests: off, tokens: auto}}
+throttle: {window_s: 30, user: {starts: 5, tokens: auto}}
 interactions: {calls_max: 7, trace: traceparent}
 apps: [{name: chat, normal_service: 100}, {name: batch, normal_service: [5, 2.5], interactions: {content: false}}]
 quota: {concurrent: 3}
 """,
     )
     assert config.policy.name == "fairserve"
-    throttle, default = config.throttle.settings(), ThrottleSettings()
-    assert (throttle.window_s, throttle.user) == (30, Ceilings(5, None, default.user.tokens))
-    assert (throttle.app_user, throttle.app) == (default.app_user, default.app)
+    assert config.throttle.settings() == ThrottleSettings(30, user=Ceilings(starts=5))
     assert config.overload.settings() == OverloadSettings(0.9, 0.5, 0)
     assert config.interactions.settings() == InteractionSettings(calls_max=7)
     assert (config.apps[0].normal_service, config.apps[0].interactions) == ((100.0,), None)

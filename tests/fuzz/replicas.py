@@ -38,6 +38,7 @@ from policies.admission.memory import snapshot
 from policies.admission.named import named_policy
 from policies.interactions import Interactions
 from policies.limits.quotas import Quota, Quotas
+from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
 from policies.replicas.exchange import Exchange
 from policies.replicas.messages import Heard, could_be_told, is_answer
@@ -60,9 +61,10 @@ class Gateway:
     """One whose engine runs a request and has another in its queue, so that there is something to tell."""
 
     def __init__(self, policy: str = "fairserve") -> None:
+        limits = {"throttle": ThrottleSettings(user=Ceilings(starts=5))} if policy == "fairserve" else {}
         self.quotas, self.interactions = Quotas(Quota(requests_per_minute=5)), Interactions()
         self.engine = AdmissionEngine(
-            named_policy(policy), limits=LIMITS, quotas=self.quotas, interactions=self.interactions
+            named_policy(policy, **limits), limits=LIMITS, quotas=self.quotas, interactions=self.interactions
         )
         self.engine.add_backend("b", max_num_seqs=1)
 

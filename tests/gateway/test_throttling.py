@@ -22,7 +22,7 @@ SLOW = replace(SMALL, name="slow", num_gpu_blocks=769, base_s=8e-3)
 TINY = replace(SMALL, name="tiny", num_gpu_blocks=129, max_model_len=1024)
 """2,048 tokens of KV."""
 EAGER = {"enter": 0.5, "leave": 0.3, "dwell_s": 0}
-ONE_START = {"user": {"starts": 1, "requests": "off", "tokens": "off"}}
+ONE_START = {"user": {"starts": 1}}
 RESULT = {"role": "tool", "tool_call_id": "c", "content": "found"}
 
 
@@ -160,7 +160,7 @@ async def test_nobody_is_refused_without_overload_whatever_the_counts(start: Sta
 async def test_agents_finish_while_one_tenant_floods(start: Starter) -> None:
     config = {
         "overload": EAGER,
-        "throttle": {"user": {"starts": 5, "requests": "off", "tokens": "off"}},
+        "throttle": {"user": {"starts": 5}},
         "tenants": tenants("agent-1", "agent-2", "abuser"),
     }
     async with simulated(TINY) as sim, start(sim.url, **config) as live:

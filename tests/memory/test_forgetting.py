@@ -6,17 +6,16 @@ import pytest
 
 from policies.admission.named import named_policy
 from policies.interactions import Interactions, InteractionSettings
-from policies.limits.ceilings import Auto, Ceilings, ThrottleSettings
 from policies.limits.fullness import given_up
 from policies.limits.quotas import Quota, Quotas
-from policies.limits.throttle import Throttle
+from policies.limits.throttle import Ceilings, Throttle, ThrottleSettings
 from policies.placements.prefix_index import PrefixIndex
 from policies.queue.backlog import Backlog
 from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.request import Claim, Flow, Pressure, Refusal, Request, ServiceTokens, Witnesses
 
 SERVICE = ServiceTokens(100, 100)
-OVERLOADED = Pressure(True, "kv", 60.0, 60.0, 1000)
+OVERLOADED = Pressure(True, "kv", 60.0)
 
 
 def asked(tenant: str, user: str, prompt_tokens: int = 10, now: float = 0.0, **more: object) -> Request:
@@ -41,15 +40,6 @@ def test_inventing_users_frees_no_user_of_a_limit(heavy: str) -> None:
     assert throttle.refusal(other, 1.0, OVERLOADED) is None
     assert throttle.refusal(flood, 62.0, OVERLOADED) is not None, "it fades as ever"
     assert throttle.refusal(flood, 181.0, OVERLOADED) is None
-
-
-def test_refused_tenants_are_remembered_no_longer_than_they_may_return() -> None:
-    throttle = Throttle(ThrottleSettings(user=Ceilings(starts=Auto(floor=1))))
-    for number in range(500):
-        request = asked(f"invented {number}", "u")
-        throttle.count(request, 10.0 * number)
-        assert throttle.refusal(request, 10.0 * number, OVERLOADED) is not None
-        assert len(throttle._returns) <= 5
 
 
 def test_inventing_tenants_frees_no_tenant_of_its_quota() -> None:

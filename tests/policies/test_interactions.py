@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import random
 from itertools import count
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.app_needs import Percentile
 from policies.interactions import Interactions, InteractionSettings
 from policies.request import Claim, Flow, Interaction, Key, Request, ServiceTokens
 from tests.policies.making import make_request
@@ -201,6 +203,17 @@ def test_what_an_app_needs_raises_its_caps_and_only_so_far() -> None:
         serve(table, call(f"huge{number}"), service=ServiceTokens(10**9, 0))
         serve(table, call(Claim(f"huge{number}", ends=True)))
     assert table.caps("a", "")[1] == 20_000_000
+
+
+def test_a_percentile_follows_and_no_single_value_moves_it_far() -> None:
+    rng = random.Random(5)
+    median = Percentile(0.5)
+    for _ in range(3000):
+        median.learn(rng.lognormvariate(3.0, 1.0))
+    assert 12 < median.value < 33  # e^3 is 20
+    before = median.value
+    median.learn(1e12)
+    assert median.value < 1.1 * before
 
 
 @pytest.mark.parametrize("wrong", [{"idle_s": 0}, {"calls_max": -1}, {"tokens_max": 0}, {"open_max": 0}])

@@ -2,9 +2,8 @@
 
 Three honest tenants and the one under test share an engine that any two of them overload. What is compared is the
 share of all service (weighted tokens, as received from the engine): a cheat may cost its tenant as much as it likes,
-and may gain 5 % at most. Most cheats are tried with everything as it comes: learned limits (all four tenants are beyond
-their floors and under overload most of the time), and caps that are learned too. Those aimed at the limits are also
-tried where the limits are numbers, and the honest tenant, too, is beyond them.
+and may gain 5 % at most. Most cheats are tried with everything as it comes: no limits, under overload most of the time,
+and caps that are learned. Those aimed at the limits are also tried with limits that the honest tenant, too, is beyond.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from backends.simulated.profiles import profile
 from policies.admission.engine import AdmissionEngine
 from policies.app_needs import CALLS
 from policies.interactions import Interactions, InteractionSettings
-from policies.limits.ceilings import Ceilings, ThrottleSettings
+from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.cost import CACHED_WEIGHT, Cost, LinearCost
 from policies.request import Claim, Flow, Witnesses
 from simulation.driver import simulate
@@ -193,13 +192,12 @@ class SharedPrefix(Caller):
         return replace(super().arrival(request_id, now), prefix=common)
 
 
-NOBODY = Ceilings()
 A_FEW = Ceilings(starts=60)
 PARAMS: dict[str, dict[str, Any]] = {
     "default": {},
     "weighed": {"weights": {"chat": 500.0, "report": 15_000.0}},
     # Every tenant of the mix starts more than that in a minute.
-    "limited": {"throttle": ThrottleSettings(user=A_FEW, app_user=NOBODY, app=A_FEW)},
+    "limited": {"throttle": ThrottleSettings(user=A_FEW, app=A_FEW)},
 }
 
 

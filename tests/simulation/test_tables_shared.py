@@ -18,8 +18,8 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.interactions import Interactions
-from policies.limits.ceilings import Ceilings, ThrottleSettings
 from policies.limits.quotas import Quota, Quotas
+from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.replicas.messages import Heard
 from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.schedule import DEADLINE_S, Schedule

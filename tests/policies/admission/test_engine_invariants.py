@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import CapacitySettings, Gauges
-from policies.limits.ceilings import Ceilings, ThrottleSettings
+from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.registry import POLICIES
 from policies.orders.vtc import CounterOrder
 from policies.request import NO_CLAIM, Claim, Refusal, Request, ServiceTokens, State

@@ -13,8 +13,8 @@ from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.overload import OverloadSettings
-from policies.limits.ceilings import Ceilings, ThrottleSettings
 from policies.limits.quotas import Quota, Quotas
+from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.registry import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Refusal, ServiceTokens

@@ -17,8 +17,8 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.overload import Overload, OverloadSettings
 from policies.interactions import Interactions, InteractionSettings
-from policies.limits.ceilings import Ceilings, ThrottleSettings
 from policies.limits.quotas import Quota, Quotas
+from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Refusal, Request, ServiceTokens
 from tests.policies.making import make_request

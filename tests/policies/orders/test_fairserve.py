@@ -16,7 +16,7 @@ from policies.admission.memory import restore, snapshot
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.limits.ceilings import Auto, Ceilings, ThrottleSettings
+from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.contract import Selection
 from policies.orders.fairserve import FairServe, FairServeParams
 from policies.orders.profiles import CLAMP, ENOUGH, NEUTRAL, Profiles, WscSettings
@@ -123,7 +123,7 @@ def test_fairserve_restores_all_or_nothing() -> None:
     parts = learned["policy"]
     assert isinstance(parts, dict)
     with pytest.raises(ValueError, match="missing"):
-        restore(fresh, {**learned, "policy": {**parts, "throttle": {}}})
+        restore(fresh, {**learned, "policy": {**parts, "profiles": {}}})
     assert snapshot(fresh) == snapshot(engine()) != learned
     restore(fresh, learned)
     assert snapshot(fresh) == learned
@@ -240,9 +240,9 @@ def test_a_returned_call_goes_back_to_the_head_of_those_inside() -> None:
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_limits_refuse_under_every_placement(placement: str) -> None:
-    limits = Ceilings(starts=Auto(floor=20))
+    limits = Ceilings(starts=20)
     policy = named_policy("fairserve", engines=2, placement=placement, throttle=ThrottleSettings(user=limits))
-    pressure = Pressure(True, "full", 60.0, wait_s=55.0, under_way=400)
+    pressure = Pressure(True, "full", 60.0)
     refused = 0
     for _ in range(200):
         request = make_request("flood")
@@ -252,6 +252,19 @@ def test_limits_refuse_under_every_placement(placement: str) -> None:
         policy.push(request, 0.0)
         policy.pop(0.0, Full())
     assert refused == 180
+
+
+def test_without_a_limit_nothing_is_counted_and_with_one_all_queues_count_together() -> None:
+    free = FairServe()
+    for number in range(3):
+        free.push(make_request("a", user=f"u{number}"), 0.0)
+    assert (free.throttle, free.counts) == (None, {})
+    assert free.refusal(make_request("a"), 0.0, Pressure(True, "full", 60.0)) is None
+    limited = FairServe(FairServeParams(throttle=ThrottleSettings(user=Ceilings(starts=1))))
+    assert limited.beside("one").counts is limited.counts != {}
+    limited.resume(free)
+    free.resume(limited)
+    assert free.counts == {}
 
 
 class Full:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.queue.bounds import ENOUGH, FADING_S, MEASURED_S_MIN, BoundedQueue, QueueLimits
+from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.request import Request
 from tests.policies.making import make_request
 
@@ -99,40 +99,6 @@ def test_requests_expire_in_order_of_their_deadlines(deadlines: list[int], remov
         room.remove(late)
         expired.append(late.progress.deadline_s)
     assert expired == sorted(request.progress.deadline_s for request in left if request.progress.deadline_s <= 10.0)
-
-
-# --- for how long ---
-
-
-def dispatching(rate: float, seconds: float, waiting: int) -> BoundedQueue:
-    """So many requests of a tenant wait after so long, in which it was dispatched at this rate."""
-    room = BoundedQueue(QueueLimits())
-    crowd = [make_request() for _ in range(waiting + round(rate * seconds))]
-    for request in crowd:
-        room.add(request)
-    for number, request in enumerate(crowd[waiting:]):
-        room.dispatched(request, (number + 1) / rate)
-    return room
-
-
-@pytest.mark.parametrize("rate", [0.5, 2.0, 50.0])
-@pytest.mark.parametrize("seconds", [MEASURED_S_MIN, 40.0, 400.0])
-def test_a_wait_follows_from_the_rate_at_which_the_tenant_is_dispatched(rate: float, seconds: float) -> None:
-    assert dispatching(rate, seconds, 100).wait_s("a", seconds) == pytest.approx(100 / rate, rel=0.15)
-
-
-def test_no_wait_is_known_before_enough_was_seen() -> None:
-    assert dispatching(50.0, 5.0, 100).wait_s("a", MEASURED_S_MIN - 0.01) is None, "for too short a time"
-    assert dispatching(1.0, ENOUGH - 1.0, 100).wait_s("a", MEASURED_S_MIN) is None, "too few dispatches"
-    assert dispatching(1.0, 40.0, ENOUGH - 1).wait_s("a", 40.0) is None, "too few that wait"
-    assert dispatching(1.0, 40.0, ENOUGH).wait_s("a", 40.0) is not None
-    assert dispatching(1.0, 40.0, ENOUGH).wait_s("b", 40.0) is None, "of a tenant of which nothing waits"
-
-
-def test_a_rate_is_not_known_for_long_after_the_last_dispatch() -> None:
-    room = dispatching(1.0, 100.0, 10)
-    waits = [room.wait_s("a", 100.0 + later) for later in (0.0, FADING_S, 10 * FADING_S, 1e6)]
-    assert [wait is None for wait in waits] == [False, False, True, True]
 
 
 def test_a_request_that_is_not_waiting_cannot_be_removed() -> None:

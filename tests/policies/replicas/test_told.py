@@ -34,7 +34,7 @@ def test_counts_that_cannot_be_told_to_other_gateways_are_bounded() -> None:
     shared = SharedCounts("users", counts, epoch_s=0.0)
     for number in range(100):
         counts.at(10.0 * number)
-        count = counts.of(number, 1.0)
+        count = counts.of(number)
         count.requests += 1
         counts.note_change(number, count)
     assert len(shared.tell(1000)) == 8
