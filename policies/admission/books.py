@@ -31,7 +31,6 @@ from policies.capacity.fair_shares import FairShares
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import OutputPredictor
-from policies.capacity.visits import Visits
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.queue.bounds import BoundedQueue, QueueLimits
@@ -59,7 +58,6 @@ class Books:
         self.leases: dict[str, Lease] = {}
         self.backends: dict[str, BackendLedger] = {}
         self.tenants = tenants
-        self.visits = Visits()
         self.working_set = WorkingSet(tenants, interactions.needs)
         self.policy = policy
         self.lengths = lengths
@@ -220,7 +218,6 @@ class Books:
 
     def _seen(self, request: Request, now: float) -> None:
         self.tenants.seen(request, now)
-        self.visits.came(request.flow.tenant, now)
 
     def _leave_order(self, request: Request, now: float) -> None:
         self.policy.remove(request, now)
@@ -230,7 +227,6 @@ class Books:
         lease = self.leases.pop(request.id)
         self.backends[lease.backend].remove(lease, now)
         self.tenants.ended(request, lease.held_tokens)
-        self.visits.stayed(request.flow.tenant, now - lease.dispatched_s)
         self.policy.charge(request, charged, now, final=True)
 
     def _count(self, request: Request, now: float) -> None:

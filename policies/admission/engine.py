@@ -83,7 +83,7 @@ class AdmissionEngine:
         self.books = Books(policy, self.limits, lengths, self.interactions, quotas, tenants)
         self.backends = self.books.backends
         self.working_set = self.books.working_set
-        self.room = PoolRoom(self.backends, self.books.tenants, self.books.visits, self.working_set)
+        self.room = PoolRoom(self.backends, self.books.tenants, self.working_set)
         self.go_by(policy)
         self.elsewhere: Elsewhere | None = None
         """None: this gateway is the only one that counts."""

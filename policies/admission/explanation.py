@@ -82,7 +82,7 @@ OF_OBSTACLE: Final = {
     Obstacle.SPREAD: (
         "starts are spread, so that those running do not all need their largest share of the KV cache at once"
     ),
-    Obstacle.WORKING_SET: "the contexts of the interactions under way fill the KV cache, and it would begin another one",
+    Obstacle.WORKING_SET: "interactions under way fill the KV cache, and it would begin another one",
     Obstacle.TURN: "a request that waits at another gateway has received less and goes first",
     Obstacle.ASKED: "other gateways are asked whether a limit that all of them count has room for it",
     Obstacle.RETURNED: "an engine had it, and gave it back or was not reached",

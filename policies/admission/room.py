@@ -12,8 +12,6 @@ from policies.admission.working_set import WorkingSet
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.capacity.pace import next_end_s
-from policies.capacity.visits import Visits
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.request import Request
 
@@ -93,16 +91,13 @@ class PoolRoom:
     that engine only, and a wake asks only the engines whose time has come.
     """
 
-    def __init__(
-        self, backends: Mapping[str, BackendLedger], tenants: FairShares, visits: Visits, working_set: WorkingSet
-    ) -> None:
+    def __init__(self, backends: Mapping[str, BackendLedger], tenants: FairShares, working_set: WorkingSet) -> None:
         self.rivals: Rivals | None = None
         """None: this gateway is the only one."""
         self.prefixes: PrefixIndex | None = None
         """What the engines are expected to have cached; None: nothing reads it."""
         self._backends: Final = backends
         self._tenants: Final = tenants
-        self._visits: Final = visits
         self._working_set: Final = working_set
         self._answers: dict[str, _Answer] = {}
         """By request."""
@@ -143,7 +138,6 @@ class PoolRoom:
         """Set the time. What is forgotten by now no longer decides, and engines whose time has come have changed."""
         self._now = now
         self._tenants.expire(now)
-        self._visits.expire(now)
         self._working_set.expire(now)
         while self._times and self._times[0][0] <= now:
             opens_s, engine = heappop(self._times)
@@ -266,15 +260,11 @@ class PoolRoom:
 
     def _obstacle(self, request: Request, ledger: BackendLedger, standing: _Standing) -> Obstacle | None:
         spare, absent, paced, now = standing.spare, standing.absent, standing.paced, self._now
-        taken = ledger.slots_taken + ledger.slots.taken_by(request.sequences)
-        due = self._due(ledger) if standing.keeps and ledger.slots.are_few(taken) else 0
-        obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced, due=due)
+        obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced)
         if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, ledger.name)):
-            at_home = self._is_at_home(request, ledger.name, cached_tokens)
             obstacle = ledger.obstacle(
-                request, spare=spare, absent=absent, now=now, paced=paced, due=due, cached_tokens=cached_tokens,
-                at_home=at_home,
-            )  # fmt: skip
+                request, spare=spare, absent=absent, now=now, paced=paced, cached_tokens=cached_tokens
+            )
         if obstacle is not None:
             ledger.held_back(request, obstacle)
             opens_s = ledger.opens_s(request, obstacle, now)
@@ -283,24 +273,10 @@ class PoolRoom:
                 heappush(self._times, (opens_s, ledger.name))
         return obstacle
 
-    def _due(self, ledger: BackendLedger) -> int:
-        """How many absent tenants may come before another slot of this engine becomes free?"""
-        return self._visits.due(
-            self._now, next_end_s(ledger.leases, ledger.pace), lambda tenant: not self._tenants.waits(tenant)
-        )
-
     def _cached_tokens(self, request: Request, engine: str) -> int:
         if self.prefixes is None:
             return 0
         return tokens_of_blocks(self.prefixes.depth(request.prefix, engine), request.prefix, request.prompt_tokens)
-
-    def _is_at_home(self, request: Request, engine: str, cached_tokens: int) -> bool:
-        """Has this engine most of its prompt, and no other one as much?"""
-        if self.prefixes is None or 2 * cached_tokens <= request.prompt_tokens:
-            return False
-        depths = self.prefixes.depths(request.prefix)
-        here = depths.pop(engine, 0)
-        return all([depth < here for depth in depths.values()])
 
     def may_begin(self, request: Request) -> bool:
         return self._working_set.has_room(request)
@@ -311,7 +287,7 @@ class PoolRoom:
 
 def _is_full(ledger: BackendLedger, *, keeps: bool) -> bool:
     """Is there no slot for any request? `keeps`: of those that leave the headroom free."""
-    return ledger.allowance is None and ledger.slots_taken >= ledger.slots.most(unkept=not keeps, due=0)
+    return ledger.allowance is None and ledger.slots_taken >= ledger.slots.most(ahead=not keeps)
 
 
 def _slot_wait_s(ledger: BackendLedger, request: Request) -> float:

@@ -130,11 +130,6 @@ class FairShares:
             return inf
         return next(iter(self._tenants.values())).seen_s + self._active_s
 
-    def waits(self, tenant: str) -> bool:
-        """Has this tenant something queued here?"""
-        own = self._tenants.get(tenant)
-        return own is not None and own.queued > 0
-
     def is_below(self, request: Request) -> bool:
         """Does its tenant hold less of the dispatched KV tokens than its weight entitles it to?"""
         own, elsewhere = self._tenants[request.flow.tenant], self._elsewhere

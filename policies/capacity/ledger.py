@@ -21,9 +21,9 @@ from policies.capacity.gauges import Allowance, CapacitySettings, Gauges, StepTr
 from policies.capacity.kv_cache import KvCache
 from policies.capacity.lease import Lease
 from policies.capacity.obstacle import Obstacle
-from policies.capacity.pace import Pace, PrefillWindow, UsualLoad, ending
+from policies.capacity.pace import Pace, PrefillWindow, UsualLoad
 from policies.capacity.prefill_rate import PrefillRate
-from policies.capacity.slots import MANY, Slots
+from policies.capacity.slots import Slots
 from policies.request import Request, ServiceTokens
 
 __all__ = ["BackendLedger"]
@@ -35,9 +35,6 @@ LOOK_AGAIN_S: Final = 0.01
 """Running requests make room in the KV cache as they age, and no event announces it."""
 SUSTAINED_S: Final = 0.25
 """Requests keep coming if the last one arrived within this time."""
-AT_HOME: Final = 2.0
-"""How much larger the prefill window is for a request of which only this engine has most in its cache. Any other engine
-would compute all of it, which holds up more requests there than the rest of it does here."""
 
 
 class BackendLedger:
@@ -59,7 +56,6 @@ class BackendLedger:
         self.slots = Slots(
             max_num_seqs,
             waiting_target=settings.waiting_target,
-            headroom=settings.headroom,
             most=settings.concurrency_max,
         )
         self.sequences = 0
@@ -105,19 +101,15 @@ class BackendLedger:
         absent: bool,
         now: float,
         paced: bool = False,
-        due: int = MANY,
         cached_tokens: int = 0,
-        at_home: bool = False,
     ) -> Obstacle | None:
         """What keeps this request from starting now? None: nothing.
 
         Args:
-            spare: its tenant is below its fair share, so it may use the headroom.
-            absent: some active tenant has nothing queued, so the headroom is kept for its next request.
+            spare: its tenant is below its fair share, so it may use the headroom and wait inside the engine.
+            absent: some active tenant has nothing queued. Its next request is to find headroom and no queue inside.
             paced: more of its tenant waits than can start soon, so starts are spread to keep the KV evenly full.
-            due: tenants that may come before another slot becomes free: no more slots than these are kept.
             cached_tokens: part of its prompt that the engine need not compute.
-            at_home: that is most of it, and no other engine has as much.
         """
         allowance = self.allowance
         if not self.healthy or now < self._closed_until_s or (allowance is not None and now > self.allowed_until_s):
@@ -127,11 +119,10 @@ class BackendLedger:
         if self._engine_queues(now):
             return Obstacle.WAITING
         keep = absent and not spare
-        prefill_limit = self.prefill.tokens * (1.5 if spare and absent else 1.0) * (AT_HOME if at_home else 1.0)
+        prefill_limit = self.prefill.tokens * (1.5 if spare and absent else 1.0)
         sequences, slots = self.sequences + request.sequences, self.slots.taken_by(request.sequences)
         if allowance is None:
-            most, taken = self.slots.most(unkept=not keep, due=due), self.slots_taken + slots
-            if taken > most and not (keep and not due and taken <= most + ending(self.leases, self.pace)):
+            if self.slots_taken + slots > self.slots.most(ahead=not keep):
                 return Obstacle.SLOTS
         elif sequences > allowance.sequences:
             return Obstacle.SLOTS
@@ -209,9 +200,9 @@ class BackendLedger:
             starting = self.starting.values() if self.has_gauges() else ()
             unseen = [lease.dispatched_s for lease in starting if not lease.request.streamed]
             return max(min(unseen) + self.pace.first_token_s, now + LOOK_AGAIN_S) if unseen else inf
-        if obstacle is Obstacle.SLOTS and self.slots_taken + self.slots.taken_by(request.sequences) > self.slots.count:
+        if obstacle is Obstacle.SLOTS:
             return inf
-        # Running requests make room as they age, or nobody comes for a slot that is kept. No event announces it.
+        # Running requests make room as they age. No event announces it.
         return now + LOOK_AGAIN_S
 
     def has_gauges(self) -> bool:
@@ -239,7 +230,6 @@ class BackendLedger:
         self.slots.set(
             max_num_seqs,
             waiting_target=settings.waiting_target,
-            headroom=settings.headroom,
             most=settings.concurrency_max,
         )
 
@@ -250,7 +240,7 @@ class BackendLedger:
             # are on their way.
             allowance = self.allowance
             others = None if allowance is None else allowance.sequences_elsewhere
-            if others is None or self.sequences + others + request.sequences > self.slots.most(unkept=True):
+            if others is None or self.sequences + others + request.sequences > self.slots.most(ahead=True):
                 self.slots.is_short()
         elif obstacle is Obstacle.PREFILL:
             self.prefill.held_back()

@@ -1,18 +1,14 @@
-"""How fast is an engine, how much does it usually run, and which of its requests end next? Moving averages, and the
-size of its prefill window."""
+"""How fast is an engine, and how much does it usually run? Moving averages, and the size of its prefill window."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Final
 
 from policies.capacity.lease import Lease
 
-__all__ = ["PREFILL_TOKENS_MAX", "PREFILL_TOKENS_MIN", "Pace", "PrefillWindow", "UsualLoad", "ending", "next_end_s"]
+__all__ = ["PREFILL_TOKENS_MAX", "PREFILL_TOKENS_MIN", "Pace", "PrefillWindow", "UsualLoad"]
 
-FEW: Final = 64
-"""Of so many requests each is looked at for its end. Of more it is a matter of averages."""
 RATE: Final = 0.1
 """Weight of one request in a moving average."""
 ANSWERS_MIN: Final = 20
@@ -107,26 +103,3 @@ class PrefillWindow:
         elif not engine_waits and self._held_back:
             self.tokens = min(PREFILL_TOKENS_MAX, self.tokens * 5 // 4)
         self._held_back = False
-
-
-def ending(leases: Mapping[str, Lease], pace: Pace) -> int:
-    """How many sequences are at their longest, and end before a request dispatched now could start?
-
-    Of many slots those few that are empty until the next request has come are no loss, and not counted.
-    """
-    if len(leases) > FEW:
-        return 0
-    steps, sequences = pace.first_token_s / pace.token_s, 0
-    for lease in leases.values():
-        request = lease.request
-        if lease.started_s is not None and request.output_tokens_max - lease.output_tokens <= steps * request.sequences:
-            sequences += request.sequences
-    return sequences
-
-
-def next_end_s(leases: Mapping[str, Lease], pace: Pace) -> float:
-    """How long does it take until one of them ends, after those that are about to?"""
-    if not leases or len(leases) > FEW:
-        return pace.lifetime_s / max(1, len(leases))
-    left = sorted([lease.expected_left() for lease in leases.values()])
-    return left[min(ending(leases, pace), len(left) - 1)] * pace.token_s

@@ -10,13 +10,12 @@ from __future__ import annotations
 from math import ceil
 from typing import Final
 
-__all__ = ["MANY", "Slots"]
+__all__ = ["Slots"]
 
 FIRST_SLOTS: Final = 4
 """Assumed for an engine that has not shown anything yet."""
 PROBING: Final = 2
 """Dispatched beyond the target, to find out whether there are more slots."""
-MANY: Final = 1_000_000
 TAKEN_MAX: Final = 0.25
 """Part of the slots that one request takes at most."""
 PERIOD_S_MIN: Final = 1.0
@@ -26,17 +25,16 @@ PERIOD_S_MIN: Final = 1.0
 class Slots:
     """The slots of one backend, and what may be dispatched beyond them so that none stays empty.
 
-    `waiting_target`: requests that may wait inside the engine. `headroom`: fraction of the slots kept for tenants below
-    their fair share. `most`: never exceeded.
+    `waiting_target`: requests that may wait inside the engine. `most`: never exceeded.
     """
 
-    def __init__(self, max_num_seqs: int | None, *, waiting_target: int, headroom: float, most: int | None) -> None:
+    def __init__(self, max_num_seqs: int | None, *, waiting_target: int, most: int | None) -> None:
         self.count = FIRST_SLOTS
         self._is_learned = False
         self._configured = max_num_seqs
         self._told: int | None = None
         self._learned_before = FIRST_SLOTS
-        self.set(max_num_seqs, waiting_target=waiting_target, headroom=headroom, most=most)
+        self.set(max_num_seqs, waiting_target=waiting_target, most=most)
         self._on_the_way = 0
         """Sequences dispatched beyond the slots, because they are still on their way to the engine when others end."""
         self._was_short = False
@@ -45,12 +43,11 @@ class Slots:
         self._answer_s = 0.0
         self._answer_s_best = float("inf")
 
-    def set(self, max_num_seqs: int | None, *, waiting_target: int, headroom: float, most: int | None) -> None:
+    def set(self, max_num_seqs: int | None, *, waiting_target: int, most: int | None) -> None:
         """From now on this is configured. What was learned stays, where it is not configured."""
         self._configured = max_num_seqs
         self._know()
         self._waiting_target = waiting_target
-        self._headroom = headroom
         self._most = most
 
     def told(self, max_num_seqs: int | None) -> None:
@@ -70,28 +67,18 @@ class Slots:
         self._is_known = bool(known)
         self.count = min(known) if known else self.count
 
-    def most(self, *, unkept: bool, due: int = MANY) -> int:
+    def most(self, *, ahead: bool) -> int:
         """How many sequences may be dispatched in all?
 
-        Args:
-            unkept: the headroom included.
-            due: tenants that may come before another slot becomes free. No more slots than these are kept.
+        `ahead`: also what would have to wait inside the engine, where nothing can pass it.
         """
         if not (self._is_known or self._is_learned):
-            limit = self.count + self._on_the_way + self._waiting_target + (PROBING if unkept else 0)
-        elif unkept:
+            limit = self.count + self._on_the_way + self._waiting_target + (PROBING if ahead else 0)
+        elif ahead:
             limit = self.count + self._on_the_way + self._waiting_target
         else:
-            limit = self.count + self._on_the_way - min(due, self._kept())
+            limit = self.count + self._on_the_way
         return max(1, limit if self._most is None else min(limit, self._most))
-
-    def _kept(self) -> int:
-        """How many are kept at most for tenants below their fair share?"""
-        return max(1, round(self.count * self._headroom))
-
-    def are_few(self, sequences: int) -> bool:
-        """With so many sequences dispatched, are no more slots left than may have to be kept?"""
-        return sequences > self.count - self._kept()
 
     def taken_by(self, sequences: int) -> int:
         """How many slots does one request with so many sequences take? At most a quarter of them, if their number is

@@ -124,7 +124,7 @@ def _holding(
     ledger: BackendLedger, head: Request | None, waiting: int, now: float, *, spare: bool, absent: bool
 ) -> Holding:
     use = ledger.kv.use(ledger.starting_tokens, now)
-    most = ledger.slots.most(unkept=True)
+    most = ledger.slots.most(ahead=True)
     told = Holding(ledger.name, ledger.sequences, use.peak, use.now, most, use.limit)
     if head is None:
         return told
@@ -135,4 +135,4 @@ def _holding(
     told = told._replace(waiting=waiting, next_sequences=head.sequences, next_kv_tokens=needed)
     if spare or not absent:
         return told
-    return told._replace(left_sequences=most - ledger.slots.most(unkept=False), left_kv_tokens=use.kept)
+    return told._replace(left_sequences=most - ledger.slots.most(ahead=False), left_kv_tokens=use.kept)

@@ -92,7 +92,7 @@ class Load:
     ) -> None:
         self.name = name
         self.running = running
-        self.slots = Slots(slots, waiting_target=0, headroom=0.0, most=None)
+        self.slots = Slots(slots, waiting_target=0, most=None)
         self.prefill_tokens = prefill_tokens
         self.pace = pace or Pace()
         self.usual = UsualLoad()

@@ -76,7 +76,7 @@ def known_to(books: Books, request: Request) -> set[str]:
         "limits": quotas.under_way.get("a", 0),
         "interaction": interaction.under_way if interaction is not None else 0,
         "order": len(books.policy),
-        "tenants": books.tenants.waits("a"),
+        "tenants": bool(len(books.tenants)) and not activity.absent,
         "leases": len(books.leases),
         "ledger": len(books.backends["one"].leases),
         "running": activity.running,
@@ -167,16 +167,6 @@ def test_a_ledger_knows_which_of_its_requests_are_of_tenants_below_their_share(m
     for tenant in ("a", "a", "b"):
         engine.arrived(make_request(tenant), 0.0)
     assert below == [True, False, True]  # the first of `a` runs alone
-
-
-def test_a_tenant_that_comes_regularly_is_due_when_it_comes_again_and_for_as_long_as_it_stays() -> None:
-    engine = engine_with_books()
-    for number in range(5):
-        request = make_request("a", id=f"x{number}")
-        engine.arrived(request, 10.0 * number)
-        engine.finished(request.id, SERVICE, 10.0 * number + 0.1)
-    due = [engine.books.visits.due(now, 0.0, lambda tenant: True) for now in (49.8, 49.95, 50.05, 50.2)]
-    assert due == [0, 1, 1, 0]
 
 
 def test_there_is_a_sentence_for_every_obstacle_and_every_refusal() -> None:

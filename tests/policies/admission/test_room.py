@@ -15,7 +15,6 @@ from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
-from policies.capacity.visits import Visits
 from policies.queue.bounds import QueueLimits
 from policies.request import Refusal, ServiceTokens
 from tests.policies.making import dispatched, make_request
@@ -64,7 +63,7 @@ def test_a_wake_asks_only_the_engines_whose_time_has_come() -> None:
             ledger.started(lease, 0.0)
     engines["soon"].observe(Gauges(0.2, running=1, waiting=9), 0.3)
     engines["late"].observe(Gauges(0.3, running=1, waiting=9), 0.3)
-    room = PoolRoom(engines, tenants, Visits(), WorkingSet(tenants, AppNeeds()))
+    room = PoolRoom(engines, tenants, WorkingSet(tenants, AppNeeds()))
     tenants.seen(request, 0.0)
     room.changed()
     room.at(0.3)
@@ -122,7 +121,7 @@ def test_an_engine_without_slots_for_many_sequences_may_have_one_for_a_single_on
         lease = Lease(make_request("b", prompt=1, sequences=sequences), "one", 0.0)
         ledger.add(lease)
         ledger.started(lease, 0.0)
-    room = PoolRoom(engines, tenants, Visits(), WorkingSet(tenants, AppNeeds()))
+    room = PoolRoom(engines, tenants, WorkingSet(tenants, AppNeeds()))
     many, single = make_request("a", sequences=16), make_request("a")
     for request in (many, single):
         tenants.seen(request, 0.0)
@@ -176,21 +175,6 @@ def test_nothing_is_kept_for_a_tenant_long_gone_though_nobody_arrives() -> None:
     assert dispatched(engine.woke(34.9)) == []
     assert engine.next_wakeup() == 35.0
     assert dispatched(engine.woke(35.0)) == ["flood-4"]
-
-
-def test_no_slot_is_kept_for_a_tenant_that_has_not_come_for_long() -> None:
-    """Its only request has run since, so it is active."""
-    engine = flooded(slots=4)
-    engine.arrived(make_request("b", id="long"), 1.0)
-    for number in range(6):
-        engine.finished(f"flood-{number}", ServiceTokens(10, 1), 1.0)
-        engine.progressed("long", 1, 1.0)
-    flood = [id for id in engine.books.leases if id != "long"]
-    while engine.dispatched > 3:
-        engine.finished(flood.pop(), ServiceTokens(10, 1), 2.0)
-    assert engine.dispatched == 3, "one of four is kept"
-    assert dispatched(engine.woke(30.9)) == []
-    assert len(dispatched(engine.woke(31.1))) == 1
 
 
 def refusing(*ids: str, slots: int | None = 8, streamed: bool = True) -> AdmissionEngine:

@@ -103,5 +103,5 @@ def test_no_more_tenants_are_remembered_than_it_may() -> None:
         shares.seen(request, 0.1)
         shares.withdrawn(request)
         assert len(shares) <= 11
-    assert shares.waits("here"), "its request still waits"
+    assert shares.weight(here) == 1.0, "its request still waits"
     assert shares.activity().weights == pytest.approx(float(len(shares)))

@@ -80,8 +80,8 @@ def test_what_an_engine_usually_runs_is_an_average_over_seconds() -> None:
     assert ledger.usual.sequences == pytest.approx(2, abs=0.001), "no time has passed on a clock that was set back"
 
 
-def test_known_slots_leave_headroom_for_those_below_their_share() -> None:
-    assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20), spare=False, absent=True) == 19
+def test_only_those_below_their_share_wait_inside_the_engine_while_a_tenant_is_absent() -> None:
+    assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20), spare=False, absent=True) == 20
     assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20), spare=True, absent=True) == 22
     assert admitted(BackendLedger("b", SETTINGS, max_num_seqs=20), spare=False, absent=False) == 22
 
@@ -93,7 +93,7 @@ def test_the_configured_concurrency_is_never_exceeded() -> None:
 
 def has_room(slots: Slots, sequences: int) -> bool:
     """May so many be dispatched in all? Asked within an event: what holds a request back is learned."""
-    if sequences <= slots.most(unkept=True):
+    if sequences <= slots.most(ahead=True):
         return True
     slots.is_short()
     return False
@@ -101,7 +101,7 @@ def has_room(slots: Slots, sequences: int) -> bool:
 
 def test_more_are_under_way_only_if_slots_stay_empty_for_as_long_as_requests_are_held_back() -> None:
     def under_way(*, held_back_s: float) -> int:
-        slots = Slots(32, waiting_target=2, headroom=0.0, most=None)
+        slots = Slots(32, waiting_target=2, most=None)
         for tick in range(105):
             if tick >= 105 - 10 * held_back_s:
                 assert not has_room(slots, 33 + 32 + 2)
@@ -116,7 +116,7 @@ def test_more_are_under_way_only_if_slots_stay_empty_for_as_long_as_requests_are
 
 
 def test_a_burst_is_not_judged_by_its_first_page_though_none_was_read_while_idle() -> None:
-    slots = Slots(32, waiting_target=2, headroom=0.0, most=None)
+    slots = Slots(32, waiting_target=2, most=None)
     for now in (1.0, 9.0):
         assert not has_room(slots, 35)
         slots.seen(2, 0, now, lifetime_s=0.3, is_sustained=True)
@@ -358,7 +358,7 @@ def test_what_has_ended_does_not_stream() -> None:
     for tick in range(1, 50):
         obstacle(ledger, now=tick / 10)
         ledger.observe(Gauges(tick / 10, running=8, waiting=0), tick / 10, arrived_s=tick / 10)
-    assert ledger.slots.most(unkept=True) > 18, "slots stay empty, so more may be under way"
+    assert ledger.slots.most(ahead=True) > 18, "slots stay empty, so more may be under way"
 
 
 def test_a_page_older_than_its_trust_teaches_nothing() -> None:

@@ -176,30 +176,3 @@ def test_hundreds_of_steps_say_no_more_of_common_prefixes_than_ten_pages() -> No
 
 def test_the_prefill_of_a_step_is_at_least_what_pages_begin_with() -> None:
     assert busy(at(STEP, 0.0, scheduled_tokens_max=512)).prefill.tokens == PREFILL_TOKENS_MIN
-
-
-def test_a_slot_is_kept_for_a_tenant_that_is_due() -> None:
-    ledger = busy(at(STEP, 0.0, max_num_seqs=6))
-    for _ in range(4):
-        lease = Lease(make_request(), "b", 0.0)
-        ledger.add(lease, spare=False)
-        ledger.started(lease, 0.0)
-    request = make_request()
-    assert ledger.slots.are_few(ledger.sequences + request.sequences)
-    assert ledger.obstacle(request, spare=False, absent=True, now=0.0, due=1) == "slots"
-    assert ledger.obstacle(request, spare=False, absent=True, now=0.0, due=0) is None
-    assert ledger.obstacle(request, spare=True, absent=True, now=0.0, due=1) is None, "it is for this one"
-
-
-def test_where_one_is_at_its_longest_the_next_may_be_on_its_way() -> None:
-    ledger = busy(at(STEP, 0.0, max_num_seqs=3))
-    first = next(iter(ledger.leases.values()))
-    for _ in range(2):
-        lease = Lease(make_request(output_max=100), "b", 0.0)
-        ledger.add(lease, spare=False)
-        ledger.started(lease, 0.0)
-    request = make_request()
-    assert ledger.obstacle(request, spare=False, absent=True, now=0.0, due=0) == "slots"
-    first.output_tokens = first.request.output_tokens_max - 1
-    assert ledger.obstacle(request, spare=False, absent=True, now=0.0, due=0) is None
-    assert ledger.obstacle(request, spare=False, absent=True, now=0.0, due=1) == "slots"
