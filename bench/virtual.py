@@ -1,10 +1,11 @@
 """What is only told by simulation: clusters and GPUs in virtual time, by the production engine.
 
-    python -m bench.virtual [--rows local,replicas,lengths] [--seeds 42]
+    python -m bench.virtual [--rows local,replicas,lengths,working-sets] [--seeds 42] [--only 70B] [--seconds 1200]
 
     local       throughput of `fairserve` with placement `prefix` over that of `d2lpm`, on the DLPM paper's workloads
     replicas    eight gateways before 32 engines, all of a tenant's traffic at its own half, over one gateway
     lengths     an H100 and the lengths of 27 clients of Chatbot Arena, over sending all of it straight to vLLM
+    working-sets    agents whose contexts overfill the KV cache, with starts that wait for the working set and without
 
 Nothing is drawn but from fixed seeds, so the numbers are the same every time. `lengths` needs the recorded traces.
 """
@@ -18,7 +19,7 @@ from random import Random
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import profile
-from bench import report
+from bench import report, working_sets
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.orders.fcfs import Fcfs
@@ -134,15 +135,20 @@ def faster(recorded: Sequence[Arrival], speed: int, copies: int) -> list[Arrival
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="clusters and GPUs in virtual time")
-    parser.add_argument("--rows", default="local,replicas,lengths")
-    parser.add_argument("--seeds", default="42", help="of `local`")
+    parser.add_argument("--rows", default="local,replicas,lengths,working-sets")
+    parser.add_argument("--seeds", default="42", help="of `local` and `working-sets`")
+    parser.add_argument("--only", default="", help="of `working-sets`: rows whose name has this in it")
+    parser.add_argument("--seconds", type=float, default=1200.0, help="of `working-sets`: how long each run is")
     parser.add_argument("--traces", type=Path, default=TRACES)
     options = parser.parse_args()
+    seeds = [int(seed) for seed in options.seeds.split(",")]
     for name in options.rows.split(","):
         print(name, flush=True)
         if name == "local":
             heads = ["workload", "throughput", "cached, ours / d2lpm", "latency of those who behave", "Jain"]
-            rows = local_rows([int(seed) for seed in options.seeds.split(",")])
+            rows = local_rows(seeds)
+        elif name == "working-sets":
+            heads, rows = working_sets.HEADS, working_sets.rows(options.only, seeds, options.seconds)
         elif name == "replicas":
             heads, rows = ["", "4:1, off", "throughput over one gateway"], replica_rows()
         elif name == "lengths":

@@ -48,8 +48,9 @@ def simulate(
     arrives_at: Callable[[Arrival, float], int] = lambda arrival, now: 0,
     store: Store | None = None,
     stalls: Sequence[Stall] = (),
+    until_s: float = float("inf"),
 ) -> Run:
-    """Run the traffic until every request has ended.
+    """Run the traffic until every request has ended, or until this time.
 
     Args:
         arrivals: in order of time.
@@ -64,13 +65,13 @@ def simulate(
         timer_s_max: the gateway's timer: set when none is, at most this far away. None: exactly when the engine asks.
         others: engines of further gateways in front of the same backends.
         arrives_at: at which gateway does a request arrive at this time? 0: that of `engine`.
-        store: carries what the gateways tell each other. None: they do not.
+        store: carries what the gateways tell each other; None: nothing does.
         stalls: when gateways stand still or die.
     """
     return _Driver(
         [engine, *others], backends, next_arrival, scrape, refuses, ended, scrape_interval_s, steps, network_s,
         timer_s_max, arrives_at, store, stalls,
-    ).run(iter(arrivals))  # fmt: skip
+    ).run(iter(arrivals), until_s)  # fmt: skip
 
 
 def replay(events: Iterable[Event], engine: AdmissionEngine) -> list[tuple[float, Decision]]:
@@ -145,7 +146,7 @@ class _Driver:
         self._open = 0
         self._result = Run()
 
-    def run(self, arrivals: Iterator[Arrival]) -> Run:
+    def run(self, arrivals: Iterator[Arrival], until_s: float) -> Run:
         self._schedule_next(arrivals)
         for name in self._backends:
             self._at(0.0, partial(self._scraped, name))
@@ -153,7 +154,7 @@ class _Driver:
             self._set_exchange(gateway, 0.0)
         for stall in self._stalls:
             self._at(stall.from_s, partial(self._stands_still, stall))
-        while self._heap:
+        while self._heap and self._heap[0][0] <= until_s:
             now, _, happen = heappop(self._heap)
             happen(now)
             for gateway in self._gateways:
@@ -357,8 +358,8 @@ class _Driver:
         if arrival.is_wrong:
             self._at(now + self._network_s, partial(self._found_wrong, record))
             return
-        output_tokens = min(arrival.output_tokens, arrival.output_tokens_max)
-        model.submit(EngineRequest(arrival.id, arrival.prompt_tokens, output_tokens, arrival.prefix), now)
+        tokens, prefix = min(arrival.output_tokens, arrival.output_tokens_max), arrival.context or arrival.prefix
+        model.submit(EngineRequest(arrival.id, arrival.prompt_tokens, tokens, prefix), now)
         if dispatch.backend not in self._stepping:
             self._step(dispatch.backend, now)
 
@@ -444,7 +445,6 @@ class _Driver:
     def _hung_up(self, record: Record, backend: str, now: float) -> None:
         """The client is gone; the backend hears of it a network's way later."""
         request_id = record.arrival.id
-        gateway = self._of(request_id)
         self._end(record, "cancelled", now)
-        self._tell(gateway, "cancelled", now, request_id)
+        self._tell(self._gateways[record.gateway], "cancelled", now, request_id)
         self._at(now + self._network_s, partial(self._backends[backend].abort, request_id))

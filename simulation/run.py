@@ -38,6 +38,8 @@ class Arrival:
     """The client hangs up when it has seen this many output tokens. None: it reads to the end."""
     prefix: tuple[int, ...] = ()
     """Chained hashes of the prompt's blocks, of the engine's own block size."""
+    context: tuple[int, ...] = ()
+    """The same of the prompt and its answer together, all of which the engine then has cached; (): the prompt alone."""
     is_wrong: bool = False
     """The engine finds the request itself wrong (400, 413, 422, 500): it answers at once with an error."""
 

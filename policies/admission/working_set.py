@@ -52,7 +52,7 @@ class Context:
     def __init__(self, key: Interaction | str, tenant: str, now: float) -> None:
         self.key = key
         self.tenant = tenant
-        self.tokens = 0.0
+        self.tokens = 0
         """What it counts with; 0: it does not count."""
         self.calls = 0
         """Those under way."""
@@ -68,7 +68,7 @@ class _Tenant:
     __slots__ = ("contexts", "interval_s", "let_in_s", "tokens", "waiting")
 
     def __init__(self) -> None:
-        self.tokens = 0.0
+        self.tokens = 0
         self.contexts = 0
         self.waiting = 0
         self.let_in_s = -inf
@@ -81,11 +81,11 @@ class WorkingSet:
     """The contexts of the interactions that are under way in one pool."""
 
     def __init__(self, shares: FairShares, needs: AppNeeds) -> None:
-        self.capacity_tokens = 0.0
+        self.capacity_tokens = 0
         """K."""
         self.hold_s = 0.0
         """K / R: how long an idle context counts; 0: K or R is not known, so nothing waits."""
-        self.tokens = 0.0
+        self.tokens = 0
         """Sum of the contexts that count."""
         self.is_ahead: Callable[[str], bool] | None = None
         """Has this tenant received more than one that waits for the set, by more than the window of the order? None:
@@ -105,7 +105,7 @@ class WorkingSet:
         return len(self._contexts) - len(self._parked)
 
     def __repr__(self) -> str:
-        return f"<WorkingSet: {self.tokens:.0f} of {self.capacity_tokens:.0f} tokens in {len(self)} contexts>"
+        return f"<WorkingSet: {self.tokens} of {self.capacity_tokens} tokens in {len(self)} contexts>"
 
     # --- questions ---
 
@@ -117,7 +117,7 @@ class WorkingSet:
         if not self.tokens or self.tokens + expected <= self.capacity_tokens:
             return True
         own = self._tenants.get(request.flow.tenant)
-        with_it = expected + (own.tokens if own is not None else 0.0)
+        with_it = expected + (own.tokens if own is not None else 0)
         return with_it <= self.capacity_tokens * self._shares.part(request) and not self.is_ahead(request.flow.tenant)
 
     def wait_s(self, request: Request) -> float:
@@ -127,7 +127,7 @@ class WorkingSet:
             return 0.0
         return own.interval_s * (own.waiting + 1)
 
-    def tenants(self) -> dict[str, float]:
+    def tenants(self) -> dict[str, int]:
         """Tokens that count, by tenant."""
         return {name: own.tokens for name, own in self._tenants.items() if own.contexts}
 
@@ -172,7 +172,7 @@ class WorkingSet:
             return
         context.calls -= 1
         if service.prompt:
-            self._resize(context, float(service.prompt + service.output))
+            self._resize(context, service.prompt + service.output)
         if context.calls:
             return
         interaction = progress.interaction
@@ -190,15 +190,18 @@ class WorkingSet:
             self._forget(context)
 
     def measure(self, engines: Iterable[BackendLedger], now: float) -> None:
-        """Read K and R of these engines, and park what the set has grown beyond K. Does so every `MEASURED_EVERY_S`."""
+        """Read K and R of these engines, and park what the set has grown beyond K. Does nothing more often than every
+        `MEASURED_EVERY_S`.
+        """
         if now < self._measured_s + MEASURED_EVERY_S:
             return
         self._measured_s = now
-        capacity_tokens = tokens_per_s = 0.0
+        self.expire(now)
+        capacity_tokens, tokens_per_s = 0, 0.0
         is_known = False
         for engine in engines:
             if engine.healthy:
-                tokens, rate = engine.cache_tokens(), engine.prefill_rate.tokens_per_s()
+                tokens, rate = engine.cache_tokens(), engine.prefill_rate.tokens_per_s
                 is_known = tokens is not None and rate is not None
                 if tokens is None or rate is None:
                     break
@@ -211,10 +214,10 @@ class WorkingSet:
 
     # --- the table ---
 
-    def _expected_tokens(self, request: Request) -> float:
+    def _expected_tokens(self, request: Request) -> int:
         if request.claim is NO_CLAIM:
-            return float(request.prompt_tokens)
-        return max(float(request.prompt_tokens), self.needs.context_tokens(request.flow.tenant, request.flow.app))
+            return request.prompt_tokens
+        return max(request.prompt_tokens, round(self.needs.context_tokens(request.flow.tenant, request.flow.app)))
 
     def _count(self, request: Request, now: float) -> None:
         """A call is under way."""
@@ -235,21 +238,19 @@ class WorkingSet:
         if request.claim is not NO_CLAIM:
             self.needs.called(flow.tenant, flow.app, request.prompt_tokens)
 
-    def _resize(self, context: Context, tokens: float) -> None:
+    def _resize(self, context: Context, tokens: int) -> None:
         own = self._tenant(context.tenant)
         own.contexts += (tokens > 0) - (context.tokens > 0)
         own.tokens += tokens - context.tokens
         self.tokens += tokens - context.tokens
         context.tokens = tokens
-        if not self._tenants_count():
-            self.tokens = 0.0  # no rest of rounding
         self._forget_unused(context.tenant)
 
     def _forget(self, context: Context) -> None:
         self._idle.pop(context, None)
         self._parked.pop(context, None)
         del self._contexts[context.key]
-        self._resize(context, 0.0)
+        self._resize(context, 0)
 
     def _park(self, most_tokens: float) -> None:
         """Park idle interactions until the set is within this, the newest first of the tenant that holds most."""
@@ -266,7 +267,7 @@ class WorkingSet:
             if not idle[most]:
                 del idle[most]
             del self._idle[context]
-            self._resize(context, 0.0)
+            self._resize(context, 0)
             context.is_parked = True
             self._parked[context] = None
 
@@ -280,6 +281,3 @@ class WorkingSet:
         own = self._tenants[name]
         if not own.contexts and not own.waiting:
             del self._tenants[name]
-
-    def _tenants_count(self) -> bool:
-        return len(self._contexts) > len(self._parked)

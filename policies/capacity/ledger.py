@@ -155,7 +155,7 @@ class BackendLedger:
             return self.sequences_in_all() / self.slots.count
         return self.kv.fraction(0.0 if elsewhere is None else elsewhere.kv_tokens_elsewhere)
 
-    def cache_tokens(self) -> float | None:
+    def cache_tokens(self) -> int | None:
         """KV tokens that its cache holds; None: not known."""
         return self.kv.capacity_tokens
 

@@ -23,9 +23,11 @@ EXPLAINED_MIN: Final = 0.5
 class PrefillRate:
     """The moments of (uncached prompt tokens, output tokens, seconds), of late."""
 
-    __slots__ = ("_mean", "_moments", "_seen")
+    __slots__ = ("_mean", "_moments", "_seen", "tokens_per_s")
 
     def __init__(self) -> None:
+        self.tokens_per_s: float | None = None
+        """R, as of the last time that it could be told; None: too little was seen, or prompts differed too little."""
         self._seen = 0
         self._mean = [0.0, 0.0, 0.0]
         self._moments = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
@@ -44,14 +46,12 @@ class PrefillRate:
             (1.0 - share) * (moment + share * product)
             for moment, product in zip(self._moments, products, strict=True)
         ]
+        if self._seen >= SEEN_MIN:
+            self._fit()
 
-    def tokens_per_s(self) -> float | None:
-        """R; None: too little was seen, or prompts differ too little to tell."""
-        if self._seen < SEEN_MIN:
-            return None
+    def _fit(self) -> None:
         uu, uo, us, oo, os, ss = self._moments
-        if oo > 0:
+        if oo > 0:  # what outputs explain is taken out
             uu, us, ss = uu - uo * uo / oo, us - uo * os / oo, ss - os * os / oo
-        if uu <= 0 or us <= 0 or us * us < EXPLAINED_MIN * uu * ss:
-            return None
-        return uu / us
+        if uu > 0 and us > 0 and us * us >= EXPLAINED_MIN * uu * ss:
+            self.tokens_per_s = uu / us

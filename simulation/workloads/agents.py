@@ -1,0 +1,158 @@
+"""Agents whose contexts grow from call to call, and clients who ask single questions: what overfills a KV cache?
+
+An agent makes 5 to 30 calls for one answer (Pareto, so that most are short). Each call repeats the prompt and the
+answer of the one before and adds to them, and between two calls the agent is in its tools. Then it begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from random import Random
+from typing import Final
+
+from policies.request import Claim, Flow
+from simulation.run import Arrival, Record
+
+__all__ = ["CONTEXT_TOKENS", "Agents", "Crowd", "Questions"]
+
+CALLS_MIN, CALLS_MAX, CALLS_SHAPE = 5, 30, 1.2
+FIRST_TOKENS: Final = (1000, 4000)
+MORE_TOKENS: Final = (300, 1500)
+ANSWER_TOKENS: Final = (50, 300)
+CONTEXT_TOKENS: Final = 11_700
+"""Mean context at a call."""
+THINK_S: Final = 0.5
+RETRY_S: Final = 5.0
+"""A call that was refused is made again after this time."""
+QUESTION_TOKENS: Final = (200, 1000)
+SHORT_ANSWER_TOKENS: Final = (100, 300)
+BEGIN_S: Final = 20.0
+"""All agents have begun by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """So many agents of one tenant. `pause_s`: the median time in a tool, log-normal with a sigma of 1."""
+
+    tenant: str
+    agents: int
+    weight: float = 1.0
+    pause_s: float = 2.0
+    streamed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """Clients who ask one question after another, or questions that come at this rate."""
+
+    tenant: str
+    clients: int = 0
+    per_s: float = 0.0
+    weight: float = 1.0
+
+
+class _Course:
+    """One interaction of an agent: what its calls are, and how far it has come."""
+
+    def __init__(self, agents: Agents, user: int, serial: int, random: Random) -> None:
+        self.agents = agents
+        self.user = user
+        self.id = f"{agents.tenant}-{serial}"
+        self.first_block = serial << 24
+        calls = min(CALLS_MAX, int(CALLS_MIN * random.paretovariate(CALLS_SHAPE)))
+        self.calls: list[tuple[int, int, float]] = []
+        tokens = random.randint(*FIRST_TOKENS)
+        for _ in range(calls):
+            answer = random.randint(*ANSWER_TOKENS)
+            self.calls.append((tokens, answer, agents.pause_s * random.lognormvariate(0.0, 1.0)))
+            tokens += answer + random.randint(*MORE_TOKENS)
+        self.made = 0
+        self.retries = 0
+        self.began_s = 0.0
+
+    def call(self, now: float, block_size: int) -> Arrival:
+        """Its next call."""
+        prompt, answer, _ = self.calls[self.made]
+        blocks = tuple(range(self.first_block, self.first_block + (prompt + answer) // block_size))
+        return Arrival(
+            f"{self.id}.{self.made}.{self.retries}",
+            Flow(self.agents.tenant, "agent", f"user-{self.user}"),
+            now,
+            prompt,
+            answer,
+            weight=self.agents.weight,
+            streamed=self.agents.streamed,
+            claim=Claim(self.id, ends=self.made == len(self.calls) - 1, explicit=True),
+            prefix=blocks[: prompt // block_size],
+            context=blocks,
+        )
+
+
+class Crowd:
+    """All of them in closed loops, from one seed: what comes first, and what follows a request that has ended."""
+
+    def __init__(
+        self, groups: Sequence[Agents | Questions], *, seed: int, until_s: float, block_size: int = 16
+    ) -> None:
+        self.finished: list[tuple[str, float, float]] = []
+        """Of each whole interaction: tenant, begin and end."""
+        self._random = Random(seed)
+        self._groups = groups
+        self._until_s = until_s
+        self._block_size = block_size
+        self._serial = count(1)
+        self._courses: dict[str, _Course] = {}
+        self._askers: dict[str, Questions] = {}
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """What comes whatever becomes of it, in order of time."""
+        found: list[Arrival] = []
+        for group in self._groups:
+            if isinstance(group, Agents):
+                found += [self._begin(group, user, self._random.uniform(0.0, BEGIN_S)) for user in range(group.agents)]
+                continue
+            for _ in range(group.clients):
+                found.append(self._ask(group, self._random.random(), again=True))
+            now = 0.0
+            while group.per_s and (now := now + self._random.expovariate(group.per_s)) < self._until_s:
+                found.append(self._ask(group, now, again=False))
+        return iter(sorted(found, key=lambda one: one.arrived_s))
+
+    def next_arrival(self, record: Record, now: float) -> Arrival | None:
+        """What the client does when a request has ended."""
+        group = self._askers.pop(record.arrival.id, None)
+        if group is not None:
+            return self._ask(group, now, again=True)
+        course = self._courses.pop(record.arrival.id, None)
+        if course is None or now > self._until_s:
+            return None
+        if record.outcome != "completed":
+            course.retries += 1
+            return self._call(course, now + RETRY_S)
+        pause_s = course.calls[course.made][2]
+        course.made += 1
+        if course.made < len(course.calls):
+            return self._call(course, now + pause_s)
+        self.finished.append((course.agents.tenant, course.began_s, now))
+        return self._begin(course.agents, course.user, now + THINK_S)
+
+    def _begin(self, agents: Agents, user: int, now: float) -> Arrival:
+        course = _Course(agents, user, next(self._serial), self._random)
+        course.began_s = now
+        return self._call(course, now)
+
+    def _call(self, course: _Course, now: float) -> Arrival:
+        arrival = course.call(now, self._block_size)
+        self._courses[arrival.id] = course
+        return arrival
+
+    def _ask(self, group: Questions, now: float, *, again: bool) -> Arrival:
+        serial, tokens = next(self._serial), self._random.randint(*QUESTION_TOKENS)
+        id = f"{group.tenant}-{serial}"
+        if again:
+            self._askers[id] = group
+        blocks = tuple(range(serial << 24, (serial << 24) + tokens // self._block_size))
+        answer = self._random.randint(*SHORT_ANSWER_TOKENS)
+        return Arrival(id, Flow(group.tenant, "chat"), now, tokens, answer, weight=group.weight, prefix=blocks)

@@ -1,0 +1,359 @@
+"""Which starts wait while the interactions under way fill the KV cache, and what ends their wait?"""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from policies.admission.decisions import Dispatch, Reject
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.admission.working_set import WorkingSet
+from policies.app_needs import AppNeeds
+from policies.capacity.fair_shares import FairShares
+from policies.capacity.gauges import Gauges
+from policies.capacity.obstacle import Obstacle
+from policies.capacity.prefill_rate import PrefillRate
+from policies.queue.bounds import QueueLimits
+from policies.request import Claim, Refusal, Request, ServiceTokens
+from tests.policies.making import dispatched, make_request
+
+K = 10_000
+HOLD_S = 5.0
+
+
+def call(tenant: str, interaction: str, prompt: int, *, user: str = "", ends: bool = False, serial: int = 0) -> Request:
+    """A call of an interaction that its client names."""
+    claim = Claim(interaction, ends=ends, explicit=True)
+    return make_request(tenant, user=user, id=f"{interaction}.{serial}", prompt=prompt, claim=claim)
+
+
+class Pool:
+    """An engine of `K` tokens of KV with slots for everything, of which the rate of prefill is known."""
+
+    def __init__(self, *, policy: str = "fairserve", limits: QueueLimits | None = None) -> None:
+        self.engine = AdmissionEngine(named_policy(policy), limits=limits)
+        self.engine.add_backend("one", max_num_seqs=64)
+        self.set = self.engine.working_set
+        self.now = 0.0
+        for number in range(40):
+            tokens = 100 + 50 * (number % 5)
+            self.engine.backends["one"].prefill_rate.observed(tokens, 0.0, 0.01 + tokens * HOLD_S / K)
+        self.scraped()
+
+    def scraped(self) -> list[str]:
+        gauges = Gauges(self.now, running=0, waiting=0, kv_capacity_tokens=K, kv_usage=0.1)
+        return dispatched(self.engine.backend_changed("one", gauges, self.now))
+
+    def asks(self, request: Request) -> list[str]:
+        decisions = self.engine.arrived(request, self.now)
+        started = dispatched(decisions)
+        for id in started:
+            started += dispatched(self.engine.progressed(id, 1, self.now))
+        return started
+
+    def answers(self, request: Request, *, output: int = 10) -> list[str]:
+        started = dispatched(self.engine.finished(request.id, ServiceTokens(request.prompt_tokens, output), self.now))
+        for id in started:
+            started += dispatched(self.engine.progressed(id, 1, self.now))
+        return started
+
+    def after(self, seconds: float) -> list[str]:
+        self.now += seconds
+        return dispatched(self.engine.woke(self.now))
+
+
+def full(pool: Pool, *, tenant: str = "a") -> Request:
+    """Three interactions of one tenant that take nine tenths of the cache: two are in a tool, and this call of the
+    first one is under way.
+    """
+    for number in range(3):
+        one = call(tenant, f"{tenant}{number}", 3000)
+        assert pool.asks(one) == [one.id]
+        pool.answers(one, output=0)
+    under_way = call(tenant, f"{tenant}0", 3000, serial=1)
+    assert pool.asks(under_way) == [under_way.id]
+    return under_way
+
+
+def test_k_and_r_are_those_of_the_engine() -> None:
+    pool = Pool()
+    assert pool.set.capacity_tokens == K
+    assert pool.set.hold_s == pytest.approx(HOLD_S)
+
+
+def test_a_start_waits_while_what_is_under_way_fills_the_cache_and_calls_inside_pass_it() -> None:
+    pool = Pool()
+    first = full(pool)
+    assert pool.asks(call("a", "a3", 3000)) == []
+    explained = pool.engine.explain("a3.0", pool.now)
+    assert explained is not None
+    assert explained.obstacle is Obstacle.WORKING_SET
+    assert "fill the KV cache" in explained.reason
+    assert pool.answers(first, output=0) == [], "the context of an interaction in a tool is still held"
+    inside = call("a", "a0", 3100, serial=2)
+    assert pool.asks(inside) == [inside.id]
+    assert pool.set.tenants() == {"a": 3000 + 3000 + 3100}
+
+
+def test_a_context_counts_for_as_long_as_the_cache_takes_to_compute_and_nothing_but_time_must_happen() -> None:
+    pool = Pool()
+    full(pool)
+    pool.asks(call("a", "a3", 3000))
+    due_s = pool.engine.next_wakeup()
+    assert due_s == pytest.approx(HOLD_S)
+    assert pool.after(HOLD_S - 0.1) == []
+    assert pool.after(0.1) == ["a3.0"]
+
+
+def test_an_interaction_that_is_over_counts_no_more() -> None:
+    pool = Pool()
+    full(pool)
+    last = call("a", "a1", 3000, ends=True, serial=1)
+    assert pool.asks(last) == [last.id]
+    assert pool.asks(call("a", "a3", 3000)) == []
+    assert pool.answers(last) == ["a3.0"]
+
+
+def test_a_tenant_within_its_part_does_not_wait_for_one_that_fills_the_cache() -> None:
+    pool = Pool()
+    full(pool)
+    assert pool.asks(call("a", "a3", 3000)) == []
+    assert pool.asks(call("b", "b0", 3000)) == ["b0.0"], "half of the cache is its part"
+    assert pool.asks(call("b", "b1", 3000)) == [], "and no more"
+
+
+def test_a_tenant_that_received_more_than_one_that_waits_waits_as_well() -> None:
+    """The window of the order is what it may be ahead; its part of the cache is then no right."""
+    for received, starts in ((15_000, ["b1.0"]), (45_000, [])):
+        pool = Pool()
+        b0 = call("b", "b0", 100, ends=True)
+        pool.asks(b0)
+        full(pool)
+        pool.asks(call("a", "a3", 3000))
+        pool.engine.policy.charge(b0, ServiceTokens(received, 0), pool.now, final=False)
+        assert pool.asks(call("b", "b1", 3000)) == starts
+
+
+def test_nothing_waits_where_nothing_runs_or_returns_however_long_it_is() -> None:
+    pool = Pool()
+    assert pool.asks(call("a", "a0", 2 * K)) == ["a0.0"]
+
+
+@pytest.mark.parametrize("policy", ["vtc", "wsc", "fcfs", "dlpm"])
+def test_orders_that_let_nothing_pass_hold_nothing(policy: str) -> None:
+    pool = Pool(policy=policy)
+    assert full(pool)
+    assert pool.asks(call("a", "a3", 900)) == ["a3.0"]
+    assert pool.engine.working_set.has_room(call("a", "a4", 5000))
+
+
+def test_nothing_waits_before_the_rate_is_known() -> None:
+    engine = AdmissionEngine(named_policy("fairserve"))
+    engine.add_backend("one", max_num_seqs=64)
+    engine.backend_changed("one", Gauges(0.0, running=0, waiting=0, kv_capacity_tokens=K), 0.0)
+    assert engine.working_set.hold_s == 0.0
+    for number in range(3):
+        assert dispatched(engine.arrived(call("a", f"a{number}", 3000), 0.0))
+        engine.progressed(f"a{number}.0", 1, 0.0)
+    assert engine.working_set.has_room(call("a", "a3", 3000))
+
+
+def test_a_start_is_expected_to_take_what_calls_of_its_app_usually_have() -> None:
+    pool = Pool()
+    for number in range(9):
+        long = call("a", "a0", 6000, serial=number)
+        assert pool.asks(long) == [long.id]
+        pool.answers(long)
+    pool.after(2 * HOLD_S)
+    one = call("a", "a1", 100)
+    assert pool.asks(one) == [one.id]
+    assert pool.set.tokens == pytest.approx(6000, rel=0.01)
+
+
+def test_beyond_a_tenth_over_the_cache_the_newest_idle_interaction_waits_like_a_start_once() -> None:
+    pool = Pool()
+    pool.answers(full(pool), output=0)
+    grown = call("a", "a0", 5200, serial=2)
+    assert pool.asks(grown) == [grown.id]
+    assert pool.set.tokens > 1.1 * K
+    pool.now += 0.5
+    pool.scraped()
+    assert pool.set.tenants() == {"a": 5200 + 3000}, "the newest, a2, is parked"
+    oldest, newest = call("a", "a1", 3000, serial=1), call("a", "a2", 3000, serial=1)
+    assert pool.asks(oldest) == [oldest.id]
+    assert pool.asks(newest) == []
+    assert pool.answers(oldest, output=0) == []
+    assert pool.answers(grown, output=0) == []
+    assert pool.after(HOLD_S) == [newest.id]
+    assert pool.answers(newest) == []
+    again = call("a", "a2", 3020, serial=2)
+    assert pool.asks(again) == [again.id]
+
+
+def test_inside_one_flow_calls_pass_any_number_of_starts_that_are_held() -> None:
+    pool = Pool(limits=QueueLimits(requests_max=10_000))
+    first = full(pool)
+    for number in range(200):
+        assert pool.asks(call("a", f"s{number}", 3000)) == []
+    for serial in range(2, 90):
+        pool.answers(first, output=0)
+        first = call("a", "a0", 3000, serial=serial)
+        assert pool.asks(first) == [first.id]
+
+
+def test_a_held_start_that_leaves_holds_nobody_up() -> None:
+    pool = Pool()
+    full(pool)
+    pool.asks(call("a", "a3", 3000))
+    small = make_request("a", id="small.0", user="other", prompt=500)
+    assert pool.asks(small) == [], "in the order of its tenant"
+    assert dispatched(pool.engine.cancelled("a3.0", pool.now)) == ["small.0"]
+
+
+def test_who_was_held_goes_first_and_was_not_raised() -> None:
+    pool = Pool()
+    calls = [full(pool), call("b", "b0", 900, ends=True)]
+    assert pool.asks(calls[-1])
+    for tenant in ("a", "b"):
+        assert pool.asks(call(tenant, f"{tenant}9", 6000)) == []
+    backlog = pool.engine.policy.order.backlog
+    assert backlog is not None
+    before = {name: member.counter for name in ("a", "b") if (member := backlog.tenant(name)) is not None}
+    assert before["a"] > before["b"]
+    started: list[str] = []
+    for one in calls:
+        started += pool.answers(one)
+    assert started == []
+    started = pool.after(HOLD_S)
+    assert started[0] == "b9.0", "it has received less"
+    after = {name: member.lifted for name in ("a", "b") if (member := backlog.tenant(name)) is not None}
+    assert after == {"a": 0.0, "b": 0.0}
+
+
+def test_a_start_that_would_wait_too_long_is_told_at_once_for_how_long() -> None:
+    pool = Pool(limits=QueueLimits(wait_s_max=60.0, requests_max=100))
+    runs = full(pool)
+    for number in range(8):
+        assert pool.asks(call("a", f"s{number}", 9000)) == []
+    pool.answers(runs)
+    pool.after(HOLD_S)
+    for number in range(3):  # each has the cache for ten seconds, and then counts for as long as an idle one does
+        pool.now += 10.0
+        pool.answers(call("a", f"s{number}", 9000))
+        assert pool.after(HOLD_S) == [f"s{number + 1}.0"]
+    late = call("a", "late", 9000)
+    (refused,) = pool.engine.arrived(late, pool.now)
+    assert isinstance(refused, Reject)
+    assert refused.reason is Refusal.WORKING_SET
+    assert refused.retry_after_s == pytest.approx((10.0 + HOLD_S) * 5), "four wait before it"
+    assert not any(isinstance(one, Reject) for one in pool.engine.arrived(call("b", "b0", 100), pool.now))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_the_set_is_the_sum_of_what_is_open_and_drains(seed: int) -> None:
+    random, pool = Random(seed), Pool(limits=QueueLimits(wait_s_max=20.0))
+    running: dict[str, Request] = {}
+    waiting: dict[str, Request] = {}
+    serial = 0
+
+    def carry_out(decisions: object) -> None:
+        assert isinstance(decisions, (list, tuple))
+        for one in decisions:
+            request = waiting.pop(one.id, None) or running.get(one.id)
+            if isinstance(one, Dispatch):
+                assert request is not None
+                running[one.id] = request
+
+    for _ in range(400):
+        pool.now += random.expovariate(5.0)
+        kind = random.random()
+        if kind < 0.5:
+            serial += 1
+            request = call(
+                random.choice("abc"), f"i{random.randrange(12)}", random.randrange(100, 4000), serial=serial,
+                user=random.choice(["", "u", "v"]), ends=random.random() < 0.2,
+            )  # fmt: skip
+            waiting[request.id] = request
+            carry_out(pool.engine.arrived(request, pool.now))
+        elif kind < 0.8 and running:
+            request = running.pop(random.choice(list(running)))
+            carry_out(pool.engine.finished(request.id, ServiceTokens(request.prompt_tokens, 50), pool.now))
+        elif kind < 0.9 and (running or waiting):
+            id = random.choice([*running, *waiting])
+            running.pop(id, None)
+            waiting.pop(id, None)
+            carry_out(pool.engine.cancelled(id, pool.now))
+        else:
+            carry_out(pool.engine.woke(pool.now))
+            carry_out(pool.engine.backend_changed("one", Gauges(pool.now, 0, 0, 0.1, K), pool.now))
+        _agrees(pool.set)
+    while waiting or running:
+        pool.now += 1.0
+        carry_out(pool.engine.woke(pool.now))
+        for request in list(running.values()):
+            del running[request.id]
+            carry_out(pool.engine.finished(request.id, ServiceTokens(request.prompt_tokens, 50), pool.now))
+        waiting = {id: one for id, one in waiting.items() if id in pool.engine.books.waiting.requests}
+    pool.now += 3 * HOLD_S
+    pool.scraped()
+    assert (pool.set.tokens, len(pool.set), pool.set.tenants(), pool.set._tenants) == (0, 0, {}, {})
+
+
+def _agrees(found: WorkingSet) -> None:
+    contexts = list(found._contexts.values())
+    assert found.tokens == sum(one.tokens for one in contexts)
+    for name, own in found._tenants.items():
+        theirs = [one for one in contexts if one.tenant == name and not one.is_parked]
+        assert own.tokens == sum(one.tokens for one in theirs)
+        assert own.contexts == len(theirs)
+        assert own.waiting >= 0
+    idle = {one for one in contexts if not one.calls and not one.is_parked}
+    assert idle == set(found._idle)
+
+
+def test_the_rate_of_prefill_is_the_slope_of_the_time_over_what_is_not_cached() -> None:
+    random, rate = Random(1), PrefillRate()
+    assert rate.tokens_per_s is None
+    for _ in range(100):
+        tokens, output = random.randrange(100, 5000), random.choice([0, random.randrange(500)])
+        rate.observed(tokens, output, 0.2 + tokens / 10_000 + 0.02 * output + random.gauss(0.0, 0.01))
+    assert rate.tokens_per_s == pytest.approx(10_000, rel=0.05)
+
+
+def test_prompts_that_do_not_differ_or_do_not_matter_say_nothing_of_the_rate() -> None:
+    alike, noise, random = PrefillRate(), PrefillRate(), Random(1)
+    for _ in range(100):
+        alike.observed(500, 0.0, random.uniform(0.1, 0.2))
+        noise.observed(random.randrange(100, 200), 0.0, random.uniform(0.1, 5.0))
+    assert alike.tokens_per_s is None
+    assert noise.tokens_per_s is None
+
+
+def test_a_rate_is_of_prompts_that_found_the_engine_free_and_of_which_the_cache_is_known() -> None:
+    pool = Pool()
+    ledger = pool.engine.backends["one"]
+    seen = ledger.prefill_rate._seen
+    full(pool)
+    assert ledger.prefill_rate._seen == seen + 3
+    pool.answers(call("a", "a0", 3000, serial=1))
+    assert ledger.prefill_rate._seen == seen + 3, "nobody knows what was cached of it"
+    pool.asks(inside := call("a", "a0", 3200, serial=2))
+    pool.engine.finished(inside.id, ServiceTokens(3200, 5, 3100), pool.now)
+    assert ledger.prefill_rate._seen == seen + 4
+
+
+def test_weights_are_parts_of_the_cache() -> None:
+    shares = FairShares()
+    found = WorkingSet(shares, AppNeeds())
+    found.capacity_tokens, found.hold_s, found.is_ahead = K, HOLD_S, lambda tenant: False
+    heavy, light = make_request("a", weight=4.0, prompt=9000), make_request("b", prompt=1000)
+    for request in (heavy, light):
+        shares.seen(request, 0.0)
+        found.queued(request, 0.0)
+    found.dispatched(heavy, 0.0)
+    assert found.has_room(light)
+    found.dispatched(light, 0.0)
+    for prompt, has_room in ((900, True), (1100, False)):
+        assert found.has_room(make_request("b", id=f"next-{prompt}", prompt=prompt)) is has_room
