@@ -43,8 +43,7 @@ class PrefillRate:
             mean[place] += share * delta
         products = (u * u, u * o, u * s, o * o, o * s, s * s)
         self._moments = [
-            (1.0 - share) * (moment + share * product)
-            for moment, product in zip(self._moments, products, strict=True)
+            (1.0 - share) * (moment + share * product) for moment, product in zip(self._moments, products, strict=True)
         ]
         if self._seen >= SEEN_MIN:
             self._fit()
