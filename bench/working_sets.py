@@ -50,6 +50,7 @@ class Row:
     """Agents times their mean context over the KV of all engines."""
     engines: int = 1
     pause_s: float = 2.0
+    streams: bool = True
     weights: tuple[float, float] = (1.0, 1.0)
     beside: tuple[Questions, ...] = ()
 
@@ -57,7 +58,7 @@ class Row:
         """Two tenants of as many agents, and who else there is."""
         each = max(1, round(self.times * self.engines * self.kv_tokens / CONTEXT_TOKENS / 2))
         agents = [
-            Agents(name, each, weight=weight, pause_s=self.pause_s)
+            Agents(name, each, weight=weight, pause_s=self.pause_s, streamed=self.streams)
             for name, weight in zip("ab", self.weights, strict=True)
         ]
         return [*agents, *self.beside]
@@ -132,8 +133,8 @@ def part(values: list[float], percent: int) -> float:
     return quantiles(values, n=100)[percent - 1] if len(values) > 1 else 0.0
 
 
-def run(row: Row, seed: int, until_s: float, *, holds: bool) -> Found:
-    """`holds`: starts wait for the working set."""
+def run(row: Row, seed: int, until_s: float, *, holds: bool, steps: bool = False) -> Found:
+    """`holds`: starts wait for the working set. `steps`: the engines report each step."""
     engine_like = engine_profile(row.model, row.kv_tokens)
     engine = AdmissionEngine(named_policy("fairserve", engines=row.engines), limits=PATIENT)
     if not holds:
@@ -149,8 +150,9 @@ def run(row: Row, seed: int, until_s: float, *, holds: bool) -> Found:
             found.note(record)
 
     simulate(
-        crowd.arrivals(), engine=engine, backends=models, next_arrival=crowd.next_arrival, ended=ended, until_s=until_s
-    )
+        crowd.arrivals(), engine=engine, backends=models, next_arrival=crowd.next_arrival, ended=ended, steps=steps,
+        until_s=until_s,
+    )  # fmt: skip
     found.tasks = sum(end_s >= from_s for _, _, end_s in crowd.finished)
     return found
 

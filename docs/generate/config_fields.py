@@ -20,7 +20,7 @@ UNITS = {
     "window_tokens": "tokens", "window_calls": "calls",
     "attempts_max": "engines", "users_max": "users", "workers": "processes", "quantum": "service",
     "max_num_seqs": "requests", "waiting_target": "requests", "max_concurrency": "requests", "concurrent": "requests",
-    "unqueued_max": "requests", "kv_ceiling": "part of 1", "headroom": "part of 1", "enter": "part of 1",
+    "unqueued_max": "requests", "kv_ceiling": "part of 1", "kv_offload_tokens": "tokens", "headroom": "part of 1", "enter": "part of 1",
     "leave": "part of 1", "sample_ratio": "part of 1", "starts": "interactions", "requests": "requests",
     "tokens": "tokens", "addresses_max": "engines", "memory_max": "bytes",
     "normal_service": "service", "input": "per million tokens", "output": "per million tokens",

@@ -42,6 +42,7 @@ def setup_of(
             waiting_target=capacity.waiting_target,
             kv_ceiling=capacity.kv_ceiling,
             headroom=capacity.headroom,
+            kv_offload_tokens=capacity.kv_offload_tokens,
             concurrency_max=capacity.max_concurrency,
         ),
         overload=gateway.overload.settings(),

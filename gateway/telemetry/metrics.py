@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
@@ -148,6 +148,7 @@ class Metrics:
         self._held_back: dict[tuple[str, str], _Distribution] = {}
         """By (pool, obstacle): waits of the requests that waited for it."""
         self._queues: list[tuple[str, str, int]] = []
+        self._contexts: list[tuple[str, str, int]] = []
         """Pool, tenant, and how much waited when it was read."""
         self._tenants: list[tuple[str, str, float, float]] = []
         self._preemptions: list[tuple[str, str, int]] = []
@@ -305,8 +306,12 @@ class Metrics:
     def _as_read(self) -> Iterator[Metric]:
         """What was read on the loop, and this build."""
         queued = GaugeMetricFamily("fairgate_queued_requests", "Requests waiting.", labels=["pool", "tenant"])
-        for pool, tenant, waiting in self._queues:
-            queued.add_metric([pool, tenant], waiting)
+        held = GaugeMetricFamily(
+            "fairgate_working_set_tokens", "Contexts of interactions under way.", labels=["pool", "tenant"]
+        )
+        for family, counts in ((queued, self._queues), (held, self._contexts)):
+            for pool, tenant, count in counts:
+                family.add_metric([pool, tenant], count)
         received = GaugeMetricFamily(
             "fairgate_recent_service", "Service received within the last minute.", labels=["pool", "tenant"]
         )
@@ -338,7 +343,7 @@ class Metrics:
             news.add_metric([pool, outcome], count)
         build = GaugeMetricFamily("fairgate_build_info", "1; the labels say what runs.", labels=["version", "build"])
         build.add_metric([__version__, BUILD], 1)
-        yield from (queued, received, due, preemptions, wasted, exchanges, news, build)
+        yield from (queued, held, received, due, preemptions, wasted, exchanges, news, build)
 
     def read_gauges(self, pools: Iterable[Pool], interactions: Interactions | None) -> None:
         """Take the engines' state; on the loop, since rendering happens beside it."""
@@ -347,6 +352,7 @@ class Metrics:
             self._read_waste(interactions)
         queues: dict[tuple[str, str], int] = dict.fromkeys(self._shown(), 0)
         preemptions = []
+        contexts: list[tuple[str, str, int]] = []
         for pool in pools:
             engine = pool.dispatcher.engine
             queues.setdefault((pool.name, OTHERS), 0)
@@ -358,6 +364,7 @@ class Metrics:
                     else (pool.name, OTHERS)
                 )
                 queues[of] = queues.get(of, 0) + waiting.requests
+            contexts += [(pool.name, *one) for one in islice(engine.working_set.tenants().items(), TENANTS_MAX)]
             self.queued_bytes.labels(pool.name).set(engine.queued_bytes)
             for name, ledger in engine.backends.items():
                 self.dispatched.labels(pool.name, name).set(ledger.sequences)
@@ -372,7 +379,7 @@ class Metrics:
                 if ledger.allowance is not None:
                     self.granted.labels(pool.name, name).set(ledger.allowance.sequences)
         self._queues = [(pool_name, tenant, count) for (pool_name, tenant), count in queues.items()]
-        self._preemptions = preemptions
+        self._preemptions, self._contexts = preemptions, contexts
 
     def read_tenants(self, present: Mapping[str, Any]) -> None:
         """Who received how much just now, and was due how much? As `/tenants` answers, of the busiest."""

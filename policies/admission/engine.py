@@ -155,6 +155,12 @@ class AdmissionEngine:
         pressure = self.pressure(now)
         now = max(self._now, now + self.set_back_s)
         numbers = self.policy.explain(known.flow, now)
+        if self.working_set.hold_s:
+            numbers |= {
+                "working_set_tokens": float(self.working_set.tokens),
+                "working_set_max_tokens": float(self.working_set.capacity_tokens),
+                "working_set_hold_s": self.working_set.hold_s,
+            }
         if request is not None:
             numbers |= {"place_in_tenant": float(self._waiting.place_of(request)), "queue": float(self.queued)}
         return explain(

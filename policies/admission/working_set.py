@@ -11,10 +11,15 @@ K is the number of KV tokens of the pool, R its prefill rate. The working set is
       only if, its next call comes within that time (the five-minute rule, Gray and Putzolu 1987);
     - a start is expected to take the larger of its prompt and what calls of its app usually have.
 
-A start waits if the set with its context would exceed K. It does not wait if nothing counts, if its tenant stays within
-its part of K by weight, or if its tenant has received less service than the most served one by more than the window of
-the order and fits into K alone. The order says who goes next, the set only whether. A call inside an interaction that
-counts never waits for the set.
+A start waits if the set with its context would exceed K, unless its tenant stays within its part of K by weight. It
+waits as well if its tenant has received more service than a tenant whose start waits for the set, by more than the
+window of the order: or small starts would always take the room that a large one waits for. Where nothing counts,
+nothing waits. The order says who goes next, the set only whether. A call inside an interaction that counts never waits
+for the set.
+
+Bound: while a tenant has a start waiting, another one that is more than the window ahead of it receives only what its
+interactions under way still take. With I, the most that those in K take until they end, service per weight differs by
+at most 2 (U + L + I) over an interval in which both have starts waiting (U and L as in `orders.vtc`).
 
 If the set exceeds K by a tenth, because contexts grew, interactions are parked: the newest idle one of the tenant that
 holds most for its weight no longer counts, and its next call waits like a start, once.
@@ -82,7 +87,7 @@ class WorkingSet:
 
     def __init__(self, shares: FairShares, needs: AppNeeds) -> None:
         self.capacity_tokens = 0
-        """K."""
+        """K: this gateway's part, where others use the engines as well."""
         self.hold_s = 0.0
         """K / R: how long an idle context counts; 0: K or R is not known, so nothing waits."""
         self.tokens = 0
@@ -111,14 +116,16 @@ class WorkingSet:
 
     def has_room(self, request: Request) -> bool:
         """May this request start, as far as the set is concerned?"""
-        if not self.hold_s or request.progress.context is not None or self.is_ahead is None:
+        if not self.hold_s or not self.tokens or request.progress.context is not None or self.is_ahead is None:
             return True
-        expected = self._expected_tokens(request)
-        if not self.tokens or self.tokens + expected <= self.capacity_tokens:
+        tenant, expected = request.flow.tenant, self._expected_tokens(request)
+        if self.is_ahead(tenant):
+            return False
+        if self.tokens + expected <= self.capacity_tokens:
             return True
-        own = self._tenants.get(request.flow.tenant)
+        own = self._tenants.get(tenant)
         with_it = expected + (own.tokens if own is not None else 0)
-        return with_it <= self.capacity_tokens * self._shares.part(request) and not self.is_ahead(request.flow.tenant)
+        return with_it <= self.capacity_tokens * self._shares.part(request)
 
     def wait_s(self, request: Request) -> float:
         """How long will a start that arrives now wait for the set? 0: not at all, or that is not known."""
@@ -197,20 +204,22 @@ class WorkingSet:
             return
         self._measured_s = now
         self.expire(now)
-        capacity_tokens, tokens_per_s = 0, 0.0
-        is_known = False
+        own_tokens, timed_tokens, seconds = 0, 0, 0.0
         for engine in engines:
-            if engine.healthy:
-                tokens, rate = engine.cache_tokens(), engine.prefill_rate.tokens_per_s
-                is_known = tokens is not None and rate is not None
-                if tokens is None or rate is None:
-                    break
-                capacity_tokens += tokens
-                tokens_per_s += rate
-        self.capacity_tokens = capacity_tokens
-        self.hold_s = capacity_tokens / tokens_per_s if is_known else 0.0
+            if not engine.healthy:
+                continue
+            tokens, rate = engine.cache_tokens(), engine.prefill_rate.tokens_per_s
+            if tokens is None:
+                timed_tokens = 0
+                break
+            own_tokens += tokens // (1 if engine.allowance is None else engine.allowance.sharers)
+            if rate is not None:  # an engine that was never busy is taken to be as fast as the others
+                timed_tokens += tokens
+                seconds += tokens * tokens / rate
+        self.capacity_tokens = own_tokens
+        self.hold_s = seconds / timed_tokens if timed_tokens else 0.0
         if self.hold_s:
-            self._park(OVER * capacity_tokens)
+            self._park(OVER * own_tokens)
 
     # --- the table ---
 

@@ -13,15 +13,16 @@ USAGE_DIFFERS_MAX: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class CapacitySettings:
-    """How is capacity judged? `headroom` is the largest fraction of the KV capacity and of the slots that is kept for
-    tenants below their fair share.
-    """
+    """How is capacity judged? `headroom` is the largest fraction of the KV capacity that is kept for tenants below their
+    fair share."""
 
     waiting_target: int = 2
     kv_ceiling: float = 0.96
     """The risk that is taken: fraction of the KV capacity up to which requests are started, their expected growth
     included, as far as their answers may become longer than expected. Where none may, all of it is used."""
     headroom: float = 0.05
+    kv_offload_tokens: int = 0
+    """KV tokens that a lower tier of each engine's cache holds (CPU memory, disk)."""
     concurrency_max: int | None = None
     gauge_trust_s: float = 1.0
     retry_backoff_s: float = 0.1

@@ -156,8 +156,9 @@ class BackendLedger:
         return self.kv.fraction(0.0 if elsewhere is None else elsewhere.kv_tokens_elsewhere)
 
     def cache_tokens(self) -> int | None:
-        """KV tokens that its cache holds; None: not known."""
-        return self.kv.capacity_tokens
+        """KV tokens that its cache holds, the lower tiers included; None: not known."""
+        capacity = self.kv.capacity_tokens
+        return None if capacity is None else capacity + self._settings.kv_offload_tokens
 
     def sequences_in_all(self) -> int:
         """Sequences that this gateway and others have dispatched to it."""

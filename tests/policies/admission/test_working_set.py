@@ -12,7 +12,7 @@ from policies.admission.named import named_policy
 from policies.admission.working_set import WorkingSet
 from policies.app_needs import AppNeeds
 from policies.capacity.fair_shares import FairShares
-from policies.capacity.gauges import Gauges
+from policies.capacity.gauges import Allowance, CapacitySettings, Gauges
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.prefill_rate import PrefillRate
 from policies.queue.bounds import QueueLimits
@@ -357,3 +357,35 @@ def test_weights_are_parts_of_the_cache() -> None:
     found.dispatched(light, 0.0)
     for prompt, has_room in ((900, True), (1100, False)):
         assert found.has_room(make_request("b", id=f"next-{prompt}", prompt=prompt)) is has_room
+
+
+def test_an_engine_that_was_never_busy_counts_as_fast_as_the_others_and_one_without_gauges_ends_the_rule() -> None:
+    pool = Pool()
+    for name in ("two", "three"):
+        pool.engine.add_backend(name, max_num_seqs=64)
+    pool.now += 1.0
+    pool.engine.backend_changed("two", Gauges(pool.now, running=0, waiting=0, kv_capacity_tokens=2 * K), pool.now)
+    assert pool.set.hold_s == 0.0, "nothing is known of the third"
+    pool.now += 1.0
+    pool.engine.backend_changed("three", False, pool.now)
+    pool.scraped()
+    assert pool.set.capacity_tokens == 3 * K
+    assert pool.set.hold_s == pytest.approx(HOLD_S)
+
+
+def test_gateways_that_share_an_engine_share_its_cache() -> None:
+    pool = Pool()
+    pool.engine.backends["one"].allowance = Allowance(64, K, sharers=4)
+    pool.now += 1.0
+    pool.scraped()
+    assert pool.set.capacity_tokens == K // 4
+    assert pool.set.hold_s == pytest.approx(HOLD_S), "to compute all of it takes as long"
+
+
+def test_a_lower_tier_of_the_cache_counts() -> None:
+    pool = Pool()
+    pool.engine.backends["one"].set(CapacitySettings(kv_offload_tokens=5 * K), max_num_seqs=64)
+    pool.now += 1.0
+    pool.scraped()
+    assert pool.set.capacity_tokens == 6 * K
+    assert pool.set.hold_s == pytest.approx(6 * HOLD_S)
