@@ -12,7 +12,7 @@ from typing import Final, Literal
 from policies.plain_data import rows
 from policies.request import Caps, Interaction
 
-__all__ = ["APPS_MAX", "IDLE_S_MAX", "IDLE_S_MIN", "PACE_S_MAX", "AppNeeds", "Cap", "Percentile"]
+__all__ = ["APPS_MAX", "CALLS_MIN", "IDLE_S_MAX", "IDLE_S_MIN", "PACE_S_MAX", "AppNeeds", "Cap", "Percentile"]
 
 Cap = float | Literal["auto"]
 

@@ -61,7 +61,9 @@ class Gateway:
     """One whose engine runs a request and has another in its queue, so that there is something to tell."""
 
     def __init__(self, policy: str = "fairserve") -> None:
-        limits = {"throttle": ThrottleSettings(user=Ceilings(starts=5))} if policy == "fairserve" else {}
+        limits: dict[str, Any] = (
+            {"throttle": ThrottleSettings(user=Ceilings(starts=5))} if policy == "fairserve" else {}
+        )
         self.quotas, self.interactions = Quotas(Quota(requests_per_minute=5)), Interactions()
         self.engine = AdmissionEngine(
             named_policy(policy, **limits), limits=LIMITS, quotas=self.quotas, interactions=self.interactions

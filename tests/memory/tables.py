@@ -24,6 +24,7 @@ from policies.capacity.output_lengths import OutputLengths
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.leaky_counts import LeakyCounts
 from policies.limits.quotas import Quota, Quotas
+from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import NO_CLAIM, Claim, Flow, Pressure, Request, ServiceTokens, Wait, Witnesses
 
@@ -66,10 +67,12 @@ def wait(number: int) -> Wait:
 
 
 def flows(policy: str, *, tenants: bool) -> Fill:
-    """Each has been served in both of two windows. `tenants`: each is of a tenant of its own."""
+    """Each has been served in both of two windows, and counted if limits may be set. `tenants`: each is of a tenant
+    of its own."""
+    limits: dict[str, Any] = {"throttle": ThrottleSettings(user=Ceilings(starts=1))} if policy == "fairserve" else {}
 
     def fill(most: int) -> Any:
-        made = named_policy(policy, flows_max=most).order
+        made = named_policy(policy, flows_max=most, **limits).order
         for now in (1.0, 61.0):
             for number in range(BEYOND * most):
                 asked = request(number, now=now, tenants=tenants)
@@ -103,7 +106,7 @@ def decisions(most: int) -> Any:
     for number in range(BEYOND * most):
         asked = request(number)
         asked.progress.wait = wait(number)
-        pressure = Pressure(False, "", number + 0.5, number + 0.25, number)
+        pressure = Pressure(False, "", number + 0.5)
         made.note(Dispatch(asked.id, "engine"), asked, number + 0.75, pressure)
     return made
 

@@ -17,10 +17,11 @@ import pytest
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import profile
 from policies.admission.engine import AdmissionEngine
-from policies.app_needs import CALLS
+from policies.app_needs import CALLS_MIN
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.cost import CACHED_WEIGHT, Cost, LinearCost
+from policies.orders.vtc import WINDOW_TOKENS
 from policies.request import Claim, Flow, Witnesses
 from simulation.driver import simulate
 from simulation.metrics import service
@@ -128,7 +129,7 @@ class OneSession(Caller):
 class Longest(Caller):
     """Interactions as long as their immunity lasts, one after another: it starts far less often than others."""
 
-    calls = int(CALLS.floor) - 1
+    calls = int(CALLS_MIN) - 1
 
 
 class Heaviest(Caller):
@@ -289,7 +290,16 @@ def test_claiming_the_heaviest_app_gains_nothing_although_its_calls_weigh_least(
 
 
 def test_idling_banks_no_credit() -> None:
-    assert gain(Idler, start_s=IDLE_UNTIL_S, end_s=LATE_S) <= GAIN_MAX
+    assert gain(Idler, start_s=IDLE_UNTIL_S, end_s=LATE_S, policy="wsc") <= GAIN_MAX
+
+
+def test_a_tenant_that_was_idle_has_the_window_once() -> None:
+    """It was idle while each of the others received 100,000 tokens."""
+    assert gain(Idler, start_s=LATE_S, end_s=2 * LATE_S) <= GAIN_MAX
+    calls = records(Idler, "default", CALLERS, "auto", 2 * LATE_S, "fairserve")
+    received = service(calls, IDLE_UNTIL_S, 2 * LATE_S)
+    ahead = received["tested"] - sum(received[tenant] for tenant in ("one", "two", "three")) / 3
+    assert ahead <= 1.5 * WINDOW_TOKENS, "and what the engine runs at once"
 
 
 def test_sharing_a_prefix_gains_no_more_of_the_engine_than_not_sharing() -> None:
