@@ -31,8 +31,6 @@ IDLE_FACTOR: Final = 2.0
 """A learned idle time is so many times the longest pause of late."""
 FADING: Final = 0.999
 """How much of the longest pause is left after each pause that is shorter."""
-CONTEXT_RATE: Final = 0.02
-"""Weight of one call in the mean prompt of an app's calls."""
 PAUSES_MIN: Final = 32
 """Before so many pauses were seen, an interaction that awaits a tool's result may be silent for `IDLE_S_MAX`."""
 REPLIES_MIN: Final = 8
@@ -73,14 +71,12 @@ class Percentile:
 class _Needs:
     """What was seen of one app."""
 
-    __slots__ = ("calls", "caps", "context_tokens", "lifetime_s", "longest_s", "pauses", "reply_s", "tokens")
+    __slots__ = ("calls", "caps", "lifetime_s", "longest_s", "pauses", "reply_s", "tokens")
 
     def __init__(self) -> None:
         self.calls = Percentile(USUAL)
         self.tokens = Percentile(USUAL)
         self.lifetime_s = Percentile(USUAL)
-        self.context_tokens = 0.0
-        """Mean prompt of a call; 0: none was seen."""
         self.pauses = 0
         """Pauses that a proof ended."""
         self.longest_s = 0.0
@@ -146,18 +142,7 @@ class AppNeeds:
             return PACE_S_UNKNOWN
         return PACE_S_MAX if needs.reply_s.value <= PACE_S_AGENTS_MEDIAN else PACE_S_PEOPLE
 
-    def context_tokens(self, tenant: str, app: str) -> float:
-        """How long is the prompt of a call of this app on average? 0: none was seen."""
-        needs = self._apps.get((tenant, app))
-        return needs.context_tokens if needs is not None else 0.0
-
     # --- events ---
-
-    def called(self, tenant: str, app: str, prompt_tokens: int) -> None:
-        """A call of this app has so long a prompt."""
-        needs = self._of(tenant, app)
-        share = CONTEXT_RATE if needs.context_tokens else 1.0
-        needs.context_tokens += share * (prompt_tokens - needs.context_tokens)
 
     def paused(self, tenant: str, app: str, pause_s: float) -> None:
         """An interaction was silent for so long before what it awaited came."""

@@ -26,11 +26,11 @@ from policies.admission.lifecycle import (
 )
 from policies.admission.policy import Policy
 from policies.admission.waits import Waits
-from policies.admission.working_set import WorkingSet
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import OutputPredictor
+from policies.capacity.working_set import WorkingSet
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.queue.bounds import BoundedQueue, QueueLimits
@@ -58,7 +58,7 @@ class Books:
         self.leases: dict[str, Lease] = {}
         self.backends: dict[str, BackendLedger] = {}
         self.tenants = tenants
-        self.working_set = WorkingSet(tenants, interactions.needs)
+        self.working_set = WorkingSet(tenants)
         self.policy = policy
         self.lengths = lengths
         self.interactions = interactions

@@ -84,7 +84,7 @@ class AdmissionEngine:
         self.backends = self.books.backends
         self.working_set = self.books.working_set
         self.room = PoolRoom(self.backends, self.books.tenants, self.working_set)
-        self.go_by(policy)
+        self.room.follow(policy)
         self.elsewhere: Elsewhere | None = None
         """None: this gateway is the only one that counts."""
         self.is_stood_in_for = False
@@ -108,12 +108,6 @@ class AdmissionEngine:
     def __repr__(self) -> str:
         counts = f"{self.queued} queued, {self.dispatched} dispatched, {len(self.backends)} backends"
         return f"<AdmissionEngine {counts}>"
-
-    def go_by(self, policy: Policy) -> None:
-        """From now on this policy says which request goes next."""
-        self.policy = self.books.policy = policy
-        self.room.prefixes = policy.prefixes
-        self.working_set.is_ahead = policy.is_ahead if policy.admits_wholes else None
 
     # --- questions: they change nothing ---
 
@@ -210,7 +204,8 @@ class AdmissionEngine:
                 self.elsewhere.ask(request)
             return decisions
         refused = self.quotas.refusal(request, now) if self.quotas is not None else None
-        refused = refused or self.policy.refusal(request, now, pressure) or self._too_late(request)
+        refused = refused or self.policy.refusal(request, now, pressure)
+        refused = refused or self.working_set.refusal(request, self.limits.wait_s(request))
         return self._let_in(request, refused, now, pressure)
 
     def told(self, request_id: str, now: float) -> None:
@@ -232,7 +227,8 @@ class AdmissionEngine:
         request.progress.deadline_s = since_s + self.limits.wait_s(request)
         self._waiting.add(request)
         pressure = self._observe(now)
-        refused = refused or self.policy.refusal(request, now, pressure) or self._too_late(request)
+        refused = refused or self.policy.refusal(request, now, pressure)
+        refused = refused or self.working_set.refusal(request, self.limits.wait_s(request))
         if refused is not None:
             self.books.refused(request, now)
             return (self._reject(request, refused, now, pressure),)
@@ -270,7 +266,7 @@ class AdmissionEngine:
         self.books.lengths.learn(request, service.output)
         self.policy.learn(request, service, now)
         ledger = self.backends[lease.backend]
-        ledger.finished(lease, service, now)
+        ledger.prefill_rate.answered(lease, service, now)
         if not request.streamed:
             ledger.came_whole(lease, now)
         self.books.finished(request, service, now, awaits_more)
@@ -425,13 +421,6 @@ class AdmissionEngine:
         dispatch = Dispatch(request.id, backend)
         self.recent.note(dispatch, request, now, CALM)
         return dispatch
-
-    def _too_late(self, request: Request) -> Refused | None:
-        """Would the working set have no room for this start before it expires? Then its client is told at once."""
-        if request.progress.inside:
-            return None
-        wait_s = self.working_set.wait_s(request)
-        return Refused(Refusal.WORKING_SET, wait_s) if wait_s > self.limits.wait_s(request) else None
 
     def _withdraw(self, request: Request, now: float) -> None:
         """It leaves the queue without service."""

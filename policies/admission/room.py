@@ -8,10 +8,11 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Final, Protocol
 
-from policies.admission.working_set import WorkingSet
+from policies.admission.policy import Policy
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.working_set import WorkingSet
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.request import Request
 
@@ -133,6 +134,11 @@ class PoolRoom:
         self._changed.move_to_end(engine)
         if self._full.pop(engine, None) is not None:
             self._open[engine] = self._backends[engine]
+
+    def follow(self, policy: Policy) -> None:
+        """From now on this policy asks."""
+        self.prefixes = policy.prefixes
+        self._working_set.is_ahead = policy.is_ahead if policy.admits_wholes else None
 
     def at(self, now: float) -> None:
         """Set the time. What is forgotten by now no longer decides, and engines whose time has come have changed."""

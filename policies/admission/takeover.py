@@ -62,7 +62,6 @@ def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Dec
         ledger.set(setup.capacity, max_num_seqs=setup.slots.get(name))
     if setup.interactions is not None:
         engine.interactions = books.interactions = setup.interactions
-        engine.working_set.needs = setup.interactions.needs
     if setup.quotas is not None and engine.quotas is not setup.quotas:
         engine.quotas = books.quotas = setup.quotas
         for request in _present(engine):
@@ -159,7 +158,8 @@ def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
     for lease in leases:
         received = ServiceTokens(lease.request.prompt_tokens, lease.charged_tokens)
         policy.charge(lease.request, received, now, final=False)
-    engine.go_by(policy)
+    engine.policy = books.policy = policy
+    engine.room.follow(policy)
 
 
 def _arrival(request: Request) -> float:

@@ -13,8 +13,8 @@ USAGE_DIFFERS_MAX: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class CapacitySettings:
-    """How is capacity judged? `headroom` is the largest fraction of the KV capacity that is kept for tenants below their
-    fair share."""
+    """How is capacity judged? `headroom` is the largest fraction of the KV capacity that is kept for tenants below
+    their fair share."""
 
     waiting_target: int = 2
     kv_ceiling: float = 0.96

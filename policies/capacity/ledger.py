@@ -21,10 +21,9 @@ from policies.capacity.gauges import Allowance, CapacitySettings, Gauges, StepTr
 from policies.capacity.kv_cache import KvCache
 from policies.capacity.lease import Lease
 from policies.capacity.obstacle import Obstacle
-from policies.capacity.pace import Pace, PrefillWindow, UsualLoad
-from policies.capacity.prefill_rate import PrefillRate
+from policies.capacity.pace import Pace, PrefillRate, PrefillWindow, UsualLoad
 from policies.capacity.slots import Slots
-from policies.request import Request, ServiceTokens
+from policies.request import Request
 
 __all__ = ["BackendLedger"]
 
@@ -78,7 +77,6 @@ class BackendLedger:
         self._preempted = 0
         """Sequences that it has started and that wait inside it again, as of its last step."""
         self._trust = StepTrust()
-        self._says_steps = False
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
         self._closed_until_s = 0.0
@@ -154,11 +152,6 @@ class BackendLedger:
         if self.kv.capacity_tokens is None:
             return self.sequences_in_all() / self.slots.count
         return self.kv.fraction(0.0 if elsewhere is None else elsewhere.kv_tokens_elsewhere)
-
-    def cache_tokens(self) -> int | None:
-        """KV tokens that its cache holds, the lower tiers included; None: not known."""
-        capacity = self.kv.capacity_tokens
-        return None if capacity is None else capacity + self._settings.kv_offload_tokens
 
     def sequences_in_all(self) -> int:
         """Sequences that this gateway and others have dispatched to it."""
@@ -304,22 +297,6 @@ class BackendLedger:
         self.kv.remove(lease, now)
         self.pace.ended(lease, now)
 
-    def finished(self, lease: Lease, service: ServiceTokens, now: float) -> None:
-        """A request has its whole answer, and took this much: the rate of prefill shows in how long that took.
-
-        Nobody knows what the engine has cached for a call inside an interaction unless the engine says it.
-        """
-        request = lease.request
-        if not lease.is_first or self._says_steps or (service.cached is None and request.progress.inside):
-            return
-        cached = service.cached if service.cached is not None else request.progress.cached_tokens
-        if not request.streamed:
-            self.prefill_rate.observed(
-                service.prompt - cached, service.output / request.sequences, now - lease.dispatched_s
-            )
-        elif lease.started_s is not None:
-            self.prefill_rate.observed(service.prompt - cached, 0.0, lease.started_s - lease.dispatched_s)
-
     def came_whole(self, lease: Lease, now: float) -> None:
         """An answer came whole, with no sign of its start."""
         if lease.was_taken():
@@ -375,7 +352,7 @@ class BackendLedger:
         self._starts_since_gauges = 0
         self._ends_since_gauges = 0
         if gauges.is_step:
-            self._saw_step(gauges, before)
+            self.prefill_rate.saw_step(gauges, before)
             self.slots.told(gauges.max_num_seqs)
             self.prefill.told(gauges.scheduled_tokens_max)
         if gauges.waiting is not None:
@@ -400,13 +377,6 @@ class BackendLedger:
     def _running(self) -> int:
         """Sequences that are known to have started."""
         return self.sequences - sum(lease.request.sequences for lease in self.starting.values())
-
-    def _saw_step(self, step: Gauges, before: Gauges | None) -> None:
-        """A step that computed prompts, right after another one, shows what prompts cost."""
-        self._says_steps = True
-        tokens = step.scheduled_tokens or 0
-        if before is not None and before.is_step and before.running and tokens > (step.running or 0):
-            self.prefill_rate.observed(tokens, 0.0, step.taken_s - before.taken_s)
 
     def _infer_starts(self, gauges: Gauges, now: float) -> None:
         """The engine is first come, first served: all that it had received have started, except the last `waiting`."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from policies.capacity.gauges import Gauges
 from policies.capacity.lease import Lease
+from policies.request import ServiceTokens
 
-__all__ = ["PREFILL_TOKENS_MAX", "PREFILL_TOKENS_MIN", "Pace", "PrefillWindow", "UsualLoad"]
+__all__ = ["PREFILL_TOKENS_MAX", "PREFILL_TOKENS_MIN", "Pace", "PrefillRate", "PrefillWindow", "UsualLoad"]
 
 RATE: Final = 0.1
 """Weight of one request in a moving average."""
@@ -19,6 +21,12 @@ USUAL_S: Final = 10.0
 """Longer than most requests run, so that what chance brings and takes counts little."""
 PREFILL_TOKENS_MIN: Final = 2048
 PREFILL_TOKENS_MAX: Final = 262_144
+FITTED_RATE: Final = 0.02
+"""Weight of one request in the moments of a fit: about the last fifty count."""
+SEEN_MIN: Final = 20
+"""The first guess of a moving average weighs too much before."""
+EXPLAINED_MIN: Final = 0.5
+"""The part of the variance of the times that the tokens must explain (r squared), or the slope is noise."""
 
 
 class Pace:
@@ -103,3 +111,67 @@ class PrefillWindow:
         elif not engine_waits and self._held_back:
             self.tokens = min(PREFILL_TOKENS_MAX, self.tokens * 5 // 4)
         self._held_back = False
+
+
+class PrefillRate:
+    """How many prompt tokens does an engine compute in a second? Measured by what each more of them costs.
+
+    The time to a first token is a + u / R: u are the prompt tokens that the engine has not cached, R is the rate, and a
+    is what every request takes. An answer that comes whole takes c more for each token of the answer. So 1 / R is the
+    slope of the time over u at equal outputs: a least-squares fit with two regressors. Where the engine reports each of
+    its steps, u are the tokens of the step, and the time is that of the step.
+    """
+
+    __slots__ = ("_mean", "_moments", "_reports_steps", "seen", "tokens_per_s")
+
+    def __init__(self) -> None:
+        self.tokens_per_s: float | None = None
+        """R, as of the last time that it could be told; None: too little was seen, or prompts differed too little."""
+        self.seen = 0
+        self._reports_steps = False
+        self._mean = [0.0, 0.0, 0.0]
+        self._moments = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+        """Of uu, uo, us, oo, os, ss."""
+
+    def answered(self, lease: Lease, service: ServiceTokens, now: float) -> None:
+        """A request has its whole answer, and took this much.
+
+        Nobody knows what the engine has cached for a call inside an interaction unless the engine says it.
+        """
+        request = lease.request
+        if not lease.is_first or self._reports_steps or (service.cached is None and request.progress.inside):
+            return
+        uncached = service.prompt - (request.progress.cached_tokens if service.cached is None else service.cached)
+        if not request.streamed:
+            self.observed(uncached, service.output / request.sequences, now - lease.dispatched_s)
+        elif lease.started_s is not None:
+            self.observed(uncached, 0.0, lease.started_s - lease.dispatched_s)
+
+    def saw_step(self, step: Gauges, before: Gauges | None) -> None:
+        """A step that computed prompts, right after another one, shows what prompts cost."""
+        self._reports_steps = True
+        tokens = step.scheduled_tokens or 0
+        if before is not None and before.is_step and before.running and tokens > (step.running or 0):
+            self.observed(tokens, 0.0, step.taken_s - before.taken_s)
+
+    def observed(self, uncached_tokens: float, output_tokens: float, seconds: float) -> None:
+        """A request that found nobody's prompt before it took so long."""
+        self.seen += 1
+        share = max(FITTED_RATE, 1.0 / self.seen)
+        mean = self._mean
+        u, o, s = uncached_tokens - mean[0], output_tokens - mean[1], seconds - mean[2]
+        for place, delta in enumerate((u, o, s)):
+            mean[place] += share * delta
+        products = (u * u, u * o, u * s, o * o, o * s, s * s)
+        self._moments = [
+            (1.0 - share) * (moment + share * product) for moment, product in zip(self._moments, products, strict=True)
+        ]
+        if self.seen >= SEEN_MIN:
+            self._fit()
+
+    def _fit(self) -> None:
+        uu, uo, us, oo, os, ss = self._moments
+        if oo > 0:  # what outputs explain is taken out
+            uu, us, ss = uu - uo * uo / oo, us - uo * os / oo, ss - os * os / oo
+        if uu > 0 and us > 0 and us * us >= EXPLAINED_MIN * uu * ss:
+            self.tokens_per_s = uu / us

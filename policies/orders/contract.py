@@ -74,12 +74,12 @@ class Order(ABC):
 
     reads_prefixes: ClassVar[bool] = False
     """Requests must come with the hashes of their prompt's blocks."""
-    admits_wholes: ClassVar[bool] = False
-    """Starts of interactions wait for the working set, and calls inside pass them."""
     knows_interactions: ClassVar[bool] = False
     """Requests must come with what they show of their interaction."""
 
     def __init__(self) -> None:
+        self.admits_wholes = False
+        """Starts of interactions wait for the working set, and calls inside pass them."""
         self.passes = False
         """A request that an engine has cached may go before the next one (`Room.nearest`)."""
         self.backlog: Backlog | None = None

@@ -20,6 +20,7 @@ from policies.orders.contract import Order
 from policies.orders.profiles import Profiles
 from policies.orders.wsc import Wsc, WscParams
 from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
+from policies.settings import setting
 
 __all__ = ["FairServe", "FairServeParams"]
 
@@ -33,12 +34,14 @@ class FairServeParams(WscParams):
     """
 
     throttle: ThrottleSettings = field(default_factory=ThrottleSettings)
+    working_set: bool = setting(
+        True,
+        "Starts wait while the contexts of the interactions under way fill the KV cache (docs/working-sets.md).",
+    )
 
 
 class FairServe(Wsc):
     """Which tenant and flow is owed most, whose interaction is open, and which starts are refused now?"""
-
-    admits_wholes = True
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class FairServe(Wsc):
         """`profiles` and `throttle`: given where several queues learn and count together."""
         self._fairserve = params = params or FairServeParams()
         super().__init__(params, flows_max=flows_max, profiles=profiles)
+        self.admits_wholes = params.working_set
         if throttle is None and not params.throttle.is_off:
             throttle = Throttle(params.throttle, members_max=flows_max)
         self.throttle = throttle

@@ -181,9 +181,12 @@ def ends_calls(policy: str, *, wait_s_max: float = WAIT_S_MAX, **settings: Any) 
 
 
 def protects_interactions(*, overload: OverloadSettings | None = None, **settings: Any) -> AdmissionEngine:
-    """FairServe as the gateway has it: a call inside an interaction waits longer before it is given up."""
+    """FairServe as the gateway has it: a call inside an interaction waits longer before it is given up.
+
+    No start waits for the working set: the paper's engine caches no prefix, so to hold contexts cannot pay.
+    """
     limits = QueueLimits(wait_s_max=WAIT_S_MAX)
-    return AdmissionEngine(named_policy("fairserve", **settings), limits=limits, overload=overload)
+    return AdmissionEngine(named_policy("fairserve", working_set=False, **settings), limits=limits, overload=overload)
 
 
 def study(

@@ -37,9 +37,13 @@ POLICIES: Mapping[str, Callable[[], AdmissionEngine]] = {
     "RPM(10)": partial(ends_calls, "rpm", wait_s_max=TIMEOUT_S, requests_per_minute=10),
     "VTC": partial(ends_calls, "vtc", wait_s_max=TIMEOUT_S),
     "FS (W)": partial(ends_calls, "wsc", wait_s_max=TIMEOUT_S, across_tenants=True),
-    "FS (W+I)": partial(ends_calls, "fairserve", wait_s_max=TIMEOUT_S, across_tenants=True, window_calls=UNBOUNDED),
-    "FairServe": partial(ends_calls, "fairserve", wait_s_max=TIMEOUT_S),
-    "FairServe, window 65,536": partial(ends_calls, "fairserve", wait_s_max=TIMEOUT_S, window_tokens=65_536.0),
+    "FS (W+I)": partial(
+        ends_calls, "fairserve", wait_s_max=TIMEOUT_S, across_tenants=True, window_calls=UNBOUNDED, working_set=False
+    ),
+    "FairServe": partial(ends_calls, "fairserve", wait_s_max=TIMEOUT_S, working_set=False),
+    "FairServe, window 65,536": partial(
+        ends_calls, "fairserve", wait_s_max=TIMEOUT_S, window_tokens=65_536.0, working_set=False
+    ),
 }
 """FS (W+I) as printed: whoever is inside an interaction goes first, however much others are owed."""
 

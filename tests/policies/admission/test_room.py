@@ -8,13 +8,12 @@ from policies.admission.decisions import Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.room import PoolRoom
-from policies.admission.working_set import WorkingSet
-from policies.app_needs import AppNeeds
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.working_set import WorkingSet
 from policies.queue.bounds import QueueLimits
 from policies.request import Refusal, ServiceTokens
 from tests.policies.making import dispatched, make_request
@@ -63,7 +62,7 @@ def test_a_wake_asks_only_the_engines_whose_time_has_come() -> None:
             ledger.started(lease, 0.0)
     engines["soon"].observe(Gauges(0.2, running=1, waiting=9), 0.3)
     engines["late"].observe(Gauges(0.3, running=1, waiting=9), 0.3)
-    room = PoolRoom(engines, tenants, WorkingSet(tenants, AppNeeds()))
+    room = PoolRoom(engines, tenants, WorkingSet(tenants))
     tenants.seen(request, 0.0)
     room.changed()
     room.at(0.3)
@@ -121,7 +120,7 @@ def test_an_engine_without_slots_for_many_sequences_may_have_one_for_a_single_on
         lease = Lease(make_request("b", prompt=1, sequences=sequences), "one", 0.0)
         ledger.add(lease)
         ledger.started(lease, 0.0)
-    room = PoolRoom(engines, tenants, WorkingSet(tenants, AppNeeds()))
+    room = PoolRoom(engines, tenants, WorkingSet(tenants))
     many, single = make_request("a", sequences=16), make_request("a")
     for request in (many, single):
         tenants.seen(request, 0.0)

@@ -9,12 +9,11 @@ import pytest
 from policies.admission.decisions import Dispatch, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.admission.working_set import WorkingSet
-from policies.app_needs import AppNeeds
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import Allowance, CapacitySettings, Gauges
 from policies.capacity.obstacle import Obstacle
-from policies.capacity.prefill_rate import PrefillRate
+from policies.capacity.pace import PrefillRate
+from policies.capacity.working_set import WorkingSet
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Refusal, Request, ServiceTokens
 from tests.policies.making import dispatched, make_request
@@ -298,19 +297,13 @@ def test_whatever_happens_the_set_is_the_sum_of_what_is_open_and_drains(seed: in
         waiting = {id: one for id, one in waiting.items() if id in pool.engine.books.waiting.requests}
     pool.now += 3 * HOLD_S
     pool.scraped()
-    assert (pool.set.tokens, len(pool.set), pool.set.tenants(), pool.set._tenants) == (0, 0, {}, {})
+    assert (pool.set.tokens, len(pool.set), pool.set.tenants(), pool.set.waiting()) == (0, 0, {}, 0)
 
 
 def _agrees(found: WorkingSet) -> None:
-    contexts = list(found._contexts.values())
-    assert found.tokens == sum(one.tokens for one in contexts)
-    for name, own in found._tenants.items():
-        theirs = [one for one in contexts if one.tenant == name and not one.is_parked]
-        assert own.tokens == sum(one.tokens for one in theirs)
-        assert own.contexts == len(theirs)
-        assert own.waiting >= 0
-    idle = {one for one in contexts if not one.calls and not one.is_parked}
-    assert idle == set(found._idle)
+    assert found.tokens == sum(found.tenants().values())
+    assert (found.tokens > 0) == (len(found) > 0)
+    assert all(tokens > 0 for tokens in found.tenants().values())
 
 
 def test_the_rate_of_prefill_is_the_slope_of_the_time_over_what_is_not_cached() -> None:
@@ -334,19 +327,19 @@ def test_prompts_that_do_not_differ_or_do_not_matter_say_nothing_of_the_rate() -
 def test_a_rate_is_of_prompts_that_found_the_engine_free_and_of_which_the_cache_is_known() -> None:
     pool = Pool()
     ledger = pool.engine.backends["one"]
-    seen = ledger.prefill_rate._seen
+    seen = ledger.prefill_rate.seen
     full(pool)
-    assert ledger.prefill_rate._seen == seen + 3
+    assert ledger.prefill_rate.seen == seen + 3
     pool.answers(call("a", "a0", 3000, serial=1))
-    assert ledger.prefill_rate._seen == seen + 3, "nobody knows what was cached of it"
+    assert ledger.prefill_rate.seen == seen + 3, "nobody knows what was cached of it"
     pool.asks(inside := call("a", "a0", 3200, serial=2))
     pool.engine.finished(inside.id, ServiceTokens(3200, 5, 3100), pool.now)
-    assert ledger.prefill_rate._seen == seen + 4
+    assert ledger.prefill_rate.seen == seen + 4
 
 
 def test_weights_are_parts_of_the_cache() -> None:
     shares = FairShares()
-    found = WorkingSet(shares, AppNeeds())
+    found = WorkingSet(shares)
     found.capacity_tokens, found.hold_s, found.is_ahead = K, HOLD_S, lambda tenant: False
     heavy, light = make_request("a", weight=4.0, prompt=9000), make_request("b", prompt=1000)
     for request in (heavy, light):

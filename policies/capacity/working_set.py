@@ -34,10 +34,9 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import Final
 
-from policies.app_needs import AppNeeds
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
-from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens
+from policies.request import NO_CLAIM, Interaction, Refusal, Refused, Request, ServiceTokens
 
 __all__ = ["Context", "WorkingSet"]
 
@@ -45,7 +44,10 @@ MEASURED_EVERY_S: Final = 0.5
 """How often K and R are read, and whether the set has outgrown K."""
 OVER: Final = 1.1
 """Contexts are parked above this multiple of K. What was expected of a start is a mean, so the set varies about K."""
-RATE: Final = 0.1
+USUAL_RATE: Final = 0.02
+"""Weight of one call in the mean prompt of its app's calls."""
+APPS_MAX: Final = 4096
+INTERVAL_RATE: Final = 0.1
 """Weight of one start in the mean time between two of a tenant."""
 
 
@@ -85,7 +87,7 @@ class _Tenant:
 class WorkingSet:
     """The contexts of the interactions that are under way in one pool."""
 
-    def __init__(self, shares: FairShares, needs: AppNeeds) -> None:
+    def __init__(self, shares: FairShares) -> None:
         self.capacity_tokens = 0
         """K: this gateway's part, where others use the engines as well."""
         self.hold_s = 0.0
@@ -96,8 +98,8 @@ class WorkingSet:
         """Has this tenant received more than one that waits for the set, by more than the window of the order? None:
         the order does not hold starts."""
         self._shares: Final = shares
-        self.needs = needs
-        """What the calls of each app usually have."""
+        self._usual: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """Mean prompt of the calls of each app, by tenant and app."""
         self._tenants: dict[str, _Tenant] = {}
         self._contexts: dict[Interaction | str, Context] = {}
         self._idle: OrderedDict[Context, None] = OrderedDict()
@@ -127,16 +129,23 @@ class WorkingSet:
         with_it = expected + (own.tokens if own is not None else 0)
         return with_it <= self.capacity_tokens * self._shares.part(request)
 
-    def wait_s(self, request: Request) -> float:
-        """How long will a start that arrives now wait for the set? 0: not at all, or that is not known."""
+    def refusal(self, request: Request, wait_s_max: float) -> Refused | None:
+        """Would there be no room for this start within `wait_s_max`, by the time that its tenant's starts wait for each
+        other of late? Then its client is told at once for how long. None: it may wait.
+        """
         own = self._tenants.get(request.flow.tenant)
-        if own is None or not own.waiting or self.has_room(request):
-            return 0.0
-        return own.interval_s * (own.waiting + 1)
+        if own is None or not own.waiting or request.progress.inside or self.has_room(request):
+            return None
+        wait_s = own.interval_s * (own.waiting + 1)
+        return Refused(Refusal.WORKING_SET, wait_s) if wait_s > wait_s_max else None
 
     def tenants(self) -> dict[str, int]:
         """Tokens that count, by tenant."""
         return {name: own.tokens for name, own in self._tenants.items() if own.contexts}
+
+    def waiting(self) -> int:
+        """Starts that wait, for whatever reason."""
+        return sum([own.waiting for own in self._tenants.values()])
 
     def expires_s(self) -> float:
         """When does an idle context count no more through time alone? inf: none is idle."""
@@ -165,7 +174,7 @@ class WorkingSet:
         own.waiting -= 1
         if own.waiting and own.let_in_s > request.arrived_s:
             passed_s = now - own.let_in_s
-            own.interval_s += (RATE if own.interval_s else 1.0) * (passed_s - own.interval_s)
+            own.interval_s += (INTERVAL_RATE if own.interval_s else 1.0) * (passed_s - own.interval_s)
         own.let_in_s = now
         self._count(request, now)
 
@@ -208,7 +217,7 @@ class WorkingSet:
         for engine in engines:
             if not engine.healthy:
                 continue
-            tokens, rate = engine.cache_tokens(), engine.prefill_rate.tokens_per_s
+            tokens, rate = engine.kv.cache_tokens(), engine.prefill_rate.tokens_per_s
             if tokens is None:
                 timed_tokens = 0
                 break
@@ -226,7 +235,7 @@ class WorkingSet:
     def _expected_tokens(self, request: Request) -> int:
         if request.claim is NO_CLAIM:
             return request.prompt_tokens
-        return max(request.prompt_tokens, round(self.needs.context_tokens(request.flow.tenant, request.flow.app)))
+        return max(request.prompt_tokens, round(self._usual.get(request.flow[:2], 0.0)))
 
     def _count(self, request: Request, now: float) -> None:
         """A call is under way."""
@@ -245,7 +254,13 @@ class WorkingSet:
         context.calls += 1
         self._resize(context, max(context.tokens, expected))
         if request.claim is not NO_CLAIM:
-            self.needs.called(flow.tenant, flow.app, request.prompt_tokens)
+            self._learn(flow[:2], request.prompt_tokens)
+
+    def _learn(self, app: tuple[str, str], prompt_tokens: int) -> None:
+        usual = self._usual.pop(app, None)
+        self._usual[app] = prompt_tokens if usual is None else usual + USUAL_RATE * (prompt_tokens - usual)
+        if len(self._usual) > APPS_MAX:
+            self._usual.popitem(last=False)
 
     def _resize(self, context: Context, tokens: int) -> None:
         own = self._tenant(context.tenant)
