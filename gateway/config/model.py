@@ -86,8 +86,8 @@ class CapacityConfig(Section):
     headroom: float = Field(default=0.05, ge=0, lt=0.5)
     """Largest share of the KV cache that is kept for tenants below their fair share."""
     kv_offload_tokens: int = Field(default=0, ge=0, le=1_000_000_000_000)
-    """KV tokens that each engine keeps in a lower tier (CPU memory, disk, LMCache), beyond its own KV cache. So many more
-    tokens of interactions may be under way (docs/working-sets.md)."""
+    """KV tokens that each engine keeps in a lower tier (CPU memory, disk, LMCache), beyond its own KV cache. So many
+    more tokens of interactions may be under way (docs/working-sets.md)."""
     scrape_interval_s: float = Field(default=0.1, ge=0.01, le=60)
     """Time between two reads of an engine's metrics."""
     max_concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
