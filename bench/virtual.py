@@ -1,6 +1,7 @@
 """What is only told by simulation: clusters and GPUs in virtual time, by the production engine.
 
     python -m bench.virtual [--rows local,replicas,lengths,working-sets] [--seeds 42] [--only 70B] [--seconds 1200]
+        [--policy fairserve]
 
     local       throughput of `fairserve` with placement `prefix` over that of `d2lpm`, on the DLPM paper's workloads
     replicas    eight gateways before 32 engines, all of a tenant's traffic at its own half, over one gateway
@@ -139,6 +140,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="42", help="of `local` and `working-sets`")
     parser.add_argument("--only", default="", help="of `working-sets`: rows whose name has this in it")
     parser.add_argument("--seconds", type=float, default=1200.0, help="of `working-sets`: how long each run is")
+    parser.add_argument("--policy", default="fairserve", help="of `working-sets`")
     parser.add_argument("--traces", type=Path, default=TRACES)
     options = parser.parse_args()
     seeds = [int(seed) for seed in options.seeds.split(",")]
@@ -148,7 +150,8 @@ def main() -> None:
             heads = ["workload", "throughput", "cached, ours / d2lpm", "latency of those who behave", "Jain"]
             rows = local_rows(seeds)
         elif name == "working-sets":
-            heads, rows = working_sets.HEADS, working_sets.rows(options.only, seeds, options.seconds)
+            heads = working_sets.HEADS
+            rows = working_sets.rows(options.only, seeds, options.seconds, options.policy)
         elif name == "replicas":
             heads, rows = ["", "4:1, off", "throughput over one gateway"], replica_rows()
         elif name == "lengths":

@@ -2,14 +2,19 @@
 
 Both are the same code and the same agents: without it, the order holds no start. The engines are an 8B model on an H100
 as measured, and a 70B model on four of them by assumption (10,000 prompt tokens a second, 18 ms a step).
+
+Each run is also a line of JSON, so that those of two commits can be compared.
 """
 
+import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from statistics import quantiles
+from typing import Any
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile, profile
+from bench.report import quantile
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
@@ -23,7 +28,10 @@ PATIENT = QueueLimits(wait_s_max=1e5, wait_s_max_inside=1e5)
 DROPPED = 0.25
 """Part of the time at the beginning that is not counted."""
 SMALL, LARGE = "8B", "70B"
-HEADS = ["", "tasks an hour", "calls/s", "cached", "first token inside", "p95 of starts", "chat p50 / p95", "service"]
+HEADS = [
+    "", "tasks an hour", "calls/s", "cached", "first token inside, p50 / p95", "of starts", "of chat", "service/s",
+    "preempted", "refused",
+]  # fmt: skip
 
 
 def engine_profile(model: str, kv_tokens: int) -> EngineProfile:
@@ -96,16 +104,25 @@ class Found:
     starts_s: list[float] = field(default_factory=list)
     chat_s: list[float] = field(default_factory=list)
     service: dict[str, float] = field(default_factory=dict)
-    """In the order's own unit, per second: a cached token is a tenth."""
+    """In the order's own unit: a cached token is a tenth."""
+    whole_service: dict[str, float] = field(default_factory=dict)
+    """The same with each prompt token in full, cached or not: what the clients see."""
+    preemptions: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    """By reason."""
+    queued: int = 0
+    """Waiting at the end. Those who wait longest are in no percentile yet."""
 
     def note(self, record: Record) -> None:
         """A request has ended within the time that counts."""
         arrival, first_s = record.arrival, record.ttft_s
+        self.preemptions += record.preemptions
         if record.outcome != "completed" or first_s is None:
+            self.refused[record.outcome] += 1
             return
-        computed = arrival.prompt_tokens - 0.9 * record.cached_tokens
-        tenant = arrival.flow.tenant
-        self.service[tenant] = self.service.get(tenant, 0.0) + computed + 2 * len(record.token_s)
+        tenant, whole = arrival.flow.tenant, arrival.prompt_tokens + 2 * len(record.token_s)
+        self.whole_service[tenant] = self.whole_service.get(tenant, 0.0) + whole
+        self.service[tenant] = self.service.get(tenant, 0.0) + whole - 0.9 * record.cached_tokens
         if arrival.flow.app == "chat":
             self.chat_s.append(first_s)
             return
@@ -114,29 +131,51 @@ class Found:
         self.cached_tokens += record.cached_tokens
         (self.starts_s if ".0." in arrival.id else self.inside_s).append(first_s)
 
+    def numbers(self) -> dict[str, Any]:
+        """All that was counted, per hour and second."""
+        numbers = {
+            "tasks_per_h": self.tasks / self.seconds * 3600,
+            "calls_per_s": self.calls / self.seconds,
+            "cached": self.cached_tokens / max(1, self.prompt_tokens),
+        }
+        for name, values in (("inside", self.inside_s), ("starts", self.starts_s), ("chat", self.chat_s)):
+            if values:
+                numbers |= {f"{name}_p50_s": quantile(values, 0.5), f"{name}_p95_s": quantile(values, 0.95)}
+        per_s = [
+            {tenant: round(tokens / self.seconds) for tenant, tokens in sorted(tokens_of.items())}
+            for tokens_of in (self.service, self.whole_service)
+        ]
+        return {name: round(value, 3) for name, value in numbers.items()} | {
+            "service_per_s": per_s[0],
+            "whole_service_per_s": per_s[1],
+            "preemptions": self.preemptions,
+            "refused": dict(sorted(self.refused.items())),
+            "queued": self.queued,
+        }
+
     def cells(self) -> list[str]:
         """As the table has them."""
-        service = " : ".join(f"{name} {tokens / self.seconds:.0f}" for name, tokens in sorted(self.service.items()))
+        numbers = self.numbers()
         return [
-            f"{self.tasks / self.seconds * 3600:.0f}",
-            f"{self.calls / self.seconds:.2f}",
-            f"{self.cached_tokens / max(1, self.prompt_tokens):.2f}",
-            f"{part(self.inside_s, 50):.2f} s",
-            f"{part(self.starts_s, 95):.0f} s",
-            f"{part(self.chat_s, 50):.2f} / {part(self.chat_s, 95):.1f} s" if self.chat_s else "",
-            service,
+            f"{numbers['tasks_per_h']:.0f}",
+            f"{numbers['calls_per_s']:.2f}",
+            f"{numbers['cached']:.2f}",
+            *[times(values) for values in (self.inside_s, self.starts_s, self.chat_s)],
+            " : ".join(f"{tenant} {tokens}" for tenant, tokens in numbers["service_per_s"].items()),
+            str(self.preemptions),
+            ", ".join(f"{reason} {count}" for reason, count in sorted(self.refused.items())),
         ]
 
 
-def part(values: list[float], percent: int) -> float:
-    """This percentile of the values."""
-    return quantiles(values, n=100)[percent - 1] if len(values) > 1 else 0.0
+def times(values: list[float]) -> str:
+    """Median and 95th percentile."""
+    return f"{quantile(values, 0.5):.2f} / {quantile(values, 0.95):.1f} s" if values else ""
 
 
-def run(row: Row, seed: int, until_s: float, *, holds: bool, steps: bool = False) -> Found:
+def run(row: Row, seed: int, until_s: float, *, holds: bool, steps: bool = False, policy: str = "fairserve") -> Found:
     """`holds`: starts wait for the working set. `steps`: the engines report each step."""
     engine_like = engine_profile(row.model, row.kv_tokens)
-    engine = AdmissionEngine(named_policy("fairserve", engines=row.engines), limits=PATIENT)
+    engine = AdmissionEngine(named_policy(policy, engines=row.engines), limits=PATIENT)
     if not holds:
         engine.working_set.is_ahead = None
     models = {f"engine-{number}": EngineModel(engine_like) for number in range(row.engines)}
@@ -154,18 +193,21 @@ def run(row: Row, seed: int, until_s: float, *, holds: bool, steps: bool = False
         until_s=until_s,
     )  # fmt: skip
     found.tasks = sum(end_s >= from_s for _, _, end_s in crowd.finished)
+    found.queued = engine.queued
     return found
 
 
-def rows(names: str, seeds: Sequence[int], until_s: float) -> list[list[str]]:
-    """The rows whose name has this in it, with the working set and without."""
+def rows(names: str, seeds: Sequence[int], until_s: float, policy: str = "fairserve") -> list[list[str]]:
+    """The rows whose name has this in it, with the working set and, where the order holds starts, without."""
     found = []
+    both = (True, False) if named_policy(policy).admits_wholes else (False,)
     for row in ROWS:
         if names not in row.name:
             continue
         for seed in seeds:
-            for holds in (True, False):
-                label = f"{row.name}, seed {seed}, {'with' if holds else 'without'}"
-                found.append([label, *run(row, seed, until_s, holds=holds).cells()])
-                print("  " + ", ".join(found[-1]), flush=True)
+            for holds in both:
+                one = run(row, seed, until_s, holds=holds, policy=policy)
+                found.append([f"{row.name}, seed {seed}, {'with' if holds else 'without'}", *one.cells()])
+                what = {"row": row.name, "policy": policy, "seed": seed, "seconds": until_s, "holds": holds}
+                print(json.dumps(what | one.numbers()), flush=True)
     return found

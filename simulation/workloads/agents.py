@@ -25,7 +25,7 @@ CONTEXT_TOKENS: Final = 11_700
 """Mean context at a call."""
 THINK_S: Final = 0.5
 RETRY_S: Final = 5.0
-"""A call that was refused is made again after this time."""
+"""What was refused is made again after this time."""
 QUESTION_TOKENS: Final = (200, 1000)
 SHORT_ANSWER_TOKENS: Final = (100, 300)
 BEGIN_S: Final = 20.0
@@ -98,6 +98,8 @@ class Crowd:
     ) -> None:
         self.finished: list[tuple[str, float, float]] = []
         """Of each whole interaction: tenant, begin and end."""
+        self.retries = 0
+        """Requests made again because they were refused."""
         self._random = Random(seed)
         self._groups = groups
         self._until_s = until_s
@@ -122,13 +124,16 @@ class Crowd:
 
     def next_arrival(self, record: Record, now: float) -> Arrival | None:
         """What the client does when a request has ended."""
-        group = self._askers.pop(record.arrival.id, None)
-        if group is not None:
-            return self._ask(group, now, again=True)
-        course = self._courses.pop(record.arrival.id, None)
-        if course is None or now > self._until_s:
+        group, course = self._askers.pop(record.arrival.id, None), self._courses.pop(record.arrival.id, None)
+        if now > self._until_s:
             return None
-        if record.outcome != "completed":
+        is_refused = record.outcome != "completed"
+        self.retries += is_refused and (group is not None or course is not None)
+        if group is not None:  # at once, but not after a refusal: time would stand still
+            return self._ask(group, now + RETRY_S * is_refused, again=True)
+        if course is None:
+            return None
+        if is_refused:
             course.retries += 1
             return self._call(course, now + RETRY_S)
         pause_s = course.calls[course.made][2]
