@@ -72,7 +72,7 @@ class Context:
 class _Tenant:
     """The contexts of one tenant that count, and its starts that wait."""
 
-    __slots__ = ("contexts", "interval_s", "let_in_s", "tokens", "waiting")
+    __slots__ = ("contexts", "interval_s", "intervals", "let_in_s", "tokens", "waiting")
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -80,6 +80,7 @@ class _Tenant:
         self.waiting = 0
         self.let_in_s = -inf
         """When one of its starts was let in last."""
+        self.intervals = 0
         self.interval_s = 0.0
         """Between two of its starts, while more of them wait."""
 
@@ -174,7 +175,8 @@ class WorkingSet:
         own.waiting -= 1
         if own.waiting and own.let_in_s > request.arrived_s:
             passed_s = now - own.let_in_s
-            own.interval_s += (INTERVAL_RATE if own.interval_s else 1.0) * (passed_s - own.interval_s)
+            own.intervals += 1
+            own.interval_s += max(INTERVAL_RATE, 1.0 / own.intervals) * (passed_s - own.interval_s)
         own.let_in_s = now
         self._count(request, now)
 
