@@ -46,6 +46,7 @@ OWN: Final = frozenset(
         "fairgate_open_interactions",
         "fairgate_queued_bytes",
         "fairgate_queued_requests",
+        "fairgate_working_set_tokens",
         "fairgate_recent_service",
         "fairgate_recent_service_due",
         "fairgate_starting_requests",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
@@ -352,7 +352,7 @@ class Metrics:
             self._read_waste(interactions)
         queues: dict[tuple[str, str], int] = dict.fromkeys(self._shown(), 0)
         preemptions = []
-        contexts: list[tuple[str, str, int]] = []
+        contexts: dict[tuple[str, str], int] = {}
         for pool in pools:
             engine = pool.dispatcher.engine
             queues.setdefault((pool.name, OTHERS), 0)
@@ -364,7 +364,9 @@ class Metrics:
                     else (pool.name, OTHERS)
                 )
                 queues[of] = queues.get(of, 0) + waiting.requests
-            contexts += [(pool.name, *one) for one in islice(engine.working_set.tenants().items(), TENANTS_MAX)]
+            for tenant, tokens in engine.working_set.tenants().items():
+                of = (pool.name, tenant if (pool.name, tenant) in queues else OTHERS)
+                contexts[of] = contexts.get(of, 0) + tokens
             self.queued_bytes.labels(pool.name).set(engine.queued_bytes)
             for name, ledger in engine.backends.items():
                 self.dispatched.labels(pool.name, name).set(ledger.sequences)
@@ -379,7 +381,7 @@ class Metrics:
                 if ledger.allowance is not None:
                     self.granted.labels(pool.name, name).set(ledger.allowance.sequences)
         self._queues = [(pool_name, tenant, count) for (pool_name, tenant), count in queues.items()]
-        self._preemptions, self._contexts = preemptions, contexts
+        self._preemptions, self._contexts = preemptions, [(*of, tokens) for of, tokens in contexts.items()]
 
     def read_tenants(self, present: Mapping[str, Any]) -> None:
         """Who received how much just now, and was due how much? As `/tenants` answers, of the busiest."""

@@ -133,9 +133,10 @@ def test_service_provided_is_all_of_what_was_begun_and_less_under_a_flat_limit(s
     assert flat.requests < fair.requests < 1.0, "abusers are refused"
 
 
-def test_who_is_inside_goes_first_where_everybody_gives_up() -> None:
-    found = case_studies(1, ("VTC", "FS (W+I)"))
-    assert found["VTC"].wasted_tokens() > 7 * found["FS (W+I)"].wasted_tokens()
+def test_what_is_begun_is_finished_where_everybody_gives_up() -> None:
+    found = case_studies(1, ("VTC", "FairServe"))
+    assert found["VTC"].wasted_tokens() > 7 * found["FairServe"].wasted_tokens()
+    assert found["FairServe"].served() > found["VTC"].served()
 
 
 def test_the_rows_say_what_is_missed(studies: dict[str, Study]) -> None:
