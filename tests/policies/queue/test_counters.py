@@ -229,3 +229,17 @@ def test_the_next_member_is_ahead_of_nobody() -> None:
         lined.line.charged(lined.member((letter,)), charge)
     lined.change("prefer", ("b",), 1)
     assert [lined.line.ahead(lined.member((letter,))) for letter in "ba"] == [0.0, 5.0]
+
+
+def test_one_that_sleeps_is_not_next_and_nobody_is_raised_above_it() -> None:
+    counters: Counters[Member] = Counters()
+    held, served, new = Member(("held",)), Member(("served",)), Member(("new",))
+    counters.queued(held)
+    counters.queued(served)
+    counters.charged(served, 50.0)
+    counters.sleep(held)
+    assert counters.least() is served
+    counters.queued(new)
+    assert (counters.floor(), new.counter) == (0.0, 0.0)
+    counters.wake(held)
+    assert counters.least() is held
