@@ -1,7 +1,7 @@
 """Which tenants are active, and which of them hold less KV than their fair share of what is dispatched?
 
-The headroom of a backend is kept for tenants below their fair share, so that a light tenant need not wait for a heavy
-one's slot. A tenant stays active for a while after its last request: its next one still finds the headroom.
+KV is kept for tenants below their fair share, and only their requests may wait inside an engine, where nothing passes
+them. A tenant stays active for a while after its last request: its next one still finds both.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class BackendLedger:
 
         Args:
             spare: its tenant is below its fair share, so it may use the headroom and wait inside the engine.
-            absent: some active tenant has nothing queued. Its next request is to find headroom and no queue inside.
+            absent: some active tenant has nothing queued. Its next request is to find headroom, and no queue inside.
             paced: more of its tenant waits than can start soon, so starts are spread to keep the KV evenly full.
             cached_tokens: part of its prompt that the engine need not compute.
         """
