@@ -5,7 +5,9 @@
 CPU time of this process, the median over groups of 100 requests; no engine, no network. A request is decided (`pop` and
 the charge at dispatch), charged twice as it streams, settled at its end, and another one of its flow is pushed, so that
 the queue keeps its length. The last columns are the whole `AdmissionEngine` around it: arrived, dispatched, progressed
-twice, finished; `idle` with nothing queued before it. Every policy has a process of its own, whose memory is shown.
+twice, finished; `idle` with nothing queued before it; `woke` is a wake after 20 ms in which nothing has happened, while
+every engine is full (`--engines 300 --flows 1000 --requests 1000`). Every policy has a process of its own, whose memory
+is shown.
 """
 
 import argparse
@@ -150,8 +152,8 @@ def measure_policy(load: Load) -> dict[str, float]:
     return watch.medians_us()
 
 
-def measure_engine(load: Load, *, queued: int) -> float:
-    """Microseconds of CPU per request in the whole engine, with so many queued."""
+def measure_engine(load: Load, *, queued: int) -> dict[str, float]:
+    """Microseconds of CPU per request in the whole engine, with so many queued, and per wake."""
     limits = QueueLimits(requests_max=2 * load.requests, wait_s_max=1e6)
     engine, source, watch, now = AdmissionEngine(policy_of(load), limits=limits), Source(load), Stopwatch(), 0.0
     for number in range(load.engines):
@@ -161,7 +163,7 @@ def measure_engine(load: Load, *, queued: int) -> float:
     def noted(decisions: Iterable[Any]) -> None:
         running.extend(decision.id for decision in decisions if isinstance(decision, Dispatch))
 
-    for _ in range(queued):
+    for _ in range(queued and queued + 2 * SLOTS * load.engines):
         before = len(running)
         noted(engine.arrived(source.request(), now))
         while before < len(running):  # it starts at once, and may make room for the next
@@ -179,14 +181,22 @@ def measure_engine(load: Load, *, queued: int) -> float:
 
     for _ in range(load.cycles // GROUP):
         watch.time("whole", live, [source.request() for _ in range(GROUP)])
-    return watch.medians_us()["whole"]
+
+    def woke(_: int) -> None:
+        nonlocal now
+        now += 0.02
+        noted(engine.woke(now))
+
+    for _ in range(load.cycles // GROUP):
+        watch.time("woke", woke, range(GROUP))
+    return watch.medians_us()
 
 
 def measure(load: Load) -> dict[str, float]:
     """Every column of one row; to be called in a process of its own."""
     steps = measure_policy(load)
-    steps["engine"] = measure_engine(load, queued=load.requests)
-    steps["engine, idle"] = measure_engine(load, queued=0)
+    busy, idle = measure_engine(load, queued=load.requests), measure_engine(load, queued=0)
+    steps |= {"engine": busy["whole"], "engine, idle": idle["whole"], "woke": busy["woke"]}
     steps["memory_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     return steps
 
