@@ -38,6 +38,7 @@ from policies.request import Flow, Request, ServiceTokens
 
 GROUP = 100
 """Requests timed together, and dispatched at once."""
+WAKES = 500
 SHAPES = {"tenants": 1, "users": 100}
 """Flows per tenant: each flow a tenant of its own, or a hundred users in each tenant."""
 OUTPUT_TOKENS = (10, 20)
@@ -152,8 +153,8 @@ def measure_policy(load: Load) -> dict[str, float]:
     return watch.medians_us()
 
 
-def measure_engine(load: Load, *, queued: int) -> dict[str, float]:
-    """Microseconds of CPU per request in the whole engine, with so many queued, and per wake."""
+def measure_engine(load: Load, *, queued: int, wakes: int = 0) -> float:
+    """Microseconds of CPU per request in the whole engine, with so many queued; or of so many wakes instead."""
     limits = QueueLimits(requests_max=2 * load.requests, wait_s_max=1e6)
     engine, source, watch, now = AdmissionEngine(policy_of(load), limits=limits), Source(load), Stopwatch(), 0.0
     for number in range(load.engines):
@@ -170,6 +171,14 @@ def measure_engine(load: Load, *, queued: int) -> dict[str, float]:
             noted(engine.progressed(running[before], 1, now))
             before += 1
 
+    def woke(_: int) -> None:
+        nonlocal now
+        now += 0.02
+        noted(engine.woke(now))
+
+    for _ in range(wakes // GROUP):
+        watch.time("whole", woke, range(GROUP))
+
     def live(request: Request) -> None:
         nonlocal now
         now += 1e-4
@@ -179,24 +188,17 @@ def measure_engine(load: Load, *, queued: int) -> dict[str, float]:
         noted(engine.progressed(oldest, 10, now))
         noted(engine.finished(oldest, ServiceTokens(request.prompt_tokens, 20), now))
 
-    for _ in range(load.cycles // GROUP):
+    for _ in range(0 if wakes else load.cycles // GROUP):
         watch.time("whole", live, [source.request() for _ in range(GROUP)])
-
-    def woke(_: int) -> None:
-        nonlocal now
-        now += 0.02
-        noted(engine.woke(now))
-
-    for _ in range(load.cycles // GROUP):
-        watch.time("woke", woke, range(GROUP))
-    return watch.medians_us()
+    return watch.medians_us()["whole"]
 
 
 def measure(load: Load) -> dict[str, float]:
     """Every column of one row; to be called in a process of its own."""
     steps = measure_policy(load)
-    busy, idle = measure_engine(load, queued=load.requests), measure_engine(load, queued=0)
-    steps |= {"engine": busy["whole"], "engine, idle": idle["whole"], "woke": busy["woke"]}
+    steps["engine"] = measure_engine(load, queued=load.requests)
+    steps["engine, idle"] = measure_engine(load, queued=0)
+    steps["woke"] = measure_engine(load, queued=min(load.requests, WAKES), wakes=WAKES)
     steps["memory_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     return steps
 
