@@ -5,7 +5,9 @@
 CPU time of this process, the median over groups of 100 requests; no engine, no network. A request is decided (`pop` and
 the charge at dispatch), charged twice as it streams, settled at its end, and another one of its flow is pushed, so that
 the queue keeps its length. The last columns are the whole `AdmissionEngine` around it: arrived, dispatched, progressed
-twice, finished; `idle` with nothing queued before it. Every policy has a process of its own, whose memory is shown.
+twice, finished; `idle` with nothing queued before it; `woke` is a wake after 20 ms in which nothing has happened, while
+every engine is full (`--engines 300 --flows 1000 --requests 1000`). Every policy has a process of its own, whose memory
+is shown.
 """
 
 import argparse
@@ -36,6 +38,7 @@ from policies.request import Flow, Request, ServiceTokens
 
 GROUP = 100
 """Requests timed together, and dispatched at once."""
+WAKES = 500
 SHAPES = {"tenants": 1, "users": 100}
 """Flows per tenant: each flow a tenant of its own, or a hundred users in each tenant."""
 OUTPUT_TOKENS = (10, 20)
@@ -150,8 +153,8 @@ def measure_policy(load: Load) -> dict[str, float]:
     return watch.medians_us()
 
 
-def measure_engine(load: Load, *, queued: int) -> float:
-    """Microseconds of CPU per request in the whole engine, with so many queued."""
+def measure_engine(load: Load, *, queued: int, wakes: int = 0) -> float:
+    """Microseconds of CPU per request in the whole engine, with so many queued; or of so many wakes instead."""
     limits = QueueLimits(requests_max=2 * load.requests, wait_s_max=1e6)
     engine, source, watch, now = AdmissionEngine(policy_of(load), limits=limits), Source(load), Stopwatch(), 0.0
     for number in range(load.engines):
@@ -161,12 +164,20 @@ def measure_engine(load: Load, *, queued: int) -> float:
     def noted(decisions: Iterable[Any]) -> None:
         running.extend(decision.id for decision in decisions if isinstance(decision, Dispatch))
 
-    for _ in range(queued):
+    for _ in range(queued and queued + 2 * SLOTS * load.engines):
         before = len(running)
         noted(engine.arrived(source.request(), now))
         while before < len(running):  # it starts at once, and may make room for the next
             noted(engine.progressed(running[before], 1, now))
             before += 1
+
+    def woke(_: int) -> None:
+        nonlocal now
+        now += 0.02
+        noted(engine.woke(now))
+
+    for _ in range(wakes // GROUP):
+        watch.time("whole", woke, range(GROUP))
 
     def live(request: Request) -> None:
         nonlocal now
@@ -177,7 +188,7 @@ def measure_engine(load: Load, *, queued: int) -> float:
         noted(engine.progressed(oldest, 10, now))
         noted(engine.finished(oldest, ServiceTokens(request.prompt_tokens, 20), now))
 
-    for _ in range(load.cycles // GROUP):
+    for _ in range(0 if wakes else load.cycles // GROUP):
         watch.time("whole", live, [source.request() for _ in range(GROUP)])
     return watch.medians_us()["whole"]
 
@@ -187,6 +198,7 @@ def measure(load: Load) -> dict[str, float]:
     steps = measure_policy(load)
     steps["engine"] = measure_engine(load, queued=load.requests)
     steps["engine, idle"] = measure_engine(load, queued=0)
+    steps["woke"] = measure_engine(load, queued=min(load.requests, WAKES), wakes=WAKES)
     steps["memory_gb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     return steps
 

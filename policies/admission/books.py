@@ -25,6 +25,7 @@ from policies.admission.lifecycle import (
     UnknownRequest,
 )
 from policies.admission.policy import Policy
+from policies.admission.room import DueTimes
 from policies.admission.waits import Waits
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.lease import Lease
@@ -64,6 +65,10 @@ class Books:
         self.interactions = interactions
         self.quotas = quotas
         self._uncharged: list[Lease] = []
+        self.touched: dict[str, None] = {}
+        """Engines at which something has happened since the last `charge_progress`."""
+        self._due = DueTimes()
+        """When time alone changes what the ledgers of the others know."""
 
     # --- events: one that is not possible in the request's state is an `IllegalEvent`, and changes nothing ---
 
@@ -129,6 +134,7 @@ class Books:
         self.waits.ended(request, now)
         self._expect(request)  # more is known than when it began to wait
         lease = self.leases[request.id] = Lease(request, backend, now)
+        self.touched[backend] = None
         self.backends[backend].add(lease, spare=self.tenants.is_below(request))
         self.tenants.dispatched(request, lease.held_tokens)
         self.working_set.dispatched(request, now)
@@ -176,10 +182,15 @@ class Books:
         lease.output_tokens += output_tokens
 
     def charge_progress(self, now: float) -> None:
-        """Bring counters and ledgers up to the tokens that have streamed."""
-        for ledger in self.backends.values():
-            ledger.estimate(now)
+        """Bring counters and ledgers up to the tokens that have streamed. Asks only the engines where something has
+        happened or is due."""
         uncharged, self._uncharged = self._uncharged, []
+        streaming = dict.fromkeys([lease.backend for lease in uncharged])
+        for name in {**self.touched, **streaming, **dict.fromkeys(self._due.pop(now))}:
+            ledger = self.backends.get(name)
+            if ledger is not None:
+                self._due.note(name, ledger.estimate(now))
+        self.touched = streaming
         for lease in uncharged:
             request = lease.request
             if lease.charged_tokens == lease.output_tokens or self.leases.get(request.id) is not lease:

@@ -385,6 +385,7 @@ class AdmissionEngine:
         """
         if engine is not None:
             self.room.changed(engine)
+            self.books.touched[engine] = None
         if not self.queued:
             if self.blocked is not None:
                 self.blocked = None

@@ -16,7 +16,7 @@ from policies.capacity.working_set import WorkingSet
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.request import Request
 
-__all__ = ["Elsewhere", "PoolRoom", "Rivals"]
+__all__ = ["DueTimes", "Elsewhere", "PoolRoom", "Rivals"]
 
 
 PASSING: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.SPREAD})
@@ -51,6 +51,39 @@ class Elsewhere(Protocol):
 
     def let_go(self, request: Request) -> None:
         """Forget it: it no longer wants an answer."""
+
+
+class DueTimes:
+    """When is something due at which engine, though nothing happens there? The earliest time of each engine counts."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, str]] = []
+        self._earliest_s: dict[str, float] = {}
+        """By engine. Later times of the same engine in the heap mean nothing."""
+
+    def note(self, engine: str, due_s: float) -> None:
+        """Something is due at this time; inf: nothing is."""
+        if due_s < self._earliest_s.get(engine, inf):
+            self._earliest_s[engine] = due_s
+            heappush(self._heap, (due_s, engine))
+
+    def first_s(self) -> float:
+        """When is anything due? inf: nothing is."""
+        return self._heap[0][0] if self._heap else inf
+
+    def pop(self, now: float) -> list[str]:
+        """The engines whose time has come. Nothing is due there any more."""
+        engines: list[str] = []
+        while self._heap and self._heap[0][0] <= now:
+            due_s, engine = heappop(self._heap)
+            if self._earliest_s.get(engine) == due_s:
+                del self._earliest_s[engine]
+                engines.append(engine)
+        return engines
+
+    def clear(self) -> None:
+        self._heap.clear()
+        self._earliest_s.clear()
 
 
 class _Standing:
@@ -102,10 +135,8 @@ class PoolRoom:
         self._working_set: Final = working_set
         self._answers: dict[str, _Answer] = {}
         """By request."""
-        self._times: list[tuple[float, str]] = []
-        """A heap: when an obstacle may be gone through time alone, and at which engine."""
-        self._opens_s: dict[str, float] = {}
-        """The earliest of these times by engine. Later ones of the same engine in the heap mean nothing."""
+        self._opens = DueTimes()
+        """When an obstacle may be gone through time alone."""
         self._changes = 0
         self._changed: OrderedDict[str, int] = OrderedDict()
         """The number of the last change at each engine that has changed since all were to be asked, the latest last."""
@@ -125,8 +156,7 @@ class PoolRoom:
         if engine is None:
             self._answers.clear()
             self._changed.clear()
-            self._times.clear()
-            self._opens_s.clear()
+            self._opens.clear()
             self._full.clear()
             self._open = dict(self._backends)
             return
@@ -145,16 +175,12 @@ class PoolRoom:
         self._now = now
         self._tenants.expire(now)
         self._working_set.expire(now)
-        while self._times and self._times[0][0] <= now:
-            opens_s, engine = heappop(self._times)
-            if self._opens_s.get(engine) == opens_s:
-                del self._opens_s[engine]
-                self.changed(engine)
+        for engine in self._opens.pop(now):
+            self.changed(engine)
 
     def opens_s(self) -> float:
         """When may a blocked request have room through time alone? inf: never."""
-        times_s = self._times[0][0] if self._times else inf
-        return min(times_s, self._tenants.expires_s(), self._working_set.expires_s())
+        return min(self._opens.first_s(), self._tenants.expires_s(), self._working_set.expires_s())
 
     def with_room(self, request: Request) -> Sequence[BackendLedger] | Blocked:
         if self.rivals is not None and self.rivals.has_turn(request, self._now):
@@ -273,10 +299,7 @@ class PoolRoom:
             )
         if obstacle is not None:
             ledger.held_back(request, obstacle)
-            opens_s = ledger.opens_s(request, obstacle, now)
-            if opens_s < self._opens_s.get(ledger.name, inf):
-                self._opens_s[ledger.name] = opens_s
-                heappush(self._times, (opens_s, ledger.name))
+            self._opens.note(ledger.name, ledger.opens_s(request, obstacle, now))
         return obstacle
 
     def _cached_tokens(self, request: Request, engine: str) -> int:

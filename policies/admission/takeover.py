@@ -138,9 +138,11 @@ def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
     backlogs = [order.backlog for order in before.orders() if order.backlog is not None]
     usual = [(backlog.usual, backlog.usual_of_flow) for backlog in backlogs]
     leases = list(books.leases.values())
-    # What runs is charged anew: the new policy may count it otherwise.
-    for lease in leases:
-        before.give_up(lease.request, now)
+    queues = before.queue(""), policy.queue("")
+    if before.order.units != policy.order.units or None in queues:
+        # What runs is charged anew: the new policy counts it otherwise. Else its charge stays, and no sum is rounded.
+        for lease in leases:
+            before.give_up(lease.request, now)
     for backlog, (of_tenants, of_flows) in zip(backlogs, usual, strict=True):
         backlog.usual, backlog.usual_of_flow = of_tenants, of_flows
     for lease in leases:

@@ -303,8 +303,9 @@ class KvCache:
         """Steps of the engine until a request dispatched now has its first token."""
         return self._pace.first_token_s / self._pace.token_s
 
-    def pass_time(self, now: float) -> None:
-        """Bring the forecast up to now: what may end from now on is known by what it has taken."""
+    def pass_time(self, now: float) -> float:
+        """Bring the forecast up to now: what may end from now on is known by what it has taken. Returns when that
+        must be done again."""
         forecast = self._forecast
         if (
             now < self._forecast_s
@@ -312,17 +313,20 @@ class KvCache:
             or abs(self._prompt_part - self._forecast_part) > OFF_BY_PART
         ):
             self._look_anew(now)
-            return
-        self._looked_ahead(now)
-        self._forecast_s, self._forecast_clock = now, forecast.clock
-        for growing in forecast.due():
-            self._note(self._leases[growing.name], now)
+            forecast = self._forecast
+        else:
+            self._looked_ahead(now)
+            self._forecast_s, self._forecast_clock = now, forecast.clock
+            for growing in forecast.due():
+                self._note(self._leases[growing.name], now)
+        return now + (min(forecast.next_due(), CLOCK_MAX) - forecast.clock) * self._pace.token_s
 
-    def estimate(self, now: float) -> None:
-        """Time has passed: estimate the answers that are not streamed."""
+    def estimate(self, now: float) -> float:
+        """Time has passed: estimate the answers that are not streamed. Returns when that must be done again."""
         for lease in self._unstreamed.values():
             lease.output_tokens = self._pace.output_tokens(lease, now)
-        self.pass_time(now)
+        due_s = self.pass_time(now)
+        return now if self._unstreamed else due_s
 
     def _look_anew(self, now: float) -> None:
         """Note all leases as they are now."""

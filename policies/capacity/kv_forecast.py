@@ -232,6 +232,10 @@ class KvForecast:
             due += cell.requests
         return due
 
+    def next_due(self) -> float:
+        """When must the first one be noted anew, by the clock?"""
+        return self._due.cells[0].at() if self._due.cells else inf
+
     def add(self, one: Growing) -> None:
         """Note a request as it is now."""
         clock = self.clock

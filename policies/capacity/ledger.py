@@ -364,15 +364,18 @@ class BackendLedger:
         starting_tokens, elsewhere = self.starting_tokens, self.allowance
         self.kv.observe(gauges, now, starting_tokens=starting_tokens, elsewhere=elsewhere, preempted=preempted)
 
-    def estimate(self, now: float) -> None:
+    def estimate(self, now: float) -> float:
         """Time has passed. An answer that is not streamed has started by now if others have taken so long to their
-        first token.
+        first token. Returns when this must be asked again, if nothing happens here before.
         """
-        self.kv.estimate(now)
+        due_s = self.kv.estimate(now)
         if self.has_gauges():
             for lease in list(self.starting.values()):
-                if not lease.request.streamed and now - lease.dispatched_s >= self.pace.first_token_s:
-                    self.started(lease, now)
+                if not lease.request.streamed:
+                    due_s = min(due_s, lease.dispatched_s + self.pace.first_token_s)
+                    if now - lease.dispatched_s >= self.pace.first_token_s:
+                        self.started(lease, now)
+        return due_s
 
     def _running(self) -> int:
         """Sequences that are known to have started."""

@@ -244,10 +244,11 @@ class Counters(Generic[M]):
 
     def resume(self, member: M, before: Member) -> None:
         """Let it go on with the counter and the place of a member of other counters, which count the same."""
-        self.charged(member, before.counter - member.counter)
-        member.lifted, member.is_sole, member.turn = before.lifted, before.is_sole, before.turn
+        member.counter, member.lifted = before.counter, before.lifted
+        member.is_sole, member.turn = before.is_sole, before.turn
         self._turn = max(self._turn, before.turn)
-        self.moved(member)
+        if member.entry is not None:
+            self._enter(member)
         self._note_idle(member)
 
     def first(self, most: int, *, within: float = 1.0) -> list[M]:

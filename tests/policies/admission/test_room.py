@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from policies.admission.decisions import Dispatch, Failure, Reject
@@ -50,6 +52,14 @@ class Asked(dict[str, BackendLedger]):
         self.names.append(name)
         return super().__getitem__(name)
 
+    def get(self, name: str, default: Any = None) -> Any:
+        self.names.append(name)
+        return super().get(name, default)
+
+    def values(self) -> Any:
+        self.names += super().keys()
+        return super().values()
+
 
 def test_a_wake_asks_only_the_engines_whose_time_has_come() -> None:
     """One is full, and of the others each has a page that is believed for a second and shows a queue."""
@@ -90,6 +100,31 @@ def test_a_wake_keeps_what_the_engines_have_answered() -> None:
     assert blocked is not None
     engine.woke(1.0)
     assert engine.blocked is blocked
+
+
+def test_a_wake_looks_only_at_engines_where_something_has_happened_or_is_due() -> None:
+    engine, engines = AdmissionEngine(named_policy("vtc", engines=50)), Asked()
+    engine.backends = engine.books.backends = engines
+    engine.room = PoolRoom(engines, engine.books.tenants, engine.working_set)
+    for number in range(50):
+        engine.add_backend(str(number), max_num_seqs=2)
+    while not engine.queued:
+        for decision in engine.arrived(make_request("a"), 0.0):
+            engine.progressed(decision.id, 1, 0.0)
+    looked_at = []
+    for number in range(1, 101):
+        engines.names.clear()
+        engine.woke(number / 50)
+        looked_at.append(len(set(engines.names)))
+    assert looked_at[:2] == [50, 50], "a request began at each, and streamed"
+    assert looked_at[2] == 0
+    assert 50 in looked_at[3:], "time has passed"
+    assert sum(looked_at[3:]) <= 8 * 50
+    one = next(iter(engine.books.leases.values()))
+    engine.progressed(one.request.id, 3, 2.0)
+    engines.names.clear()
+    engine.woke(2.02)
+    assert set(engines.names) == {one.backend}
 
 
 def test_the_slot_of_a_request_that_is_cancelled_is_used_at_once() -> None:
