@@ -21,17 +21,17 @@ from random import Random
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import profile
 from bench import report, working_sets
+from lab.dlpm.experiments import A10G, A100, LOCAL_QUANTUM, Workload, average
+from lab.dlpm.workload import judge, long_context_qa, tree_of_thoughts
+from lab.experiment import Inputs, MissingTraceError
+from lab.vtc.runs import arena
+from lab.vtc.windows import in_flight, serve_with_rule
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.orders.fcfs import Fcfs
 from policies.queue.bounds import QueueLimits
 from simulation.driver import simulate
-from simulation.experiments.base import Inputs, MissingTraceError
-from simulation.experiments.dlpm import A10G, A100, LOCAL_QUANTUM, Workload, average
-from simulation.experiments.vtc_runs import arena
 from simulation.run import Arrival, Run
-from simulation.windows import in_flight, serve_with_rule
-from simulation.workloads.prefixes import judge, long_context_qa, tree_of_thoughts
 from tests.simulation.replicas import RAMP_S, WEIGHTS, Floods, TwinStore, run, service, skewed
 
 GATEWAYS, ENGINES = 8, 32

@@ -15,12 +15,12 @@ from typing import Any
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile, profile
 from bench.report import quantile
+from lab.agents import CONTEXT_TOKENS, Agents, Crowd, Questions
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
 from simulation.driver import simulate
 from simulation.run import Record
-from simulation.workloads.agents import CONTEXT_TOKENS, Agents, Crowd, Questions
 
 __all__ = ["HEADS", "rows"]
 

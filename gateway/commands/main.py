@@ -198,66 +198,17 @@ def reproduce(
     fairgate reproduce table2 fig9 --json result.json
     fairgate reproduce metrics RUNS.csv                  VTC's measures of recorded runs
 
-    Exits with 1 if a requirement is missed, and with 2 if a trace is missing or at fault.
+    Runs in a clone of the repository: experiments are no part of what is installed. Exits with 1 if a requirement is
+    missed, and with 2 if a trace is missing or at fault.
     """
-    import os
+    from gateway.commands.reproducing import NoExperimentsError, experiments
 
-    from simulation.experiments.base import Inputs, MissingTraceError, Outcome, Verdict
-    from simulation.experiments.report import as_json, as_text, summary
-    from simulation.reproduce import UnknownExperimentError, experiments, run_all, write_docs
-
-    if names[:1] == ("metrics",):
-        if docs is not None:
-            raise click.UsageError("metrics writes no page: leave out --docs")
-        _measure(names[1:], json_path)
-        return
     try:
-        chosen = experiments(names)
-    except UnknownExperimentError as error:
-        raise click.BadParameter(str(error), param_hint="NAME") from error
-    outcomes: dict[Any, Outcome] = {}
-    missing: list[str] = []
-    try:
-        if json_path is not None:
-            json_path.touch()  # what cannot be written should be known before a long run
-        for experiment, outcome in run_all(chosen, Inputs(Path(traces)), processes=processes or os.cpu_count() or 1):
-            if isinstance(outcome, MissingTraceError):
-                missing.append(f"{experiment.name}: skipped: {outcome}")
-                click.echo(missing[-1], err=True)
-                continue
-            outcomes[experiment] = outcome
-            click.echo(as_text(experiment, outcome))
-        if json_path is not None:
-            json_path.write_text(as_json(outcomes), encoding="utf-8")
-        if docs is not None:
-            click.echo(f"written: {write_docs(outcomes, docs)}")
-    except OSError as error:
+        run_experiments = experiments()
+    except NoExperimentsError as error:
         click.echo(f"fairgate: {error}", err=True)
         sys.exit(BAD_INPUT)
-    rows = [row for outcome in outcomes.values() for row in outcome.rows]
-    click.echo(summary(rows))
-    if any(row.verdict is Verdict.MISSED for row in rows):
-        sys.exit(1)
-    if missing:
-        sys.exit(BAD_INPUT)
-
-
-def _measure(files: tuple[str, ...], json_path: Path | None) -> None:
-    """The measures of recorded runs, of one file."""
-    from simulation.recorded import measures, read_runs
-    from simulation.reproduce import measures_json, measures_text
-    from simulation.traces.lines import TraceError
-
-    if len(files) != 1:
-        raise click.UsageError("metrics needs one table of recorded runs: fairgate reproduce metrics FILE.csv")
-    try:
-        runs = [measures(run) for run in read_runs(Path(files[0]))]
-        if json_path is not None:
-            json_path.write_text(measures_json(runs), encoding="utf-8")
-    except (TraceError, OSError) as error:
-        click.echo(f"fairgate: {error}", err=True)
-        sys.exit(BAD_INPUT)
-    click.echo(measures_text(runs), nl=False)
+    sys.exit(run_experiments(names, json_path, docs, traces, processes))
 
 
 main.add_command(keys)

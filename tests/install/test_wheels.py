@@ -69,6 +69,16 @@ async def test_an_installed_wheel_serves_from_any_directory(pure: Path, tmp_path
             assert await first_token(url[1])
 
 
+def test_an_installed_wheel_says_where_experiments_are(pure: Path, tmp_path: Path) -> None:
+    fairgate = installed("uv", pure, tmp_path)
+    command = [fairgate, "reproduce", "fig9"]
+    where = misleading(tmp_path / "elsewhere")
+    said = subprocess.run(command, cwd=where, env=environment(), capture_output=True, text=True)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr.startswith("fairgate: the experiments are no part of an installation: clone the repository")
+    assert said.stderr.count("\n") == 1
+
+
 @pytest.mark.wheels
 @pytest.mark.skipif(DIST is None, reason="takes minutes, most of them compiling: run `make test-install`")
 @pytest.mark.parametrize("tool", TOOLS)
@@ -103,7 +113,7 @@ def test_the_sources_hold_what_builds_them(tmp_path: Path) -> None:
     archive = built(tmp_path, target="sdist")
     names = {name.partition("/")[2] for name in tarfile.open(archive).getnames()}
     assert {"pyproject.toml", "hatch_build.py", "LICENSE", "README.md", "CHANGELOG.md", "config.example.yaml"} <= names
-    assert {name.split("/")[0] for name in names} & {"tests", "bench", "docs", "deploy"} == set()
+    assert {name.split("/")[0] for name in names} & {"tests", "bench", "docs", "deploy", "lab"} == set()
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.dlpm.baselines import round_robin_lpm
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -18,7 +19,6 @@ from policies.orders.contract import Selection
 from policies.placements.contract import EngineLoad
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Flow, Placed, Request, ServiceTokens
-from simulation.baselines import round_robin_lpm
 from tests.policies.caching import BLOCK, CachingServers, Questions, document
 from tests.policies.making import Load, make_request
 
@@ -217,6 +217,7 @@ def wait_everywhere(policy: Policy, *tenants: str) -> bool:
 HARD = Questions({"a": 1.0, "b": 1.0, "c": 1.0}, 1, 20, 5, 3, 2, KEEPS_ALL, seed=1)
 
 
+@pytest.mark.interpreted_only("round robin extends what is compiled")
 def test_the_bound_is_one_that_longest_prefix_match_breaks() -> None:
     spreads = [CachingServers(round_robin_lpm(), replace(HARD, seed=seed)).spread(800, "a", "c") for seed in range(4)]
     assert max(spreads) > bound(HARD)

@@ -1,0 +1,1 @@
+"""What did the papers measure, and what comes out here? Experiments, each a function; `registry` names them all."""

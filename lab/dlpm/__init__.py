@@ -1,0 +1,1 @@
+"""The experiments of DLPM and D2LPM."""

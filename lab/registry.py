@@ -1,0 +1,39 @@
+"""Which experiments are there? One entry each, in the order in which they are reported."""
+
+from __future__ import annotations
+
+from lab.dlpm.experiments import DLPM_EXPERIMENTS
+from lab.experiment import Experiment
+from lab.fairserve.experiment import FAIRSERVE
+from lab.fairserve.regimes import FAIRSERVE_REGIMES
+from lab.fairserve.table4 import FAIRSERVE_TABLE4
+from lab.vtc import figures, tables
+from lab.vtc.gateway_window import GATEWAY_WINDOW
+
+__all__ = ["EXPERIMENTS"]
+
+_ALL: tuple[Experiment, ...] = (
+    tables.METRICS,
+    tables.RPM,
+    tables.TABLE2,
+    tables.TABLE3,
+    tables.TABLE4,
+    tables.TABLE5,
+    tables.TABLE6,
+    figures.FIG3,
+    figures.FIG4,
+    figures.FIG5,
+    figures.FIG6,
+    figures.FIG7,
+    figures.FIG8,
+    figures.FIG9,
+    figures.FIG10,
+    figures.WEIGHTED,
+    GATEWAY_WINDOW,
+    *DLPM_EXPERIMENTS,
+    FAIRSERVE,
+    FAIRSERVE_TABLE4,
+    FAIRSERVE_REGIMES,
+)
+
+EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in _ALL}

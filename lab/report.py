@@ -1,0 +1,106 @@
+"""How is an outcome shown? As a table in the terminal, as JSON, as a page with figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lab.experiment import Experiment, Figure, Outcome, Row, Value, Verdict
+from simulation.plots import chart
+
+__all__ = ["as_json", "as_markdown", "as_text", "draw", "summary"]
+
+HEADS = ("measure", "published", "ours", "required", "verdict")
+
+
+def as_text(experiment: Experiment, outcome: Outcome) -> str:
+    """Aligned columns under a heading, and the notes."""
+    rows = [HEADS, *(_cells(row) for row in outcome.rows)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+    lines = [f"{experiment.name}: {experiment.reproduces}"]
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].rjust(widths[2])]
+        lines.append("  " + "  ".join([*cells, row[3].ljust(widths[3]), row[4]]).rstrip())
+    return "\n".join([*lines, *(f"  {note}" for note in outcome.notes)]) + "\n"
+
+
+def as_json(outcomes: Mapping[Experiment, Outcome]) -> str:
+    """Every row of every experiment, with numbers as numbers."""
+    document = {
+        experiment.name: {
+            "reproduces": experiment.reproduces,
+            "rows": [dict(zip(HEADS, _fields(row), strict=True)) for row in outcome.rows],
+            "figures": {
+                figure.name: {one.name: [list(point) for point in one.points] for one in figure.series}
+                for figure in outcome.figures
+            },
+            "notes": list(outcome.notes),
+        }
+        for experiment, outcome in outcomes.items()
+    }
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def as_markdown(experiment: Experiment, outcome: Outcome) -> str:
+    """A section with the table, the figures (in `figures/`) and the notes."""
+    lines = [f"## {experiment.reproduces}", "", f"`fairgate reproduce {experiment.name}`", ""]
+    lines += [f"| {' | '.join(HEADS)} |", "| --- | ---: | ---: | --- | --- |"]
+    for row in outcome.rows:
+        cells = [cell.replace("|", "\\|") for cell in _cells(row)]
+        if row.verdict is Verdict.MISSED:
+            cells[-1] = f"**{cells[-1]}**"
+        lines.append(f"| {' | '.join(cells)} |")
+    for figure in outcome.figures:
+        lines += ["", f"![{figure.title}](figures/{figure.name}.svg)"]
+    for note in outcome.notes:
+        lines += ["", note]
+    return "\n".join(lines) + "\n"
+
+
+IN_WORDS = {
+    "LPM": "longest prefix",
+    "RR+LPM": "in turn + prefix",
+    "VTC+RR": "vtc, in turn",
+    "Preble-like": "prefix, then load",
+    "FS (W)": "wsc, as printed",
+    "FS (W+I)": "fairserve, printed",
+    "RPM(10)": "10 a minute",
+    "RPM(30)": "30 a minute",
+    "RPM(60)": "60 a minute",
+}
+"""What short names of the tables mean, for the legends of figures."""
+
+
+def draw(figure: Figure, directory: Path) -> Path:
+    """Write a figure as SVG. Raises OSError."""
+    path = directory / f"{figure.name}.svg"
+    series = [one._replace(name=IN_WORDS.get(one.name, one.name)) for one in figure.series]
+    path.write_text(chart(series, figure.title, figure.x_label, figure.y_label, x_from=figure.x_from))
+    return path
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """How many requirements are met?"""
+    met = sum(row.verdict is Verdict.MET for row in rows)
+    missed = [row.measure for row in rows if row.verdict is Verdict.MISSED]
+    if not met and not missed:
+        return "nothing is required, for comparison only"
+    return f"{met} of {met + len(missed)} requirements met" + (f"; missed: {', '.join(missed)}" if missed else "")
+
+
+def _fields(row: Row) -> tuple[Value, ...]:
+    return row.measure, row.published, row.ours, row.required, row.verdict.value
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return tuple(_text(value) for value in _fields(row))
+
+
+def _text(value: Value) -> str:
+    """Numbers as papers print them: no more digits than say something."""
+    if isinstance(value, str):
+        return value
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value)}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}"

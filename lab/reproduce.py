@@ -1,0 +1,131 @@
+"""What do the papers claim, and does it hold here? Runs experiments side by side and shows what came out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+from lab.experiment import Experiment, Inputs, Outcome, SkippedError
+from lab.registry import EXPERIMENTS
+from lab.report import as_markdown, draw, summary
+from lab.vtc.recorded import RunMeasures
+
+__all__ = ["UnknownExperimentError", "experiments", "measures_json", "measures_text", "run_all", "write_docs"]
+
+INTRODUCTION = """\
+# Reproduction
+
+What the papers print, what comes out here, what is required, and whether it is met. This page is written by
+
+<!-- not run: takes minutes; tests/lab runs what is in it -->
+```sh
+fairgate reproduce --docs docs
+```
+
+The policies are those of the gateway. For the papers' own setting they pick at every batching step of an engine loop
+(`lab/vtc/in_engine.py`: S-LoRA's, with the step times published for an A10G and Llama-2-7b); for what a gateway can
+reach, the production `AdmissionEngine` stands before a model of vLLM (`docs/simulated-engine.md`). Everything runs in
+virtual time and gives the same numbers every time. Traces: `--traces`; where one is absent its experiments are skipped.
+With names only those are run, and the page keeps what it says of the others. Experiments are in `lab/`, which only a
+clone has. Of CPU time, compiled, `fairserve` takes 2.5 minutes and `fairserve-regimes` 4; from source half as much
+again, and `d2lpm-workers`, which runs only so, 7.5.
+
+Not run: figures 11 to 14 and 18 of VTC, which plot the runs of table 2; figure 15, since no step times are published
+for Llama-2-13b on an A100. Of DLPM figures 8 and 12, which need the texts of Chatbot Arena's conversations (the traces
+have lengths only), and figure 9, which shows one run of the trees of figure 7 over time.
+
+Different from VTC's own code: there, on a step in which some request ends, every request of the batch is charged twice,
+and nobody is lifted when no other client waits; here counters follow the paper's algorithm 2.
+
+"""
+
+
+class UnknownExperimentError(ValueError):
+    """No experiment has this name; the message lists those that exist."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no experiment is named {name!r}; there are: metrics FILE.csv, {', '.join(EXPERIMENTS)}")
+        self.name = name
+
+
+def experiments(names: Sequence[str]) -> list[Experiment]:
+    """Those with these names, all if there are none. Raises UnknownExperimentError."""
+    for name in names:
+        if name not in EXPERIMENTS:
+            raise UnknownExperimentError(name)
+    return [EXPERIMENTS[name] for name in dict.fromkeys(names)] if names else list(EXPERIMENTS.values())
+
+
+def run_all(
+    chosen: Sequence[Experiment], inputs: Inputs, *, processes: int
+) -> Iterator[tuple[Experiment, Outcome | SkippedError]]:
+    """Each experiment with what came out, in the order given, several at a time; or why it was skipped."""
+    tasks = [(one.name, inputs) for one in chosen]
+    if processes == 1 or len(chosen) == 1:
+        yield from zip(chosen, map(_run, tasks), strict=True)
+        return
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        yield from zip(chosen, pool.map(_run, tasks), strict=True)
+
+
+def _run(task: tuple[str, Inputs]) -> Outcome | SkippedError:
+    name, inputs = task
+    try:
+        return EXPERIMENTS[name].run(inputs)
+    except SkippedError as error:
+        return error
+
+
+def write_docs(outcomes: Mapping[Experiment, Outcome], directory: Path) -> Path:
+    """Write `reproduction.md` and its figures into a directory. Raises OSError.
+
+    Of experiments that were not run, a page that is there keeps what it says.
+    """
+    figures = directory / "figures"
+    figures.mkdir(parents=True, exist_ok=True)
+    path = directory / "reproduction.md"
+    parts = _parts(path.read_text(encoding="utf-8")) if path.exists() else {}
+    for one, outcome in outcomes.items():
+        parts[one.reproduces] = f"| {one.reproduces} | {summary(outcome.rows)} |", as_markdown(one, outcome)
+        for figure in outcome.figures:
+            draw(figure, figures)
+    shown = [parts[one.reproduces] for one in EXPERIMENTS.values() if one.reproduces in parts]
+    lines = ["| experiment | requirements |", "| --- | --- |", *(line for line, _ in shown)]
+    sections = [section for _, section in shown]
+    path.write_text(INTRODUCTION + "\n".join(lines) + "\n\n" + "\n".join(sections), encoding="utf-8")
+    return path
+
+
+def _parts(page: str) -> dict[str, tuple[str, str]]:
+    """What a page says of each experiment, by its title: the line of the first table, and the section."""
+    head, *sections = page.split("\n## ")
+    lines = {line.split(" | ")[0].removeprefix("| "): line for line in head.splitlines() if line.startswith("| ")}
+    titles = [(section.partition("\n")[0], section) for section in sections]
+    return {title: (lines[title], f"## {section.rstrip()}\n") for title, section in titles if title in lines}
+
+
+def measures_text(runs: Sequence[RunMeasures]) -> str:
+    """A line for each recorded run: the linear cost, then the profiled one."""
+    heads = ["run", "scheduler", "suite", "admitted", "max_diff", "avg_diff", "diff_var", "throughput", "profiled cost"]
+    rows = [heads]
+    for run in runs:
+        linear, profiled = run.linear, run.profiled
+        rows.append([
+            run.run, run.scheduler, run.suite, f"{run.admitted}/{run.requests}", f"{linear.max:.2f}",
+            f"{linear.avg:.2f}", f"{linear.var:.2f}", f"{run.throughput:.1f}",
+            f"{profiled.max:.2f} / {profiled.avg:.2f} / {profiled.var:.2f}",
+        ])  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[:3] = [cell.ljust(width) for cell, width in zip(row[:3], widths, strict=False)]
+        lines.append("  ".join(cells))
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def measures_json(runs: Sequence[RunMeasures]) -> str:
+    return json.dumps([run.as_dict() for run in runs], indent=1) + "\n"

@@ -1,1 +1,0 @@
-"""Who asks when, and for how much? Generators of arrivals, each deterministic for its seed."""

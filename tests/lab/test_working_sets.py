@@ -1,0 +1,89 @@
+"""Agents whose contexts overfill the KV cache: what is won by starts that wait, and who pays for it?"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from bench.working_sets import FLOOD, LARGE, SMALL, Found, Row, run
+from lab.agents import Agents, Crowd, Questions
+from simulation.run import Arrival, Record
+
+SECONDS = 500.0
+TWICE = Row("", LARGE, 120_000, 2)
+
+
+@cache
+def found(row: Row, *, holds: bool) -> Found:
+    return run(row, 1, SECONDS, holds=holds)
+
+
+def both(row: Row) -> tuple[Found, Found]:
+    """With the working set and without."""
+    return found(row, holds=True), found(row, holds=False)
+
+
+def median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def test_agents_of_twice_the_cache_find_their_contexts_again_and_finish_more() -> None:
+    with_it, without = both(TWICE)
+    assert with_it.calls > 1.4 * without.calls
+    assert with_it.cached_tokens / with_it.prompt_tokens > 0.6
+    assert without.cached_tokens / without.prompt_tokens < 0.2
+    assert median(with_it.inside_s) < 0.1 * median(without.inside_s)
+
+
+def test_agents_that_fit_wait_for_nothing() -> None:
+    with_it, without = both(Row("", LARGE, 120_000, 0.5))
+    assert with_it.calls == without.calls
+    assert with_it.tasks == without.tasks
+
+
+def test_agents_that_pause_for_longer_than_the_cache_takes_to_compute_lose_nothing() -> None:
+    with_it, without = both(Row("", SMALL, 120_000, 2, pause_s=10.0))
+    assert with_it.calls >= 0.95 * without.calls
+
+
+def test_tenants_have_service_by_weight_though_a_context_is_large_beside_a_small_part() -> None:
+    service = run(Row("", LARGE, 120_000, 4, weights=(4.0, 1.0)), 1, 2 * SECONDS, holds=True).service
+    assert 3.4 < service["a"] / service["b"] < 4.6
+
+
+def test_a_flood_of_single_questions_gains_no_service_over_agents() -> None:
+    service = found(Row("", LARGE, 120_000, 2, beside=(FLOOD,)), holds=True).service
+    assert service["flood"] == pytest.approx((service["a"] + service["b"]) / 2, rel=0.15)
+
+
+def test_where_engines_report_their_steps_no_answer_need_be_streamed() -> None:
+    row = Row("", LARGE, 120_000, 2, streams=False)
+    with_it, without = (run(row, 1, SECONDS, holds=holds, steps=True).calls for holds in (True, False))
+    assert with_it > 1.2 * without
+
+
+def test_a_crowd_is_the_same_for_a_seed_and_its_calls_repeat_what_was_said() -> None:
+    def first(seed: int) -> list[str]:
+        crowd = Crowd([Agents("a", 3), Questions("b", clients=2, per_s=1.0)], seed=seed, until_s=10.0)
+        return [f"{one.id} {one.arrived_s} {one.prompt_tokens}" for one in crowd.arrivals()]
+
+    assert first(1) == first(1) != first(2)
+    crowd = Crowd([Agents("a", 1)], seed=1, until_s=1e9)
+    (call,) = crowd.arrivals()
+    calls = [call]
+    while not calls[-1].claim.ends:
+        following = crowd.next_arrival(completed(calls[-1]), calls[-1].arrived_s + 1.0)
+        assert following is not None
+        assert following.prefix[: len(calls[-1].context)] == calls[-1].context
+        assert following.claim.id == call.claim.id
+        calls.append(following)
+    assert 5 <= len(calls) <= 30
+    again = crowd.next_arrival(completed(calls[-1]), calls[-1].arrived_s + 1.0)
+    assert again is not None
+    assert again.claim.id != call.claim.id
+    assert [tenant for tenant, _, _ in crowd.finished] == ["a"]
+
+
+def completed(arrival: Arrival) -> Record:
+    return Record(arrival, outcome="completed")
