@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
-from backends.outbox import Outlet
+from backends.client.outbox import Outlet
 from gateway.http.accounts import Account
 from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.holding import Holding

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from socket import socket
 from typing import Any, Final, cast
 
-from backends.outbox import Outbox
+from backends.client.outbox import Outbox
 from gateway.http.accounts import Account, Accounts
 from gateway.http.addresses import TrustedProxies, household
-from gateway.http.certificates import Certificates
 from gateway.http.connection import Connection, Handler, HeadHook, RefusedHook
 from gateway.http.errors import ApiError, Reason
 from gateway.http.holding import BUSY_RETRY_S
@@ -24,7 +23,8 @@ from gateway.http.limits import ServerLimits
 from gateway.http.request import HttpRequest
 from gateway.http.responder import Responder
 from gateway.http.sockets import waiting_connections
-from gateway.http.tls import TlsProtocol
+from gateway.http.tls.certificates import Certificates
+from gateway.http.tls.protocol import TlsProtocol
 
 __all__ = ["Handler", "HeadHook", "HttpRequest", "HttpServer", "RefusedHook", "Responder", "ServerLimits"]
 

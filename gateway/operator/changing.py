@@ -10,7 +10,7 @@ from aiohttp import web
 from gateway.telemetry.lately import Mark
 
 if TYPE_CHECKING:
-    from gateway.app import Gateway
+    from gateway.process.gateway import Gateway
 
 __all__ = ["changing_routes"]
 

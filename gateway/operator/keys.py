@@ -12,14 +12,14 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from pydantic import ValidationError
 
-from gateway.config.keys import KeyConfig, hash_key, new_key
+from gateway.config.sections.keys import KeyConfig, hash_key, new_key
 from gateway.keys.issued import KeyTable, TableFull, nobody_of, read_entry, take_back, unfit
 from gateway.keys.rotation import CannotRotate, moment, rotate, seconds_of
-from gateway.redis.errors import StoreError
+from gateway.storage.errors import StoreError
 
 if TYPE_CHECKING:
-    from gateway.app import Gateway
     from gateway.config.model import Config
+    from gateway.process.gateway import Gateway
 
 __all__ = ["key_routes"]
 

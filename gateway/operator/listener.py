@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from gateway.commands.explain import explain
 from gateway.operator.changing import changing_routes
-from gateway.operator.feed import Feed
+from gateway.operator.explain import explain
 from gateway.operator.guard import guard
 from gateway.operator.keys import key_routes
 from gateway.operator.page.files import page
-from gateway.operator.present import tenants
-from gateway.operator.seen import Here, encoded, seen
+from gateway.operator.snapshots.feed import Feed
+from gateway.operator.snapshots.present import tenants
+from gateway.operator.snapshots.seen import Here, encoded, seen
 from gateway.operator.usage import usage_routes
 from gateway.operator.views import views
 
 if TYPE_CHECKING:
-    from gateway.app import Gateway
+    from gateway.process.gateway import Gateway
 
 __all__ = ["admin_app", "worker_app"]
 

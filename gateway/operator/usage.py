@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from gateway.redis.errors import StoreError
+from gateway.storage.errors import StoreError
 from gateway.usage.database import Database
 from gateway.usage.report import BadQuestion, Question, read
 
 if TYPE_CHECKING:
-    from gateway.app import Gateway
+    from gateway.process.gateway import Gateway
 
 __all__ = ["usage_routes"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from backends.sse import Dialect
+from backends.answers.sse import Dialect
 from gateway.http.errors import ApiError, Reason
 from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, OTHER, RESPONSES, TOKENS, Api
 

@@ -22,10 +22,10 @@ from policies.interactions import Interactions
 
 if TYPE_CHECKING:
     from gateway.pool.pool import Pool
-    from gateway.redis.store import RedisStore
-    from gateway.replicas.news import NewsChannel
-    from gateway.replicas.store import Store
-    from gateway.replicas.ticker import Exchanges
+    from gateway.pool.replication.news import NewsChannel
+    from gateway.pool.replication.ticker import Exchanges
+    from gateway.storage.contract import Store
+    from gateway.storage.redis.store import RedisStore
     from gateway.telemetry.access_log import AccessLog
 
 __all__ = ["Metrics"]

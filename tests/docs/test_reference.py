@@ -12,10 +12,10 @@ import yaml
 
 from docs.generate import reference
 from docs.generate.config_fields import EXAMPLES, ConfigField, fields
-from gateway.answer.refusals import REASONS
 from gateway.config.load import ConfigError, load_config
-from gateway.config.policy import policy_settings
+from gateway.config.sections.policy import policy_settings
 from gateway.http.errors import Reason
+from gateway.proxy.refusals import REASONS
 from gateway.telemetry.log_line import Line
 from gateway.telemetry.record import Outcome
 from policies.capacity.obstacle import Obstacle

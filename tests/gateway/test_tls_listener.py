@@ -21,8 +21,8 @@ import aiohttp
 import openai
 import pytest
 
-import gateway.http.certificates
 import gateway.http.server
+import gateway.http.tls.certificates
 from tests.certificates import Authority
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
 from tests.gateway.live import MODEL, WAIT_S, Live, Starter, chat, long_chat, raw_exchange, simulated, until

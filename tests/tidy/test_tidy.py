@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.answer.refusals import REASONS
+from gateway.proxy.refusals import REASONS
 from policies.request import Refusal
 
 ROOT = Path(__file__).parents[2]
