@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from backends.errors import UpstreamError
-
-if TYPE_CHECKING:
-    from backends.client.upstream import UpstreamPool, _Connection
 
 __all__ = ["Call", "Receiver"]
 
@@ -27,12 +24,19 @@ class Receiver(Protocol):
     def failed(self, error: UpstreamError) -> None: ...
 
 
+class Line(Protocol):
+    """The connection, as a call sees it."""
+
+    def abort(self) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
 class Call:
     """One request in flight."""
 
     __slots__ = (
         "_is_paused",
-        "_pool",
         "body",
         "connecting",
         "connection",
@@ -43,12 +47,11 @@ class Call:
         "sends",
     )  # fmt: skip
 
-    def __init__(self, pool: UpstreamPool, head: bytes, body: bytes | memoryview, receiver: Receiver) -> None:
-        self._pool = pool
+    def __init__(self, head: bytes, body: bytes | memoryview, receiver: Receiver) -> None:
         self.head = head
         self.body: bytes | memoryview = body
         self.receiver = receiver
-        self.connection: _Connection | None = None
+        self.connection: Line | None = None
         self.connecting: asyncio.Task[str] | None = None
         self.limit: asyncio.Timeout | None = None
         self.is_over = False

@@ -89,7 +89,7 @@ class UpstreamPool:
         """
         if self._closed is not None:
             raise RuntimeError(f"backend {self.name}: the pool is closed")
-        call = Call(self, head, body, receiver)
+        call = Call(head, body, receiver)
         while self._idle and not is_fresh:
             connection = self._idle.pop()
             if connection.is_usable():

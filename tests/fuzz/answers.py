@@ -101,7 +101,7 @@ def read_head(data: bytes) -> None:
 async def _answered(data: bytes) -> None:
     pool = UpstreamPool("b", "http://127.0.0.1:1")
     receiver = _Receiver()
-    call = Call(pool, b"GET / HTTP/1.1\r\n\r\n", b"", receiver)
+    call = Call(b"GET / HTTP/1.1\r\n\r\n", b"", receiver)
     connection = _Connection(pool, call)
     call.limit, call.connecting = cast("Any", _NoLimit()), cast("Any", _NoLimit())
     connection.connection_made(Transport())
