@@ -17,17 +17,18 @@ from gateway.background import Background
 from gateway.config.model import Config
 from gateway.http.addresses import TrustedProxies
 from gateway.http.errors import ApiError, Reason
-from gateway.http.limits import server_limits
 from gateway.http.server import HttpServer
 from gateway.http.sockets import listening
 from gateway.http.tls.certificates import Certificates
 from gateway.keys.identity import Keyring, MintedKey
 from gateway.keys.issued import Follower, KeyTable
+from gateway.operator.gauges import Gauges
 from gateway.operator.listener import admin_app, worker_app
 from gateway.pool.learned_file import LearnedFile
 from gateway.pool.pool import Pool
 from gateway.pool.pools import CannotTakeOver, Pools
 from gateway.pool.shared import Shared
+from gateway.process.listener_limits import server_limits
 from gateway.process.reloading import Reloading
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.pipeline import Pipeline
@@ -81,11 +82,12 @@ class Gateway:
         self._listener = listener
         self._seat = seat
         self.metrics = Metrics()
+        self.gauges = Gauges(self.metrics)
         self.lately = Lately(config.bounds.of("ends"))
         self.shared = Shared.of(config)
         self._background = Background()
         self.metrics.registry.register(self._background)
-        self._pools = Pools(self._settled, self.metrics.forget_backend, resolver, self._background)
+        self._pools = Pools(self._settled, self.gauges.forget_backend, resolver, self._background)
         self.metrics.registry.register(self._pools.addresses)
         self._changing = asyncio.Lock()
         """One change of the pools at a time."""
@@ -320,7 +322,7 @@ class Gateway:
             from gateway.keys.in_redis import RedisKeys  # redis-py is loaded only where there is a Redis
             from gateway.storage.redis.store import RedisStore
 
-            self.store = self.metrics.redis = redis = RedisStore(url, deployments)
+            self.store = self.gauges.redis = redis = RedisStore(url, deployments)
             self.keys = RedisKeys(redis)
         elif seat is not None:
             from gateway.storage.hub.store import HubStore
@@ -328,7 +330,7 @@ class Gateway:
             self.store = HubStore(seat.meeting, deployments)
         else:
             return
-        self.metrics.store = self.store
+        self.gauges.store = self.store
         try:
             await self.store.open()
         except StoreUnavailable:

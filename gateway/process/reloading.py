@@ -9,43 +9,28 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily, Metric
 
 from gateway.config.changes import changes, config_hash, needs_restart
 from gateway.config.load import ConfigError
+from gateway.operator.contract import Reloaded
 from gateway.pool.pools import CannotTakeOver
 from gateway.telemetry.lately import Mark
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
-    from gateway.process.gateway import Gateway
+    from gateway.pool.pool import Pool
+    from gateway.telemetry.lately import Lately
+    from gateway.telemetry.metrics import Metrics
 
-__all__ = ["Reloaded", "Reloading"]
+__all__ = ["Reloading"]
 
 logger = logging.getLogger("fairgate")
 
 CHANGES_LOGGED_MAX = 20
 CHANGES_SAID_MAX = 1000
-
-
-class Reloaded:
-    """What came of it. `outcome`: changed, unchanged or refused; `why_not` says why it was refused, in lines."""
-
-    def __init__(self, outcome: str, config_hash: str, found: Sequence[str] = (), why_not: Sequence[str] = ()) -> None:
-        self.outcome = outcome
-        self.config_hash = config_hash
-        self.changes = list(found)
-        self.why_not = list(why_not)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "outcome": self.outcome,
-            "hash": self.config_hash,
-            "changes": self.changes,
-            "why_not": self.why_not,
-        }
 
 
 class _Read(NamedTuple):
@@ -76,10 +61,33 @@ def _free(parts: list[object]) -> None:
         parts.pop()
 
 
+class Reloadable(Protocol):
+    """A gateway that goes on under another config."""
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def pools(self) -> Sequence[Pool]: ...
+
+    @property
+    def lately(self) -> Lately: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    @property
+    def is_running(self) -> bool: ...
+
+    def reopen_log(self, target: str) -> None: ...
+    def reload_certificates(self) -> bool: ...
+    async def take_over(self, config: Config) -> None: ...
+
+
 class Reloading:
     """One gateway's config, as its file says it now, and how the last attempt to take it over ended."""
 
-    def __init__(self, gateway: Gateway, load: Callable[[], Config] | None) -> None:
+    def __init__(self, gateway: Reloadable, load: Callable[[], Config] | None) -> None:
         """`load` reads the file anew, or raises ConfigError; None: there is no file."""
         self._gateway = gateway
         self._load = load

@@ -157,8 +157,8 @@ async def test_each_gauge_has_a_rule_by_which_it_is_put_together(start: Starter,
         async with start(sim.url, seat=Seat(0, met), usage=str(tmp_path / "usage.db"), quota=quota) as live:
             gateway = live.gateway
             await until(lambda: gateway.exchanges[0].answered > 0)
-            gateway.metrics.read_gauges(gateway.pools, gateway.shared.interactions)
-            gateway.metrics.read_exchanges(gateway.exchanges)
+            gateway.gauges.read(gateway.pools, gateway.shared.interactions)
+            gateway.gauges.read_exchanges(gateway.exchanges)
             gauges = set(re.findall(r"^# TYPE (\S+) gauge$", gateway.metrics.render().decode(), re.M))
     known = MOST | LEAST | OWN
     assert gauges <= known, "say in gateway/operator/merged_metrics.py what several workers say together"

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from gateway.config.fields import fault, not_empty, unique
+from gateway.config.paths import KNOWN_PATHS, MANAGEMENT
 from gateway.config.section import Section
-from gateway.request.routes import MANAGEMENT, Routes
 
 __all__ = ["NetworkName", "Origin", "RouteConfig"]
 
@@ -57,7 +57,7 @@ class RouteConfig(Section):
     @classmethod
     def _not_known(cls, treatment: str, info: ValidationInfo) -> str:
         path = info.data.get("path")
-        known = Routes().methods(path) if path is not None else ()
-        if both := [method for method in info.data.get("methods", ()) if method in known]:
+        known = KNOWN_PATHS.get(path or "")
+        if both := [method for method in info.data.get("methods", ()) if method == known]:
             raise fault(f"is for {' and '.join(both)} {path}, which is known, and has its treatment; leave it out")
         return treatment

@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from backends.tls import what_failed
 from gateway.http.accounts import Account
 from gateway.http.connection import Connection
 from gateway.http.errors import ApiError, Reason
 from gateway.http.sockets import peer_of
-
-if TYPE_CHECKING:
-    from gateway.http.server import HttpServer
+from gateway.http.state import ServerState
 
 __all__ = ["TlsProtocol"]
 
@@ -46,7 +44,7 @@ class TlsProtocol(asyncio.Protocol):
         "deadline",
     )
 
-    def __init__(self, server: HttpServer, context: ssl.SSLContext) -> None:
+    def __init__(self, server: ServerState, context: ssl.SSLContext) -> None:
         self._server = server
         self._arrived = ssl.MemoryBIO()
         self._sealed = ssl.MemoryBIO()

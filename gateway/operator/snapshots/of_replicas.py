@@ -14,13 +14,13 @@ import msgspec
 
 from gateway.background import Background
 from gateway.operator.snapshots.seen import Gathered, Seen, decoded, encoded, ended, moved, seen
+from gateway.operator.snapshots.visible import Visible
 from gateway.storage.contract import ALL_POOLS, Store
 from gateway.storage.errors import StoreError
 from gateway.telemetry.lately import ENDS_MAX, End
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
-    from gateway.process.gateway import Gateway
     from gateway.telemetry.lately import Lately
 
 __all__ = ["Replicas"]
@@ -51,7 +51,7 @@ _decode = msgspec.msgpack.Decoder(_Said).decode
 class Replicas:
     """All replicas, as one of them asks the others. A `Look`."""
 
-    def __init__(self, gateway: Gateway, store: Store, background: Background, worker: str) -> None:
+    def __init__(self, gateway: Visible, store: Store, background: Background, worker: str) -> None:
         """`worker`: which of this gateway's; "": it has one process."""
         self._worker = worker
         self._background = background

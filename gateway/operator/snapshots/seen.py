@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 import msgspec
 
 from gateway.operator.snapshots.spans import Running, running
+from gateway.operator.snapshots.visible import Visible
 from gateway.telemetry.access_log import hidden
 from gateway.telemetry.lately import End, Lately, Mark
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -26,7 +27,6 @@ from policies.request import Request, State
 if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.pool.pool import Pool
-    from gateway.process.gateway import Gateway
 
 __all__ = [
     "NO_ANSWER",
@@ -147,7 +147,7 @@ class Look(Protocol):
 class Here:
     """A gateway of one process."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Visible) -> None:
         self._gateway = gateway
 
     @property
@@ -162,7 +162,7 @@ class Here:
         return seen(self._gateway, with_running=with_running)
 
 
-def seen(gateway: Gateway, *, with_running: bool) -> Seen:
+def seen(gateway: Visible, *, with_running: bool) -> Seen:
     """`with_running`: each request that is dispatched, too; O(dispatched)."""
     begun_s, pools = time.thread_time(), gateway.pools
     now = pools[0].dispatcher.clock() if pools else 0.0
