@@ -24,8 +24,8 @@ class Receiver(Protocol):
     def failed(self, error: UpstreamError) -> None: ...
 
 
-class Line(Protocol):
-    """The connection, as a call sees it."""
+class Carrier(Protocol):
+    """The connection that carries a call, as the call sees it."""
 
     def abort(self) -> None: ...
     def pause(self) -> None: ...
@@ -51,7 +51,7 @@ class Call:
         self.head = head
         self.body: bytes | memoryview = body
         self.receiver = receiver
-        self.connection: Line | None = None
+        self.connection: Carrier | None = None
         self.connecting: asyncio.Task[str] | None = None
         self.limit: asyncio.Timeout | None = None
         self.is_over = False

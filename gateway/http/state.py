@@ -19,7 +19,7 @@ from gateway.http.limits import ServerLimits
 from gateway.http.request import Header, HttpRequest
 from gateway.http.responder import Responder
 
-__all__ = ["BUSY_RETRY_S", "Handler", "HeadHook", "Held", "RefusedHook", "Served", "ServerState"]
+__all__ = ["BUSY_RETRY_S", "Handler", "HeadHook", "Held", "RefusedHook", "ServerState", "SlowReader"]
 
 Handler = Callable[[HttpRequest, Responder], None]
 HeadHook = Callable[[HttpRequest], tuple[int, list[Header], bytes] | None]
@@ -47,8 +47,8 @@ class Held(Protocol):
     def cut(self) -> None: ...
 
 
-class Served(Protocol):
-    """A connection that has been asked something."""
+class SlowReader(Protocol):
+    """A connection whose client may take its answer too slowly."""
 
     tenant: str
 
@@ -83,7 +83,7 @@ class ServerState:
         self.bodies_bytes = 0
         self.connections: dict[Held, None] = {}  # by age
         self.all_gone = asyncio.Event()
-        self.answers: dict[Served, int] = {}
+        self.answers: dict[SlowReader, int] = {}
         """What clients that read too slowly have not taken of their answers, in bytes."""
         self.answers_bytes = 0
         self._idlest: list[tuple[float, Held]] = []
@@ -141,7 +141,7 @@ class ServerState:
         if not self.connections:
             self.all_gone.set()
 
-    def holds_answer(self, connection: Served, unsent_bytes: int) -> None:
+    def holds_answer(self, connection: SlowReader, unsent_bytes: int) -> None:
         """So much waits for the client of this connection. If all of it is too much, one of the tenant that has most is
         cut off."""
         self.answers_bytes += unsent_bytes - self.answers.pop(connection, 0)
@@ -150,7 +150,7 @@ class ServerState:
             if self.answers_bytes > self.limits.answers_bytes_max:
                 self.loop.call_soon(self._most_unsent().cut)
 
-    def _most_unsent(self) -> Served:
+    def _most_unsent(self) -> SlowReader:
         of_tenants: dict[str, int] = {}
         for each, held_bytes in self.answers.items():
             of_tenants[each.tenant] = of_tenants.get(each.tenant, 0) + held_bytes

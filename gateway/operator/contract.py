@@ -10,7 +10,7 @@ from gateway.operator.snapshots.visible import Visible
 
 if TYPE_CHECKING:
     from gateway.keys.issued import KeyTable
-    from gateway.operator.gauges import Gauges
+    from gateway.operator.gauges import PoolGauges
     from gateway.pool.replication.news import NewsChannel
     from gateway.pool.replication.ticker import Exchanges
     from gateway.pool.shared import Shared
@@ -50,7 +50,7 @@ class Operated(Visible, Protocol):
     def metrics(self) -> Metrics: ...
 
     @property
-    def gauges(self) -> Gauges: ...
+    def gauges(self) -> PoolGauges: ...
 
     @property
     def shared(self) -> Shared: ...

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from gateway.storage.contract import Store
     from gateway.storage.redis.store import RedisStore
 
-__all__ = ["Gauges"]
+__all__ = ["PoolGauges"]
 
 
-class Gauges:
+class PoolGauges:
     """Of one gateway. What engines say is taken on the loop, since rendering happens beside it."""
 
     def __init__(self, metrics: Metrics) -> None:

@@ -22,7 +22,7 @@ from gateway.http.sockets import listening
 from gateway.http.tls.certificates import Certificates
 from gateway.keys.identity import Keyring, MintedKey
 from gateway.keys.issued import Follower, KeyTable
-from gateway.operator.gauges import Gauges
+from gateway.operator.gauges import PoolGauges
 from gateway.operator.listener import admin_app, worker_app
 from gateway.pool.learned_file import LearnedFile
 from gateway.pool.pool import Pool
@@ -82,7 +82,7 @@ class Gateway:
         self._listener = listener
         self._seat = seat
         self.metrics = Metrics()
-        self.gauges = Gauges(self.metrics)
+        self.gauges = PoolGauges(self.metrics)
         self.lately = Lately(config.bounds.of("ends"))
         self.shared = Shared.of(config)
         self._background = Background()
