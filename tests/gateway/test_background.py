@@ -25,16 +25,16 @@ CHAT = "/v1/chat/completions"
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     often = (
         "keys.issued.POLL_S",
-        "http.certificates.LOOK_S",
+        "http.tls.certificates.LOOK_S",
         "pool.learned_file.SAVE_INTERVAL_S",
         "background.RETRY_S",
     )
     for name in (
         *often,
-        "redis.store.RENEW_S",
+        "storage.redis.store.RENEW_S",
         "pool.pool.PROBE_INTERVAL_S",
-        "replicas.learned.INTERVAL_S",
-        "replicas.news.RETRY_S",
+        "pool.replication.learned.INTERVAL_S",
+        "pool.replication.news.RETRY_S",
     ):
         monkeypatch.setattr(f"gateway.{name}", 0.01)
     monkeypatch.setattr("backends.steps.RETRY_S_MAX", 0.01)

@@ -174,7 +174,7 @@ async def test_of_a_table_without_end_so_much_is_read_and_no_more(
     table: KeyTable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
-    for module in ("keys.issued", "redis.issued_keys", "usage.issued_keys"):
+    for module in ("keys.issued", "keys.in_redis", "keys.in_database"):
         monkeypatch.setattr(f"gateway.{module}.ENTRIES_READ_MAX", 30)
     monkeypatch.setattr("gateway.keys.in_database.PAGE", 20)
     monkeypatch.setattr("gateway.keys.in_redis.SCAN_COUNT", 20)

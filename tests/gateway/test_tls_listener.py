@@ -357,7 +357,7 @@ async def shown(live: Live, authority: Authority) -> str:
 async def test_a_new_certificate_is_shown_without_a_broken_stream(
     start: Starter, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway.http.certificates, "LOOK_S", 0.01)
+    monkeypatch.setattr(gateway.http.tls.certificates, "LOOK_S", 0.01)
     first, second = authority.sign("first"), authority.sign("second")
     files, go_on = Files(tmp_path), asyncio.Event()
     files.hold(first)
