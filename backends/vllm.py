@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from backends.answers.usage import is_drained
 from backends.base import BackendSnapshot
 from backends.promtext import Sample, lines_of, samples
-from backends.usage import is_drained
 from backends.vllm_plugin.steps import PATH as STEPS_PATH
 
 __all__ = ["VllmAdapter"]

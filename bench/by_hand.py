@@ -24,17 +24,17 @@ from python_multipart.multipart import create_form_parser
 from redis.asyncio import Redis
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from backends.body import decode_event
+from backends.answers.body import decode_event
+from backends.answers.sse import Dialect, StreamMeter
 from backends.promtext import lines_of, samples
-from backends.sse import Dialect, StreamMeter
 from bench import report
-from gateway.redis.connection import Lane
 from gateway.request.apis import AUDIO
+from gateway.request.body.form import read_form
+from gateway.request.body.json_ranges import Member, members
+from gateway.request.body.payload import fields_of
 from gateway.request.estimate import TokenEstimator
-from gateway.request.form import read_form
-from gateway.request.json_ranges import Member, members
-from gateway.request.payload import fields_of
 from gateway.request.prompt import Prompt
+from gateway.storage.redis.connection import Lane
 from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[1]
@@ -155,10 +155,10 @@ CASES: tuple[tuple[str, tuple[str, ...], Callable[[], tuple[Work, ...]]], ...] =
     ("fields of a request, 1 kB", ("msgspec", "orjson", "json"), lambda: request(1024)),
     ("fields of a request, 64 kB", ("msgspec", "orjson", "json"), lambda: request(65536)),
     ("an event of a stream", ("msgspec", "orjson", "json"), event),
-    ("a token counted in a stream", ("backends/sse.py", "httpx-sse with orjson"), stream),
+    ("a token counted in a stream", ("backends/answers/sse.py", "httpx-sse with orjson"), stream),
     ("gauges of an engine's page", ("backends/promtext.py", "prometheus_client.parser"), page),
-    ("a form with 1 MB", ("gateway/request/form.py", "python-multipart"), form),
-    ("members of a body of 4 MB", ("gateway/request/json_ranges.py", "ijson", "orjson, in one go"), large),
+    ("a form with 1 MB", ("gateway/request/body/form.py", "python-multipart"), form),
+    ("members of a body of 4 MB", ("gateway/request/body/json_ranges.py", "ijson", "orjson, in one go"), large),
     ("tokens of a prompt of 4 kB", ("gateway/request/estimate.py", "tokenizers"), tokens),
 )
 
@@ -186,7 +186,7 @@ def main() -> None:
         took_us = shortest_us(*made())
         rows += [[case, way, f"{us:,.2f} us", f"{us / took_us[0]:.2f}"] for way, us in zip(ways, took_us, strict=True)]
     both = asyncio.run(commands())
-    for way, us in zip(("gateway/redis/connection.py", "redis.asyncio.Redis"), both, strict=True):
+    for way, us in zip(("gateway/storage/redis/connection.py", "redis.asyncio.Redis"), both, strict=True):
         rows.append(["a command to Redis", way, f"{us:,.2f} us", f"{us / both[0]:.2f}"])
     print(report.table(["what", "way", "CPU", "times the first"], rows))
 

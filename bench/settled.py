@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from bench import report
-from gateway.config.usage import UsageConfig
+from gateway.config.sections.usage import UsageConfig
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Outcome, Record

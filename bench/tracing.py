@@ -22,7 +22,7 @@ from bench.settled import record_of
 from bench.stack import BenchError, Route, fairgate, run_bench
 from bench.upstream import MODEL, PROXY_CORE, echo_upstream
 from bench.wrk import TENANT
-from gateway.config.tracing import TracingConfig
+from gateway.config.sections.tracing import TracingConfig
 from gateway.telemetry.span_export import SPANS_WAITING_MAX, SpanExport
 from gateway.telemetry.trace import Sampler
 

@@ -33,7 +33,7 @@ from bench.ports import free_port
 from bench.soak import START_S, TENANTS, Call, Gate
 from bench.stack import BenchError, process, run_bench, wait_ready
 from gateway.config.model import hash_key
-from gateway.config.usage import UsageConfig
+from gateway.config.sections.usage import UsageConfig
 from gateway.usage.database import Database
 from gateway.usage.report import Question, read
 from tests.postgres_server import PostgresServer

@@ -19,7 +19,7 @@ from gateway.commands.keys import BAD_INPUT, loaded
 from gateway.commands.replaying import readable
 
 if TYPE_CHECKING:
-    from gateway.config.usage import UsageConfig
+    from gateway.config.sections.usage import UsageConfig
     from gateway.usage.report import Question
 
 __all__ = ["explain"]
@@ -132,7 +132,7 @@ def _of_tenant(tenant: str, question: Question, path: Path | None, files: Sequen
 
 def _of_usage(tenant: str, question: Question, usage: UsageConfig) -> tuple[str, Any]:
     """What sums know. Raises NotAnswered and BadQuestion."""
-    from gateway.redis.errors import StoreError
+    from gateway.storage.errors import StoreError
     from gateway.usage.database import Database
     from gateway.usage.report import read
 

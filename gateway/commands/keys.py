@@ -67,7 +67,7 @@ def create(
     """
     from pydantic import ValidationError
 
-    from gateway.config.keys import KeyConfig, hash_key, new_key
+    from gateway.config.sections.keys import KeyConfig, hash_key, new_key
     from gateway.keys.issued import nobody_of, unfit
     from gateway.keys.rotation import moment
 
@@ -105,7 +105,7 @@ def hash_(path: Path | None) -> None:
     Standard error has the name under which it appears in logs and metrics. One that could be guessed is refused: it
     needs 24 characters, and 10 different ones among them.
     """
-    from gateway.config.keys import hash_key, open_name, weakness
+    from gateway.config.sections.keys import hash_key, open_name, weakness
 
     config = loaded(path) if path is not None else None
     key = _given("key")
@@ -162,7 +162,7 @@ def rotate(key_hash: str | None, path: Path | None, grace: str, expires: str | N
 
     The old one is named by its HASH, or by the key or its hash on standard input.
     """
-    from gateway.config.keys import hash_key, new_key
+    from gateway.config.sections.keys import hash_key, new_key
     from gateway.keys.rotation import CannotRotate, rotate, seconds_of
 
     config = loaded(_needed(path))
@@ -230,7 +230,7 @@ def _shown(config: Config, place: str, name: str, noted: bytes) -> tuple[str, st
 
 def _hash_of(given: str | None) -> str:
     """The hash that is given, or that of the key on standard input."""
-    from gateway.config.keys import hash_key
+    from gateway.config.sections.keys import hash_key
 
     text = given or _given("key or hash")
     if not _HASH.fullmatch(text):
@@ -273,7 +273,7 @@ def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Fou
             err=True,
         )
         sys.exit(BAD_INPUT)
-    from gateway.redis.errors import StoreError, StoreUnavailable
+    from gateway.storage.errors import StoreError, StoreUnavailable
 
     async def done() -> Found:
         async with _table_of(config) as table:
@@ -290,8 +290,8 @@ def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Fou
 async def _table_of(config: Config) -> AsyncIterator[KeyTable]:
     """Where this config's gateways look for keys."""
     if (url := config.state.redis_url) is not None:
-        from gateway.redis.issued_keys import RedisKeys
-        from gateway.redis.store import RedisStore
+        from gateway.keys.in_redis import RedisKeys
+        from gateway.storage.redis.store import RedisStore
 
         store = RedisStore(url)
         try:
@@ -300,7 +300,7 @@ async def _table_of(config: Config) -> AsyncIterator[KeyTable]:
         finally:
             await store.close()
     elif config.usage is not None:
-        from gateway.usage.issued_keys import DatabaseKeys
+        from gateway.keys.in_database import DatabaseKeys
         from gateway.usage.thread import CLOSE_S, DatabaseThread
 
         database = DatabaseThread(config.usage)

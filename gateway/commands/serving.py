@@ -12,10 +12,10 @@ import click
 from gateway import BUILD, __version__
 
 if TYPE_CHECKING:
-    from gateway.app import Gateway
     from gateway.commands.stderr_log import StderrLog
     from gateway.config.model import Config
-    from gateway.workers.supervisor import Child
+    from gateway.process.gateway import Gateway
+    from gateway.process.supervisor import Child
 
     Load = Callable[[], Config]
     """Reads the config again; raises ConfigError."""
@@ -29,7 +29,7 @@ _VERSION = f"  version {__version__}, {BUILD}"
 def run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run on uvloop where there is one."""
     from gateway.pool.pools import CannotTakeOver
-    from gateway.redis.errors import StoreRefused
+    from gateway.storage.errors import StoreRefused
 
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if sys.platform != "win32":
@@ -61,9 +61,9 @@ def allow_files() -> None:
 def supervise(config: Config, load: Load | None) -> None:
     """Serve with several processes; exits with their status. `load` reads the config again; None: it is in no file."""
     # What every process needs is loaded once, before they part: so each is there within milliseconds.
-    import gateway.app  # noqa: F401
-    from gateway.workers import hub
-    from gateway.workers.supervisor import share_of, supervise, with_keys, with_known_keys
+    import gateway.process.gateway  # noqa: F401
+    from gateway.process import hub
+    from gateway.process.supervisor import share_of, supervise, with_keys, with_known_keys
 
     config, minted = with_keys(config)
     started = config
@@ -141,8 +141,8 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
     """
     import signal
 
-    from gateway.app import Gateway
     from gateway.background import Background
+    from gateway.process.gateway import Gateway
 
     log = _log(config)
     if worker is None:

@@ -42,8 +42,8 @@ def usage(path: Path | None, url: str | None, since: str, until: str | None, by:
 
     from pydantic import ValidationError
 
-    from gateway.config.usage import UsageConfig
-    from gateway.redis.errors import StoreError, StoreUnavailable
+    from gateway.config.sections.usage import UsageConfig
+    from gateway.storage.errors import StoreError, StoreUnavailable
     from gateway.usage.database import Database
     from gateway.usage.report import FORMATS, BadQuestion, Question, read
 

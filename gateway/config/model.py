@@ -23,8 +23,6 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from gateway.config.apps import AppConfig
-from gateway.config.backends import BackendConfig
 from gateway.config.fields import (
     Name,
     backend_name,
@@ -39,20 +37,22 @@ from gateway.config.fields import (
     split_address,
     unique,
 )
-from gateway.config.interactions import InteractionsConfig
-from gateway.config.keys import KeyConfig, hash_key, new_key
-from gateway.config.limits import Limits
-from gateway.config.listener import NetworkName, Origin, RouteConfig
 from gateway.config.machine import WORKERS_MAX, auto_by_default, no_text, or_auto, with_auto
 from gateway.config.memory import MEMORY_MAX, MEMORY_MAX_LEAST, Bounds, bounds_of
-from gateway.config.policy import PolicyConfig, PolicyName
 from gateway.config.provenance import UNKNOWN, Loc, Provenances
 from gateway.config.section import Section
-from gateway.config.state import StateConfig
-from gateway.config.throttle import OverloadConfig, QuotaConfig, ThrottleConfig
-from gateway.config.tls import ListenerTlsConfig
-from gateway.config.tracing import TracingConfig
-from gateway.config.usage import UsageConfig
+from gateway.config.sections.apps import AppConfig
+from gateway.config.sections.backends import BackendConfig
+from gateway.config.sections.interactions import InteractionsConfig
+from gateway.config.sections.keys import KeyConfig, hash_key, new_key
+from gateway.config.sections.limits import Limits
+from gateway.config.sections.listener import NetworkName, Origin, RouteConfig
+from gateway.config.sections.policy import PolicyConfig, PolicyName
+from gateway.config.sections.state import StateConfig
+from gateway.config.sections.throttle import OverloadConfig, QuotaConfig, ThrottleConfig
+from gateway.config.sections.tls import ListenerTlsConfig
+from gateway.config.sections.tracing import TracingConfig
+from gateway.config.sections.usage import UsageConfig
 
 __all__ = [
     "AppConfig",

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
-from backends.outbox import Outlet
+from backends.client.outbox import Outlet
 from gateway.http.accounts import Account
 from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.holding import Holding
-from gateway.http.request import Header, HttpRequest, RequestReader
+from gateway.http.request import HttpRequest, RequestReader
 from gateway.http.responder import Responder
 from gateway.http.sockets import is_hung_up, peer_of, reset_on_close, unsent_bytes
+from gateway.http.state import ServerState
 
-if TYPE_CHECKING:
-    from gateway.http.server import HttpServer
-
-__all__ = ["Connection", "Handler", "HeadHook", "RefusedHook"]
-
-Handler = Callable[[HttpRequest, Responder], None]
-HeadHook = Callable[[HttpRequest], tuple[int, list[Header], bytes] | None]
-"""Runs when a head is complete, before the body is read; what it returns is the answer, and the body is not read."""
-RefusedHook = Callable[[HttpRequest, ApiError], None]
-"""Hears of every request that is refused without having come to the handler; of an unreadable one little is known."""
+__all__ = ["Connection"]
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +65,7 @@ class Connection(asyncio.Protocol):
         "tenant",
     )
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: ServerState) -> None:
         self._server = server
         self._limits = server.limits
         self._state = _HEAD

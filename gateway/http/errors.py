@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from backends.sse import Dialect
+from backends.answers.sse import Dialect
 
 __all__ = ["ApiError", "EngineError", "Reason", "dialect_of"]
 

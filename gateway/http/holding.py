@@ -6,19 +6,13 @@ while nobody has shown a key on the connection.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
 from gateway.http.accounts import Account
 from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason
 from gateway.http.request import HttpRequest
+from gateway.http.state import BUSY_RETRY_S, ServerState
 
-if TYPE_CHECKING:
-    from gateway.http.server import HttpServer
-
-__all__ = ["BUSY_RETRY_S", "Holding"]
-
-BUSY_RETRY_S: Final = 2.0
+__all__ = ["Holding"]
 
 
 class Holding:
@@ -26,7 +20,7 @@ class Holding:
 
     __slots__ = ("_body_bytes", "_head_bytes", "_request", "_server")
 
-    def __init__(self, server: HttpServer) -> None:
+    def __init__(self, server: ServerState) -> None:
         self._server = server
         self._head_bytes = 0
         self._body_bytes = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Final, Protocol
 
-from backends.outbox import Outlet
+from backends.client.outbox import Outlet
 
 __all__ = ["Responder"]
 

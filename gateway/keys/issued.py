@@ -15,10 +15,10 @@ import msgspec
 from pydantic_core import PydanticCustomError
 
 from gateway.config.fields import checked_name
-from gateway.config.keys import KeyConfig
 from gateway.config.model import Config
-from gateway.redis.errors import StoreError, StoreUnavailable
-from gateway.request.identity import Keyring, Principal
+from gateway.config.sections.keys import KeyConfig
+from gateway.keys.identity import Keyring, Principal
+from gateway.storage.errors import StoreError, StoreUnavailable
 
 __all__ = [
     "ENTRIES_READ_MAX",

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from pydantic import ValidationError
 
-from gateway.config.keys import KeyConfig
 from gateway.config.model import Config
+from gateway.config.sections.keys import KeyConfig
 from gateway.keys.issued import REVOKED, KeyTable, entry, read_entry, unfit
 
 __all__ = ["CannotRotate", "moment", "rotate", "seconds_of"]

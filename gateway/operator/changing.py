@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
+from gateway.operator.contract import Operated
 from gateway.telemetry.lately import Mark
-
-if TYPE_CHECKING:
-    from gateway.app import Gateway
 
 __all__ = ["changing_routes"]
 
 
-def changing_routes(gateway: Gateway) -> list[web.RouteDef]:
+def changing_routes(gateway: Operated) -> list[web.RouteDef]:
     """For the admin listener, whose guard says who may (`gateway.operator.guard`)."""
 
     async def reload(request: web.Request) -> web.Response:
@@ -35,7 +33,7 @@ def changing_routes(gateway: Gateway) -> list[web.RouteDef]:
     ]
 
 
-def _drained(gateway: Gateway, request: web.Request, *, drained: bool) -> web.Response:
+def _drained(gateway: Operated, request: web.Request, *, drained: bool) -> web.Response:
     name = request.match_info["backend"]
     for pool in gateway.pools:
         backend = pool.backends.get(name)

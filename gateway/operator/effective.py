@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, SecretStr
 
 from gateway.config.model import Config, PolicyConfig, path_of
-from gateway.config.policy import policy_settings
 from gateway.config.provenance import Loc, Provenance
+from gateway.config.sections.policy import policy_settings
 
 __all__ = ["effective"]
 

@@ -12,13 +12,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from pydantic import ValidationError
 
-from gateway.config.keys import KeyConfig, hash_key, new_key
+from gateway.config.sections.keys import KeyConfig, hash_key, new_key
 from gateway.keys.issued import KeyTable, TableFull, nobody_of, read_entry, take_back, unfit
 from gateway.keys.rotation import CannotRotate, moment, rotate, seconds_of
-from gateway.redis.errors import StoreError
+from gateway.operator.contract import Operated
+from gateway.storage.errors import StoreError
 
 if TYPE_CHECKING:
-    from gateway.app import Gateway
     from gateway.config.model import Config
 
 __all__ = ["key_routes"]
@@ -27,7 +27,7 @@ TERMS = ("tenant", "expires", "apps", "models", "weight", "label")
 ROTATION_TERMS = ("grace", "expires")
 
 
-def key_routes(gateway: Gateway) -> list[web.RouteDef]:
+def key_routes(gateway: Operated) -> list[web.RouteDef]:
     """Only where an admin_token is asked for: whoever makes a key can use the engines."""
 
     def table() -> KeyTable:
@@ -137,7 +137,7 @@ async def _terms(request: web.Request, known: Sequence[str], form: str) -> dict[
     return {name: value for name, value in terms.items() if value is not None}
 
 
-def _served(gateway: Gateway) -> list[str] | None:
+def _served(gateway: Operated) -> list[str] | None:
     """Names of models that clients may ask for now, adapters among them. None: of a pool that is not known yet."""
     served = [list(pool.models()) for pool in gateway.pools]
     return [*(model for models in served for model in models), *gateway.config.aliases] if all(served) else None

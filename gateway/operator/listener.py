@@ -5,29 +5,26 @@ of them, usage and keys, on a listener of their own.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from gateway.commands.explain import explain
 from gateway.operator.changing import changing_routes
-from gateway.operator.feed import Feed
+from gateway.operator.contract import Operated
+from gateway.operator.explain import explain
 from gateway.operator.guard import guard
 from gateway.operator.keys import key_routes
 from gateway.operator.page.files import page
-from gateway.operator.present import tenants
-from gateway.operator.seen import Here, encoded, seen
+from gateway.operator.snapshots.feed import Feed
+from gateway.operator.snapshots.present import tenants
+from gateway.operator.snapshots.seen import Here, encoded, seen
 from gateway.operator.usage import usage_routes
 from gateway.operator.views import views
-
-if TYPE_CHECKING:
-    from gateway.app import Gateway
 
 __all__ = ["admin_app", "worker_app"]
 
 
-def admin_app(gateway: Gateway) -> web.Application:
+def admin_app(gateway: Operated) -> web.Application:
     """Never queued. What it asks for is `admin_token`; without one it belongs on loopback, and answers there only those
     who call it by an address of this machine.
     """
@@ -39,7 +36,7 @@ def admin_app(gateway: Gateway) -> web.Application:
     return app
 
 
-def worker_app(gateway: Gateway) -> web.Application:
+def worker_app(gateway: Operated) -> web.Application:
     """What a worker answers its hub, which asks for all of them (`gateway.operator.of_workers`)."""
 
     async def look(request: web.Request) -> web.Response:
@@ -54,7 +51,7 @@ def worker_app(gateway: Gateway) -> web.Application:
     return app
 
 
-def _own(gateway: Gateway) -> list[web.RouteDef]:
+def _own(gateway: Operated) -> list[web.RouteDef]:
     """What one process says of itself."""
 
     async def health(request: web.Request) -> web.Response:
@@ -70,13 +67,13 @@ def _own(gateway: Gateway) -> list[web.RouteDef]:
         return web.json_response(answer, status=503 if why_not else 200)
 
     async def metrics(request: web.Request) -> web.Response:
-        gateway.metrics.read_gauges(gateway.pools, gateway.shared.interactions)
-        gateway.metrics.read_exchanges(gateway.exchanges)
-        gateway.metrics.read_news(gateway.news)
+        gateway.gauges.read(gateway.pools, gateway.shared.interactions)
+        gateway.gauges.read_exchanges(gateway.exchanges)
+        gateway.gauges.read_news(gateway.news)
         summed_up = tenants(seen(gateway, with_running=True), gateway.lately)
 
         def rendered() -> bytes:
-            gateway.metrics.read_tenants(summed_up())
+            gateway.gauges.read_tenants(summed_up())
             return gateway.metrics.render()
 
         # Rendering takes long with many tenants: beside the loop, so that no stream waits for it.

@@ -17,11 +17,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from yarl import URL
 
 from gateway.config.model import Config
-from gateway.operator.feed import Feed
 from gateway.operator.guard import guard
 from gateway.operator.merged_metrics import merged
 from gateway.operator.page.files import page
-from gateway.operator.seen import NO_ANSWER, Gathered, Seen, decoded, said_by, state_of
+from gateway.operator.snapshots.feed import Feed
+from gateway.operator.snapshots.seen import NO_ANSWER, Gathered, Seen, decoded, said_by, state_of
 from gateway.operator.views import views
 from gateway.telemetry.lately import ENDS_MAX, Lately
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from gateway.redis.errors import StoreError
+from gateway.operator.contract import Operated
+from gateway.storage.errors import StoreError
 from gateway.usage.database import Database
 from gateway.usage.report import BadQuestion, Question, read
-
-if TYPE_CHECKING:
-    from gateway.app import Gateway
 
 __all__ = ["usage_routes"]
 
 
-def usage_routes(gateway: Gateway) -> list[web.RouteDef]:
+def usage_routes(gateway: Operated) -> list[web.RouteDef]:
     one_at_a_time = asyncio.Lock()
 
     async def usage(request: web.Request) -> web.Response:

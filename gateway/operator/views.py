@@ -7,8 +7,8 @@ import asyncio
 from aiohttp import web
 
 from gateway.operator.effective import effective
-from gateway.operator.present import backends, queue, tenants
-from gateway.operator.seen import REQUESTS_MAX, Look
+from gateway.operator.snapshots.present import backends, queue, tenants
+from gateway.operator.snapshots.seen import REQUESTS_MAX, Look
 
 __all__ = ["views"]
 

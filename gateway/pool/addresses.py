@@ -13,9 +13,9 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from backends.addresses import KnownAddresses, Resolver
 from gateway.background import Background
-from gateway.config.backends import BackendConfig
-from gateway.config.limits import Limits
 from gateway.config.model import Config, PoolConfig
+from gateway.config.sections.backends import BackendConfig
+from gateway.config.sections.limits import Limits
 
 __all__ = ["Addresses"]
 

@@ -14,14 +14,14 @@ import aiohttp
 
 from backends.addresses import session_at
 from backends.base import Adapter
+from backends.client.upstream import Call, Receiver, UpstreamPool
 from backends.errors import ConnectFailed, UpstreamError
 from backends.health import HealthState, ModelCard, Standstill, fetch_models, probe
 from backends.openai import OpenAiAdapter
 from backends.steps import StepFeed
-from backends.upstream import Call, Receiver, UpstreamPool
 from backends.vllm import VllmAdapter
 from gateway.config.model import BackendConfig, Config
-from gateway.request.payload import JsonPayload, Payload
+from gateway.request.body.payload import JsonPayload, Payload
 from gateway.request.prefixes import salt_of
 
 __all__ = ["AGAIN_S_MIN", "PROBE_INTERVAL_S", "Backend", "terms_of"]

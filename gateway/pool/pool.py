@@ -22,8 +22,8 @@ from gateway.pool.retries import RetryBudget
 from gateway.pool.setup import admission_engine, policy_by, policy_terms, setup_of
 from gateway.pool.shared import Shared
 from gateway.pool.waiting import WaitingStreams
+from gateway.request.body.payload import Payload
 from gateway.request.estimate import TokenEstimator, exact_counter
-from gateway.request.payload import Payload
 from gateway.request.prefixes import prefix_hashes, salt_of
 from gateway.telemetry.record import Record
 from policies.admission.takeover import remove_backend, reweigh, take_over

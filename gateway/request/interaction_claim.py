@@ -20,12 +20,12 @@ from zlib import crc32
 import msgspec
 from msgspec import Raw
 
-from gateway.config.interactions import InteractionRules
+from gateway.config.sections.interactions import InteractionRules
 from gateway.http.errors import ApiError, Reason
-from gateway.request.conversation_turns import NO_TURNS, QUOTE, Turns, hashed
+from gateway.request.body.payload import Payload
+from gateway.request.conversation.shown import IDS_MAX, decoded, lines_in, lines_of, turn_of
+from gateway.request.conversation.turns import NO_TURNS, QUOTE, Turns, hashed
 from gateway.request.fields import Fields, decode_claimed
-from gateway.request.payload import Payload
-from gateway.request.shown import IDS_MAX, decoded, lines_in, lines_of, turn_of
 from gateway.telemetry.trace import TRACEPARENT
 from policies.request import NO_CLAIM, Claim, Flow, Witnesses
 

@@ -7,16 +7,17 @@ it (`//`, `/../`, `%2e`, a slash at the end) as the path of something else.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from backends.sse import Dialect
+from backends.answers.sse import Dialect
+from gateway.config.paths import KNOWN_PATHS, MANAGEMENT
 from gateway.http.errors import ApiError, Reason
 from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, OTHER, RESPONSES, TOKENS, Api
 
-__all__ = ["MANAGEMENT", "MODELS", "Route", "Routes", "Treatment"]
+__all__ = ["MODELS", "Route", "Routes", "Treatment"]
 
 
 class Treatment(Enum):
@@ -56,7 +57,9 @@ ONE_ANSWER: Final = Route(Treatment.ADMIT, api=ONE_PASS)
 GENERATE: Final = Route(Treatment.ADMIT, generates=True)
 _READ: Final = Route(Treatment.PASS, takes_body=False)
 
-_POST: Final = {
+MODELS: Final = "/v1/models"
+
+_ROUTES: Final = {
     "/v1/chat/completions": Route(Treatment.ADMIT, generates=True, api=CHAT),
     "/v1/completions": Route(Treatment.ADMIT, generates=True, api=COMPLETIONS),
     "/v1/responses": Route(Treatment.ADMIT, Dialect.RESPONSES, generates=True, api=RESPONSES),
@@ -75,31 +78,12 @@ _POST: Final = {
     "/classify": ONE_ANSWER,
     "/tokenize": Route(Treatment.PASS, api=TOKENS),
     "/detokenize": Route(Treatment.PASS, api=TOKENS),
-}
-MODELS: Final = "/v1/models"
-_GET: Final = {
     MODELS: Route(Treatment.MODELS, takes_body=False),
     "/v1/responses/*": _READ,
     "/health": Route(Treatment.HEALTH, takes_body=False),
     "/ping": Route(Treatment.HEALTH, takes_body=False),
     "/version": _READ,
 }
-
-MANAGEMENT: Final = frozenset(
-    {
-        "abort_request", "abort_requests", "attach_backend_load", "begin_weight_update",
-        "clear_hicache_storage_backend", "close_session", "collective_rpc", "configure_logging",
-        "continue_generation", "destroy_weights_update_group", "dump_expert_distribution_record", "flush_cache",
-        "freeze_gc", "get_weights_by_name", "init_weight_transfer_engine", "init_weights_update_group", "is_paused",
-        "is_scaling_elastic_ep", "is_sleeping", "load_lora_adapter", "load_lora_adapter_from_tensors", "open_session",
-        "pause", "pause_generation", "release_memory_occupation", "reset_encoder_cache", "reset_mm_cache",
-        "reset_prefix_cache", "resume", "resume_memory_occupation", "scale_elastic_ep", "server_info",
-        "set_internal_state", "sleep", "slow_down", "start_profile", "stop_profile", "unload_lora_adapter",
-        "update_weight_version", "update_weights", "update_weights_from_disk", "update_weights_from_distributed",
-        "update_weights_from_tensor", "wake_up",
-    }
-)  # fmt: skip
-"""Steps of paths that manage an engine. They are on no list, and no star in the config reaches them."""
 
 _NORMAL: Final = re.compile(r"(/(?!\.\.?(?:/|$))[A-Za-z0-9._~:-]+)+")
 _STEP: Final = "[^/]+"
@@ -113,7 +97,7 @@ class Routes:
         self._plain: dict[str, Methods] = {}
         self._starred: list[tuple[re.Pattern[str], Methods]] = []
         starred: dict[str, Methods] = {}
-        known = [*_each(_POST, "POST"), *_each(_GET, "GET")]
+        known = [(path, (method,), _ROUTES[path]) for path, method in KNOWN_PATHS.items()]
         for path, methods, route in [*known, *more]:
             table = starred if "*" in path else self._plain
             found = table.setdefault(path, {})
@@ -127,11 +111,6 @@ class Routes:
             found["OPTIONS"] = Route(Treatment.OPTIONS, takes_body=False, methods=", ".join([*found, "OPTIONS"]))
         everywhere = Route(Treatment.OPTIONS, takes_body=False, methods="GET, HEAD, POST, OPTIONS")
         self._plain["*"] = {"OPTIONS": everywhere}
-
-    def methods(self, path: str) -> tuple[str, ...]:
-        """What is known of exactly this path (a star stands for itself)."""
-        starred = next((found for pattern, found in self._starred if pattern.pattern == _pattern(path)), {})
-        return tuple(self._plain.get(path, starred))
 
     def find(self, method: str, path: str) -> Route:
         """The route of a request; `path` as it was sent, without the query. ApiError: it goes nowhere."""
@@ -162,7 +141,3 @@ class Routes:
 
 def _pattern(path: str) -> str:
     return re.escape(path).replace(r"\*", _STEP)
-
-
-def _each(routes: Mapping[str, Route], method: str) -> list[tuple[str, tuple[str, ...], Route]]:
-    return [(path, (method,), route) for path, route in routes.items()]

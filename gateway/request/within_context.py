@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.http.errors import ApiError, Reason
-from gateway.request.payload import Payload
+from gateway.request.body.payload import Payload
 
 __all__ = ["within_context"]
 

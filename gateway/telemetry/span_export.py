@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from opentelemetry.util.types import AttributeValue
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
-from gateway.config.tracing import TracingConfig
+from gateway.config.sections.tracing import TracingConfig
 from gateway.telemetry.access_log import hidden, interaction_name
 from gateway.telemetry.record import Outcome, Record
 from gateway.telemetry.trace import Trace

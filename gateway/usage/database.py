@@ -12,8 +12,8 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from gateway.config.usage import UsageConfig
-from gateway.redis.errors import StoreError, StoreRefused, StoreUnavailable
+from gateway.config.sections.usage import UsageConfig
+from gateway.storage.errors import StoreError, StoreRefused, StoreUnavailable
 
 __all__ = ["Database", "Transaction", "place_of"]
 

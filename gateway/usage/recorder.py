@@ -17,8 +17,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from gateway.background import Fault
 from gateway.config.memory import MEMORY_MAX, Bounds, bounds_of
-from gateway.config.usage import UsageConfig
-from gateway.redis.errors import StoreError, StoreUnavailable
+from gateway.config.sections.usage import UsageConfig
+from gateway.storage.errors import StoreError, StoreUnavailable
 from gateway.usage.counts import UsageCounts
 from gateway.usage.database import Database
 from gateway.usage.thread import CLOSE_S, DatabaseThread

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from gateway.config.usage import PriceConfig
+from gateway.config.sections.usage import PriceConfig
 from gateway.usage.database import Database
 
 __all__ = ["DIMENSIONS", "FORMATS", "BadQuestion", "Question", "Report", "Row", "read"]

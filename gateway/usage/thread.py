@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from queue import Full, Queue
 from typing import Any, TypeVar
 
-from gateway.config.usage import UsageConfig
-from gateway.redis.errors import StoreUnavailable
+from gateway.config.sections.usage import UsageConfig
+from gateway.storage.errors import StoreUnavailable
 from gateway.usage.database import Database, place_of
 
 __all__ = ["CLOSE_S", "DatabaseThread"]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 import uvloop
 
-from backends.upstream import UpstreamPool
+from backends.client.upstream import UpstreamPool
 from tests.backends.asking import Open
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.made import MADE_BYTES_MAX
-from backends.sse import Dialect, StreamMeter
-from backends.usage import read_answer
+from backends.answers.made import MADE_BYTES_MAX
+from backends.answers.sse import Dialect, StreamMeter
+from backends.answers.usage import read_answer
 from tests.gateway.capture import DONE, named
 
 TEXT = 'I look: "a.py" first.\nThen \\ b.py, and \U0001f600.'

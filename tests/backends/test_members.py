@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.members import CANDIDATES_MAX, MemberFinder
+from backends.answers.members import CANDIDATES_MAX, MemberFinder
 
 USAGE = {"prompt_tokens": 5, "details": {"cached": [1, {"x": "}"}]}}
 nasty = st.sampled_from(['"', "\\", '\\"', "{", "}]", '"usage":{"a":1}', '"usage', "usage", 'usage":', "\u2028", ","])

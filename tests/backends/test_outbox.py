@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from backends.outbox import Outbox, Outlet
+from backends.client.outbox import Outbox, Outlet
 
 
 class Line:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends.answers.sse import Dialect, StreamMeter
 from backends.base import Usage
-from backends.sse import Dialect, StreamMeter
 
 
 def chunk(content: str | None, *, finish: str | None = None, role: bool = False, usage: object = None) -> bytes:

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import pytest
 
-from backends import upstream
+from backends.client import upstream
+from backends.client.upstream import Call, UpstreamPool
 from backends.errors import ConnectFailed, ConnectionLost, ReadTimedOut, UpstreamError
-from backends.upstream import Call, UpstreamPool
 from tests.backends.asking import Open, ask
 from tests.backends.corpus import CHUNKED, TRUNCATED
 from tests.backends.raw_server import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from backends.answers.usage import is_drained, made_bytes, read_answer, usage_finder, usage_found
 from backends.base import Usage
-from backends.usage import is_drained, made_bytes, read_answer, usage_finder, usage_found
 
 BODIES = {
     "chat": (

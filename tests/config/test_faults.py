@@ -11,7 +11,7 @@ import pytest
 from gateway.config import load
 from gateway.config.load import FILE_BYTES_MAX, ConfigError, Fault, Given, config_for_backends, load_config
 from gateway.config.model import FAULTS_FOUND_MAX
-from gateway.config.policy import PolicyName
+from gateway.config.sections.policy import PolicyName
 from tests.config.faults import GOOD, faults
 
 HASH = "sha256:" + "0" * 64

@@ -15,9 +15,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.interactions import InteractionRules
 from gateway.config.load import ConfigError, Fault, Given, config_for_backends, load_config
 from gateway.config.model import Config, hash_key, json_schema, new_key
+from gateway.config.sections.interactions import InteractionRules
 from policies.capacity.overload import OverloadSettings
 from policies.interactions import InteractionSettings
 from policies.limits.quotas import Quota

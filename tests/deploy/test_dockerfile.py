@@ -28,5 +28,5 @@ def test_the_context_is_what_is_not_ignored(tmp_path: Path) -> None:
         (tmp_path / name).write_text("")
     assert context_files(tmp_path) == ["deploy/one", "kept/a", "kept/b/c"]
     shipped = context_files(ROOT)
-    assert {"pyproject.toml", "deploy/requirements.lock", "gateway/app.py"} <= set(shipped)
+    assert {"pyproject.toml", "deploy/requirements.lock", "gateway/process/gateway.py"} <= set(shipped)
     assert not any(name.startswith(("tests/", ".venv/")) for name in shipped)

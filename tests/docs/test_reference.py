@@ -12,10 +12,10 @@ import yaml
 
 from docs.generate import reference
 from docs.generate.config_fields import EXAMPLES, ConfigField, fields
-from gateway.answer.refusals import REASONS
 from gateway.config.load import ConfigError, load_config
-from gateway.config.policy import policy_settings
+from gateway.config.sections.policy import policy_settings
 from gateway.http.errors import Reason
+from gateway.proxy.refusals import REASONS
 from gateway.telemetry.log_line import Line
 from gateway.telemetry.record import Outcome
 from policies.capacity.obstacle import Obstacle
@@ -83,8 +83,8 @@ HEADER = re.compile(r"(x|access-control|retry|session|server)-[a-z-]+[a-z]|trace
 def test_every_header_field_that_the_gateway_knows_is_in_the_reference() -> None:
     known = {name for fields_of_one_way in reference.HEADERS.values() for name in fields_of_one_way}
     found = set()
-    for folder in ("answer", "request", "http", "telemetry"):
-        for path in (ROOT / "gateway" / folder).glob("*.py"):
+    for folder in ("proxy", "keys", "request", "http", "telemetry"):
+        for path in (ROOT / "gateway" / folder).rglob("*.py"):
             if path.name == "headers.py":
                 continue  # what it names does not pass
             for node in ast.walk(ast.parse(path.read_text())):

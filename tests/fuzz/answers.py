@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from backends.answers.sse import Dialect, StreamMeter
+from backends.answers.usage import made_bytes, read_answer, usage_finder, usage_found
 from backends.base import Usage
+from backends.client.upstream import Call, UpstreamPool, _Connection
 from backends.errors import UpstreamError
 from backends.health import read_models
-from backends.sse import Dialect, StreamMeter
 from backends.steps import _Clock, _Lost, _Wrong
 from backends.steps import _Connection as _StepConnection
-from backends.upstream import Call, UpstreamPool, _Connection
-from backends.usage import made_bytes, read_answer, usage_finder, usage_found
 from backends.vllm import VllmAdapter
-from gateway.answer.engine_errors import OWN_ERROR_EVENTS, engine_error
+from gateway.proxy.engine_errors import OWN_ERROR_EVENTS, engine_error
 from tests.fuzz.harness import Harness
 from tests.fuzz.transport import Transport, in_loop, pieces
 
@@ -101,7 +101,7 @@ def read_head(data: bytes) -> None:
 async def _answered(data: bytes) -> None:
     pool = UpstreamPool("b", "http://127.0.0.1:1")
     receiver = _Receiver()
-    call = Call(pool, b"GET / HTTP/1.1\r\n\r\n", b"", receiver)
+    call = Call(b"GET / HTTP/1.1\r\n\r\n", b"", receiver)
     connection = _Connection(pool, call)
     call.limit, call.connecting = cast("Any", _NoLimit()), cast("Any", _NoLimit())
     connection.connection_made(Transport())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.config.interactions import InteractionRules
+from gateway.config.sections.interactions import InteractionRules
 from gateway.http.errors import ApiError
 from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, OTHER, RESPONSES
-from gateway.request.form import read_form
+from gateway.request.body.form import read_form
+from gateway.request.body.large_body import LargePayload, read_large_json
+from gateway.request.body.payload import LARGE_BODY_BYTES, STEERING, JsonPayload, read_json
+from gateway.request.body.slices import at_once
 from gateway.request.interaction_claim import ClaimReader
-from gateway.request.large_body import LargePayload, read_large_json
-from gateway.request.payload import LARGE_BODY_BYTES, STEERING, JsonPayload, read_json
-from gateway.request.slices import at_once
 from policies.request import Flow
 from tests.fuzz.harness import Harness
 

@@ -17,21 +17,21 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from gateway.background import Background
-from gateway.operator.present import backends, queue
-from gateway.operator.seen import Seen, decoded, moved, together
+from gateway.keys.in_redis import RedisKeys
+from gateway.operator.snapshots.present import backends, queue
+from gateway.operator.snapshots.seen import Seen, decoded, moved, together
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.learned_file import FILE_BYTES_MAX, LearnedFile
-from gateway.redis.errors import StoreError, StoreUnavailable
-from gateway.redis.issued_keys import RedisKeys
-from gateway.redis.store import RedisStore
-from gateway.replicas.learned import Lessons
-from gateway.replicas.news import NewsChannel
-from gateway.replicas.store import Deployment, Store
-from gateway.replicas.ticker import Exchanges
-from gateway.workers.exchange_server import ExchangeServer, _Worker
-from gateway.workers.seat import Meeting
-from gateway.workers.store import _Hub
-from gateway.workers.wire import Frames
+from gateway.pool.replication.learned import Lessons
+from gateway.pool.replication.news import NewsChannel
+from gateway.pool.replication.ticker import Exchanges
+from gateway.storage.contract import Deployment, Store
+from gateway.storage.errors import StoreError, StoreUnavailable
+from gateway.storage.hub.exchange_server import ExchangeServer, _Worker
+from gateway.storage.hub.seat import Meeting
+from gateway.storage.hub.store import _Hub
+from gateway.storage.hub.wire import Frames
+from gateway.storage.redis.store import RedisStore
 from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.memory import snapshot

@@ -20,9 +20,9 @@ from backends.addresses import Resolver, resolve
 from backends.simulated.faults import Faults
 from backends.simulated.profiles import EngineProfile
 from backends.simulated.server import SimulatedServer
-from gateway.app import Gateway
 from gateway.config.model import Config
-from gateway.workers.seat import Seat
+from gateway.process.gateway import Gateway
+from gateway.storage.hub.seat import Seat
 from policies.admission.engine import AdmissionEngine
 from policies.request import Request, ServiceTokens
 from tests.waiting import WAIT_S, until

@@ -10,8 +10,8 @@ import pytest
 from yarl import URL
 
 from bench.ports import free_port
-from gateway.answer.renamed import Renamed
 from gateway.config.model import hash_key
+from gateway.proxy.renamed import Renamed
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, named
 from tests.gateway.live import MODEL, Answer, Live, Starter, chat, events, simulated, until
 

@@ -25,16 +25,16 @@ CHAT = "/v1/chat/completions"
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     often = (
         "keys.issued.POLL_S",
-        "http.certificates.LOOK_S",
+        "http.tls.certificates.LOOK_S",
         "pool.learned_file.SAVE_INTERVAL_S",
         "background.RETRY_S",
     )
     for name in (
         *often,
-        "redis.store.RENEW_S",
+        "storage.redis.store.RENEW_S",
         "pool.pool.PROBE_INTERVAL_S",
-        "replicas.learned.INTERVAL_S",
-        "replicas.news.RETRY_S",
+        "pool.replication.learned.INTERVAL_S",
+        "pool.replication.news.RETRY_S",
     ):
         monkeypatch.setattr(f"gateway.{name}", 0.01)
     monkeypatch.setattr("backends.steps.RETRY_S_MAX", 0.01)
@@ -55,7 +55,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_bad_row_in_the_table_of_keys_is_passed_over(
     start: Starter, row: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gateway.usage.issued_keys.PAGE", 1)
+    monkeypatch.setattr("gateway.keys.in_database.PAGE", 1)
     path = start.directory / "usage.db"
     fields: dict[str, Any] = {"tenants": TENANTS, "usage": str(path), "admin_token": TOKEN}
     async with Upstream(replies(OK)) as upstream, start(upstream.url, **fields) as live:
@@ -97,19 +97,19 @@ async def test_a_bad_row_of_usage_keeps_no_other_from_being_counted(start: Start
 
 BREAKS = {
     "addresses": "gateway.pool.addresses.Addresses._look_up",
-    "certificates": "gateway.http.certificates.Certificates._look",
+    "certificates": "gateway.http.tls.certificates.Certificates._look",
     "engines": "gateway.pool.pools.Pools.prepare",
-    "exchange": "gateway.replicas.ticker.Exchanges._exchange",
-    "fleet": "gateway.redis.store.RedisStore.hear_news",
+    "exchange": "gateway.pool.replication.ticker.Exchanges._exchange",
+    "fleet": "gateway.storage.redis.store.RedisStore.hear_news",
     "health": "gateway.pool.backend.Backend.check",
-    "keys": "gateway.redis.issued_keys.RedisKeys.changed",
-    "lessons": "gateway.replicas.learned.Lessons._adopt",
+    "keys": "gateway.keys.in_redis.RedisKeys.changed",
+    "lessons": "gateway.pool.replication.learned.Lessons._adopt",
     "metrics": "backends.metrics.Scraper._scrape",
-    "news heard": "gateway.redis.store.RedisStore.hear_news",
-    "news told": "gateway.redis.store.RedisStore.tell_news",
+    "news heard": "gateway.storage.redis.store.RedisStore.hear_news",
+    "news told": "gateway.storage.redis.store.RedisStore.tell_news",
     "state_file": "gateway.pool.learned_file.LearnedFile.save",
     "steps": "backends.steps.StepFeed._listen",
-    "store": "gateway.redis.store.RedisStore._join_all",
+    "store": "gateway.storage.redis.store.RedisStore._join_all",
     "usage": "gateway.usage.recorder.UsageRecorder.flush",
 }
 """By kind of task, what is made to fail."""

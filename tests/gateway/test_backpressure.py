@@ -84,7 +84,7 @@ def held_bytes(live: Live) -> list[int]:
     """What waits in the gateway for each client."""
     server = live.gateway._server
     assert server is not None
-    return [connection._transport.get_write_buffer_size() for connection in server._connections]
+    return [connection._transport.get_write_buffer_size() for connection in server.state.connections]
 
 
 async def stuck(engine: Floods, answers: int) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.answer.ending import Ending
+from gateway.proxy.ending import Ending
 from tests.gateway.capture import Peer, Seen, Upstream, answer, chunk
 from tests.gateway.live import MODEL, Starter, chat
 

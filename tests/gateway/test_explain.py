@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench.ports import free_port
-from gateway.config.keys import open_name
+from gateway.config.sections.keys import open_name
 from policies.admission.explanation import SHOWN_S_MIN
 from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated, until
 from tests.gateway.test_command_line import running

@@ -26,9 +26,9 @@ async def test_a_body_counts_until_its_answer_begins(start: Starter) -> None:
         assert server is not None
         asked = asyncio.ensure_future(live.ask(CHAT, chat("x" * 10_000, stream=True), key="k"))
         await until(lambda: upstream.requests)
-        assert server.bodies_bytes > 10_000
+        assert server.state.bodies_bytes > 10_000
         begin.set()
-        await until(lambda: not server.bodies_bytes)
+        await until(lambda: not server.state.bodies_bytes)
         assert not asked.done()
         end.set()
         assert (await asked).status == 200

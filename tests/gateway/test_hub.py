@@ -16,14 +16,14 @@ import pytest
 
 from gateway.config.model import Config
 from gateway.operator.merged_metrics import LEAST, MOST, OWN, merged
+from gateway.process.hub import go_on
+from gateway.process.supervisor import unix_listener
+from gateway.storage.hub.exchange_server import CONNECTIONS_PER_WORKER, ExchangeServer
+from gateway.storage.hub.seat import Meeting, Seat
+from gateway.storage.hub.wire import FRAME_BYTES_MAX
 from gateway.usage.counts import Tally
 from gateway.usage.database import Database
 from gateway.usage.written import Batch, add
-from gateway.workers.exchange_server import CONNECTIONS_PER_WORKER, ExchangeServer
-from gateway.workers.hub import go_on
-from gateway.workers.seat import Meeting, Seat
-from gateway.workers.supervisor import unix_listener
-from gateway.workers.wire import FRAME_BYTES_MAX
 from policies.replicas.messages import Call, Presence, Told
 from tests.gateway.live import Starter, chat, simulated, until
 from tests.gateway.test_fairness_live import tenants
@@ -157,8 +157,8 @@ async def test_each_gauge_has_a_rule_by_which_it_is_put_together(start: Starter,
         async with start(sim.url, seat=Seat(0, met), usage=str(tmp_path / "usage.db"), quota=quota) as live:
             gateway = live.gateway
             await until(lambda: gateway.exchanges[0].answered > 0)
-            gateway.metrics.read_gauges(gateway.pools, gateway.shared.interactions)
-            gateway.metrics.read_exchanges(gateway.exchanges)
+            gateway.gauges.read(gateway.pools, gateway.shared.interactions)
+            gateway.gauges.read_exchanges(gateway.exchanges)
             gauges = set(re.findall(r"^# TYPE (\S+) gauge$", gateway.metrics.render().decode(), re.M))
     known = MOST | LEAST | OWN
     assert gauges <= known, "say in gateway/operator/merged_metrics.py what several workers say together"

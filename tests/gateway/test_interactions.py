@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from gateway.config.interactions import InteractionRules
+from gateway.config.sections.interactions import InteractionRules
 from gateway.http.errors import ApiError
 from gateway.request.apis import CHAT, COMPLETIONS, RESPONSES
+from gateway.request.body.large_body import read_large_json
+from gateway.request.body.payload import Payload, read_json
+from gateway.request.body.slices import at_once
 from gateway.request.interaction_claim import LENGTHS_MAX, PROMPTED_FLOWS_MAX, ClaimReader, given
-from gateway.request.large_body import read_large_json
-from gateway.request.payload import Payload, read_json
-from gateway.request.slices import at_once
 from policies.request import NO_CLAIM, Claim, Flow
 
 FLOW = Flow("tenant", "default", "u")

@@ -14,13 +14,13 @@ from pydantic import SecretStr
 
 from gateway.background import Background
 from gateway.config.model import KeyConfig, TenantConfig, hash_key
-from gateway.config.usage import UsageConfig
+from gateway.config.sections.usage import UsageConfig
 from gateway.http.errors import ApiError
+from gateway.keys.identity import Keyring
+from gateway.keys.in_database import DatabaseKeys
+from gateway.keys.in_redis import CHANGED, TABLE, RedisKeys
 from gateway.keys.issued import Follower, KeyTable, TableFull, entry, read_entry
-from gateway.redis.errors import StoreUnavailable
-from gateway.redis.issued_keys import CHANGED, TABLE, RedisKeys
-from gateway.request.identity import Keyring
-from gateway.usage.issued_keys import DatabaseKeys
+from gateway.storage.errors import StoreUnavailable
 from gateway.usage.thread import CLOSE_S, DatabaseThread
 from tests.gateway.live import until
 from tests.gateway.test_store import opened
@@ -65,8 +65,8 @@ async def database_at(url: str) -> AsyncIterator[DatabaseThread]:
 
 
 async def test_the_table_takes_so_many_keys_and_no_more(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.redis.issued_keys.KEYS_MAX", 3)
-    monkeypatch.setattr("gateway.usage.issued_keys.KEYS_MAX", 3)
+    monkeypatch.setattr("gateway.keys.in_redis.KEYS_MAX", 3)
+    monkeypatch.setattr("gateway.keys.in_database.KEYS_MAX", 3)
     assert await table.changed() is None
     for key in "abc":
         await table.issue(key_of(key), "alice")
@@ -82,8 +82,8 @@ async def test_the_table_takes_so_many_keys_and_no_more(table: KeyTable, monkeyp
 
 
 async def test_entries_change_in_one_step_or_not_at_all(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.redis.issued_keys.KEYS_MAX", 2)
-    monkeypatch.setattr("gateway.usage.issued_keys.KEYS_MAX", 2)
+    monkeypatch.setattr("gateway.keys.in_redis.KEYS_MAX", 2)
+    monkeypatch.setattr("gateway.keys.in_database.KEYS_MAX", 2)
     a, b, c = map(hash_key, "abc")
     await table.note({a: "x", b: "y"})
     with pytest.raises(TableFull):
@@ -94,7 +94,7 @@ async def test_entries_change_in_one_step_or_not_at_all(table: KeyTable, monkeyp
 
 
 async def test_uses_are_noted_and_end_with_their_key(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.redis.issued_keys.SCAN_COUNT", 2)
+    monkeypatch.setattr("gateway.keys.in_redis.SCAN_COUNT", 2)
     uses = {hash_key(str(number)): 1_800_000_000 + number for number in range(5)}
     assert await table.uses() == {}
     await table.note_uses(uses)
@@ -135,7 +135,7 @@ async def test_a_follower_notes_uses_until_that_succeeds(tmp_path: Path, monkeyp
 
 async def test_a_keyring_follows_every_table(table: KeyTable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
-    monkeypatch.setattr("gateway.usage.issued_keys.PAGE", 2)
+    monkeypatch.setattr("gateway.keys.in_database.PAGE", 2)
     keyring = Keyring(TENANTS, open_access=False, mints=False)
     following = Background().repeat(Follower(table, keyring).turn, "keys")
     for key in "abcde":
@@ -174,10 +174,10 @@ async def test_of_a_table_without_end_so_much_is_read_and_no_more(
     table: KeyTable, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("gateway.keys.issued.POLL_S", 0.01)
-    for module in ("keys.issued", "redis.issued_keys", "usage.issued_keys"):
+    for module in ("keys.issued", "keys.in_redis", "keys.in_database"):
         monkeypatch.setattr(f"gateway.{module}.ENTRIES_READ_MAX", 30)
-    monkeypatch.setattr("gateway.usage.issued_keys.PAGE", 20)
-    monkeypatch.setattr("gateway.redis.issued_keys.SCAN_COUNT", 20)
+    monkeypatch.setattr("gateway.keys.in_database.PAGE", 20)
+    monkeypatch.setattr("gateway.keys.in_redis.SCAN_COUNT", 20)
     alices = [f"alice{number}" for number in range(10)]
     named = TenantConfig.model_validate({"name": "alice", "keys": [hash_key(each) for each in [*alices, "stays"]]})
     for number in range(600):  # beyond what Redis keeps in one piece

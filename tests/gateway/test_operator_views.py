@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 from bench.ports import free_port
 from gateway.config.load import Given, load_config
-from gateway.operator import present, views
+from gateway.operator import views
 from gateway.operator.effective import effective
-from gateway.operator.seen import decoded, encoded, moved, together
-from gateway.operator.seen import seen as of_process
-from gateway.operator.shares import due
+from gateway.operator.snapshots import present
+from gateway.operator.snapshots.seen import decoded, encoded, moved, together
+from gateway.operator.snapshots.seen import seen as of_process
+from gateway.operator.snapshots.shares import due
 from tests.gateway.live import Live, Starter, chat, simulated, until
 from tests.gateway.test_command_line import FAIRGATE, config_file, run
 from tests.gateway.test_throttling import CHAT, full, question, tenants

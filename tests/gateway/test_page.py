@@ -16,7 +16,7 @@ from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, async_playwright, expect
 
 from bench.ports import free_port
-from gateway.operator import feed
+from gateway.operator.snapshots import feed
 from tests.gateway.live import SMALL, WAIT_S, Live, Starter, chat, simulated, until
 from tests.gateway.test_throttling import CHAT, full, question, tenants
 

@@ -10,10 +10,10 @@ import pytest
 from bench.ports import free_port
 from gateway.config.model import hash_key
 from gateway.request.apis import AUDIO, CHAT
-from gateway.request.form import read_form
-from gateway.request.payload import read_json
+from gateway.request.body.form import read_form
+from gateway.request.body.payload import read_json
+from gateway.request.body.slices import at_once
 from gateway.request.prefixes import BLOCK_BYTES, BLOCKS_MAX, prefix_hashes
-from gateway.request.slices import at_once
 from tests.gateway.live import Live, Starter, chat, simulated, until
 from tests.gateway.test_hostile_bodies import FORM, UPLOAD
 

@@ -16,8 +16,8 @@ import pytest
 
 from bench.ports import free_port
 from gateway.config.model import hash_key, new_key
-from gateway.redis.issued_keys import TABLE
-from gateway.redis.store import LAYOUT
+from gateway.keys.in_redis import TABLE
+from gateway.storage.redis.store import LAYOUT
 from tests.gateway.capture import Peer, Seen, Upstream
 from tests.gateway.live import MODEL, chat
 from tests.gateway.test_command_line import OK, Running, config_file, run, running
@@ -158,7 +158,7 @@ async def test_a_gateway_that_ends_leaves_at_once(tmp_path: Path) -> None:
 
 
 async def test_redis_is_not_even_loaded_without_one() -> None:
-    text = "import sys, gateway.commands.main, gateway.app; sys.exit('redis' in sys.modules)"
+    text = "import sys, gateway.commands.main, gateway.process.gateway; sys.exit('redis' in sys.modules)"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", text)
     assert await process.wait() == 0
 

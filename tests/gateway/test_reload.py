@@ -17,9 +17,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.app import Gateway
 from gateway.config.load import load_config
 from gateway.config.model import hash_key
+from gateway.process.gateway import Gateway
 from tests.certificates import Authority
 from tests.gateway.capture import Upstream
 from tests.gateway.live import WAIT_S, Answer, Live, Simulated, chat, events, simulated, until

@@ -13,7 +13,7 @@ import aiohttp
 
 from bench.reload import reload_under_load
 from gateway.config.model import hash_key
-from gateway.replicas.ticker import Exchanges
+from gateway.pool.replication.ticker import Exchanges
 from tests.gateway.live import WAIT_S, Answer, chat, simulated, until
 from tests.gateway.test_reload import ALICE, BOB, is_whole, pool, reloadable
 from tests.redis_server import RedisServer

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from gateway.config.model import hash_key
-from gateway.http.certificates import Certificates
-from gateway.redis.errors import StoreUnavailable
+from gateway.http.tls.certificates import Certificates
+from gateway.storage.errors import StoreUnavailable
 from gateway.telemetry.log_writer import LogWriter
 from gateway.usage.database import Database
 from tests.certificates import Authority
@@ -38,7 +38,7 @@ from tests.waiting import eventually
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("keys.issued.POLL_S", "usage.recorder.FLUSH_S", "background.RETRY_S"):
         monkeypatch.setattr(f"gateway.{name}", 0.01)
-    monkeypatch.setattr("gateway.http.certificates.LOOK_S", 0.01)
+    monkeypatch.setattr("gateway.http.tls.certificates.LOOK_S", 0.01)
     monkeypatch.setattr("gateway.pool.learned_file.SAVE_INTERVAL_S", 0.01)
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from backends.simulated.profiles import profile
 from gateway.commands.main import main
-from gateway.config.keys import open_name
+from gateway.config.sections.keys import open_name
 from policies.admission.decisions import Decision, Dispatch, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy

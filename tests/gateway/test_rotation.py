@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gateway.config.keys import KeyConfig
 from gateway.config.model import hash_key
+from gateway.config.sections.keys import KeyConfig
+from gateway.keys.in_database import DatabaseKeys
 from gateway.keys.issued import entry, read_entry
 from gateway.keys.rotation import CannotRotate, moment, rotate, seconds_of
-from gateway.usage.issued_keys import DatabaseKeys
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Starter, chat
 from tests.gateway.test_admin_keys import MOMENT, NAMED, OK, TENANTS, TOKEN, admin, answers

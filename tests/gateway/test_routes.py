@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from gateway.config.model import hash_key
+from gateway.config.paths import KNOWN_PATHS, MANAGEMENT
 from gateway.http.errors import ApiError
-from gateway.request.routes import MANAGEMENT, Routes, Treatment
+from gateway.request.routes import MODELS, Routes, Treatment
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Answer, Starter, chat, raw_exchange, until
 from tests.http.http_raw import status_of
@@ -86,7 +87,11 @@ def test_the_page_of_apis_says_what_the_routes_are() -> None:
                 assert ("with `routes:`" in refused.value.message) is not is_managing
             else:
                 assert routes.find(method, path.replace("*", "x")).treatment in treatments[what], path
-    assert set(re.findall(r'^ +"(/[^"]+)": ', SOURCE.read_text(), re.MULTILINE)) <= said
+    assert set(KNOWN_PATHS) <= said
+
+
+def test_each_known_path_has_a_route_and_no_other_path_has() -> None:
+    assert {*re.findall(r'^ +"(/[^"]+)": ', SOURCE.read_text(), re.MULTILINE), MODELS} == set(KNOWN_PATHS)
 
 
 async def test_what_manages_an_engine_never_passes_however_it_is_written(start: Starter) -> None:
@@ -174,7 +179,7 @@ async def test_an_unknown_path_reads_no_body_and_needs_no_key(start: Starter) ->
                 answered = await reader.readuntil(b"\r\n\r\n")
                 assert b"connection: close" in answered, head
                 assert status_of(answered) in (204, 400, 401, 404, 405), head
-                assert server.bodies_bytes == 0
+                assert server.state.bodies_bytes == 0
                 writer.close()
         assert upstream.requests == []
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.operator.spans import Running, Taken, part_within, point
+from gateway.operator.snapshots.spans import Running, Taken, part_within, point
 from gateway.telemetry.lately import End
 from policies.queue.bounds import Waiting
 

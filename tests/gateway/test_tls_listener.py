@@ -21,8 +21,8 @@ import aiohttp
 import openai
 import pytest
 
-import gateway.http.certificates
 import gateway.http.server
+import gateway.http.tls.certificates
 from tests.certificates import Authority
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
 from tests.gateway.live import MODEL, WAIT_S, Live, Starter, chat, long_chat, raw_exchange, simulated, until
@@ -357,7 +357,7 @@ async def shown(live: Live, authority: Authority) -> str:
 async def test_a_new_certificate_is_shown_without_a_broken_stream(
     start: Starter, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway.http.certificates, "LOOK_S", 0.01)
+    monkeypatch.setattr(gateway.http.tls.certificates, "LOOK_S", 0.01)
     first, second = authority.sign("first"), authority.sign("second")
     files, go_on = Files(tmp_path), asyncio.Event()
     files.hold(first)

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from bench.ports import free_port
 from gateway.config.changes import changes, needs_restart
 from gateway.config.model import hash_key
-from gateway.redis.errors import StoreRefused
+from gateway.storage.errors import StoreRefused
 from gateway.telemetry import span_export
 from gateway.telemetry.trace import Sampler
 from tests.gateway.capture import Upstream, answer, replies
@@ -211,7 +211,7 @@ async def test_without_tracing_what_a_client_says_goes_on_as_it_is(start: Starte
 def test_without_tracing_nothing_of_it_is_loaded() -> None:
     code = """
 import asyncio, sys
-from gateway.app import Gateway
+from gateway.process.gateway import Gateway
 from gateway.config.model import Config
 async def run():
     gateway = Gateway(Config.model_validate({"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "access_log": "off",

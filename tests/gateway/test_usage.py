@@ -20,8 +20,8 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.config.model import hash_key
-from gateway.config.usage import UsageConfig
-from gateway.redis.errors import StoreRefused, StoreUnavailable
+from gateway.config.sections.usage import UsageConfig
+from gateway.storage.errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import OTHER_USERS, OTHERS, Tally
 from gateway.usage.database import Database

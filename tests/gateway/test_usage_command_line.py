@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from gateway.config.usage import PriceConfig, UsageConfig
+from gateway.config.sections.usage import PriceConfig, UsageConfig
 from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import Tally
 from gateway.usage.database import Database

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.answer.refusals import in_words, rate_limit_headers, refusal_error
-from gateway.app import Gateway
 from gateway.config.model import Config
+from gateway.process.gateway import Gateway
+from gateway.proxy.refusals import in_words, rate_limit_headers, refusal_error
 from policies.admission.decisions import Reject
 from policies.limits.quotas import DAY_S, Quota, Quotas
 from policies.request import Limit, Refusal

@@ -21,7 +21,7 @@ from gateway.config.load import Given, load_config
 from gateway.config.memory import MEMORY_MAX_LEAST
 from gateway.config.model import Config
 from gateway.operator.effective import effective
-from gateway.workers.supervisor import share_of
+from gateway.process.supervisor import share_of
 from tests.gateway.capture import Upstream
 from tests.gateway.live import chat, events, until
 from tests.gateway.test_command_line import DONE, OK, Running, Streams, _refused, config_file, run, running, token

@@ -121,8 +121,8 @@ async def serving(
     finally:
         await served.server.close(0)
         assert served.server.connections == 0
-        assert served.server.bodies_bytes == 0
-        assert len(served.server.addresses) == len(served.server.tenants) == 0
+        assert served.server.state.bodies_bytes == 0
+        assert len(served.server.state.addresses) == len(served.server.state.tenants) == 0
 
 
 async def send(writer: asyncio.StreamWriter, size: int) -> None:

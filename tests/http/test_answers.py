@@ -251,7 +251,7 @@ async def test_what_is_pipelined_is_bounded_and_hides_no_disconnect(quick_sweep:
         with pytest.raises(TimeoutError):  # the server stops reading, so the kernel's buffers fill
             async with asyncio.timeout(0.3):
                 await loop.sock_sendall(sock, b"x" * 100_000_000)
-        (connection,) = served.server._connections
+        (connection,) = served.server.state.connections
         assert len(connection._pending) < 65536 + 256 * 1024
         assert gone == []
         reset_now = struct.pack("ii", 1, 0)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from backends.sse import Dialect
+from backends.answers.sse import Dialect
 from gateway.http.errors import _FORMS, ApiError, Reason, dialect_of
 from gateway.http.headers import bearer_key, forward_request_headers, forward_response_headers
 

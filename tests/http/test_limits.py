@@ -55,17 +55,17 @@ async def test_unfinished_bodies_share_a_bound() -> None:
     async with serving(limits=ServerLimits(bodies_bytes_max=1500)) as served:
         _, first = await served.connect()
         first.write(POST + b"Content-Length: 1001\r\n\r\n" + b"x" * 1000)
-        await until(lambda: served.server.bodies_bytes == 1000)
+        await until(lambda: served.server.state.bodies_bytes == 1000)
         reader, second = await served.connect()
         second.write(POST + b"Content-Length: 1001\r\n\r\n" + b"x" * 1000)
         head, body = await read_answer(reader)
         assert statuses_of(head) == [503]
         assert b"retry-after: " in head
         assert json.loads(body)["error"]["code"] == "server_busy"
-        assert served.server.bodies_bytes == 1000
+        assert served.server.state.bodies_bytes == 1000
         first.write(b"x")
         await until(lambda: len(served.requests) == 1)
-        assert served.server.bodies_bytes == 0  # it is small, and has come whole
+        assert served.server.state.bodies_bytes == 0  # it is small, and has come whole
         first.close()
         second.close()
 
@@ -77,17 +77,17 @@ async def test_whole_bodies_share_a_bound_until_they_are_let_go() -> None:
         for number, (_, writer) in enumerate(clients):
             writer.write(sent)
             await served.responder(number)
-        assert served.server.bodies_bytes == 10_000
+        assert served.server.state.bodies_bytes == 10_000
         reader, third = await served.connect()
         third.write(sent)
         assert statuses_of((await read_answer(reader))[0]) == [503]
-        assert served.server.bodies_bytes == 10_000
+        assert served.server.state.bodies_bytes == 10_000
         (await served.responder(0)).let_body_go()
-        assert served.server.bodies_bytes == 5000
+        assert served.server.state.bodies_bytes == 5000
         (await served.responder(1)).respond(200, [], b"")
-        assert served.server.bodies_bytes == 0
+        assert served.server.state.bodies_bytes == 0
         (await served.responder(0)).respond(200, [], b"")
-        assert served.server.bodies_bytes == 0
+        assert served.server.state.bodies_bytes == 0
         for _, writer in (*clients, (reader, third)):
             writer.close()
 
@@ -107,7 +107,7 @@ async def test_connections_beyond_the_limit_are_told_so() -> None:
         assert statuses_of(await reader.read()) == [200]
         writer.close()
         await until(lambda: served.server.connections == 0)
-        served.server.handler = echo
+        served.server.state.handler = echo
         assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [200]
 
 
@@ -124,12 +124,12 @@ async def test_the_idlest_connection_makes_room_for_a_new_one(quick_sweep: None)
             reader, writer = await served.connect()
             if sent is None:
                 writer.write(POST + b"Content-Length: 5\r\n\r\nhel")
-                await until(lambda: served.server.bodies_bytes == 3)
+                await until(lambda: served.server.state.bodies_bytes == 3)
             else:
                 writer.write(sent)
             clients.append((reader, writer))
-            was = served.server.now
-            await until(lambda was=was: served.server.now > was)
+            was = served.server.state.now
+            await until(lambda was=was: served.server.state.now > was)
         await served.responder()
         for gone in (1, 2):
             assert statuses_of(await served.exchange(b"GET / HTTP/1.0\r\n\r\n")) == [200]
@@ -198,7 +198,7 @@ async def test_a_trusted_proxy_has_as_many_connections_as_it_needs() -> None:
 
 async def test_one_tenant_has_only_so_many_connections() -> None:
     async with serving(wait, ServerLimits(client_connections_max=2), account_of) as served:
-        served.server.addresses = Accounts("all", 1000, 1 << 30)
+        served.server.state.addresses = Accounts("all", 1000, 1 << 30)
         clients = [await served.connect() for _ in range(3)]
         for index, (_, writer) in enumerate(clients[:2]):
             writer.write(asked(b"one"))
@@ -239,21 +239,21 @@ async def test_one_client_holds_only_so_much_of_unfinished_bodies(same: str) -> 
 
         _, first = await served.connect()
         first.write(sent(1, 1000))
-        await until(lambda: served.server.bodies_bytes == 1000)
+        await until(lambda: served.server.state.bodies_bytes == 1000)
         reader, second = await served.connect()
         second.write(sent(2, 1000))
         head, body = await read_answer(reader)
         assert statuses_of(head) == [429]
         assert b"retry-after: " in head
         assert json.loads(body)["error"]["code"] == "too_many_at_once"
-        assert served.server.bodies_bytes == 1000
+        assert served.server.state.bodies_bytes == 1000
         _, other = await served.connect()
         other.write(asked(b"somebody else", 1001) + b"x" * 1000)
-        await until(lambda: served.server.bodies_bytes == 2000)
+        await until(lambda: served.server.state.bodies_bytes == 2000)
         other.write(b"x")
         first.write(b"x")
         await until(lambda: len(served.requests) == 2)
-        assert served.server.bodies_bytes == 0
+        assert served.server.state.bodies_bytes == 0
         await hang_up(first, second, other)
 
 
@@ -309,11 +309,11 @@ async def test_of_answers_that_are_not_taken_the_tenant_that_has_most_loses_one(
             clients[-1][0]._transport.pause_reading()  # type: ignore[attr-defined]
             clients[-1][1].write(asked(b"flood" if number else b"one"))
             (await served.responder(number)).respond(200, [], b"x" * 7_000_000)
-            await until(lambda: served.server._answers_bytes <= most)
+            await until(lambda: served.server.state.answers_bytes <= most)
         await until(lambda: served.server.connections < 12)
-        held = [connection.tenant for connection in served.server._answers]
+        held = [connection.tenant for connection in served.server.state.answers]
         assert "one" in held, "who has one answer keeps it, whatever others hold"
         assert len(held) < 12
         for _, writer in clients:
             writer.transport.abort()
-        await until(lambda: not served.server._answers_bytes)
+        await until(lambda: not served.server.state.answers_bytes)

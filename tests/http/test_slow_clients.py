@@ -43,8 +43,8 @@ async def test_whoever_sends_fast_enough_has_the_time(quick_sweep: None) -> None
     async with serving(limits=limits) as served:
         reader, writer = await served.connect()
         writer.write(POST + b"Content-Length: 60000\r\n\r\n" + b"x" * 59_999)  # enough for a minute
-        began = served.server.now
-        await until(lambda: served.server.now > began + 0.2)
+        began = served.server.state.now
+        await until(lambda: served.server.state.now > began + 0.2)
         writer.write(b"x")
         assert statuses_of((await read_answer(reader))[0]) == [200]
         writer.close()
@@ -118,9 +118,9 @@ async def test_whoever_connects_and_waits_has_less_time_for_a_head(quick_sweep: 
     async with serving(limits=ServerLimits(head_timeout_s=1000)) as served:
         _, writer = await served.connect()
         await until(lambda: served.server.connections == 1)
-        [connection] = served.server._connections
-        was, now = connection.deadline, served.server.now
-        await until(lambda: served.server.now > now)
+        [connection] = served.server.state.connections
+        was, now = connection.deadline, served.server.state.now
+        await until(lambda: served.server.state.now > now)
         connection.data_received(b"GET / HT")
         assert connection.deadline == was
         writer.close()

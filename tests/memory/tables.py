@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from msgspec import Raw
 
-from gateway.config.interactions import InteractionRules
+from gateway.config.sections.interactions import InteractionRules
+from gateway.request.body.payload import USER_LENGTH_MAX
 from gateway.request.interaction_claim import ClaimReader
-from gateway.request.payload import USER_LENGTH_MAX
 from gateway.telemetry.lately import Lately
 from gateway.telemetry.record import Outcome, Record
 from gateway.usage.counts import UsageCounts

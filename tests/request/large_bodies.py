@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator
 
-from gateway.config.interactions import InteractionRules
+from gateway.config.sections.interactions import InteractionRules
 from gateway.request.apis import AUDIO as AUDIO_API
-from gateway.request.form import read_form
+from gateway.request.body.form import read_form
+from gateway.request.body.large_body import read_large_json
 from gateway.request.interaction_claim import ClaimReader
-from gateway.request.large_body import read_large_json
 from gateway.request.routes import Routes
 from policies.request import Flow
 from tests.gateway.live import MODEL

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import uvloop
 
-from gateway.config.interactions import InteractionRules
+from gateway.config.sections.interactions import InteractionRules
 from gateway.http.errors import ApiError, Reason
 from gateway.request.apis import CHAT, RESPONSES
+from gateway.request.body.json_ranges import DEPTH_MAX
+from gateway.request.body.large_body import TURNS_MAX, read_large_json
+from gateway.request.body.payload import LARGE_BODY_BYTES, STEERING, read_json
+from gateway.request.body.readings import Reading, Readings
+from gateway.request.body.slices import WINDOW_BYTES, Slices, at_once
 from gateway.request.interaction_claim import ClaimReader
-from gateway.request.json_ranges import DEPTH_MAX
-from gateway.request.large_body import TURNS_MAX, read_large_json
-from gateway.request.payload import LARGE_BODY_BYTES, STEERING, read_json
-from gateway.request.readings import Reading, Readings
-from gateway.request.slices import WINDOW_BYTES, Slices, at_once
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, until
 from tests.gateway.test_headers_and_fields import STEERING as STEERING_FIELDS
@@ -237,7 +237,7 @@ def _steps(ended: list[str], name: str, count: int) -> Slices:
 
 @pytest.mark.interpreted_only("makes every slice one step")
 async def test_tenants_take_turns_however_much_one_of_them_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.request.readings.SLICE_S", 0.0)
+    monkeypatch.setattr("gateway.request.body.readings.SLICE_S", 0.0)
     ended: list[str] = []
     readings = Readings(100)
     for number in range(5):

@@ -12,7 +12,7 @@ from redis import Redis
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile
-from gateway.redis.store import Script, pool_key
+from gateway.storage.redis.store import Script, pool_key
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.replicas.exchange import Exchange

@@ -1,0 +1,435 @@
+"""What passes through in an event stream? Tokens, usage, errors and the end, read beside the relayed bytes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from backends.answers.body import Delta, Envelope, ErrorFields, Event, EventChoice, MessageDelta, decode_event
+from backends.answers.made import Made
+from backends.answers.members import MemberFinder
+from backends.answers.usage import TOOL_ITEMS, all_told, asks_for_more, holds_any, plain, usage_of
+from backends.base import Usage
+
+__all__ = ["Dialect", "StreamError", "StreamMeter"]
+
+# A blank line: two line ends, each CRLF, LF or CR. A CR at the very end may be half a CRLF, so it ends nothing yet.
+_BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r(?!\Z)){2}")
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_TEXT: Final = re.compile(rb'"(?:content|text|reasoning|reasoning_content)":"([^"\\\n]*)"')
+_TEXTS_LOOKED_FOR: Final = 4
+_HEAD_BYTES: Final = 256
+_INTERNAL_STATUS_MIN: Final = 500
+_TRACE: Final = re.compile(rb'Traceback \(most recent call last\)|File \\?"[^"\\]+\\?", line [0-9]')
+"""Where in its own code an engine failed."""
+
+
+class Dialect(Enum):
+    """Which API does the stream speak?"""
+
+    OPENAI = "openai"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+
+
+# Per dialect: how an event that carries tokens starts when the line ends are LF, and how many lines it has.
+_TOKEN_EVENT: Final[dict[Dialect, tuple[bytes, int]]] = {
+    Dialect.OPENAI: (b"data: {", 2),
+    Dialect.RESPONSES: (b"event: response.output_text.delta\ndata: {", 3),
+    Dialect.MESSAGES: (b"event: content_block_delta\ndata: {", 3),
+}
+# Per dialect: what stands in an event that tells the id of a call of a tool.
+_TOOL_MARK: Final = {
+    Dialect.OPENAI: b'"tool_calls"',
+    Dialect.RESPONSES: b'"call_id"',
+    Dialect.MESSAGES: b'"tool_use"',
+}
+_RESPONSE_TEXT: Final = b"response.output_text.delta"
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_RESPONSE_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
+_ERROR_STATUS: Final = {
+    "Service Unavailable": 503,
+    "ServiceUnavailableError": 503,
+    "overloaded_error": 503,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamError:
+    """Which error did the engine report inside a 200 stream?"""
+
+    message: str
+    type: str
+    status: int | None
+    """The HTTP status it stands for, as far as the engine said."""
+
+
+class StreamMeter:
+    """Which bytes go to the client, and what do they say? Sans-I/O; feed it every chunk of one stream, in order.
+
+    Whole events are forwarded byte for byte. With `strip_usage` the event that `include_usage` adds is left out, and an
+    error that is the engine's own trouble is given out as `own_error`, if there is one. An event longer than
+    `tail_bytes_max` is forwarded in pieces.
+    """
+
+    __slots__ = (
+        "_after_text", "_before_text", "_dialect", "_finder", "_head", "_instead", "_is_foreign", "_is_openai",
+        "_is_plain", "_lines", "_own_error", "_stops", "_strip", "_tail", "_tail_bytes_max", "_texts_looked_for",
+        "_token_head", "_token_next", "_tool_mark", "aborted", "answer_id", "ended", "error", "made", "started",
+        "token_events", "usage",
+    )  # fmt: skip
+
+    def __init__(
+        self, dialect: Dialect, *, strip_usage: bool, own_error: bytes = b"", tail_bytes_max: int = 262144
+    ) -> None:
+        self.token_events = 0
+        """Events that carry generated tokens; the role chunk and comments do not."""
+        self.started = False
+        """Has the engine begun to answer: a token, or chat's role chunk, which vLLM sends with the first token."""
+        self.usage: Usage | None = None
+        self.error: StreamError | None = None
+        self.ended = False
+        """Did the stream say that it is over?"""
+        self.aborted = False
+        """Did the engine give it up before the first token, as vLLM does while it shuts down? It may be retried."""
+        self.answer_id = ""
+        """Of a Responses stream: the name by which a later call may go on from it."""
+        self.made = Made()
+        """How the answer begins, and which calls of tools it asks for."""
+        self._tool_mark = _TOOL_MARK[dialect]
+        self._stops: set[bool | None] = set()
+        self._dialect = dialect
+        self._is_openai = dialect is Dialect.OPENAI
+        self._is_foreign: bool | None = None
+        """Are all its events of a format that is not known here? None: there was none."""
+        self._own_error = own_error
+        self._instead = b""
+        """What is given out in the place of the event that was left out."""
+        self._strip = strip_usage
+        self._tail = b""
+        self._tail_bytes_max = tail_bytes_max
+        self._finder: MemberFinder | None = None
+        """Reads the event that is too long to hold; None: there is none."""
+        self._head = b""
+        self._is_plain = True
+        self._token_head, self._lines = _TOKEN_EVENT[dialect]
+        self._token_next = b"\n\n" + self._token_head
+        self._before_text = self._after_text = b""
+        """What is around the text of an event with a token, the quotes that end it among it."""
+        self._texts_looked_for = _TEXTS_LOOKED_FOR
+
+    @property
+    def awaits_more(self) -> bool | None:
+        """True once it asks for a tool, so that another call follows; False once it is final; None if it does not
+        say."""
+        return all_told(self._stops)
+
+    @property
+    def is_over(self) -> bool:
+        """May the stream end here? It has said so, or it is none of which it is known how it says so."""
+        return self.ended or bool(self._is_foreign)
+
+    @property
+    def is_amid_event(self) -> bool:
+        """Has a part of an event been forwarded, and not yet its rest?"""
+        return self._finder is not None
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes from the engine; give back those to forward now, whole events only."""
+        if self.started and self._is_plain and not self._tail and self._finder is None:
+            events = 1 if self._is_like_last(data) else self._tokens_only(data)
+            if events:
+                self.token_events += events
+                return data
+        return self._feed_slowly(data)
+
+    def flush(self) -> bytes:
+        """The engine closed the stream: what it left unfinished, to be forwarded as it is if the stream `is_over`. An
+        event that is too long to hold stays unfinished."""
+        tail, self._tail = self._tail, b""
+        if self._finder is not None:
+            self.usage = usage_of(self._finder.values().get("usage"), self.usage)
+            return tail
+        is_whole = tail.endswith(b"\r") and _BLANK_LINE.search(tail + b"\n")  # held for an LF that never came
+        is_kept = self._read_event(tail, is_cut=not is_whole)
+        return b"" if is_whole and not is_kept else tail
+
+    def _is_like_last(self, data: bytes) -> bool:
+        """Is it one event that differs from an earlier one with a token by its text alone, and is it all in one line?
+
+        Its first bare quote ends the text: there is room for text only. Not so where the text has a quote itself.
+        """
+        before, after = self._before_text, self._after_text
+        begin, end = len(before), len(data) - len(after)
+        # Slices, since compiled each costs a quarter of a call of startswith or find.
+        if not before or end < begin or data[:begin] != before or data[end:] != after:
+            return False
+        text = data[begin:end]
+        if b'"' in text or b"\n" in text:
+            return False
+        if not self.made.is_full:
+            self.made.add(text)
+        return True
+
+    def _tokens_only(self, data: bytes) -> int:
+        """How many events, if all of it is whole events with tokens and nothing else; otherwise 0.
+
+        JSON text holds no raw line end and no bare quote, so what matches here is structure, never generated text.
+        """
+        if not (data.startswith(self._token_head) and data.endswith(b"\n\n")):
+            return 0
+        events, rest = divmod(data.count(b"\n"), self._lines)
+        if rest or (events > 1 and data.count(self._token_next) != events - 1):
+            return 0
+        if self._is_openai:
+            # A choice that goes on, in each event: so there is no error, no abort, and no JSON with spaces.
+            if data.count(b'"finish_reason":null') != events:
+                return 0
+            if data.find(b'"usage":{') >= 0 or data.find(b'"role":"assistant"') >= 0:
+                return 0
+            if events == 1 and self._texts_looked_for:
+                self._remember(data)
+        self._note_made(data)
+        return events
+
+    def _note_made(self, events: bytes) -> None:
+        """Keep the beginning of the text, and the ids of calls of tools."""
+        if not self.made.is_full and (self._dialect is not Dialect.RESPONSES or _RESPONSE_TEXT in events):
+            self.made.add_texts(events)
+        at = events.find(self._tool_mark)
+        if at >= 0 or (not self._is_openai and events.find(b'"partial_json"') >= 0):
+            self.made.add_calls(events, max(0, at))
+
+    def _remember(self, data: bytes) -> None:
+        """Engines write every event of a stream alike. Given up soon where they do not: the look is not for nothing."""
+        self._texts_looked_for -= 1
+        found = _TEXT.search(data)
+        if found is not None:
+            self._before_text, self._after_text = data[: found.start(1)], data[found.end(1) :]
+
+    def _feed_slowly(self, data: bytes) -> bytes:
+        if self._is_plain and b"\r" in data:
+            self._is_plain = False
+        known = len(self._tail)
+        buffer = self._tail + data if known else data
+        kept: list[bytes] = []
+        start = keep_from = 0
+        end, after = self._blank_line(buffer, max(known - 3, 0))
+        while end >= 0:
+            if self._finder is not None:
+                self._end_oversized(self._finder, buffer[start:end])
+            elif end > start and not self._read_event(buffer[start:end]):
+                kept += (buffer[keep_from:start], self._instead)
+                self._instead = b""
+                keep_from = after
+            start = after
+            end, after = self._blank_line(buffer, after)
+        self._tail = buffer[start:]
+        if self._finder is not None or len(self._tail) > self._tail_bytes_max:
+            start = self._pass_oversized(buffer)
+        if not kept:
+            return buffer if start == len(buffer) else buffer[:start]
+        kept.append(buffer[keep_from:start])
+        return b"".join(kept)
+
+    def _blank_line(self, buffer: bytes, at: int) -> tuple[int, int]:
+        """Where an event ends and the next one begins, from `at` on; (-1, -1) if nowhere."""
+        if self._is_plain:
+            end = buffer.find(b"\n\n", at)
+            return (end, end + 2) if end >= 0 else (-1, -1)
+        found = _BLANK_LINE.search(buffer, at)
+        return found.span() if found else (-1, -1)
+
+    def _pass_oversized(self, buffer: bytes) -> int:
+        """Forward an event too long to hold; keep its first bytes, and line ends that may finish it.
+
+        Returns how much of `buffer` may go.
+        """
+        piece = self._tail
+        if self._finder is None:
+            self._finder, self._head = self._member_finder(), piece[:_HEAD_BYTES]
+        held = len(piece) - len(piece.rstrip(b"\r\n"))
+        self._tail = piece[len(piece) - held :]
+        self._finder.feed(piece[: len(piece) - held])
+        return len(buffer) - held
+
+    def _end_oversized(self, finder: MemberFinder, piece: bytes) -> None:
+        finder.feed(piece)
+        self._finder = None
+        self._read_partly(_fields(self._head)[0], finder)
+
+    def _member_finder(self) -> MemberFinder:
+        """Finds what must be known of an event that is not read whole."""
+        return MemberFinder({(1, "type"), (2 if self._dialect is Dialect.RESPONSES else 1, "usage")})
+
+    def _read_partly(self, name: str, finder: MemberFinder) -> None:
+        """Take note of an event that was not read whole: charged rather than free."""
+        values = finder.values()
+        self.usage = usage_of(values.get("usage"), self.usage)
+        kind = values.get("type")
+        name = name or (kind if isinstance(kind, str) else "")
+        if self._is_end(name):
+            self.ended = True
+        elif self._is_openai or name.endswith("delta") or not name:
+            self._note_token()
+
+    def _is_end(self, name: str) -> bool:
+        """Does an event of this name end the stream?"""
+        return name in _RESPONSE_ENDS if self._dialect is Dialect.RESPONSES else name == "message_stop"
+
+    def _read_event(self, raw: bytes, *, is_cut: bool = False) -> bool:
+        """Take note of one event; False when it is one to leave out, or to give out `_instead`."""
+        name, payload = _fields(raw)
+        if not payload:
+            return True
+        self._note_made(payload if self._dialect is not Dialect.RESPONSES else raw)
+        if payload == b"[DONE]":
+            self.ended = True
+            self.aborted = self.aborted or not (self.started or self.usage or self.error)
+            return True
+        try:
+            event = decode_event(payload)
+        except _UNREADABLE:
+            if is_cut:
+                return True  # a part of one
+            self._note_foreign()
+            finder = self._member_finder()
+            finder.feed(payload)
+            self._read_partly(name, finder)
+            return True
+        if self._note_error(event) and self._is_internal(raw):
+            self._instead = self._own_error
+            self.ended = self.ended or self._is_end(name or event.type)
+            return False
+        if self._is_openai:
+            return self._read_chunk(event)
+        self._read_named(name or event.type, event)
+        return True
+
+    def _is_internal(self, raw: bytes) -> bool:
+        """Is the error the engine's own trouble, of which the client is told nothing but that it is there?"""
+        if self.error is None or not self._own_error:
+            return False
+        status = self.error.status
+        return (status is not None and status >= _INTERNAL_STATUS_MIN) or _TRACE.search(raw) is not None
+
+    def _read_chunk(self, event: Event) -> bool:
+        if event.usage:
+            self.usage = usage_of(plain(event.usage), self.usage)
+        choices = event.choices
+        has_usage = holds_any(event.usage)
+        if choices is None and not has_usage and event.error is None:
+            self._note_foreign()
+            self._note_token()  # of a format not known here: charged rather than free
+            return True
+        self._is_foreign = False
+        if not choices:
+            return not (self._strip and choices is not None and has_usage)
+        for choice in choices:
+            if choice.finish_reason is not None:
+                self._stops.add(asks_for_more(choice.finish_reason))
+        if all(_is_empty_abort(choice) for choice in choices):
+            self.aborted = self.aborted or self.token_events == 0
+        elif all(_is_role_only(choice) for choice in choices):
+            self.started = True
+        else:
+            self._note_token()
+        return True
+
+    def _read_named(self, name: str, event: Event) -> None:
+        for part in (event, event.response):
+            if part is not None and part.usage:
+                self.usage = usage_of(plain(part.usage), self.usage)
+        if isinstance(event.message, Envelope):
+            begun = usage_of(plain(event.message.usage))
+            if begun is not None:  # from before the first token: it knows the prompt, not the output
+                self.usage = Usage(begun.prompt_tokens, None, begun.cached_tokens)
+        if name == "content_block_delta" or (name.startswith("response.") and name.endswith(".delta")):
+            self._note_token()
+        elif self._is_end(name):
+            self.ended = True
+        elif event.item is not None and event.item.type in TOOL_ITEMS:
+            self._stops.add(True)
+        if event.response is not None and event.response.id:
+            self.answer_id = event.response.id
+        if name in _RESPONSE_ENDS and event.response is not None:
+            self._stops.add(asks_for_more(event.response.status))
+        if isinstance(event.delta, MessageDelta) and isinstance(event.delta.stop_reason, str):
+            self._stops.add(asks_for_more(event.delta.stop_reason))
+        cancelled = event.response is not None and event.response.status == "cancelled"
+        stopped = isinstance(event.delta, MessageDelta) and event.delta.stop_reason == "abort"
+        self.aborted = self.aborted or ((cancelled or stopped) and not self.token_events)
+
+    def _note_foreign(self) -> None:
+        """An event of a format that is not known here."""
+        if self._is_foreign is None and self._is_openai:
+            self._is_foreign = True
+            self._is_plain = False  # so that one of a known format is not passed over
+
+    def _note_token(self) -> None:
+        self.started = True
+        self.token_events += 1
+
+    def _note_error(self, event: Event) -> bool:
+        """Does the event tell an error?"""
+        error = event.error
+        if error is None and event.response is None and event.type != "error":
+            return False
+        if error is None and event.response is not None:
+            error = event.response.error
+        if isinstance(error, ErrorFields):
+            message, kind, code = plain(error.message), plain(error.type), plain(error.code)
+        elif error is not None:
+            message, kind, code = error, None, None
+        elif event.type == "error":  # Responses: the error is the event itself
+            message, kind, code = event.message, None, plain(event.code)
+        else:
+            return False
+        kind = kind if isinstance(kind, str) else ""
+        code = str(code)
+        status = int(code) if re.fullmatch("[1-5][0-9]{2}", code) else _ERROR_STATUS.get(kind)
+        if status is None:
+            status = _ERROR_STATUS.get(code)
+        self.error = StreamError(message if isinstance(message, str) else "", kind, status)
+        return True
+
+
+def _fields(raw: bytes) -> tuple[str, bytes]:
+    """The event's name and its data; comments and other fields are passed over."""
+    if raw.startswith(b"data: ") and b"\n" not in raw and b"\r" not in raw:
+        return "", raw[6:]
+    name = ""
+    data: list[bytes] = []
+    for line in _LINE_END.split(raw):
+        field, _, value = line.partition(b":")
+        if field == b"data":
+            data.append(value.removeprefix(b" "))
+        elif field == b"event":
+            name = value.removeprefix(b" ").decode("utf-8", "replace")
+    return name, b"\n".join(data)
+
+
+def _has_tokens(delta: Delta) -> bool:
+    return (
+        holds_any(delta.content) or holds_any(delta.reasoning) or holds_any(delta.reasoning_content)
+        or holds_any(delta.tool_calls) or holds_any(delta.function_call) or holds_any(delta.refusal)
+        or holds_any(delta.audio)
+    )  # fmt: skip
+
+
+def _is_role_only(choice: EventChoice) -> bool:
+    delta = choice.delta
+    if delta is None or delta.role is None or choice.finish_reason is not None:
+        return False
+    return not _has_tokens(delta)
+
+
+def _is_empty_abort(choice: EventChoice) -> bool:
+    made_any = _has_tokens(choice.delta) if choice.delta is not None else holds_any(choice.text)
+    return choice.finish_reason == "abort" and not made_any

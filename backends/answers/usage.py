@@ -1,0 +1,260 @@
+"""What did a finished answer cost, does it wait for a tool, and did the engine answer at all? Read from its JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from backends.answers.body import Body, Choice, Message, decode_body, decode_items, decode_made, decode_plain
+from backends.answers.made import MADE_BYTES_MAX, Made
+from backends.answers.members import MemberFinder
+from backends.base import Usage
+
+__all__ = [
+    "TOOL_ITEMS",
+    "Answer",
+    "all_told",
+    "asks_for_more",
+    "holds_any",
+    "is_drained",
+    "made_bytes",
+    "plain",
+    "read_answer",
+    "usage_finder",
+    "usage_found",
+    "usage_of",
+]
+
+TOKENS_MAX: Final = 1 << 40
+"""No answer has more. An engine that says so says nothing."""
+_ASKS_FOR_TOOL: Final = frozenset({"tool_calls", "function_call", "tool_use", "pause_turn"})
+_CUT: Final = {"length", "max_tokens", "incomplete"}
+"""At its greatest length: no tool was called, so nothing is awaited."""
+_IS_FINAL: Final = frozenset({"stop", "content_filter", "end_turn", "stop_sequence", "refusal", "completed", *_CUT})
+TOOL_ITEMS: Final = frozenset(
+    {
+        "apply_patch_call",
+        "computer_call",
+        "custom_tool_call",
+        "function_call",
+        "local_shell_call",
+        "mcp_approval_request",
+        "shell_call",
+    }
+)
+"""Items of a Responses answer that ask the client for something; other calls (web search, say) the server makes."""
+
+
+_SOME: Final = re.compile(rb"\[\s*[^\]\s]")
+"""A list with something in it."""
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+PLAIN_BYTES_MAX: Final = 4096
+_NOTHING: Final = frozenset({b"null", b'""', b"[]", b"{}", b"false"})
+_NOTHING_BYTES_MAX: Final = 5
+
+
+def plain(raw: Raw) -> object:
+    """A value as it is, if it is a short one; otherwise None."""
+    if not 0 < len(raw) <= PLAIN_BYTES_MAX:
+        return None
+    try:
+        return decode_plain(raw)
+    except _UNREADABLE:
+        return None
+
+
+def holds_any(raw: Raw) -> bool:
+    """Is it there, and not empty?"""
+    length = len(raw)
+    return length > _NOTHING_BYTES_MAX or (length > 0 and bytes(raw) not in _NOTHING)
+
+
+def asks_for_more(reason: str | None) -> bool | None:
+    """Does an answer that stops for this reason ask the client to call again? None: who knows.
+
+    `reason`: of a chat's choice or an Anthropic message, or the status of a Responses answer.
+    """
+    if reason in _ASKS_FOR_TOOL:
+        return True
+    return False if reason in _IS_FINAL else None
+
+
+def all_told(asks: Iterable[bool | None]) -> bool | None:
+    """The same of several choices: True if one asks, False if all are final."""
+    seen = set(asks)
+    return True if True in seen else None if None in seen or not seen else False
+
+
+def usage_of(fields: object, before: Usage | None = None) -> Usage | None:
+    """A `usage` object as tokens, in any of the three spellings: OpenAI chat, OpenAI Responses, Anthropic Messages.
+
+    What it does not say is taken from `before`. None when neither says anything.
+    """
+    if not isinstance(fields, dict):
+        return before
+    prompt, output = _count(fields.get("prompt_tokens")), _count(fields.get("completion_tokens"))
+    details = fields.get("prompt_tokens_details")
+    cached = None
+    if prompt is None and output is None:
+        prompt, output = _count(fields.get("input_tokens")), _count(fields.get("output_tokens"))
+        details = fields.get("input_tokens_details")
+        if prompt is None and output is None:
+            prompt = _count(fields.get("total_tokens"))  # rerank and score say only the total, and generate nothing
+        elif prompt is not None and details is None:
+            # Anthropic counts what was read from or written to the cache beside input_tokens, not in it.
+            cached = _count(fields.get("cache_read_input_tokens"))
+            prompt += (cached or 0) + (_count(fields.get("cache_creation_input_tokens")) or 0)
+    if prompt is None and output is None:
+        return before
+    if isinstance(details, dict):
+        cached = _count(details.get("cached_tokens"))
+    if before is not None:
+        prompt = before.prompt_tokens if prompt is None else prompt
+        output = before.output_tokens if output is None else output
+        cached = before.cached_tokens if cached is None else cached
+    return Usage(prompt, output, cached or 0)
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value <= TOKENS_MAX else None
+
+
+class Answer:
+    """What a whole answer says of itself.
+
+    Attributes:
+        id: its name, by which a later Responses call may go on from it.
+        awaits_more: True if it asks for a tool, so that another call follows; False if it is final; None if unknown.
+        made: how it begins, and which calls of tools it asks for.
+        is_drained: a refusal in the form of an answer, as vLLM gives it while it shuts down: aborted, no token made.
+        is_whole: it is JSON from its first byte to its last.
+    """
+
+    __slots__ = ("awaits_more", "id", "is_drained", "is_whole", "made", "usage")
+
+    def __init__(
+        self,
+        id: str,
+        usage: Usage | None,
+        awaits_more: bool | None,
+        is_drained: bool,
+        made: Made | None = None,
+        is_whole: bool = True,
+    ) -> None:
+        self.id = id
+        self.made = made if made is not None else Made()
+        self.usage = usage
+        self.awaits_more = awaits_more
+        self.is_drained = is_drained
+        self.is_whole = is_whole
+
+
+def read_answer(body: bytes) -> Answer:
+    """Read a whole JSON answer once; what is no such JSON says nothing, unless a usage is found in it."""
+    try:
+        answer = decode_body(body)
+    except _UNREADABLE:
+        finder = usage_finder()
+        finder.feed(body)
+        return Answer("", usage_found(finder), None, False, is_whole=_ends(body))
+    usage = usage_of(plain(answer.usage))
+    id_ = answer.id if isinstance(answer.id, str) else ""
+    return Answer(id_, usage, _awaits_more(answer), _is_drained(answer, usage), _made(answer))
+
+
+def _ends(body: bytes) -> bool:
+    """Is it whole, as far as one can tell who is not strict? Some engines write NaN, or half of a surrogate pair."""
+    try:
+        json.loads(body.decode("utf-8", "replace").removeprefix("\ufeff"), strict=False)
+    except ValueError:
+        return False
+    except RecursionError:
+        pass
+    return True
+
+
+def _made(answer: Body) -> Made:
+    made = Made()
+    if answer.choices:
+        message = answer.choices[0].message
+        if isinstance(message, Message):
+            content = memoryview(message.content)
+            begin = bytes(content[: min(MADE_BYTES_MAX, len(content) - 1)])  # without the quote that closes it
+            if begin.startswith(b'"'):
+                made.add(begin[1:])
+            if len(message.tool_calls) > len("[]"):
+                made.add_calls(bytes(message.tool_calls))
+        return made
+    output = bytes(answer.output or answer.content)
+    if output:
+        made.add_texts(output)
+        made.add_calls(output)
+    return made
+
+
+def usage_finder() -> MemberFinder:
+    """Finds the usage of an answer that is not read whole."""
+    return MemberFinder({(1, "usage")})
+
+
+def usage_found(finder: MemberFinder) -> Usage | None:
+    """The answer has ended: what it said of its usage."""
+    return usage_of(finder.values().get("usage"))
+
+
+def made_bytes(body: bytes) -> int:
+    """How long is what was generated in a whole answer, with the JSON around it? All of what is no JSON."""
+    try:
+        made = decode_made(body)
+    except _UNREADABLE:
+        return len(body)
+    texts = len(made.output) + len(made.content) + len(made.text)
+    return texts + sum([len(choice.message) + len(choice.text) for choice in made.choices])
+
+
+def _awaits_more(answer: Body) -> bool | None:
+    choices = answer.choices
+    if len(choices) == 1:
+        return _choice_asks(choices[0])
+    if choices:
+        return all_told([_choice_asks(choice) for choice in choices])
+    if isinstance(answer.stop_reason, str):
+        return asks_for_more(answer.stop_reason)
+    if answer.output and isinstance(answer.status, str):
+        try:
+            items = decode_items(answer.output)
+        except _UNREADABLE:
+            return None  # another API's
+        return True if any([item.type in TOOL_ITEMS for item in items]) else asks_for_more(answer.status)
+    return None
+
+
+def _choice_asks(choice: Choice) -> bool | None:
+    # A tool that the request itself demanded is called with the reason "stop".
+    message = choice.message
+    if isinstance(message, Message) and len(message.tool_calls) > len("[]") and _SOME.match(message.tool_calls):
+        return True
+    return asks_for_more(choice.finish_reason)
+
+
+def _is_drained(answer: Body, usage: Usage | None) -> bool:
+    if usage is not None and usage.output_tokens:
+        return False  # it made something
+    return _is_given_up(answer)
+
+
+def _is_given_up(answer: Body) -> bool:
+    """Does it end by an abort, as each of the three APIs says it?"""
+    if answer.choices:
+        return all([choice.finish_reason == "abort" for choice in answer.choices])
+    return bool(answer.status == "cancelled" or answer.stop_reason == "abort")
+
+
+def is_drained(body: bytes) -> bool:
+    """Is this 200 really a refusal? See `Answer.is_drained`."""
+    return read_answer(body).is_drained

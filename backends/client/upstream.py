@@ -1,0 +1,430 @@
+"""How does one request reach a backend, and its answer come back? A lean HTTP/1.1 client.
+
+Callbacks all the way: on a kept-alive connection a request costs no task, no coroutine, no timer and no future.
+The pool never queues and never limits: how much is in flight is the admission's decision alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from backends.client.call import Call, Receiver
+from backends.client.outbox import Outbox, Outlet
+from backends.errors import ConnectFailed, ConnectionLost, ProtocolViolation, ReadTimedOut, UpstreamError
+from backends.tls import client_context, what_failed
+
+__all__ = ["Call", "Receiver", "UpstreamPool"]
+
+_JOIN_BYTES_MAX: Final = 16384
+
+
+class UpstreamPool:
+    """Which connections to one backend are open? Only the origin of `url` is used; the path is in the caller's head.
+
+    `idle_s` stays below the backend's own keep-alive timeout (uvicorn: 5 s), `silence_s` is how long a backend may send
+    nothing while it owes an answer. Both are kept to within a quarter by one timer that all connections share. `tls`:
+    how https is spoken, instead of by what the system trusts. `address`: where it is, instead of where the host of
+    `url` is; certificate and Host header are still of the latter.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        connect_timeout_s: float = 5.0,
+        idle_s: float = 3.0,
+        silence_s: float = 600.0,
+        header_bytes_max: int = 65536,
+        tls: ssl.SSLContext | None = None,
+        address: str | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+            raise ValueError(f"backend {name}: the URL must be http(s)://host[:port], not {url!r}")
+        self.name = name
+        self.header_bytes_max = header_bytes_max
+        self._tls = (tls or client_context()) if parts.scheme == "https" else None
+        default_port = 443 if self._tls else 80
+        self._name, self._port = parts.hostname, parts.port or default_port
+        self._address = address or self._name
+        self._origin = f"{_bracketed(self._address)}:{self._port}"
+        host = _bracketed(self._name)
+        self.host_header = (host if self._port == default_port else f"{host}:{self._port}").encode("ascii")
+        self._connect_timeout_s = connect_timeout_s
+        self._tick_s = min(idle_s, silence_s) / 4
+        self._idle_ticks_max = int(idle_s / self._tick_s)
+        self._silent_ticks_max = int(silence_s / self._tick_s) + 1
+        self._silence_s = silence_s
+        self._idle: list[_Connection] = []  # the most recently used last
+        self._busy: set[_Connection] = set()
+        self._connecting: dict[asyncio.Task[str], Call] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._outbox = Outbox()
+        self._closed: asyncio.Future[None] | None = None
+        self.opened = 0
+        self.reused = 0
+        self.retried = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Does a call wait for its answer, or for its connection?"""
+        return bool(self._busy or self._connecting)
+
+    def __repr__(self) -> str:
+        return (
+            f"<UpstreamPool {self.name} {self._origin}: {len(self._busy)} busy, {len(self._idle)} idle, "
+            f"{len(self._connecting)} connecting; {self.opened} opened, {self.reused} reused, {self.retried} retried>"
+        )
+
+    def send(self, head: bytes, body: bytes | memoryview, receiver: Receiver, *, is_fresh: bool = False) -> Call:
+        """Send one request, `head` with its final empty line; returns at once and calls `receiver` later.
+
+        `is_fresh`: on a new connection, which the backend cannot be closing as idle. So it is sent once, not twice.
+        """
+        if self._closed is not None:
+            raise RuntimeError(f"backend {self.name}: the pool is closed")
+        call = Call(head, body, receiver)
+        while self._idle and not is_fresh:
+            connection = self._idle.pop()
+            if connection.is_usable():
+                self.reused += 1
+                self._busy.add(connection)
+                connection.start(call)
+                return call
+        self._open(call)
+        return call
+
+    async def close(self) -> None:
+        """Close every connection; a call in flight fails with ConnectionLost. Returns when all are gone."""
+        if self._closed is None:
+            self._closed = asyncio.get_running_loop().create_future()
+            for task, call in list(self._connecting.items()):
+                if call.connection is None:
+                    task.cancel()
+            for connection in [*self._idle, *self._busy]:
+                connection.abort()
+            self._check_closed()
+        await asyncio.shield(self._closed)
+
+    def _open(self, call: Call) -> None:
+        loop = asyncio.get_running_loop()
+        task = call.connecting = loop.create_task(self._connect(call))
+        self._connecting[task] = call
+        task.add_done_callback(lambda task: self._connected(call, task))
+        if self._timer is None:
+            self._timer = loop.call_later(self._tick_s, self._tick)
+
+    async def _connect(self, call: Call) -> str:
+        """Make a connection, which then starts the call itself; says what went wrong, or nothing."""
+        try:
+            async with asyncio.timeout(self._connect_timeout_s) as call.limit:
+                await asyncio.get_running_loop().create_connection(
+                    lambda: _Connection(self, call),
+                    self._address,
+                    self._port,
+                    ssl=self._tls,
+                    server_hostname=self._name if self._tls is not None else None,
+                )
+        except TimeoutError:
+            return f"cannot connect to {self._origin} within {self._connect_timeout_s:g} s"
+        except (OSError, UnicodeError) as error:
+            return f"cannot connect to {self._origin}: {what_failed(error)}"
+        return ""
+
+    def _connected(self, call: Call, task: asyncio.Task[str]) -> None:
+        self._connecting.pop(task, None)
+        call.connecting = None
+        if call.connection is None:
+            failure = "the pool was closed before it was connected" if task.cancelled() else task.result()
+            call.fail(ConnectFailed(self.name, failure))
+        self._check_closed()
+
+    def _retry(self, call: Call) -> None:
+        self.retried += 1
+        self._open(call)
+
+    def _release(self, connection: _Connection) -> None:
+        self._busy.discard(connection)
+        self._idle.append(connection)
+
+    def _forget(self, connection: _Connection) -> None:
+        if connection in self._busy:
+            self._busy.remove(connection)
+        elif connection in self._idle:
+            self._idle.remove(connection)
+
+    def _check_closed(self) -> None:
+        if self._closed is None or self._connecting or self._busy or self._idle:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def _tick(self) -> None:
+        """Close what is idle too long and fail what is silent too long."""
+        for connection in [each for each in self._idle if each.age() >= self._idle_ticks_max]:
+            connection.abort()
+        for connection in [each for each in self._busy if each.age() >= self._silent_ticks_max]:
+            connection.fail(
+                ReadTimedOut(
+                    self.name,
+                    f"sent nothing for {self._silence_s:g} s",
+                    before_first_byte=not connection.has_answered,
+                )
+            )
+        self._timer = None
+        if self._idle or self._busy or self._connecting:
+            self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+class _Connection(asyncio.Protocol):
+    """One socket: parses answers for one call at a time and says when it may be used again."""
+
+    def __init__(self, pool: UpstreamPool, call: Call) -> None:
+        self._pool = pool
+        self._call: Call | None = call
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._ticks = 0
+        self._parts: list[bytes] = []
+        self.on_body = self._parts.append  # the parser appends payload with no Python frame in between
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._is_fresh = True
+        self._is_paused = False
+        self.has_answered = False
+
+    # What the pool and the call ask of it.
+
+    def start(self, call: Call) -> None:
+        """Write the request; everything known of the answer before is forgotten."""
+        self._call = call
+        call.connection = self
+        call.sends += 1
+        self._ticks = 0
+        self.has_answered = False
+        self._begins_as_http11 = False
+        self._is_head_done = False
+        self._is_complete = False
+        self._is_framed = False
+        self._is_kept_alive = False
+        self._is_bodiless = call.head.startswith(b"HEAD ")
+        self._violation = ""
+        self._status = 0
+        self._reason = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._bytes_without_payload = 0
+        if call._is_paused:
+            # Not yet: both loops begin to read after connection_made, whatever it said.
+            asyncio.get_running_loop().call_soon(self._pause_for, call)
+        if len(call.body) <= _JOIN_BYTES_MAX:
+            self._outlet.write(call.head + call.body)
+        else:
+            self._outlet.write(call.head)
+            self._outlet.write(call.body)
+        if self._is_fresh:
+            call.head = call.body = b""  # never sent again, so not kept for as long as the answer takes
+
+    def is_usable(self) -> bool:
+        return not self._transport.is_closing()
+
+    def age(self) -> int:
+        """Ticks of the shared timer since the last byte, this one included; a pause is not the backend's silence."""
+        self._ticks = 0 if self._is_paused else self._ticks + 1
+        return self._ticks
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def fail(self, error: UpstreamError) -> None:
+        call, self._call = self._call, None
+        self._transport.abort()
+        if call is not None:
+            call.fail(error)
+
+    def pause(self) -> None:
+        if not self._is_paused and not self._transport.is_closing():
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def _pause_for(self, call: Call) -> None:
+        if self._call is call and call._is_paused:
+            self.pause()
+
+    def resume(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    # What the transport says. asyncio and uvloop set TCP_NODELAY themselves.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._outlet = Outlet(self._pool._outbox, self._transport)
+        call = self._call
+        if call is None or call.is_over or self._pool._closed is not None or call.has_timed_out():
+            self._transport.abort()
+            return
+        self._pool.opened += 1
+        self._pool._busy.add(self)
+        self.start(call)
+
+    def data_received(self, data: bytes) -> None:
+        self._ticks = 0
+        call = self._call
+        if call is None or call.is_over:
+            self._transport.abort()  # nothing was asked: whatever this is, it must not answer the next request
+            return
+        if not self.has_answered:
+            self.has_answered = True
+            self._begins_as_http11 = data.startswith(b"HTTP/1.1 ")
+            if not self._begins_as_http11 and data.lstrip(b"\r\n")[:1] not in (b"H", b""):
+                # The parser takes RTSP and ICE as well.
+                self.fail(ProtocolViolation(self._pool.name, "does not speak HTTP", before_first_byte=False))
+                return
+            call.head = call.body = b""
+        was_head_done = self._is_head_done
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self._is_complete:
+                self._violation = self._violation or f"broke HTTP framing: {error}"
+        payload = self._take_payload(len(data), was_head_done)
+        if self._violation and not self._is_complete:
+            self.fail(ProtocolViolation(self._pool.name, self._violation, before_first_byte=False))
+            return
+        receiver = call.receiver
+        if self._is_head_done and not was_head_done:
+            receiver.head_received(self._status, self._reason, self._headers)
+        if payload and not call.is_over:
+            receiver.body_received(payload)
+        if self._is_complete and not call.is_over:
+            self._finish(call)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        pool, call, self._call = self._pool, self._call, None
+        pool._forget(self)
+        self._parser = self.on_body = cast("Any", None)  # they hold this object, and it holds them
+        if call is not None and not call.is_over:
+            call.connection = None
+            if not self.has_answered and not self._is_fresh and self._ticks <= 1 and pool._closed is None:
+                pool._retry(call)  # at once, so the backend closed it as idle while the request was on its way
+            elif exc is None and self._is_head_done and not self._is_framed and pool._closed is None:
+                call.is_over = True
+                call.receiver.completed()
+            else:
+                what = "closed the connection"
+                if exc is not None:
+                    what = (
+                        f"ended TLS ({what_failed(exc)})" if isinstance(exc, ssl.SSLError) else "reset the connection"
+                    )
+                when = "in the middle of its answer" if self.has_answered else "before it answered"
+                call.fail(ConnectionLost(pool.name, f"{what} {when}", before_first_byte=not self.has_answered))
+        pool._check_closed()
+
+    def _take_payload(self, read_bytes: int, was_head_done: bool) -> bytes:
+        parts = self._parts
+        if parts:
+            self._bytes_without_payload = 0
+            payload = parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.clear()
+            if self._is_bodiless:
+                return b""
+        else:
+            payload = b""
+            self._bytes_without_payload += read_bytes
+        bytes_max = self._pool.header_bytes_max
+        overhead = self._bytes_without_payload
+        if self._is_head_done and not was_head_done and read_bytes > bytes_max:
+            overhead = len(self._reason) + sum(len(name) + len(value) for name, value in self._headers)
+        elif self._is_complete:
+            return payload
+        if overhead > bytes_max:
+            # One bound for heads, for 1xx without end, for trailers and for chunk extensions.
+            self._is_complete = False
+            self._violation = f"sent more than {bytes_max} bytes of head or framing"
+        return payload
+
+    def _finish(self, call: Call) -> None:
+        """The answer ended: keep the connection only if nothing on it is in doubt."""
+        call.is_over = True
+        call.connection = self._call = None
+        transport = self._transport
+        if (
+            self._violation
+            or self._is_bodiless  # the parser still waits for the body that a HEAD answer announces
+            or not self._is_kept_alive
+            or self._outlet.unsent_bytes()  # answered before it had read the whole request
+            or transport.is_closing()
+            or self._pool._closed is not None
+        ):
+            transport.abort()
+        else:
+            self.resume()
+            self._is_fresh = False
+            self._pool._release(self)
+        call.receiver.completed()
+        # Whoever got its place must not wait for what else is read in this turn: the engine would do a step without.
+        self._pool._outbox.flush()
+
+    # What the parser says. It already refuses two lengths, a length with chunks, bad chunks, bare LF and folded lines.
+
+    def on_message_begin(self) -> None:
+        if self._is_complete:
+            self._refuse("sent more after the end of its answer")
+
+    def on_status(self, status: bytes) -> None:
+        self._reason += status
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_head_done:
+            return  # a trailer
+        name = name.lower()
+        if name == b"content-length":
+            self._is_framed = True
+        elif name == b"transfer-encoding":
+            if self._is_framed or value.lower() != b"chunked" or self._parser.get_http_version() != "1.1":
+                self._refuse(f"sent an answer framed in doubt: transfer-encoding {value[:40]!r}")
+            self._is_framed = True
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if not 100 <= status <= 599:
+            self._refuse(f"sent a status that is none: {status}")
+        if status < 200:
+            if status == 101:
+                self._refuse("switched protocols without being asked")
+            for name, value in self._headers:
+                if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0")):
+                    self._refuse(f"sent a body with status {status}")  # which the parser would read as the answer's
+            self._headers = []
+            self._reason = b""
+            self._is_framed = self._begins_as_http11 = False  # the next one may be of any version
+            return
+        if not self._begins_as_http11 and self._parser.get_http_version() not in ("1.1", "1.0"):
+            self._refuse("does not speak HTTP/1.1")
+        self._status = status
+        self._is_head_done = True
+        if self._is_bodiless:
+            self._is_complete = True
+
+    def on_message_complete(self) -> None:
+        if self._is_head_done:
+            self._is_complete = True
+            self._is_kept_alive = self._parser.should_keep_alive()  # the parser forgets it after this
+
+    def _refuse(self, why: str) -> None:
+        self._violation = why
+        raise httptools.HttpParserError(why)

@@ -1,0 +1,78 @@
+"""Where is an engine, and how is it spoken to?"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, ValidationInfo, field_validator
+
+from gateway.config.fields import backend_name, checked_api_key, checked_name, checked_url, fault, host_name
+from gateway.config.section import Section
+from gateway.config.sections.tls import BackendTlsConfig
+
+__all__ = ["BackendConfig"]
+
+
+class BackendConfig(Section):
+    """One engine that serves the models of its pool, or with `each_address` as many as its name has addresses."""
+
+    url: Annotated[str, AfterValidator(checked_url)]
+    """http(s)://host:port without /v1, or sim:NAME for a simulated vLLM inside the gateway's own process. A path, as in
+    http://host/engine-a, is put before that of every request."""
+    each_address: bool = False
+    """Every address behind the host's name is an engine of its own, called NAME@ADDRESS, as with a headless service of
+    Kubernetes. The name is looked up all the time: see limits.upstream_addresses_s."""
+    engine: Literal["vllm", "openai"] = "vllm"
+    """vllm: its metrics are read; openai: any compatible server, of which only the answers are known."""
+    api_key: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
+    """Sent to the backend as a bearer token. Write ${NAME} to take it from the environment."""
+    tls: BackendTlsConfig | None = None
+    """How TLS is spoken at an https url. Default: with what the system trusts, and no certificate of our own."""
+    steps: bool = True
+    """Hear what a vLLM with fairgate's plug-in says after each step. Without the plug-in its metrics are read."""
+    max_num_seqs: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Requests the engine runs at once (vLLM's --max-num-seqs); learned when absent."""
+    name: str = Field(default="", validate_default=True)
+    """What metrics and logs call it; unique. Default: host:port of the url, and its path."""
+    _address: str | None = PrivateAttr(default=None)
+
+    @field_validator("each_address")
+    @classmethod
+    def _has_name(cls, each_address: bool, info: ValidationInfo) -> bool:
+        url = info.data.get("url")
+        if each_address and url is not None and host_name(url) is None:
+            raise fault("is for a url with a name, which may have several addresses; this one has none")
+        return each_address
+
+    @field_validator("tls")
+    @classmethod
+    def _has_tls(cls, tls: BackendTlsConfig | None, info: ValidationInfo) -> BackendTlsConfig | None:
+        if tls is not None and not str(info.data.get("url", "https:")).startswith("https:"):
+            raise fault("is for an https url, and this one is another: without TLS nothing here would hold")
+        return tls
+
+    @field_validator("name")
+    @classmethod
+    def _derived(cls, name: str, info: ValidationInfo) -> str:
+        return checked_name(name) if name else backend_name(info.data.get("url"))
+
+    @property
+    def simulated(self) -> bool:
+        """Is it an engine model inside this process rather than a server?"""
+        return self.url.startswith("sim:")
+
+    @property
+    def host(self) -> str:
+        """The name whose addresses are looked up."""
+        return host_name(self.url) or ""
+
+    @property
+    def address(self) -> str | None:
+        """Which of the addresses behind the name is this engine's? None: it is not looked up for that."""
+        return self._address
+
+    def at(self, address: str) -> Self:
+        """The same for the engine at one of the addresses behind its name."""
+        copy = self.model_copy(update={"name": f"{self.name}@{address}"})
+        copy._address = address
+        return copy

@@ -1,0 +1,63 @@
+"""Who may ask what at the clients' listener, beyond what is known anyway?"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_network
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+
+from gateway.config.fields import fault, not_empty, unique
+from gateway.config.paths import KNOWN_PATHS, MANAGEMENT
+from gateway.config.section import Section
+
+__all__ = ["NetworkName", "Origin", "RouteConfig"]
+
+
+def _checked_path(text: str) -> str:
+    if not re.fullmatch(r"(/(?!\.\.?(/|$))([A-Za-z0-9._~:-]+|\*))+", text) or len(text) > 1000:
+        raise fault("should be a path such as /v1/images/generations; a * stands for one step: /v1/files/*")
+    if not MANAGEMENT.isdisjoint(text.lower().split("/")):
+        raise fault("manages the engine: it is never open to clients; ask the engine itself")
+    return text
+
+
+def _checked_network(text: str) -> str:
+    try:
+        return str(ip_network(text))
+    except ValueError:
+        raise fault("should be an address or a network, such as 10.0.0.5, 10.0.0.0/8 or fd00::/8") from None
+
+
+def _checked_origin(text: str) -> str:
+    if text != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[a-z0-9._-]+(:[0-9]{1,5})?", text):
+        raise fault("should be an origin as browsers write it, in lower case and without a path, or *")
+    return text
+
+
+NetworkName = Annotated[str, AfterValidator(_checked_network)]
+Origin = Annotated[str, AfterValidator(_checked_origin)]
+
+
+class RouteConfig(Section):
+    """One more path that clients may ask for."""
+
+    path: Annotated[str, AfterValidator(_checked_path)]
+    """As it is sent, such as /v1/images/generations; a * stands for one step: /v1/files/*."""
+    methods: Annotated[
+        tuple[Literal["GET", "POST", "PUT", "PATCH", "DELETE"], ...], AfterValidator(unique), AfterValidator(not_empty)
+    ] = Field(default=("POST",), strict=False, json_schema_extra={"minItems": 1})
+    """What may be done there. HEAD comes with GET."""
+    treatment: Literal["generate", "compute", "pass"]
+    """generate: through the queue, answered token by token; compute: through the queue, answered in one pass; pass:
+    straight to an engine, for what takes none of its time."""
+
+    @field_validator("treatment")
+    @classmethod
+    def _not_known(cls, treatment: str, info: ValidationInfo) -> str:
+        path = info.data.get("path")
+        known = KNOWN_PATHS.get(path or "")
+        if both := [method for method in info.data.get("methods", ()) if method == known]:
+            raise fault(f"is for {' and '.join(both)} {path}, which is known, and has its treatment; leave it out")
+        return treatment

@@ -1,0 +1,232 @@
+"""How does a client speak TLS to the listener? Sealed on the wire, plain to a `Connection`, nothing held in between.
+
+asyncio's own TLS shows a connection only once it is agreed on, so nobody could count it before. It has a second buffer,
+which no limit sees, and no half-close. Here the wire's buffer is the only one, as it is without TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterable
+from typing import Any, Final, cast
+
+from backends.tls import what_failed
+from gateway.http.accounts import Account
+from gateway.http.connection import Connection
+from gateway.http.errors import ApiError, Reason
+from gateway.http.sockets import peer_of
+from gateway.http.state import ServerState
+
+__all__ = ["TlsProtocol"]
+
+_RECORD_BYTES: Final = 16384
+"""TLS seals no more than this at once, so no read gives more."""
+
+
+class TlsProtocol(asyncio.Protocol):
+    """The protocol of one accepted connection, which counts from the start; a `Connection` once TLS is agreed on.
+
+    Whoever does not come so far gets no answer: it could not read one. It is counted and logged as who sends a
+    malformed request; who only connects and goes is not.
+    """
+
+    __slots__ = (
+        "_account",
+        "_arrived",
+        "_connection",
+        "_peer",
+        "_seal",
+        "_sealed",
+        "_server",
+        "_since",
+        "_wire",
+        "deadline",
+    )
+
+    def __init__(self, server: ServerState, context: ssl.SSLContext) -> None:
+        self._server = server
+        self._arrived = ssl.MemoryBIO()
+        self._sealed = ssl.MemoryBIO()
+        self._seal = context.wrap_bio(self._arrived, self._sealed, server_side=True)
+        self._connection: Connection | None = None
+        self._account: Account | None = None
+        self._since = server.now
+        self.deadline = server.now + server.limits.head_timeout_s
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._wire = cast(asyncio.Transport, transport)
+        self._peer = peer_of(transport)
+        try:
+            self._account = self._server.admit(self, self._peer)
+        except ApiError as error:
+            self._refuse(error)
+
+    def data_received(self, data: bytes) -> None:
+        self._arrived.write(data)
+        if self._connection is None:
+            self._agree()
+        if self._connection is not None:
+            self._read(self._connection)
+
+    def eof_received(self) -> None:
+        if self._connection is not None:
+            self._connection.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._connection is not None:
+            self._connection.connection_lost(exc)
+        else:
+            self._server.forget(self, self._account)
+
+    def pause_writing(self) -> None:
+        if self._connection is not None:
+            self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._connection is not None:
+            self._connection.resume_writing()
+
+    def _agree(self) -> None:
+        if self._wire.is_closing():
+            return
+        try:
+            self._seal.do_handshake()
+        except ssl.SSLWantReadError:
+            self._wire.write(self._sealed.read())
+        except ssl.SSLError as error:
+            self._wire.write(self._sealed.read())  # says why, in TLS
+            self._refuse(ApiError(Reason.MALFORMED_HTTP, f"TLS was not agreed on: {what_failed(error)}."))
+        else:
+            self._wire.write(self._sealed.read())
+            self._server.forget(self, self._account)
+            self._connection = Connection(self._server)
+            self._connection.connection_made(TlsTransport(self._wire, self._seal, self._sealed))
+
+    def _read(self, connection: Connection) -> None:
+        pieces: list[bytes] = []
+        has_ended = False
+        try:
+            while self._arrived.pending or self._seal.pending():  # to find nothing costs more than to look
+                piece = self._seal.read(_RECORD_BYTES)
+                has_ended = not piece
+                if has_ended:
+                    break
+                pieces.append(piece)
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError:
+            self._wire.abort()  # nothing that comes now can be read
+            return
+        if self._sealed.pending:
+            self._reply()
+        if pieces:
+            connection.data_received(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        if has_ended:
+            connection.eof_received()
+
+    def _reply(self) -> None:
+        """What TLS itself answers, to a new key for instance: to nobody who asks on and on and takes no answer."""
+        if self._wire.get_write_buffer_size() > self._server.limits.write_buffer_bytes:
+            self._wire.abort()
+        else:
+            self._wire.write(self._sealed.read())
+
+    def _refuse(self, error: ApiError) -> None:
+        self._wire.close()
+        if self._server.on_refused is not None:
+            self._server.on_refused(self._server.unread_request(self._peer), error)
+
+    # what the server asks of everything that it holds open; a Connection that has taken over is asked itself
+
+    def idle_since(self) -> float:
+        """Since when has it been here? Half a handshake is nothing."""
+        return self._since
+
+    def expire(self) -> None:
+        """Its time is over."""
+        if self._wire.is_closing():
+            self._wire.abort()
+            return
+        self.deadline += self._server.limits.linger_s
+        limit_s = self._server.limits.head_timeout_s
+        self._refuse(ApiError(Reason.CLIENT_TOO_SLOW, f"TLS was not agreed on within {limit_s:g} s."))
+
+    def is_asking(self) -> bool:
+        """Is a request still to come on it? Nobody shakes hands for nothing."""
+        return not self._wire.is_closing()
+
+    def close_if_idle(self) -> None:
+        self.cut()
+
+    def make_room(self) -> None:
+        self.cut()
+
+    def cut(self) -> None:
+        """Close now."""
+        self._wire.abort()
+
+
+class TlsTransport(asyncio.Transport):
+    """Seals what is written. All else is the wire's."""
+
+    def __init__(self, wire: asyncio.Transport, seal: ssl.SSLObject, sealed: ssl.MemoryBIO) -> None:
+        super().__init__()
+        self._wire = wire
+        self._seal = seal
+        self._sealed = sealed
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        try:
+            self._seal.write(data)  # all of it: memory is never full
+        except ssl.SSLError:
+            self._wire.abort()  # the other side has ended TLS as one does after a fault
+        else:
+            self._wire.write(self._sealed.read())
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.write(b"".join(list_of_data))  # as few records as can be
+
+    def write_eof(self) -> None:
+        """Not on the wire: there are clients that drop what they have not read yet when that ends."""
+        self._end()
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        if not self._wire.is_closing():
+            self._end()
+        self._wire.close()
+
+    def _end(self) -> None:
+        """Tell the other side that nothing was cut off."""
+        try:
+            self._seal.unwrap()
+        except ssl.SSLError:
+            pass  # it has not said so itself, which nobody waits for
+        if self._sealed.pending:  # it was not told before
+            self._wire.write(self._sealed.read())
+
+    def abort(self) -> None:
+        self._wire.abort()
+
+    def is_closing(self) -> bool:
+        return self._wire.is_closing()
+
+    def pause_reading(self) -> None:
+        self._wire.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._wire.resume_reading()
+
+    def get_write_buffer_size(self) -> int:
+        return self._wire.get_write_buffer_size()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._wire.set_write_buffer_limits(high, low)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._wire.get_extra_info(name, default)

@@ -1,0 +1,211 @@
+"""Who asks? A key names its tenant and the apps it may claim; nothing a client writes can raise that claim."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from math import inf
+from typing import Final
+
+from gateway.config.model import KeyConfig, TenantConfig, hash_key, new_key
+from gateway.config.sections.keys import open_name
+from gateway.http.errors import ApiError, Reason
+from policies.limits.leaky_counts import MEMBERS_MAX, LeakyCounts
+
+__all__ = ["Keyring", "MintedKey", "Principal"]
+
+DEFAULT_APP: Final = "default"
+USES_REMEMBERED_MIN: Final = 10_000
+WRONG_KEYS_AT_ONCE_MAX: Final = 20
+WRONG_KEYS_PER_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A tenant as one of its keys presents it."""
+
+    tenant: str
+    weight: float
+    apps: tuple[str, ...]
+    """Apps it may claim; the first is what a request is when it names none."""
+    models: frozenset[str] | None = None
+    """Models it may ask for. None: all."""
+    expires_s: float = inf
+    """From when on the key is not taken, in seconds since the epoch."""
+    digest: bytes = b""
+    """Of its key. Empty: it brought none."""
+
+    @classmethod
+    def of(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
+        models = None if key.models is None else frozenset(key.models)
+        weight = tenant.weight if key.weight is None else key.weight
+        return cls(tenant.name, weight, key.apps, models, key.expires_s, _digest(key))
+
+    def may_ask(self, model: str) -> bool:
+        """Does the model exist for it?"""
+        return self.models is None or model in self.models
+
+    def app(self, claimed: str | None) -> str:
+        """The app of a request that claims this one (None: claims none)."""
+        if claimed is None:
+            return self.apps[0]
+        if claimed not in self.apps:
+            allowed = ", ".join(self.apps)
+            raise ApiError(
+                Reason.APP_NOT_ALLOWED, f"this key may not claim the app '{claimed}'; it may claim: {allowed}"
+            )
+        return claimed
+
+
+@dataclass(frozen=True, slots=True)
+class MintedKey:
+    """A key that exists for this run only, made for a tenant whose config names none."""
+
+    tenant: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeysRead:
+    """Tenants by name, what keys present by the digests of them, and the keys that were minted."""
+
+    tenants: dict[str, TenantConfig]
+    principals: dict[bytes, Principal]
+    minted: list[MintedKey]
+
+
+class Keyring:
+    """Which principal holds this key? Only hashes are kept."""
+
+    def __init__(
+        self, tenants: Sequence[TenantConfig], *, open_access: bool, mints: bool = True, guessers_max: int = MEMBERS_MAX
+    ) -> None:
+        """`mints`: a tenant without a key gets one, known to this process only. `guessers_max`: addresses
+        of which wrong keys are counted."""
+        self._mints = mints
+        self._open_access = open_access
+        self._principals: dict[bytes, Principal] = {}
+        self._issued: Mapping[bytes, Principal] = {}
+        self._revoked: Set[bytes] = frozenset()
+        self._failed = LeakyCounts(WRONG_KEYS_PER_S, WRONG_KEYS_AT_ONCE_MAX, members_max=guessers_max)
+        """Wrong keys, by the address that they came from."""
+        self._uses: dict[bytes, float] = {}
+        """When a known key was last used, in seconds since the epoch, since somebody took these."""
+        self._used_from: dict[bytes, str] = {}
+        """The address from which a key was used last."""
+        self._tenants: dict[str, TenantConfig] = {}
+        self.minted: list[MintedKey] = []
+        self.on_learned: Callable[[], None] = _nobody
+        """Hears that other keys are taken than before."""
+        self.revision = 0
+        """Another one whenever there are other tenants."""
+        self.take_over(self.read(tenants), open_access=open_access)
+
+    def read(self, tenants: Sequence[TenantConfig]) -> KeysRead:
+        """Who holds which key, by the config, for `take_over`; in any thread, since there may be many. A key that was
+        minted stays its tenant's, as long as the tenant has no other."""
+        read = KeysRead({tenant.name: tenant for tenant in tenants}, {}, [])
+        known = {one.tenant: one for one in self.minted}
+        for tenant in tenants:
+            keys = tenant.keys
+            if not keys and self._mints:
+                minted = known.get(tenant.name) or MintedKey(tenant.name, new_key())
+                read.minted.append(minted)
+                keys = (KeyConfig(hash=hash_key(minted.key)),)
+            for key in keys:
+                read.principals[_digest(key)] = Principal.of(tenant, key)
+        return read
+
+    def take_over(self, read: KeysRead, *, open_access: bool) -> None:
+        """From now on these are the tenants and their keys. Whoever follows issued keys learns them anew, by the
+        `revision`."""
+        self._open_access = open_access
+        if not self._tenants.keys() <= read.tenants.keys():
+            self._issued = {
+                digest: principal for digest, principal in self._issued.items() if principal.tenant in read.tenants
+            }
+        self._tenants, self._principals, self.minted = read.tenants, read.principals, read.minted
+        self.revision += 1
+
+    def named(self) -> list[bytes]:
+        """Digests of the keys that the config names, and of those minted."""
+        return list(self._principals)
+
+    def holder(self, tenant: str, key: KeyConfig) -> Principal | None:
+        """The holder of a key that was issued to this tenant. None: there is no such tenant; one that the config does
+        not have has to bring its weight with its key."""
+        found = self._tenants.get(tenant)
+        if found is None and key.weight is not None:
+            found = TenantConfig(name=tenant, weight=key.weight)
+        return None if found is None else Principal.of(found, key)
+
+    def learn(self, issued: Mapping[bytes, Principal], revoked: Set[bytes]) -> None:
+        """Also take these keys, by the digests of them, and no longer those, wherever they are from."""
+        self._issued, self._revoked = issued, revoked
+        self.on_learned()
+
+    def take_uses(self) -> dict[bytes, float]:
+        """When known keys were last used, in seconds since the epoch, by their digests: those used since the last
+        time that this was asked."""
+        uses, self._uses = self._uses, {}
+        return uses
+
+    def takes(self, principal: Principal) -> bool:
+        """Is the key by which a request came still its tenant's? It may expire while the request waits."""
+        digest = principal.digest
+        if digest in self._revoked:
+            return False
+        return self._open_access or digest in self._principals or digest in self._issued
+
+    def principal(self, key: bytes | None, address: str, unix_s: float) -> Principal:
+        """The holder of the key that comes from this address at this time, or `ApiError` 401; 429 after too many wrong
+        ones. The time is in seconds since the epoch."""
+        # A lookup by hash tells a guesser nothing by its timing: equal prefixes of keys have unrelated hashes.
+        digest = sha256(key).digest() if key is not None else b""
+        principal = self._principals.get(digest) or self._issued.get(digest)
+        is_revoked = digest in self._revoked
+        if principal is not None and not is_revoked:
+            if self._used_from.get(digest) != address:
+                self._moved(digest, address)
+            if unix_s >= principal.expires_s:
+                when = datetime.fromtimestamp(principal.expires_s, UTC)
+                message = f"this API key expired at {when:%Y-%m-%d %H:%M:%S} UTC; ask the operator for a new one"
+                raise ApiError(Reason.EXPIRED_API_KEY, message)
+            self._uses[digest] = unix_s
+            return principal
+        if self._open_access and not is_revoked:
+            name = open_name(digest) if key is not None else "anonymous"
+            return Principal(name, 1.0, (DEFAULT_APP,), digest=digest)
+        if key is None:
+            raise ApiError(
+                Reason.INVALID_API_KEY, "no API key: send it as 'Authorization: Bearer KEY' (or 'x-api-key')"
+            )
+        _refuse_guesser(self._failed.take(address, time.monotonic()))
+        raise ApiError(
+            Reason.INVALID_API_KEY, "this API key is not known here; ask the operator of this gateway for one"
+        )
+
+    def _moved(self, digest: bytes, address: str) -> None:
+        """A key is used from where it was not used last."""
+        if self._failed:
+            _refuse_guesser(self._failed.wait_s(address, time.monotonic()))  # a right guess is to look like a wrong one
+        if len(self._used_from) > USES_REMEMBERED_MIN + 2 * (len(self._principals) + len(self._issued)):
+            self._used_from.clear()  # most of them were keys that are no more
+        self._used_from[digest] = address
+
+
+def _digest(key: KeyConfig) -> bytes:
+    return bytes.fromhex(key.hash.removeprefix("sha256:"))
+
+
+def _nobody() -> None:
+    """Nobody wants to know."""
+
+
+def _refuse_guesser(wait_s: float) -> None:
+    if wait_s:
+        message = "too many wrong API keys came from your address; no other key is looked at for a while"
+        raise ApiError(Reason.TOO_MANY_FAILED_KEYS, message, retry_after_s=wait_s)

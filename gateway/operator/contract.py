@@ -1,0 +1,76 @@
+"""What does the admin listener need of a gateway? All that an operator sees and changes goes through this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gateway.operator.snapshots.seen import Look
+from gateway.operator.snapshots.visible import Visible
+
+if TYPE_CHECKING:
+    from gateway.keys.issued import KeyTable
+    from gateway.operator.gauges import PoolGauges
+    from gateway.pool.replication.news import NewsChannel
+    from gateway.pool.replication.ticker import Exchanges
+    from gateway.pool.shared import Shared
+    from gateway.telemetry.metrics import Metrics
+
+__all__ = ["Operated", "Reloaded", "Reloads"]
+
+
+class Reloaded:
+    """What came of it. `outcome`: changed, unchanged or refused; `why_not` says why it was refused, in lines."""
+
+    def __init__(self, outcome: str, config_hash: str, found: Sequence[str] = (), why_not: Sequence[str] = ()) -> None:
+        self.outcome = outcome
+        self.config_hash = config_hash
+        self.changes = list(found)
+        self.why_not = list(why_not)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "outcome": self.outcome,
+            "hash": self.config_hash,
+            "changes": self.changes,
+            "why_not": self.why_not,
+        }
+
+
+class Reloads(Protocol):
+    """Who reads the config again."""
+
+    async def run(self) -> Reloaded: ...
+
+
+class Operated(Visible, Protocol):
+    """A gateway, as its operator has it."""
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    @property
+    def gauges(self) -> PoolGauges: ...
+
+    @property
+    def shared(self) -> Shared: ...
+
+    @property
+    def exchanges(self) -> Sequence[Exchanges]: ...
+
+    @property
+    def news(self) -> Sequence[NewsChannel]: ...
+
+    @property
+    def keys(self) -> KeyTable | None:
+        """Keys that are made while the gateway runs. None: there is no place for them."""
+
+    @property
+    def replicas(self) -> Look | None:
+        """All replicas together, if there are others."""
+
+    @property
+    def reloading(self) -> Reloads: ...
+
+    def faults(self) -> list[str]:
+        """What does not do its work, though traffic may come?"""

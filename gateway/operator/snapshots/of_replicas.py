@@ -1,0 +1,133 @@
+"""How does it stand at all replicas together? A gateway asks the others when somebody looks, and answers them.
+
+Questions and answers go to all that listen on one channel of the store; while nobody looks, nothing is said. A replica
+that does not answer in time is left out, and named once. A gateway whose store cannot be asked shows itself alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from gateway.background import Background
+from gateway.operator.snapshots.seen import Gathered, Seen, decoded, encoded, ended, moved, seen
+from gateway.operator.snapshots.visible import Visible
+from gateway.storage.contract import ALL_POOLS, Store
+from gateway.storage.errors import StoreError
+from gateway.telemetry.lately import ENDS_MAX, End
+
+if TYPE_CHECKING:
+    from gateway.config.model import Config
+    from gateway.telemetry.lately import Lately
+
+__all__ = ["Replicas"]
+
+ANSWER_S: Final = 1.0
+RETRY_S: Final = 1.0
+ENDS_TOGETHER: Final = 4 * ENDS_MAX
+
+
+class _Said(msgspec.Struct):
+    """A question to all (`known`: how many ends of each replica the asking one has), or the answer to one of them."""
+
+    replica: str
+    known: dict[str, int]
+    with_running: bool = False
+    to: str = ""
+    name: str = ""
+    """How people call the replica that answers."""
+    content: bytes = b""
+    epoch_s: float = 0.0
+    """By how much the common clock is ahead of its own."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Said).decode
+
+
+class Replicas:
+    """All replicas, as one of them asks the others. A `Look`."""
+
+    def __init__(self, gateway: Visible, store: Store, background: Background, worker: str) -> None:
+        """`worker`: which of this gateway's; "": it has one process."""
+        self._worker = worker
+        self._background = background
+        self._gateway = gateway
+        self._store = store
+        self._gathered = Gathered(ENDS_TOGETHER)
+        self._names: list[str] = []
+        """Who was seen at the last look."""
+        self._answers: dict[str, tuple[Seen, list[End], int]] = {}
+        self._answered = asyncio.Event()
+        self._turn = asyncio.Lock()
+
+    @property
+    def config(self) -> Config:
+        return self._gateway.config
+
+    @property
+    def lately(self) -> Lately:
+        return self._gathered.lately
+
+    async def listen(self) -> None:
+        """To the questions and answers of others, until the way to the store is lost."""
+        try:
+            await self._store.hear_news(ALL_POOLS, self._take)
+        except StoreError:
+            pass  # the store says so
+        await asyncio.sleep(RETRY_S)
+
+    async def look(self, *, with_running: bool = False) -> Seen:
+        async with self._turn:
+            known, lately = self._gathered.known, self._gateway.lately
+            self._answers.clear()
+            others = await self._tell(_Said(self._store.replica, dict(known), with_running=with_running)) - 1
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    while len(self._answers) < others:
+                        self._answered.clear()
+                        await self._answered.wait()
+            except TimeoutError:
+                pass
+            own = seen(self._gateway, with_running=with_running)
+            answers = {self._name: (own, lately.latest_after(known[self._name]), lately.count), **self._answers}
+            silent = [name for name in self._names if name not in answers and others > 0]
+            self._names = list(answers)
+            return self._gathered.take([(name, *answer) for name, answer in answers.items()], silent)
+
+    @property
+    def _name(self) -> str:
+        """How people find this process."""
+        return f"{socket.gethostname()}:{self._gateway.port}{self._worker}"
+
+    async def _tell(self, said: _Said) -> int:
+        """How many listen; this gateway is one of them."""
+        try:
+            return await self._store.tell_news(ALL_POOLS, _encode(said))
+        except StoreError:
+            return 0
+
+    def _take(self, content: bytes) -> None:
+        try:
+            said = _decode(content)
+            if said.replica == self._store.replica:
+                return
+            if not said.to:
+                self._background.start(self._answer(said))
+            elif said.to == self._store.replica:
+                by_s = said.epoch_s - self._store.epoch_s
+                found, ends, count = decoded(said.content)
+                self._answers[said.name] = (moved(found, by_s), [ended(end, by_s) for end in ends], count)
+                self._answered.set()
+        except ValueError:
+            pass  # of another version: it is not among the gateways that are shown
+
+    async def _answer(self, asked: _Said) -> None:
+        gateway, store = self._gateway, self._store
+        found, lately = seen(gateway, with_running=asked.with_running), gateway.lately
+        content = encoded(found, lately.latest_after(asked.known.get(self._name, 0)), lately.count)
+        said = _Said(store.replica, {}, to=asked.replica, name=self._name, content=content, epoch_s=store.epoch_s)
+        await self._tell(said)

@@ -1,0 +1,222 @@
+"""How does it stand just now? The queue, the tenants and the engines of each pool as plain data, units in the names.
+
+Every list is bounded, and says how much it leaves out. Nothing here changes a decision.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.operator.snapshots.seen import Seen, SeenPool
+from gateway.operator.snapshots.shares import due
+from gateway.operator.snapshots.spans import Usual, part_within, percentile
+from gateway.telemetry.lately import End, Lately
+from gateway.telemetry.record import Outcome
+from policies.admission.explanation import OF_OBSTACLE
+from policies.capacity.obstacle import Obstacle
+
+if TYPE_CHECKING:
+    from gateway.config.model import TenantConfig
+
+__all__ = ["backends", "limited_by", "queue", "tenants"]
+
+TENANTS_MAX: Final = 200
+RUNNING_SHOWN: Final = 8
+"""Of an engine, the tenants with most requests there."""
+
+
+def queue(seen: Seen, requests_max: int) -> dict[str, Any]:
+    """Who waits, and for what?"""
+    return {"pools": [_queue(pool, seen.at_s, requests_max) for pool in seen.pools]}
+
+
+def _queue(pool: SeenPool, now: float, requests_max: int) -> dict[str, Any]:
+    by_tenant = sorted(pool.waiting.items(), key=lambda item: (-item[1].requests, item[0]))
+    oldest = pool.requests[:requests_max]
+    return {
+        "pool": pool.pool,
+        "policy": pool.policy,
+        "queued_requests": pool.queued_requests,
+        "queued_bytes": pool.queued_bytes,
+        "dispatched_requests": pool.dispatched_requests,
+        **_limit(pool),
+        "next_request_id": pool.next_request_id,
+        "tenants": [
+            {"tenant": name, "queued_requests": one.requests, "oldest_wait_s": _seconds(now - one.oldest_s)}
+            for name, one in by_tenant[:TENANTS_MAX]
+        ],
+        "tenants_left_out": max(0, len(by_tenant) - TENANTS_MAX),
+        "gateways": pool.gateways,
+        "requests": oldest,
+        "requests_left_out": pool.queued_requests - len(oldest),
+    }
+
+
+class _Tenant:
+    """What is known of one tenant in one pool, within the window."""
+
+    def __init__(self, weight: float = 1.0) -> None:
+        self.weight = weight
+        self.queued_requests = 0
+        self.running_requests = 0
+        self.received = 0.0
+        self.waiting = 0.0
+        """Service of the requests that wait, as far as can be told."""
+        self.waits_s: list[float] = []
+        self.outcomes: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+
+
+class _Taken:
+    """The requests of one pool as they are now: taken on the loop, since that costs little, and summed up beside it."""
+
+    def __init__(
+        self, pool: SeenPool, now: float, ends: Sequence[End], window_s: float, configured: Sequence[TenantConfig]
+    ) -> None:
+        self.pool = pool.pool
+        self.policy = pool.policy
+        self.ends = ends
+        self.now = now
+        self.since_s = self.now - window_s
+        self.waiting = pool.waiting
+        self.running = pool.running
+        self.configured = configured
+
+    def answer(self) -> dict[str, Any]:
+        asked = self._sums()
+        total = sum(one.received for one in asked.values())
+        weights = sum(one.weight for one in asked.values())
+        shares = due({name: (one.received, one.weight, one.waiting) for name, one in asked.items()})
+        idle = {one.name: _Tenant(one.weight) for one in self.configured if one.name not in asked}
+        shown = sorted(asked.items(), key=lambda item: (-item[1].queued_requests, -item[1].received, item[0]))
+        return {
+            "pool": self.pool,
+            "policy": self.policy,
+            "tenants": [
+                _tenant(name, one, total, shares.get(name, 0.0), one.weight / weights if name in asked else 0.0)
+                for name, one in [*shown, *idle.items()][:TENANTS_MAX]
+            ],
+            "tenants_left_out": max(0, len(asked) + len(idle) - TENANTS_MAX),
+            "running_by_backend": self._running(),
+        }
+
+    def _running(self) -> dict[str, dict[str, int]]:
+        """Whose requests does each engine run? The tenants with most."""
+        by: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for each in self.running:
+            by[each.backend][each.tenant] += 1
+        return {name: dict(counts.most_common(RUNNING_SHOWN)) for name, counts in by.items()}
+
+    def _sums(self) -> dict[str, _Tenant]:
+        found: defaultdict[str, _Tenant] = defaultdict(_Tenant)
+        usual = Usual()
+        for end in reversed(self.ends):
+            if end.pool != self.pool:
+                continue
+            one = found[end.tenant]
+            one.weight = end.weight
+            one.received += end.service * part_within(self.since_s, self.now, end.dispatched_s, end.ended_s)
+            usual.note(end.tenant, end.service)
+            one.waits_s.append(end.queue_s)
+            one.outcomes[end.outcome] += 1
+            if end.outcome == Outcome.REFUSED:
+                one.refused[end.reason] += 1
+        for each in self.running:
+            one = found[each.tenant]
+            one.weight = each.weight
+            one.running_requests += 1
+            one.received += each.service * part_within(self.since_s, self.now, each.dispatched_s, self.now)
+        for name, waiting in self.waiting.items():
+            one = found[name]
+            one.weight, one.queued_requests = waiting.weight, waiting.requests
+            one.waiting = usual.of(name, waiting.requests)
+        return found
+
+
+def tenants(seen: Seen, lately: Lately, configured: Sequence[TenantConfig] = ()) -> Callable[[], dict[str, Any]]:
+    """Who received how much of the engines within the last minute, who was due how much, and how long did they wait?
+
+    `seen` with what runs. `configured`: those that are named although they asked for nothing; they come last. What is
+    returned sums it up, which takes milliseconds: call it beside the loop.
+    """
+    ends, window_s = lately.within(time.monotonic())
+    taken = [_Taken(pool, seen.at_s, ends, window_s, configured) for pool in seen.pools]
+    return lambda: {"window_s": round(window_s, 1), "pools": [one.answer() for one in taken]}
+
+
+def _tenant(name: str, one: _Tenant, total: float, share_due: float, by_weight: float) -> dict[str, Any]:
+    waits_s = sorted(one.waits_s)
+    return {
+        "tenant": name,
+        "weight": one.weight,
+        "share_received": round(one.received / total, 4) if total else 0.0,
+        "share_due": round(share_due, 4),
+        "share_by_weight": round(by_weight, 4),
+        "service_received": round(one.received, 1),
+        "service_due": round(share_due * total, 1),
+        "queued_requests": one.queued_requests,
+        "running_requests": one.running_requests,
+        "wait_p50_s": percentile(waits_s, 0.5),
+        "wait_p95_s": percentile(waits_s, 0.95),
+        "ended_requests": dict(one.outcomes),
+        "refused_requests": dict(one.refused),
+    }
+
+
+def backends(seen: Seen) -> dict[str, Any]:
+    """How full is each engine, and what keeps the next request in order from starting there?"""
+    return {"pools": [{"pool": pool.pool, **_limit(pool), "backends": _backends(pool)} for pool in seen.pools]}
+
+
+def _backends(pool: SeenPool) -> list[dict[str, Any]]:
+    return [{**one, "obstacle_is": OF_OBSTACLE[one["obstacle"]] if one["obstacle"] else ""} for one in pool.backends]
+
+
+def _limit(pool: SeenPool) -> dict[str, Any]:
+    return {"limited_by": pool.obstacle, "limited_by_is": limited_by(pool)}
+
+
+def limited_by(pool: SeenPool) -> str:
+    """One sentence: what limits the pool just now?"""
+    queued = _queued(pool)
+    if not pool.is_healthy:
+        reasons = "; ".join(f"{one['backend']}: {one['reason']}" for one in pool.backends)
+        return f"No engine is in service ({reasons or 'none is known'}); {queued}."
+    if pool.obstacle is None:
+        if pool.queued_requests:
+            return f"{queued}: other gateways are asked about a limit."
+        if pool.dispatched_requests:
+            return (
+                f"Nothing limits the pool: {_requests(pool.dispatched_requests)} running, and each starts as it comes."
+            )
+        return "Nothing limits the pool: no request waits or runs."
+    in_service = [one for one in pool.backends if one["in_service"]]
+    level = {
+        Obstacle.SLOTS: f" ({sum(one['running_sequences'] for one in in_service)} sequences run,"
+        f" {sum(one['slots'] for one in in_service)} slots)",
+        Obstacle.KV: f" (expected at {max([one['kv_expected_ratio'] for one in in_service], default=0.0):.0%} of it)",
+        Obstacle.PREFILL: f" ({sum(one['starting_prompt_tokens'] for one in in_service)} prompt tokens)",
+    }.get(Obstacle(pool.obstacle), "")
+    return f"{queued}: {OF_OBSTACLE[Obstacle(pool.obstacle)]}{level}."
+
+
+def _queued(pool: SeenPool) -> str:
+    """62 requests in the queue, 48 of batch"""
+    said = _requests(pool.queued_requests)
+    if not pool.waiting:
+        return f"{said} in the queue"
+    name, most = max(pool.waiting.items(), key=lambda item: (item[1].requests, item[0]))
+    if most.requests == pool.queued_requests:
+        return f"{said} of {name} in the queue"
+    return f"{said} in the queue, {most.requests} of {name}"
+
+
+def _requests(count: int) -> str:
+    return f"{count} request{'' if count == 1 else 's'}"
+
+
+def _seconds(seconds: float) -> float:
+    return round(seconds, 3)

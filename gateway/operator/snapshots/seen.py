@@ -1,0 +1,418 @@
+"""How does it stand just now, as plain data that a process can send to another? What all views of the present show.
+
+A gateway of one process sees itself. Of several workers the hub asks each, and puts together what they see: counts are
+added up, and what every worker sees of the same engine is taken from whoever sees most (docs/workers.md). Nothing here
+changes a decision. All times are on the monotonic clock, which the processes of one machine have in common.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from math import inf
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
+
+import msgspec
+
+from gateway.operator.snapshots.spans import Running, running
+from gateway.operator.snapshots.visible import Visible
+from gateway.telemetry.access_log import hidden
+from gateway.telemetry.lately import End, Lately, Mark
+from policies.capacity.obstacle import Blocked, Obstacle
+from policies.queue.bounds import Waiting
+from policies.request import Request, State
+
+if TYPE_CHECKING:
+    from gateway.config.model import Config
+    from gateway.pool.pool import Pool
+
+__all__ = [
+    "NO_ANSWER",
+    "REQUESTS_MAX",
+    "Gathered",
+    "Here",
+    "Look",
+    "Seen",
+    "SeenPool",
+    "decoded",
+    "encoded",
+    "ended",
+    "moved",
+    "seen",
+    "together",
+]
+
+REQUESTS_MAX: Final = 100
+"""Of a pool's queue, the oldest."""
+SAME_S: Final = 10.0
+WAITING_SHOWN: Final = 3
+NO_ANSWER: Final = "does not answer"
+
+
+class SeenRequest(TypedDict):
+    """One that waits."""
+
+    request_id: str
+    client_request_id: str
+    tenant: str
+    app: str
+    user: str | None
+    wait_s: float
+    expires_in_s: float
+    inside_an_interaction: bool
+    asks_other_gateways: bool
+    prompt_tokens_estimated: int
+
+
+class SeenEngine(TypedDict):
+    """One engine."""
+
+    backend: str
+    url: str
+    in_service: bool
+    reason: str
+    read_by: str
+    not_by_steps_because: str
+    running_sequences: int
+    slots: int
+    starting_requests: int
+    starting_prompt_tokens: int
+    kv_ratio: float
+    kv_ratio_is: str
+    kv_expected_ratio: float
+    kv_capacity_tokens: int | None
+    obstacle: Obstacle | None
+
+
+class SeenGateway(TypedDict):
+    """Who waits at one of several processes? Of the tenants, those with most."""
+
+    gateway: str
+    queued_requests: int
+    dispatched_requests: int
+    queued_most: dict[str, int]
+
+
+class SeenPool(msgspec.Struct):
+    """One pool."""
+
+    pool: str
+    policy: str
+    models: list[str]
+    is_healthy: bool
+    queued_requests: int
+    queued_bytes: int
+    dispatched_requests: int
+    obstacle: Obstacle | None
+    next_request_id: str | None
+    waiting: dict[str, Waiting]
+    """By tenant."""
+    requests: list[SeenRequest]
+    """The oldest that wait."""
+    backends: list[SeenEngine]
+    running: list[Running]
+    """Empty unless it was asked for."""
+    gateways: list[SeenGateway] = []
+    """Who waits where? One entry for each process, where there are several."""
+
+
+class Seen(msgspec.Struct):
+    """One gateway process, or all workers together."""
+
+    at_s: float
+    not_ready: list[str]
+    state: str | None
+    port: int
+    pools: list[SeenPool]
+    marks: list[Mark]
+    cost_s: float = 0.0
+    """CPU seconds that it took to see it here."""
+
+
+class Look(Protocol):
+    """Who can say how it stands: a gateway of itself, or the hub of all workers."""
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def lately(self) -> Lately:
+        """The latest ends, as of the last look."""
+
+    async def look(self, *, with_running: bool = False) -> Seen: ...
+
+
+class Here:
+    """A gateway of one process."""
+
+    def __init__(self, gateway: Visible) -> None:
+        self._gateway = gateway
+
+    @property
+    def config(self) -> Config:
+        return self._gateway.config
+
+    @property
+    def lately(self) -> Lately:
+        return self._gateway.lately
+
+    async def look(self, *, with_running: bool = False) -> Seen:
+        return seen(self._gateway, with_running=with_running)
+
+
+def seen(gateway: Visible, *, with_running: bool) -> Seen:
+    """`with_running`: each request that is dispatched, too; O(dispatched)."""
+    begun_s, pools = time.thread_time(), gateway.pools
+    now = pools[0].dispatcher.clock() if pools else 0.0
+    found = [_pool(pool, with_running=with_running) for pool in pools]
+    marks, cost_s = list(gateway.lately.marks), time.thread_time() - begun_s
+    return Seen(now, gateway.not_ready(), gateway.state(), gateway.port, found, marks, cost_s)
+
+
+def _pool(pool: Pool, *, with_running: bool) -> SeenPool:
+    dispatcher = pool.dispatcher
+    engine, now = dispatcher.engine, dispatcher.clock()
+    waiting, blocked = engine.books.waiting, engine.blocked if engine.queued else None
+    return SeenPool(
+        pool=pool.name,
+        policy=pool.policy_name,
+        models=list(pool.models()),
+        is_healthy=pool.is_healthy(),
+        queued_requests=engine.queued,
+        queued_bytes=engine.queued_bytes,
+        dispatched_requests=engine.dispatched,
+        obstacle=blocked.nearest() if blocked is not None else None,
+        next_request_id=engine.blocked.request.id if engine.blocked is not None else None,
+        waiting=waiting.by_tenant(),
+        requests=[_waiting(request, now) for request in islice(waiting.requests.values(), REQUESTS_MAX)],
+        backends=_backends(pool, blocked, now),
+        running=running(engine) if with_running else [],
+    )
+
+
+def _waiting(request: Request, now: float) -> SeenRequest:
+    flow, progress = request.flow, request.progress
+    return {
+        "request_id": request.id,
+        "client_request_id": request.client_id,
+        "tenant": flow.tenant,
+        "app": flow.app,
+        "user": hidden(flow.user),
+        "wait_s": round(now - request.arrived_s, 3),
+        "expires_in_s": round(progress.deadline_s - now, 3),
+        "inside_an_interaction": progress.inside,
+        "asks_other_gateways": progress.state is not State.QUEUED,
+        "prompt_tokens_estimated": request.prompt_tokens,
+    }
+
+
+def _backends(pool: Pool, blocked: Blocked | None, now: float) -> list[SeenEngine]:
+    engine = pool.dispatcher.engine
+    obstacles = _obstacles(blocked)
+    found: list[SeenEngine] = []
+    for name, ledger in engine.backends.items():
+        backend = pool.backends.get(name)
+        kv_ratio, known_by = ledger.occupancy(None, None, now)
+        found.append(
+            {
+                "backend": name,
+                "url": backend.url if backend is not None else "",
+                "in_service": ledger.healthy,
+                "reason": backend.why_not if backend is not None and not ledger.healthy else "",
+                "read_by": backend.read_by if backend is not None else "",
+                "not_by_steps_because": backend.feed.why if backend is not None and backend.feed is not None else "",
+                "running_sequences": ledger.sequences,
+                "slots": ledger.slots.count,
+                "starting_requests": len(ledger.starting),
+                "starting_prompt_tokens": ledger.prefill_tokens,
+                "kv_ratio": round(kv_ratio, 4),
+                "kv_ratio_is": known_by.removeprefix("KV cache, ").strip(","),
+                "kv_expected_ratio": round(ledger.kv_fraction(), 4),
+                "kv_capacity_tokens": ledger.kv.capacity_tokens,
+                "obstacle": obstacles.get(name),
+            }
+        )
+    return found
+
+
+def _obstacles(blocked: Blocked | None) -> dict[str, Obstacle]:
+    """By engine. Where each engine has a queue of its own, each next one waits for its own engine."""
+    if blocked is None:
+        return {}
+    found = dict(blocked.obstacles)
+    for other in blocked.others:
+        found.update(other.obstacles)
+    return found
+
+
+# --- of several workers ---
+
+
+def together(workers: Sequence[tuple[str, Seen]]) -> Seen:
+    """What several see, by their names; at least one."""
+    begun_s = time.thread_time()
+    named: dict[str, list[tuple[str, SeenPool]]] = {}
+    for name, each in workers:
+        for pool in each.pools:
+            named.setdefault(pool.pool, []).append((name, pool))
+    first = workers[0][1]
+    return Seen(
+        max(each.at_s for _, each in workers),
+        said_by([(name, each.not_ready) for name, each in workers]),
+        state_of([(name, each.state) for name, each in workers]),
+        first.port,
+        [_together(processes) for processes in named.values()],
+        _marks(mark for _, each in workers for mark in each.marks),
+        first.cost_s + time.thread_time() - begun_s,
+    )
+
+
+class Gathered:
+    """What several processes say of themselves, again and again, and their ends."""
+
+    def __init__(self, ends_max: int) -> None:
+        self.lately = Lately(ends_max)
+        self.known: Counter[str] = Counter()
+        """How many ends of each process are known here."""
+
+    def take(self, answers: Sequence[tuple[str, Seen, list[End], int]], silent: Sequence[str]) -> Seen:
+        """Of at least one, the first of which asks; `silent`: who did not answer."""
+        ends: list[End] = []
+        for name, _, latest, count in answers:
+            self.known[name] = count
+            ends += latest
+        self.lately.take(sorted(ends, key=lambda end: end.ended_s))
+        whole = together([(name, found) for name, found, _, _ in answers])
+        whole.not_ready += [f"{name}: {NO_ANSWER}" for name in silent]
+        return whole
+
+
+def _marks(found: Iterable[Mark]) -> list[Mark]:
+    """What all were told at about the same time is one change."""
+    latest: dict[tuple[str, str], float] = {}
+    marks = []
+    for mark in sorted(found):
+        if mark.at_s - latest.get(mark[1:], -inf) > SAME_S:
+            marks.append(mark)
+        latest[mark[1:]] = mark.at_s
+    return marks
+
+
+def said_by(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """What several say: once if all say it, else with the names of those that do."""
+    by: dict[str, list[str]] = {}
+    for name, said in workers:
+        for one in said:
+            by.setdefault(one, []).append(name)
+    return [one if len(names) == len(workers) else f"{', '.join(names)}: {one}" for one, names in by.items()]
+
+
+def state_of(workers: Sequence[tuple[str, str | None]]) -> str | None:
+    """Is state shared? Where not, of which worker."""
+    faults = [(name, [state]) for name, state in workers if state is not None and state != "shared"]
+    return "; ".join(said_by(faults)) if faults else next((state for _, state in workers if state), None)
+
+
+def _together(processes: Sequence[tuple[str, SeenPool]]) -> SeenPool:
+    pools = [pool for _, pool in processes]
+    if len(pools) == 1:
+        return pools[0]
+    fullest = max(pools, key=lambda pool: pool.queued_requests)
+    return SeenPool(
+        pool=fullest.pool,
+        policy=fullest.policy,
+        models=list(dict.fromkeys(model for pool in pools for model in pool.models)),
+        is_healthy=any(pool.is_healthy for pool in pools),
+        queued_requests=sum(pool.queued_requests for pool in pools),
+        queued_bytes=sum(pool.queued_bytes for pool in pools),
+        dispatched_requests=sum(pool.dispatched_requests for pool in pools),
+        obstacle=fullest.obstacle,
+        next_request_id=fullest.next_request_id,
+        waiting=_tenants(pool.waiting for pool in pools),
+        requests=sorted((one for pool in pools for one in pool.requests), key=lambda one: -one["wait_s"])[
+            :REQUESTS_MAX
+        ],
+        backends=_engines(pools, fullest),
+        running=[one for pool in pools for one in pool.running],
+        gateways=[_gateway(name, pool) for name, pool in processes],
+    )
+
+
+def _gateway(name: str, pool: SeenPool) -> SeenGateway:
+    most = sorted(pool.waiting.items(), key=lambda item: -item[1].requests)[:WAITING_SHOWN]
+    return {
+        "gateway": name,
+        "queued_requests": pool.queued_requests,
+        "dispatched_requests": pool.dispatched_requests,
+        "queued_most": {tenant: one.requests for tenant, one in most},
+    }
+
+
+def _tenants(workers: Iterable[dict[str, Waiting]]) -> dict[str, Waiting]:
+    found: dict[str, Waiting] = {}
+    for waiting in workers:
+        for name, one in waiting.items():
+            known = found.get(name)
+            if known is not None:
+                one = Waiting(known.requests + one.requests, one.weight, min(known.oldest_s, one.oldest_s))
+            found[name] = one
+    return found
+
+
+_ADDED: Final = ("running_sequences", "starting_requests", "starting_prompt_tokens")
+"""Of one engine: each worker has its own there. All else each sees of the engine itself."""
+_MOST: Final = ("slots", "kv_expected_ratio", "kv_capacity_tokens")
+
+
+def _engines(pools: Sequence[SeenPool], fullest: SeenPool) -> list[Any]:
+    named: dict[str, list[Any]] = {}
+    for pool in pools:
+        for one in pool.backends:
+            named.setdefault(one["backend"], []).append(one)
+    obstacles = {one["backend"]: one["obstacle"] for one in fullest.backends}
+    found = []
+    for name, each in named.items():
+        down = next((one for one in each if not one["in_service"]), None)
+        newest = max(each, key=lambda one: one["kv_ratio"])
+        added = {field: sum(one[field] for one in each) for field in _ADDED}
+        most = {field: max(one[field] or 0 for one in each) for field in _MOST}
+        service = {"in_service": down is None, "reason": "" if down is None else down["reason"]}
+        found.append({**newest, **added, **most, **service, "obstacle": obstacles.get(name)})
+    return found
+
+
+# --- between processes ---
+
+
+def moved(one: Seen, by_s: float) -> Seen:
+    """As seen by a process whose monotonic clock is so much behind."""
+    one.at_s += by_s
+    one.marks = [mark._replace(at_s=mark.at_s + by_s) for mark in one.marks]
+    for pool in one.pools:
+        pool.waiting = {name: each._replace(oldest_s=each.oldest_s + by_s) for name, each in pool.waiting.items()}
+        pool.running = [
+            each._replace(arrived_s=each.arrived_s + by_s, dispatched_s=each.dispatched_s + by_s)
+            for each in pool.running
+        ]
+    return one
+
+
+def ended(end: End, by_s: float) -> End:
+    """The same of an end."""
+    return end._replace(dispatched_s=end.dispatched_s + by_s, ended_s=end.ended_s + by_s)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[Seen, list[End], int]).decode
+
+
+def encoded(one: Seen, ends: Sequence[End], ends_count: int) -> bytes:
+    """What a worker tells the hub: how it stands, its latest ends, and how many it had in all."""
+    return _encode((one, ends, ends_count))
+
+
+def decoded(content: bytes) -> tuple[Seen, list[End], int]:
+    """The same at the hub. ValueError: it is something else."""
+    return _decode(content)

@@ -1,0 +1,172 @@
+"""How was it within a span of time? Each point of what the page draws over time.
+
+A point is made from the ends that are remembered, and from what runs and waits at the moment. So nothing is kept while
+nobody looks, and who begins to look sees the last minute all the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Container, Mapping, Sequence
+from math import inf
+from typing import Any, Final, NamedTuple
+
+from gateway.operator.snapshots.shares import due
+from gateway.telemetry.lately import End, service_of
+from gateway.telemetry.record import Outcome
+from policies.admission.engine import AdmissionEngine
+from policies.queue.bounds import Waiting
+
+__all__ = ["SPAN_S", "Running", "Taken", "Usual", "part_within", "percentile", "point", "running"]
+
+SPAN_S: Final = 5.0
+
+
+class Running(NamedTuple):
+    """One dispatched request, and what it has received so far."""
+
+    tenant: str
+    weight: float
+    arrived_s: float
+    dispatched_s: float
+    service: float
+    backend: str = ""
+
+
+def running(engine: AdmissionEngine) -> list[Running]:
+    """What is dispatched just now. O(dispatched)."""
+    found = []
+    for lease in engine.books.leases.values():
+        request = lease.request
+        service = service_of(request.progress.charged, request.prompt_tokens, lease.output_tokens)
+        flow, arrived_s = request.flow, request.arrived_s
+        found.append(Running(flow.tenant, request.weight, arrived_s, lease.dispatched_s, service, lease.backend))
+    return found
+
+
+class Taken(NamedTuple):
+    """One pool at one moment."""
+
+    pool: str
+    now: float
+    ends: Sequence[End]
+    """Of every pool, the latest first, as far back as the first span begins."""
+    running: Sequence[Running]
+    waiting: Mapping[str, Waiting]
+
+
+class Usual:
+    """What is a request usually worth? For those that wait: nobody knows yet what they will receive."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        """By tenant, and by "" for all of them: requests, and their service."""
+
+    def note(self, tenant: str, service: float) -> None:
+        if service:
+            for each in (self._sums[tenant], self._sums[""]):
+                each[0] += 1
+                each[1] += service
+
+    def of(self, tenant: str, requests: float) -> float:
+        """So many requests of a tenant. Without an end for which anything was charged, it is without bound."""
+        count, service = self._sums.get(tenant) or self._sums[""]
+        return requests * service / count if count else inf if requests else 0.0
+
+
+class _Received:
+    """Of one tenant within one span."""
+
+    __slots__ = ("service", "waiting", "weight")
+
+    def __init__(self) -> None:
+        self.service = 0.0
+        self.waiting = 0.0
+        """Service of the requests that waited when the span ended."""
+        self.weight = 1.0
+
+
+def point(taken: Taken, since_s: float, until_s: float, shown: Container[str]) -> dict[str, Any]:
+    """One pool between two times. `shown`: the tenants whose shares are said; the others are summed up."""
+    found: defaultdict[str, _Received] = defaultdict(_Received)
+    outcomes: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    usual = Usual()
+    waits_s, first_tokens_s = [], []
+    waits_of: defaultdict[str, list[float]] = defaultdict(list)
+    for end in taken.ends:
+        if end.ended_s <= since_s:
+            break
+        if end.pool != taken.pool:
+            continue
+        usual.note(end.tenant, end.service)
+        one = found[end.tenant]
+        one.weight = end.weight
+        one.service += end.service * part_within(since_s, until_s, end.dispatched_s, end.ended_s)
+        if end.dispatched_s - end.queue_s < until_s < end.dispatched_s:
+            one.waiting += end.service
+        if end.ended_s > until_s:
+            continue
+        outcomes[end.outcome] += 1
+        if end.outcome == Outcome.REFUSED:
+            refused[end.reason] += 1
+        else:
+            waits_s.append(end.queue_s)
+            if end.tenant in shown:
+                waits_of[end.tenant].append(end.queue_s)
+        if end.first_token_s is not None:
+            first_tokens_s.append(end.first_token_s)
+    for each in taken.running:
+        one = found[each.tenant]
+        one.weight = each.weight
+        one.service += each.service * part_within(since_s, until_s, each.dispatched_s, taken.now)
+        if each.arrived_s < until_s < each.dispatched_s:
+            one.waiting += each.service
+    for name, waiting in taken.waiting.items():
+        one = found[name]
+        one.weight = waiting.weight
+        # They came one after another: so many of them had come by then.
+        came = waiting.requests * part_within(-inf, until_s, waiting.oldest_s, taken.now)
+        one.waiting += usual.of(name, came)
+    return {
+        "tenants": _shares(found, shown),
+        "ended": sum(outcomes.values()),
+        "refused": dict(refused),
+        "tenant_wait_p95_s": {name: percentile(sorted(each), 0.95) for name, each in waits_of.items()},
+        **_percentiles("wait", waits_s),
+        **_percentiles("first_token", first_tokens_s),
+    }
+
+
+def _shares(found: Mapping[str, _Received], shown: Container[str]) -> list[tuple[str, float, float]]:
+    """Tenant, share received, share due. The last, called "", is what all others have together."""
+    total = sum(one.service for one in found.values())
+    if not total:
+        return []
+    shares = due({name: (one.service, one.weight, one.waiting) for name, one in found.items()})
+    said = []
+    others_received = others_due = 0.0
+    for name, one in found.items():
+        if name in shown:
+            said.append((name, round(one.service / total, 4), round(shares[name], 4)))
+        else:
+            others_received += one.service / total
+            others_due += shares[name]
+    return [*said, ("", round(others_received, 4), round(others_due, 4))]
+
+
+def part_within(since_s: float, until_s: float, begun_s: float, ended_s: float) -> float:
+    """Which part of a service was received between these times, if it was received evenly?"""
+    if ended_s <= begun_s:
+        return 1.0 if since_s < ended_s <= until_s else 0.0
+    return max(0.0, min(until_s, ended_s) - max(since_s, begun_s)) / (ended_s - begun_s)
+
+
+def _percentiles(name: str, seconds: list[float]) -> dict[str, float | None]:
+    seconds.sort()
+    return {f"{name}_p50_s": percentile(seconds, 0.5), f"{name}_p95_s": percentile(seconds, 0.95)}
+
+
+def percentile(ordered: Sequence[float], part: float) -> float | None:
+    """Nearest rank, in milliseconds' precision; None of nothing."""
+    return round(ordered[min(len(ordered) - 1, int(part * len(ordered)))], 3) if ordered else None

@@ -1,0 +1,60 @@
+"""What have all gateways of a pool learned of its apps? One snapshot in the store, which each adds to in turn.
+
+Of every population whoever has seen most speaks for it. A gateway that starts goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from gateway.storage.contract import Store
+from gateway.storage.errors import StoreUnavailable
+from policies.admission import memory
+from policies.admission.engine import AdmissionEngine
+
+__all__ = ["Lessons"]
+
+logger = logging.getLogger("fairgate")
+
+INTERVAL_S = 60.0
+BYTES_MAX = 16 * 1024 * 1024
+
+
+class Lessons:
+    """Brings one engine and the store up to each other, one `turn` after another."""
+
+    def __init__(self, store: Store, pool: str, engine: AdmissionEngine) -> None:
+        self._store = store
+        self.pool = pool
+        self._engine = engine
+        self._written = b""
+
+    async def turn(self) -> None:
+        try:
+            await self._adopt()
+            await self._write()
+        except StoreUnavailable:
+            pass  # the store says so; what was learned here is kept
+        await asyncio.sleep(INTERVAL_S)
+
+    async def _adopt(self) -> None:
+        content = await self._store.learned(self.pool)
+        if content is None or content == self._written:
+            return
+        try:
+            memory.adopt(self._engine, msgspec.json.decode(content))
+        except (ValueError, RecursionError) as error:
+            logger.warning(
+                "pool %s: what is kept holds nothing that can be learned from (%s); it is written anew",
+                self.pool,
+                error,
+            )
+
+    async def _write(self) -> None:
+        content = msgspec.json.encode(memory.snapshot(self._engine))
+        if content != self._written and len(content) <= BYTES_MAX:
+            await self._store.learn(self.pool, content)
+            self._written = content

@@ -1,0 +1,84 @@
+"""What does one gateway tell the others of the prompts that it sent? It is said once, and nobody keeps it.
+
+Each message goes to all gateways that listen; one that does not, misses it. Listening that fails begins again after a
+second. What is lost meanwhile is no fault of the shared state, so it is no reason to be alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+import msgspec
+
+from gateway.pool.dispatcher import Dispatcher
+from gateway.storage.contract import Store
+from gateway.storage.errors import StoreError, StoreRefused
+from policies.replicas.messages import News
+from policies.replicas.prefixes import SharedPrefixes
+from policies.replicas.schedule import INTERVAL_S
+
+__all__ = ["NewsChannel"]
+
+logger = logging.getLogger("fairgate")
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(News).decode
+RETRY_S: Final = 1.0
+
+
+class NewsChannel:
+    """Tells the other gateways of a pool what this one sent (`tell`), and hears them (`listen`)."""
+
+    def __init__(self, store: Store, pool: str, dispatcher: Dispatcher) -> None:
+        self.pool = pool
+        self.told = self.heard = self.ignored = 0
+        """Messages. What is told may be heard as well."""
+        engine = dispatcher.engine
+        self._shared = SharedPrefixes(engine.policy, engine.backends, name=store.replica)
+        self._store = store
+        self._wakes = asyncio.Event()
+        self._is_refused = False
+        dispatcher.listeners.append(self._look)
+
+    def _look(self) -> None:
+        if self._shared.has_news:
+            self._wakes.set()
+
+    async def tell(self) -> None:
+        """Once, when there is something to tell."""
+        await self._wakes.wait()
+        self._wakes.clear()
+        try:
+            await self._store.tell_news(self.pool, _encode(self._shared.tell()))
+            self.told += 1
+        except StoreError as error:
+            self._note(error)
+        await asyncio.sleep(INTERVAL_S)
+
+    async def listen(self) -> None:
+        """Until it ends, and a second more."""
+        try:
+            await self._store.hear_news(self.pool, self._take)
+        except StoreError as error:
+            self._note(error)
+        await asyncio.sleep(RETRY_S)
+
+    def _take(self, content: bytes) -> None:
+        try:
+            is_heard = self._shared.hear(_decode(content))
+        except ValueError:
+            is_heard = False
+        if is_heard:
+            self.heard += 1
+            return
+        if not self.ignored:
+            logger.warning("pool %s: news that make no sense are ignored; are all gateways of one version?", self.pool)
+        self.ignored += 1
+
+    def _note(self, error: StoreError) -> None:
+        """What passes by itself is said by the store."""
+        if isinstance(error, StoreRefused) and not self._is_refused:
+            self._is_refused = True
+            logger.warning("pool %s: what one gateway sends is not known at the others: %s", self.pool, error)

@@ -1,0 +1,439 @@
+"""The composition root: a gateway made from its config, in production and in tests alike."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import aiohttp
+from aiohttp import web
+
+from backends.addresses import Resolver, resolve
+from gateway.background import Background
+from gateway.config.model import Config
+from gateway.http.addresses import TrustedProxies
+from gateway.http.errors import ApiError, Reason
+from gateway.http.server import HttpServer
+from gateway.http.sockets import listening
+from gateway.http.tls.certificates import Certificates
+from gateway.keys.identity import Keyring, MintedKey
+from gateway.keys.issued import Follower, KeyTable
+from gateway.operator.gauges import PoolGauges
+from gateway.operator.listener import admin_app, worker_app
+from gateway.pool.learned_file import LearnedFile
+from gateway.pool.pool import Pool
+from gateway.pool.pools import CannotTakeOver, Pools
+from gateway.pool.shared import Shared
+from gateway.process.listener_limits import server_limits
+from gateway.process.reloading import Reloading
+from gateway.proxy.exchange import Exchange
+from gateway.proxy.pipeline import Pipeline
+from gateway.request.cors import Cors
+from gateway.request.routes import GENERATE, ONE_ANSWER, PASS, Routes
+from gateway.request.unqueued import Unqueued
+from gateway.storage.contract import Deployment
+from gateway.storage.errors import StoreRefused, StoreUnavailable
+from gateway.telemetry.access_log import AccessLog
+from gateway.telemetry.lately import Lately
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.record import Outcome, Record
+from gateway.telemetry.trace import Sampler
+from gateway.usage.counts import UsageCounts
+
+if TYPE_CHECKING:
+    from gateway.config.sections.tracing import TracingConfig
+    from gateway.config.sections.usage import UsageConfig
+    from gateway.operator.snapshots.of_replicas import Replicas
+    from gateway.pool.replication.news import NewsChannel
+    from gateway.pool.replication.ticker import Exchanges
+    from gateway.storage.contract import Store
+    from gateway.storage.hub.seat import Seat
+    from gateway.telemetry.span_export import SpanExport
+    from gateway.usage.recorder import UsageRecorder
+
+__all__ = ["Gateway"]
+
+logger = logging.getLogger("fairgate")
+
+ARRIVAL_S = 1.0
+"""When the gateway stops: what was connected before has so long to ask."""
+
+
+class Gateway:
+    """Listeners, pools and telemetry of one process. `start`, then `stop`."""
+
+    def __init__(
+        self,
+        config: Config,
+        listener: socket.socket | None = None,
+        *,
+        load: Callable[[], Config] | None = None,
+        seat: Seat | None = None,
+        resolver: Resolver = resolve,
+    ) -> None:
+        """`listener`: a socket that listens already, instead of the configured address. `load`: how it is reloaded
+        (`Reloading`). `seat`: it is one of several workers, and its hub listens for the operator. `resolver`: who knows
+        the addresses of backends that have `each_address`."""
+        self.config = config
+        self._listener = listener
+        self._seat = seat
+        self.metrics = Metrics()
+        self.gauges = PoolGauges(self.metrics)
+        self.lately = Lately(config.bounds.of("ends"))
+        self.shared = Shared.of(config)
+        self._background = Background()
+        self.metrics.registry.register(self._background)
+        self._pools = Pools(self._settled, self.gauges.forget_backend, resolver, self._background)
+        self.metrics.registry.register(self._pools.addresses)
+        self._changing = asyncio.Lock()
+        """One change of the pools at a time."""
+        self.port = 0
+        self.admin_port = 0
+        self._access_log = self.metrics.access_log = AccessLog(config.access_log)
+        callers_max, mints = config.bounds.of("rates") // 2, not config.keys_are_shared
+        self._keyring = Keyring(config.tenants, open_access=config.open_access, mints=mints, guessers_max=callers_max)
+        self._keyring.on_learned = self._turn_away_revoked
+        self.usage: UsageRecorder | None = None
+        self._usage: UsageCounts | None = None
+        self.spans: SpanExport | None = None
+        self.keys: KeyTable | None = None
+        """Keys that are made while the gateway runs. None: there is no place for them."""
+        self._follower: Follower | None = None
+        self.store: Store | None = None
+        self.exchanges: list[Exchanges] = []
+        self.news: list[NewsChannel] = []
+        self.replicas: Replicas | None = None
+        self._learned: LearnedFile | None = None
+        self._certificates = Certificates(config.tls.context, config.tls.files) if config.tls is not None else None
+        self._unqueued = Unqueued(config.limits.unqueued_max, config.limits.unqueued_per_s, callers_max)
+        self._pipeline: Pipeline | None = None
+        self._server: HttpServer | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._admin: web.AppRunner | None = None
+        self._is_stopping = False
+        self._closing_logs = Background()
+        self.reloading = Reloading(self, load)
+
+    @property
+    def pools(self) -> list[Pool]:
+        """Those of the config."""
+        return self._pools.all
+
+    @property
+    def is_running(self) -> bool:
+        """Does it serve, and is it not about to end?"""
+        return self._admin is not None and self._pipeline is not None and not self._is_stopping
+
+    @property
+    def minted_keys(self) -> list[MintedKey]:
+        """Keys made for this run, for tenants that have none in the config."""
+        return self._keyring.minted
+
+    def not_ready(self) -> list[str]:
+        """Why should no traffic come here? Empty: it should."""
+        faults = []
+        if self._pipeline is None or self._is_stopping:
+            faults.append("shutting down" if self._pipeline is not None else "starting")
+        for pool in self.pools:
+            if not pool.is_healthy():
+                reasons = [f"{backend.name}: {backend.why_not}" for backend in pool.backends.values()]
+                reasons += self._pools.addresses.faults(pool.config)
+                faults.append(f"pool {pool.name} has no backend in service ({'; '.join(reasons)})")
+        return faults
+
+    def faults(self) -> list[str]:
+        """What does not do its work, though traffic may come?"""
+        faults = [f"{name}: {why}" for name, why in sorted(self._background.faults.items())]
+        if self.usage is not None and self.usage.fault is not None:
+            faults.append(f"usage is not written: {self.usage.fault}")
+        return faults
+
+    def state(self) -> str | None:
+        """Is state shared with other replicas? None: the config does not ask for it."""
+        if self.store is None:
+            return None
+        return "shared" if self.store.fault is None else f"not shared: {self.store.fault}"
+
+    def reload_certificates(self) -> bool:
+        """Read the listener's certificate anew. False: it cannot be used, and the one before stays; the log has why."""
+        return self._certificates is None or self._certificates.reload()
+
+    async def start(self) -> None:
+        """Listen. OSError if an address is taken, StoreRefused if the Redis is not one to be used; backends that are
+        down, and a Redis that is, do not matter."""
+        config = self.config
+        await self._share()
+        self._pools.commit(config, self.shared, await self._pools.prepare(config))
+        if self.store is not None:
+            self._replicate(self.store)
+        if config.usage is not None:
+            await self._count_usage(config.usage)
+        if self.keys is not None:
+            self._follower = Follower(self.keys, self._keyring)
+            self._background.repeat(self._follower.turn, "keys")
+        if config.tracing is not None:
+            self._follow_traces(config.tracing)
+        if config.state_file is not None:
+            self._learned = LearnedFile(Path(config.state_file), self._pools.engines)
+            self._learned.restore()
+            self._background.repeat(self._learned.turn, "state_file")
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
+        self._session = aiohttp.ClientSession(connector=connector)
+        await self._pools.watch(self._session)
+        if self._certificates is not None:
+            self._background.repeat(self._certificates.turn, "certificates")
+        self._background.repeat(self._follow_addresses, "engines")
+        pipeline = self._pipeline = Pipeline(
+            self._keyring,
+            self.pools,
+            self._settled,
+            routes=_routes(config),
+            cors=Cors(config.cors_origins),
+            unqueued=self._unqueued,
+            aliases=config.aliases,
+            reading_bytes_max=config.bounds.reading_bytes,
+            sampler=None if config.tracing is None else Sampler(config.tracing.sample_ratio),
+        )
+        self._server = HttpServer(
+            pipeline.handle,
+            limits=server_limits(config),
+            on_head=pipeline.authorize,
+            on_refused=pipeline.refused,
+            proxies=TrustedProxies(config.trusted_proxies),
+            certificates=self._certificates,
+        )
+        with listening("the listener for clients", config.listen_address, "listen", "--port"):
+            self.port = await self._server.listen(*config.listen_address, sock=self._listener)
+        if self._seat is not None:
+            self._admin = web.AppRunner(worker_app(self), access_log=None)
+            await self._admin.setup()
+            await web.UnixSite(self._admin, self._seat.meeting.worker(self._seat.index)).start()
+            return
+        self._admin = web.AppRunner(admin_app(self), access_log=None)
+        await self._admin.setup()
+        host, port = config.admin_address
+        site = web.TCPSite(self._admin, host, port)
+        with listening("the admin listener", (host, port), "admin", "--admin-port"):
+            await site.start()
+        self.admin_port = int(self._admin.addresses[0][1])
+
+    async def take_over(self, config: Config) -> None:
+        """Go on under another configuration: what waits, runs, was counted and learned stays. CannotTakeOver, and
+        nothing has changed, if it names what cannot be had. Whatever needs a restart must be as it was."""
+        async with self._changing:
+            await self._take_over(config)
+
+    async def _take_over(self, config: Config) -> None:
+        keys = await asyncio.to_thread(self._keyring.read, config.tenants)
+        shared = await asyncio.to_thread(self.shared.read, self.config, config)
+        weights = await asyncio.to_thread(_weights_that_differ, self.config, config)
+        prepared = await self._pools.prepare(config)
+        if config.access_log != self.config.access_log:
+            try:
+                self.reopen_log(config.access_log)
+            except OSError as error:
+                await self._pools.let_go(prepared)
+                raise CannotTakeOver(f"access_log: {error}") from error
+        # From here on in one step: no request sees half of it.
+        before, self.config = self.config, config
+        counted, self.shared = self.shared.quotas, self.shared.taken_over(shared, config)
+        first = self.shared.quotas if counted is None and self.store is None else None
+        if self.usage is not None and first is not None:
+            self.usage.go_on_with(first)  # before it counts what is under way
+        self._keyring.take_over(keys, open_access=config.open_access)
+        self._pools.commit(config, self.shared, prepared, weights)
+        logger.setLevel(config.log_level.upper())
+        self._unqueued.set(config.limits.unqueued_max, config.limits.unqueued_per_s)
+        if self._pipeline is not None:
+            cors = Cors(config.cors_origins)
+            self._pipeline.take_over(self.pools, routes=_routes(config), cors=cors, aliases=config.aliases)
+        if self._server is not None:
+            self._server.set(server_limits(config), TrustedProxies(config.trusted_proxies))
+        if self._certificates is not None and config.tls is not None and config.tls != before.tls:
+            self._certificates.set(config.tls.context, config.tls.files)
+        self._turn_away_revoked()
+        if self.store is not None:
+            self.store.pools = Deployment.all_of(config)
+        if self.usage is not None and first is not None:
+            await self.usage.flush()
+
+    async def _follow_addresses(self) -> None:
+        """Go on with other engines whenever names have other addresses."""
+        changed = self._pools.addresses.changed
+        await changed.wait()
+        changed.clear()
+        try:
+            async with self._changing:
+                self._pools.commit(self.config, self.shared, await self._pools.prepare(self.config))
+        except Exception:
+            changed.set()  # the engines stay as they are, and are tried again
+            raise
+
+    def _turn_away_revoked(self) -> None:
+        if self._pipeline is not None:
+            waiting = [each for pool in self._pools.with_leaving() for each in pool.dispatcher.exchanges()]
+            self._pipeline.turn_away_revoked(waiting)
+
+    def reopen_log(self, target: str) -> None:
+        """Write requests to this from now on, or to the file that now has the same name. OSError if it cannot be."""
+        close = self._access_log.reopen(target)
+        if close is not None:
+            self._closing_logs.start(asyncio.to_thread(close))
+
+    async def stop(self, drain_s: float) -> None:
+        """Take no more requests, let those under way end for at most `drain_s`, tell the rest, and close."""
+        if self._pipeline is not None and self._server is not None:
+            self._is_stopping = True
+            self._server.stop_accepting()
+            self._server.close_idle()
+            await self._drained(self._server, drain_s)
+            self._pipeline.draining = True
+            self._give_up_rest()
+            await self._server.close(1.0)
+        await self._background.stop()
+        if self._learned is not None:
+            await self._learned.close()
+        if self._follower is not None:
+            await self._follower.close()
+        await self._pools.close()
+        if self._session is not None:
+            await self._session.close()
+        if self._admin is not None:
+            await self._admin.cleanup()
+        if self.store is not None:
+            await asyncio.gather(*(exchanges.leave() for exchanges in self.exchanges))
+            await self.store.close()
+        if self.usage is not None:
+            await self.usage.close()
+        await self._pools.stop_embedded()
+        if self.spans is not None:
+            await asyncio.to_thread(self.spans.close)
+        await self._closing_logs.stop()
+        await asyncio.to_thread(self._access_log.close)
+
+    async def _share(self) -> None:
+        """Join the other replicas, if there are any: now, or as soon as their store can be asked."""
+        url, seat, deployments = self.config.state.redis_url, self._seat, Deployment.all_of(self.config)
+        if url is not None:
+            from gateway.keys.in_redis import RedisKeys  # redis-py is loaded only where there is a Redis
+            from gateway.storage.redis.store import RedisStore
+
+            self.store = self.gauges.redis = redis = RedisStore(url, deployments)
+            self.keys = RedisKeys(redis)
+        elif seat is not None:
+            from gateway.storage.hub.store import HubStore
+
+            self.store = HubStore(seat.meeting, deployments)
+        else:
+            return
+        self.gauges.store = self.store
+        try:
+            await self.store.open()
+        except StoreUnavailable:
+            pass  # the store says so, and goes on trying
+        self._background.repeat(self.store.turn, "store")
+
+    async def _count_usage(self, usage: UsageConfig) -> None:
+        """Write down what is used; where no Redis has the keys, the same database has them. Limits of a day go on from
+        it, unless replicas count them together: then their store does."""
+        from gateway.keys.in_database import DatabaseKeys
+        from gateway.usage.recorder import UsageRecorder
+
+        self.usage = UsageRecorder(usage, None if self.store is not None else self.shared.quotas, self.config.bounds)
+        self._usage = self.usage.counts
+        self.metrics.registry.register(self.usage)
+        await self.usage.open()
+        self._background.repeat(self.usage.turn, "usage")
+        if self.keys is None:
+            self.keys = DatabaseKeys(self.usage.database)
+
+    def _follow_traces(self, tracing: TracingConfig) -> None:
+        try:
+            from gateway.telemetry.span_export import SpanExport  # the SDK is loaded only where spans are sent
+        except ModuleNotFoundError as error:
+            raise StoreRefused("tracing: needs OpenTelemetry: pip install 'fairgate[opentelemetry]'") from error
+        self.spans = SpanExport(tracing)
+        self.metrics.registry.register(self.spans)
+
+    def _replicate(self, store: Store) -> None:
+        """Be one of several gateways in front of the same engines."""
+        from gateway.pool.replication.learned import Lessons
+        from gateway.pool.replication.news import NewsChannel
+        from gateway.pool.replication.ticker import Exchanges
+
+        shared, dispatchers = self.shared, [pool.dispatcher for pool in self.pools]
+        self.exchanges = [Exchanges.of_pool(store, pool.name, pool.dispatcher) for pool in self.pools]
+        if shared.quotas is not None or shared.interactions is not None:
+            refuses_alone = self.config.state.limits_without_redis == "refuse"
+            self.exchanges.append(
+                Exchanges.of_tenants(
+                    store, shared.quotas, shared.interactions, dispatchers, refuses_alone=refuses_alone
+                )
+            )
+        lessons = [Lessons(store, pool.name, pool.dispatcher.engine) for pool in self.pools]
+        self.news = [
+            NewsChannel(store, pool.name, pool.dispatcher)
+            for pool in self.pools
+            if pool.dispatcher.engine.policy.reads_prefixes
+        ]
+        if self.config.state.redis_url is not None:
+            from gateway.operator.snapshots.of_replicas import Replicas
+
+            worker = "" if self._seat is None else f" worker {self._seat.index}"
+            self.replicas = Replicas(self, store, self._background, worker)
+            self._background.repeat(self.replicas.listen, "fleet")
+        for exchanges in self.exchanges:
+            self._background.repeat(exchanges.turn, "exchange", exchanges.about)
+        for lesson in lessons:
+            self._background.repeat(lesson.turn, "lessons", lesson.pool)
+        for news in self.news:
+            self._background.repeat(news.tell, "news told", news.pool)
+            self._background.repeat(news.listen, "news heard", news.pool)
+
+    async def _drained(self, server: HttpServer, limit_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        began_s = now = loop.time()
+        while now < began_s + limit_s and (self._is_busy() or (now < began_s + ARRIVAL_S and server.awaits_requests())):
+            await asyncio.sleep(0.05)
+            now = loop.time()
+
+    def _is_busy(self) -> bool:
+        reads = self._pipeline is not None and self._pipeline.reading > 0
+        return reads or any(len(pool.dispatcher) for pool in self._pools.with_leaving())
+
+    def _give_up_rest(self) -> None:
+        message = "this gateway is shutting down and could not wait any longer for the answer"
+        if self._pipeline is not None:
+            self._pipeline.give_up(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
+        for pool in self._pools.with_leaving():
+            for exchange in pool.dispatcher.exchanges():
+                if isinstance(exchange, Exchange):
+                    exchange.give_up(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
+
+    def _settled(self, record: Record, policy: str) -> None:
+        if record.pool:
+            self.metrics.ended(record)
+            self.lately.ended(record)
+        elif record.outcome == Outcome.REFUSED:
+            self.metrics.refused(record)
+        if self._usage is not None:
+            self._usage.ended(record)
+        self._access_log.write(record, policy)
+        if self.spans is not None:
+            self.spans.ended(record, policy)
+
+
+def _weights_that_differ(before: Config, config: Config) -> dict[str, float]:
+    known = {tenant.name: tenant.weight for tenant in before.tenants}
+    return {tenant.name: tenant.weight for tenant in config.tenants if tenant.weight != known.get(tenant.name)}
+
+
+_TREATMENTS = {"generate": GENERATE, "compute": ONE_ANSWER, "pass": PASS}
+
+
+def _routes(config: Config) -> Routes:
+    return Routes((route.path, route.methods, _TREATMENTS[route.treatment]) for route in config.routes)

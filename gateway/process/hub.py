@@ -1,0 +1,120 @@
+"""What is common to the workers of one gateway, in one process beside them: their exchange, and the admin listener.
+
+It is started before the workers and ends after them. When it dies, workers go on as replicas do without their Redis,
+each with the share that it had last, until it is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from math import ceil
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+from gateway.background import Background
+from gateway.config.model import Config
+from gateway.operator.of_workers import Workers, workers_app
+from gateway.storage.errors import StoreError
+from gateway.storage.hub.exchange_server import ExchangeServer
+from policies.limits.quotas import DAY_S
+from policies.replicas.messages import Tally
+
+if TYPE_CHECKING:
+    from gateway.process.supervisor import Child
+    from gateway.usage.database import Database
+
+__all__ = ["go_on", "serve_hub"]
+
+logger = logging.getLogger("fairgate")
+
+LINGER_S: Final = 15.0
+"""Beyond the time to drain, for workers whose supervisor has died."""
+USAGE_S: Final = 2.0
+"""A hub that is started again waits so long for what was used today; workers tell it, too."""
+RETRY_S: Final = 1.0
+
+
+async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int, child: Child) -> None:
+    """Until the supervisor has ended, and the workers after it. `load` reads the config again. `port`: of clients."""
+    from gateway.process.supervisor import reloaded
+
+    meeting = child.seat.meeting
+    loop = asyncio.get_running_loop()
+    supervisor = os.getppid()
+    orphaned = asyncio.Event()
+    loop.add_reader(child.lifeline, orphaned.set)
+    loop.add_signal_handler(signal.SIGTERM, lambda: None)  # it ends after the workers, whoever is told to end
+    server = ExchangeServer(meeting)
+    exchange, admin = child.listeners
+    going_on = Background().start(go_on(config, server, is_first=child.lives == 1))
+    await asyncio.wait({going_on}, timeout=USAGE_S)
+    await server.listen(exchange)
+    workers = Workers(
+        config,
+        [meeting.worker(index) for index in range(meeting.workers)],
+        port=port,
+        has_reloaded=lambda: os.kill(supervisor, signal.SIGHUP),
+    )
+
+    def reload() -> None:
+        workers.config = reloaded(workers.config, load)
+
+    loop.add_signal_handler(signal.SIGHUP, lambda: loop.run_in_executor(None, reload))
+    async with AsyncExitStack() as stack:
+        await workers.open(stack)
+        runner = web.AppRunner(workers_app(workers), access_log=None)
+        await runner.setup()
+        await web.SockSite(runner, admin).start()
+        await orphaned.wait()
+        loop.remove_reader(child.lifeline)
+        until_s = loop.time() + config.drain_s + LINGER_S
+        while server.connections and loop.time() < until_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        going_on.cancel()
+        meeting.end()
+        os._exit(0)  # pages that are open are cut: nobody waits for them
+
+
+async def go_on(config: Config, server: ExchangeServer, *, is_first: bool) -> None:
+    """Limits of a day go on from what is written down. Of a hub that is not the first of this run, that is as good as
+    what workers tell it, and not worth waiting for."""
+    if config.usage is None or config.state.redis_url is not None:
+        return
+    from gateway.usage.thread import CLOSE_S, DatabaseThread
+    from gateway.usage.written import tokens_by_tenant
+
+    day_s = int(DAY_S)
+    today_s = int(time.time()) // day_s * day_s
+
+    def read(database: Database) -> tuple[dict[str, int], dict[str, int]]:
+        with database.transaction(writes=False) as step:
+            return tokens_by_tenant(step, today_s - day_s, today_s), tokens_by_tenant(step, today_s, today_s + day_s)
+
+    database = DatabaseThread(config.usage)
+    try:
+        while True:
+            try:
+                before, today = await database.do(read)
+                break
+            except StoreError as error:
+                if not is_first:
+                    return
+                logger.debug("what was used today is not known yet: %s", error)
+            await asyncio.sleep(RETRY_S)
+    finally:
+        await database.close(CLOSE_S)
+    period, ttl_s = today_s // day_s, ceil(3 * DAY_S)
+    server.count(
+        [
+            Tally(f"day:{tenant}", at, ttl_s, 0, 0, tokens, (0, 0, 0), False)
+            for at, found in ((period - 1, before), (period, today))
+            for tenant, tokens in found.items()
+        ]
+    )

@@ -1,0 +1,40 @@
+"""What may clients hold of the listener, by the config and by what the process may hold itself?"""
+
+from __future__ import annotations
+
+import logging
+
+from gateway.config.model import Config
+from gateway.http.limits import ServerLimits
+from gateway.http.sockets import connections_allowed
+
+__all__ = ["server_limits"]
+
+logger = logging.getLogger("fairgate")
+
+
+def server_limits(config: Config) -> ServerLimits:
+    """As the config has them, and as many connections as the process may have files for."""
+    limits, bounds = config.limits, config.bounds
+    connections, of_client = limits.connections_max or bounds.connections, limits.client_connections_max
+    if connections > (most := connections_allowed()):
+        logger.warning(
+            "limits.connections_max is %d, and the limit of open files (ulimit -n) allows %d: no more are taken",
+            connections,
+            most,
+        )
+        connections, of_client = most, None if of_client is None else min(of_client, most // 2)
+    return ServerLimits(
+        header_bytes_max=limits.header_bytes_max,
+        body_bytes_max=limits.body_bytes_max or bounds.body_bytes,
+        bodies_bytes_max=bounds.bodies_bytes,
+        answers_bytes_max=bounds.answers_bytes,
+        client_bodies_bytes_max=bounds.client_bodies_bytes,
+        connections_max=connections,
+        client_connections_max=of_client or max(1, connections // 2),
+        head_timeout_s=limits.client_head_s,
+        body_timeout_s=limits.client_body_s,
+        body_bytes_per_s_min=limits.client_body_bytes_per_s,
+        idle_s=limits.client_idle_s,
+        write_stall_s=limits.client_stall_s,
+    )

@@ -1,0 +1,169 @@
+"""Change without a restart: read the config again and go on under it, or keep the old one and say why not.
+
+SIGHUP, `POST /reload` and `fairgate reload` all end here. The whole file counts or none of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily, Metric
+
+from gateway.config.changes import changes, config_hash, needs_restart
+from gateway.config.load import ConfigError
+from gateway.operator.contract import Reloaded
+from gateway.pool.pools import CannotTakeOver
+from gateway.telemetry.lately import Mark
+
+if TYPE_CHECKING:
+    from gateway.config.model import Config
+    from gateway.pool.pool import Pool
+    from gateway.telemetry.lately import Lately
+    from gateway.telemetry.metrics import Metrics
+
+__all__ = ["Reloading"]
+
+logger = logging.getLogger("fairgate")
+
+CHANGES_LOGGED_MAX = 20
+CHANGES_SAID_MAX = 1000
+
+
+class _Read(NamedTuple):
+    """A file, what differs there from the config in force, and what of that needs a restart."""
+
+    config: Config
+    hash: str
+    words: list[str]
+    why_not: list[str]
+
+
+def _read(load: Callable[[], Config], before: Config, parts: list[object]) -> _Read:
+    """Beside the loop, since it takes seconds where there are many tenants."""
+    config = load()
+    for each in (before, config):
+        parts += (*each.tenants, *each.provenance.written.items(), each.tenants, each.provenance.written)
+    found = changes(before, config)
+    words = [str(one) for one in found[:CHANGES_SAID_MAX]]
+    if len(found) > len(words):
+        words.append(f"and {len(found) - len(words)} more")
+    fixed = list(needs_restart(before, found, config).items())[:CHANGES_SAID_MAX]
+    return _Read(config, config_hash(config), words, [f"{path} {why}: it needs a restart" for path, why in fixed])
+
+
+def _free(parts: list[object]) -> None:
+    """One by one: to free all at once would keep every thread waiting."""
+    while parts:
+        parts.pop()
+
+
+class Reloadable(Protocol):
+    """A gateway that goes on under another config."""
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def pools(self) -> Sequence[Pool]: ...
+
+    @property
+    def lately(self) -> Lately: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    @property
+    def is_running(self) -> bool: ...
+
+    def reopen_log(self, target: str) -> None: ...
+    def reload_certificates(self) -> bool: ...
+    async def take_over(self, config: Config) -> None: ...
+
+
+class Reloading:
+    """One gateway's config, as its file says it now, and how the last attempt to take it over ended."""
+
+    def __init__(self, gateway: Reloadable, load: Callable[[], Config] | None) -> None:
+        """`load` reads the file anew, or raises ConfigError; None: there is no file."""
+        self._gateway = gateway
+        self._load = load
+        self._turn = asyncio.Lock()
+        self.hash = config_hash(gateway.config)
+        self.succeeded = True
+        self.loaded_s = time.time()
+        """When the config was read that is in force, in seconds since the epoch."""
+        gateway.metrics.registry.register(self)
+
+    async def run(self) -> Reloaded:
+        """Read, compare, and take over what is new. The access log is opened anew, and so is the certificate."""
+        async with self._turn:
+            parts: list[object] = []
+            reloaded = await self._run(parts)
+            await asyncio.to_thread(_free, parts)
+        self.succeeded = reloaded.outcome != "refused"
+        _log(reloaded)
+        self._gateway.lately.marks.append(Mark(time.monotonic(), f"config {reloaded.outcome}"))
+        return reloaded
+
+    async def _run(self, parts: list[object]) -> Reloaded:
+        """`parts`: gets those of the configs, of which one is given up."""
+        gateway, before = self._gateway, self._gateway.config
+        if not gateway.is_running:
+            return self._refused([], ["the gateway is starting or ending: try again"])
+        try:
+            gateway.reopen_log(before.access_log)  # whoever moves it away sends a signal
+        except OSError as error:
+            logger.error("the access log goes on where it was: %s", error)
+        gateway.reload_certificates()
+        if self._load is None:
+            return Reloaded("unchanged", self.hash, why_not=["there is no file: it was started with --backend"])
+        try:
+            read = await asyncio.to_thread(_read, self._load, before, parts)
+        except ConfigError as error:
+            return self._refused([], [str(fault) for fault in error.faults])
+        if not read.words:
+            self.loaded_s = time.time()
+            return Reloaded("unchanged", self.hash)
+        if read.why_not:
+            return self._refused(read.words, read.why_not)
+        try:
+            await gateway.take_over(read.config)
+        except CannotTakeOver as error:
+            return self._refused(read.words, [str(error)])
+        self.hash, self.loaded_s = read.hash, time.time()
+        return Reloaded("changed", self.hash, read.words)
+
+    def _refused(self, found: Sequence[str], why_not: Sequence[str]) -> Reloaded:
+        return Reloaded("refused", self.hash, found, why_not)
+
+    def collect(self) -> Iterator[Metric]:
+        """What the page of metrics says of it, and which backends get nothing new."""
+        success = GaugeMetricFamily("fairgate_config_reload_success", "1 if the config was taken when last asked to.")
+        success.add_metric([], self.succeeded)
+        loaded = GaugeMetricFamily("fairgate_config_reload_timestamp_seconds", "When the config in force was read.")
+        loaded.add_metric([], self.loaded_s)
+        which = InfoMetricFamily("fairgate_config", "Which config is in force: the same hash, the same settings.")
+        which.add_metric([], {"hash": self.hash})
+        draining = GaugeMetricFamily(
+            "fairgate_backend_draining", "1 while nothing new goes there by will.", labels=["pool", "backend"]
+        )
+        for pool in list(self._gateway.pools):
+            for name, backend in list(pool.backends.items()):
+                draining.add_metric([pool.name, name], backend.drained or backend.leaving)
+        yield from (success, loaded, which, draining)
+
+
+def _log(reloaded: Reloaded) -> None:
+    if reloaded.outcome == "refused":
+        logger.error("the config is not reloaded, the one before stays: %s", "; ".join(reloaded.why_not))
+        return
+    if reloaded.outcome == "unchanged":
+        logger.info("the config is as it was (%s): nothing is changed", reloaded.config_hash)
+        return
+    shown, more = reloaded.changes[:CHANGES_LOGGED_MAX], len(reloaded.changes) - CHANGES_LOGGED_MAX
+    rest = f"; and {more} more" if more > 0 else ""
+    logger.info("the config is reloaded (%s): %s%s", reloaded.config_hash, "; ".join(shown), rest)

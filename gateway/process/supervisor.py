@@ -1,0 +1,305 @@
+"""How do several processes serve one port? A supervisor that decides nothing: it binds, starts, restarts and ends them.
+
+Every worker is a whole gateway with a listening socket of its own on the same port, among which the kernel spreads
+connections evenly (SO_REUSEPORT). One more process, the hub, answers the exchanges by which workers are replicas of
+each other, and the operator (`gateway.process.hub`). The sockets are opened here and stay open here: what arrives while
+a process is replaced waits for its successor.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gateway.config.changes import changes, needs_restart
+from gateway.config.load import ConfigError, Fault
+from gateway.config.model import Config, KeyConfig, hash_key
+from gateway.config.sections.policy import policy_settings
+from gateway.http.sockets import listening
+from gateway.keys.identity import Keyring, MintedKey
+from gateway.storage.hub.seat import Meeting, Seat
+
+__all__ = ["Child", "reloaded", "share_of", "supervise", "unix_listener", "with_keys", "with_known_keys"]
+
+BACKLOG = 1024
+RESTART_S = 0.1
+RESTART_S_MAX = 10.0
+LONG_LIFE_S = 60.0
+"""A worker that lived so long is started again at once, as if it had never failed."""
+KILL_AFTER_S = 10.0
+CANNOT_SERVE = (1, 2)
+"""Exit statuses of a worker that could not listen, or whose Redis may not be used: no other could, so all end."""
+CRASHED = 70
+_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD}
+
+Serve = Callable[[Config, "Child"], None]
+
+
+class Child:
+    """One place among the processes, held by one after another: its sockets and its lifeline."""
+
+    def __init__(self, name: str, serve: Serve, seat: Seat, listeners: Sequence[socket.socket], lifeline: int) -> None:
+        """`serve`: what its process does."""
+        self.name = name
+        self.serve = serve
+        self.seat = seat
+        self.listeners = listeners
+        self.lifeline = lifeline
+        """A pipe that ends when the supervisor does, in whatever way."""
+        self.lives = 0
+        """How many processes have held the place, this one included."""
+        self.pid = 0
+        self.started_s = 0.0
+        self.due_s = 0.0
+        self.pause_s = 0.0
+
+
+def share_of(config: Config, index: int) -> Config:
+    """The configuration of one worker. What one machine has is divided: the bounds of the queue and of connections.
+
+    Engines, limits and interactions are common to all workers, by their exchanges. The policy `rpm` counts in each
+    gateway by itself, so that is divided, too. What was learned is common as well: the first worker keeps the file.
+    """
+    count = config.workers
+    limits = config.limits
+    own = {
+        name: max(1, bound // count)
+        for name in ("queue_requests_max", "connections_max", "client_connections_max")
+        if (bound := getattr(limits, name)) is not None
+    }
+    policy = config.policy
+    if (known := policy_settings(policy.name).get("requests_per_minute")) is not None:
+        whole = policy.settings().get("requests_per_minute", known.default)
+        policy = policy.model_copy(update={"requests_per_minute": max(1, whole // count)})
+    return config.model_copy(
+        update={
+            "state_file": config.state_file if index == 0 else None,
+            "limits": limits.model_copy(update=own),
+            "policy": policy,
+        }
+    )
+
+
+def with_keys(config: Config) -> tuple[Config, list[MintedKey]]:
+    """The configuration with a key for every tenant: minted once, so that all workers know the same."""
+    minted = Keyring(config.tenants, open_access=config.open_access, mints=not config.keys_are_shared).minted
+    keys = {each.tenant: KeyConfig(hash=hash_key(each.key)) for each in minted}
+    tenants = [
+        tenant.model_copy(update={"keys": (keys[tenant.name],)}) if tenant.name in keys else tenant
+        for tenant in config.tenants
+    ]
+    return config.model_copy(update={"tenants": tuple(tenants)}), minted
+
+
+def with_known_keys(config: Config, before: Config) -> Config:
+    """The configuration as it is now, with the keys that were minted at the start, by what it was then. ConfigError if
+    a key would have to be minted: the workers would not know the same."""
+    if config.keys_are_shared:
+        return config
+    known = {tenant.name: tenant.keys for tenant in before.tenants}
+    tenants = [
+        tenant if tenant.keys else tenant.model_copy(update={"keys": known.get(tenant.name, ())})
+        for tenant in config.tenants
+    ]
+    missing = [tenant.name for tenant in tenants if not tenant.keys]
+    if missing:
+        what = f"{missing[0]} has no key, and one that is made now would be known to one worker only"
+        raise ConfigError([Fault("config", 0, 0, "tenants", f"{what}: make one, with `fairgate keys create`")])
+    return config.model_copy(update={"tenants": tuple(tenants)})
+
+
+def supervise(
+    config: Config,
+    serve: Serve,
+    serve_hub: Serve,
+    announce: Callable[[int, int], None],
+    say: Callable[[str], None],
+    load: Callable[[], Config] | None = None,
+) -> int:
+    """Run a hub and `config.workers` processes of `serve` until SIGTERM or SIGINT; returns the exit status.
+
+    SIGHUP is passed on. A process that is started later gets what `load` said then, unless that needs a restart of all.
+
+    Must be called before anything has started threads or an event loop, since it forks. OSError if an address is
+    taken. `announce` gets the ports: that of clients, and that of the operator.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    with listening("the listener for clients", config.listen_address, "listen", "--port"):
+        listeners = _listeners(*config.listen_address, config.workers)
+    with listening("the admin listener", config.admin_address, "admin", "--admin-port"):
+        admin = _listener(*config.admin_address)
+    meeting = Meeting.made(config.workers)
+    try:
+        announce(int(listeners[0].getsockname()[1]), int(admin.getsockname()[1]))
+        lifeline, held = os.pipe()
+        hub = Child("the hub", serve_hub, Seat(-1, meeting), (unix_listener(meeting.exchange), admin), lifeline)
+        workers = [
+            Child(f"worker {index}", serve, Seat(index, meeting), (listener,), lifeline)
+            for index, listener in enumerate(listeners)
+        ]
+        return _supervised(config, hub, workers, held, say, load)
+    finally:
+        meeting.end()
+
+
+def _supervised(
+    config: Config,
+    hub: Child,
+    workers: list[Child],
+    held: int,
+    say: Callable[[str], None],
+    load: Callable[[], Config] | None,
+) -> int:
+    """The life of the supervisor; returns the exit status."""
+    children = [hub, *workers]
+    status, ending, kill_s = 0, False, float("inf")
+    while True:
+        now = time.monotonic()
+        for child in children:
+            # The hub is there until the last worker has ended: by it, they give back what is theirs.
+            if not child.pid and now >= child.due_s and (not ending or child is hub):
+                _start(child, children, config, held)
+        if ending and not any(worker.pid for worker in workers):
+            _signal([hub], signal.SIGKILL)  # it keeps nothing that would be lost
+            return status
+        if now >= kill_s:
+            _signal(workers, signal.SIGKILL)
+            kill_s = float("inf")
+        due_s = [child.due_s for child in children if not child.pid and (not ending or child is hub)]
+        received = signal.sigtimedwait(_SIGNALS, max(0.0, min([*due_s, kill_s, now + 3600.0]) - now))
+        if received is not None and received.si_signo == signal.SIGHUP and not ending:
+            config = reloaded(config, load)
+            _signal(children, signal.SIGHUP)
+        stopped = received is not None and received.si_signo in (signal.SIGTERM, signal.SIGINT)
+        cannot_serve = _reap(children, say, expected=ending)
+        failed = 0 if ending else cannot_serve
+        if stopped and not ending:
+            say(f"draining for at most {config.drain_s:g} s; a second signal ends at once")
+        if failed:
+            status = failed
+        if stopped or failed:
+            ending = True
+            for worker in workers:
+                for listener in worker.listeners:
+                    listener.close()  # the last copy refuses connections; until then they would wait for nobody
+            _signal(workers, signal.SIGTERM)
+            kill_s = time.monotonic() + config.drain_s + KILL_AFTER_S
+
+
+def reloaded(config: Config, load: Callable[[], Config] | None) -> Config:
+    """What a process is started with from now on. The workers say what is wrong with it."""
+    if load is None:
+        return config
+    try:
+        fresh = load()
+    except ConfigError:
+        return config
+    return config if needs_restart(config, changes(config, fresh), fresh) else fresh
+
+
+def unix_listener(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """OSError if another process listens there."""
+    family, _, _, _, address = _addresses(host, port)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(address)
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def _addresses(host: str, port: int) -> list[Any]:
+    return socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+
+
+def _listeners(host: str, port: int, count: int) -> list[socket.socket]:
+    """So many sockets on one port. OSError if another process listens there."""
+    family, _, _, _, address = _addresses(host, port)[0]
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # Sockets that share a port join any that share it already: only one that does not finds out.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        address = probe.getsockname()
+    found = []
+    for _ in range(count):
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        found.append(listener)
+    return found
+
+
+def _start(child: Child, children: list[Child], config: Config, held: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child.started_s = time.monotonic()
+    child.lives += 1
+    child.pid = os.fork()
+    if child.pid:
+        return
+    status = CRASHED
+    try:
+        os.close(held)
+        for other in children:
+            if other is not child:
+                for listener in other.listeners:
+                    listener.close()
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it serves
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor passes on one
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        child.serve(config, child)
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else CRASHED
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _reap(children: list[Child], say: Callable[[str], None], *, expected: bool) -> int:
+    """Take note of those that ended, and when to start them again. The status of one that says that none can serve."""
+    failed = 0
+    for child in children:
+        if not child.pid:
+            continue
+        pid, wait_status = os.waitpid(child.pid, os.WNOHANG)
+        if not pid:
+            continue
+        child.pid = 0
+        now = time.monotonic()
+        status = os.waitstatus_to_exitcode(wait_status)
+        failed = failed or (status if status in CANNOT_SERVE else 0)
+        if expected or failed:
+            continue
+        lived_long = now - child.started_s >= LONG_LIFE_S
+        child.pause_s = 0.0 if lived_long else min(max(RESTART_S, 2 * child.pause_s), RESTART_S_MAX)
+        child.due_s = now + child.pause_s
+        how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        say(f"{child.name} {how}; started again in {child.pause_s:g} s")
+    return failed
+
+
+def _signal(children: list[Child], number: signal.Signals) -> None:
+    for child in children:
+        if child.pid:
+            os.kill(child.pid, number)

@@ -1,0 +1,125 @@
+"""What does a tenant see of an engine's error?
+
+What is wrong with its request, in the engine's words; of the engine's own trouble only that it is there. What an
+operator has to mend is said in our log.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from typing import Any, Final
+
+import msgspec
+
+from backends.answers.sse import Dialect
+from gateway.http.errors import ApiError, EngineError, Reason
+from gateway.telemetry.record import Outcome
+
+__all__ = ["ERROR_BODY_BYTES_MAX", "OWN_ERROR_EVENTS", "engine_error", "outcome_of"]
+
+logger = logging.getLogger("fairgate")
+
+ERROR_BODY_BYTES_MAX: Final = 1 << 20
+READ_BYTES_MAX: Final = 1 << 16
+"""What is longer says nothing that a client would read."""
+MESSAGE_LENGTH_MAX: Final = 4000
+AGAIN_S: Final = 1.0
+"""An engine that answered is in service: the client may come back so soon."""
+SAID_AGAIN_S: Final = 60.0
+"""So long the log is not told the same of the same backend again."""
+
+_INTERNAL: Final = re.compile(r'Traceback \(most recent call last\)|File "[^"]+", line [0-9]|<(?:!doctype|html)', re.I)
+_REASONS: Final = {
+    404: Reason.NOT_FOUND,
+    405: Reason.NOT_FOUND,
+    413: Reason.BODY_TOO_LARGE,
+}
+_BUSY: Final = frozenset({429, 503, 529})
+_NO_LEAVE: Final = frozenset({401, 403, 407})
+_TROUBLE: Final = "the engine failed on this request"
+
+OWN_ERROR_EVENTS: Final = {dialect: ApiError(Reason.BACKEND_FAILED, _TROUBLE).sse_event(dialect) for dialect in Dialect}
+"""What a client reads in a stream in the place of the engine's own trouble."""
+
+_said_s: dict[tuple[str, int], float] = {}
+
+
+def engine_error(backend: str, status: int, body: bytes) -> ApiError:
+    """What this answer of an engine, which is neither a success nor a refusal to be waited out, becomes."""
+    if status in _NO_LEAVE:
+        _tell(backend, status, "does not accept the gateway: the api_key of this backend is missing or wrong")
+        return ApiError(Reason.BACKEND_FAILED, "the engine did not accept this gateway; its operator has to mend that")
+    if status in _BUSY:
+        return ApiError(Reason.SERVER_BUSY, "the engine is busy; try again", retry_after_s=AGAIN_S)
+    if not 400 <= status < 500:
+        if status < 400:
+            _tell(backend, status, "redirects instead of answering: its url is wrong, or the path is")
+        message = f"{_TROUBLE} (it answered with status {status})"
+        return ApiError(Reason.BACKEND_FAILED, message, retry_after_s=AGAIN_S if status >= 500 else None)
+    reason = _REASONS.get(status, Reason.INVALID_REQUEST)
+    said = _said(body)
+    message = _message(said, status)
+    if not message or _INTERNAL.search(message):
+        message = f"the engine refused this request with status {status}, and gave no reason that can be passed on"
+        if status in (404, 405):
+            message = "the engine that serves this model has nothing at this path"
+        return EngineError(reason, status, message, type="", param=None, code=reason.value)
+    kind, param, code = said.get("type"), said.get("param"), said.get("code")
+    return EngineError(
+        reason,
+        status,
+        message[:MESSAGE_LENGTH_MAX],
+        type=kind if isinstance(kind, str) else "",
+        param=param if isinstance(param, str) else None,
+        code=code if isinstance(code, str) or type(code) is int else None,
+    )
+
+
+def outcome_of(error: ApiError) -> str:
+    """What the engine finds wrong with a request is no failure of anybody."""
+    return Outcome.REFUSED if isinstance(error, EngineError) else Outcome.FAILED
+
+
+def _said(body: bytes) -> dict[str, Any]:
+    """The error in any of the forms that engines give it."""
+    if len(body) > READ_BYTES_MAX:
+        return {}
+    try:
+        answer = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    if not isinstance(answer, dict):
+        return {}
+    error = answer.get("error")
+    if isinstance(error, dict):
+        return error
+    if isinstance(error, str):
+        return {"message": error, "type": answer.get("error_type")}
+    return answer
+
+
+def _message(said: dict[str, Any], status: int) -> str:
+    message = said.get("message")
+    if isinstance(message, str):
+        return message
+    detail = said.get("detail")  # as FastAPI writes them
+    if isinstance(detail, str):
+        return "" if status in (404, 405) else detail
+    if not isinstance(detail, list):
+        return ""
+    faults = []
+    for fault in detail[:20]:
+        if isinstance(fault, dict) and isinstance(fault.get("msg"), str):
+            place = fault.get("loc")
+            where = ".".join([str(part) for part in place[1:]]) if isinstance(place, list) else ""
+            faults.append(f"{where}: {fault['msg']}" if where else fault["msg"])
+    return "; ".join(faults)
+
+
+def _tell(backend: str, status: int, what: str) -> None:
+    now = time.monotonic()
+    if now - _said_s.get((backend, status), float("-inf")) >= SAID_AGAIN_S:
+        _said_s[backend, status] = now
+        logger.error("backend %s %s (status %d)", backend, what, status)

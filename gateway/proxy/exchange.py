@@ -1,0 +1,450 @@
+"""One request on its way: from admission to a backend, from there to the client, and to a settled account.
+
+An `Exchange` is written in callbacks, since it runs for every token. It ends exactly once, in one of these ways:
+
+    completed   the answer went out whole: settled with the usage that the engine reported
+    abandoned   the client went away: out of the queue, or its upstream connection closed at once
+    failed      the engine refused for good, broke off, fell silent, or ended a stream without saying that it is over:
+                the client sees an error, never a clean end
+    refused     admission gave it up: an error that says when to come back
+
+A backend that refuses (503, 429, a 200 with an error inside, an empty abort while it drains) has done no work: as long
+as nothing of an answer has gone to the client (`Reply.relays`), the request returns to the head of its flow, unbilled.
+So does one whose engine could not be reached. One that an engine had whole when it went away may be what killed it: it
+is tried once more at most, on another engine (of the pool that stands in, where its own has none), and only while such
+retries are few.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from backends.answers.made import Made
+from backends.answers.members import MemberFinder
+from backends.answers.sse import Dialect, StreamMeter
+from backends.answers.usage import Answer, made_bytes, read_answer, usage_finder, usage_found
+from backends.base import Usage
+from backends.client.upstream import Call
+from backends.errors import ProtocolViolation, ReadTimedOut, UpstreamError
+from gateway.http.errors import ApiError, Reason
+from gateway.http.headers import content_type, is_json, is_text
+from gateway.http.responder import Responder
+from gateway.keys.identity import Principal
+from gateway.proxy.account import believed
+from gateway.proxy.ending import Ending
+from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX, OWN_ERROR_EVENTS, engine_error, outcome_of
+from gateway.proxy.kept import Kept
+from gateway.proxy.refusals import failure_error, refusal_error
+from gateway.proxy.renamed import Renamed
+from gateway.proxy.reply import Reply
+from gateway.request.body.payload import Payload
+from gateway.request.interaction_claim import given
+from gateway.request.routes import Route
+from gateway.telemetry.record import NO_SERVICE, Outcome, Record
+from policies.admission.decisions import Failure, Reject
+from policies.request import Request, ServiceTokens
+
+if TYPE_CHECKING:
+    from gateway.pool.backend import Backend
+    from gateway.pool.pool import Pool
+
+__all__ = ["Exchange"]
+
+SEARCHED_BYTES_MIN: Final = 1 << 20
+"""The usage of a longer answer is looked for while it comes, so that its end is no long work."""
+NOT_STREAMED: Final = "the engine answered in one piece where a stream was asked for, and had been begun"
+NOTHING_MADE: Final = Made()
+RETRYABLE_IN_STREAM: Final = frozenset({429, 503})
+
+
+class Exchange:
+    """A client's request, its place in the pool, and the answer. Implements `Admitted` and `Receiver`."""
+
+    __slots__ = (
+        "_answer", "_answer_bytes", "_backend", "_call", "_done", "_ending", "_finder", "_headers", "_killed", "_meter",
+        "_pool", "_renamed", "_reply", "_responder", "_sends", "_started", "_status",
+        "_upstream_head", "holder", "payload", "record", "request", "route",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request: Request,
+        pool: Pool,
+        route: Route,
+        payload: Payload,
+        upstream_head: bytes,
+        responder: Responder,
+        record: Record,
+        holder: Principal,
+    ) -> None:
+        self.request = request
+        self.holder = holder
+        self.record = record
+        self.route = route
+        self._pool = pool
+        self.payload = payload
+        self._upstream_head = upstream_head
+        self._responder = responder
+        self._reply = Reply(responder, request, record, route, pool)
+        self._renamed = Renamed.of(payload)
+        """None: the client's name of the model is the engines'."""
+        self._backend: Backend | None = None
+        self._call: Call | None = None
+        self._done = False
+        self._sends = 0
+        """How often an engine was sent it whole and went away without an answer."""
+        self._killed: Backend | None = None
+        """The one that did."""
+        self._begin_answer()
+
+    def _begin_answer(self) -> None:
+        self._status = 0
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._meter: StreamMeter | None = None
+        self._answer = Kept(self._pool)
+        self._answer_bytes = 0
+        self._finder: MemberFinder | None = None
+        self._ending: Ending | None = None
+        """Of an answer in one piece that is relayed as it comes; None: none is."""
+        self._started = False
+
+    def submit(self) -> None:
+        """Ask for admission."""
+        responder = self._responder
+        # Not the bound methods: compiled, those cost five times as much to make.
+        responder.on_disconnect = lambda: self._client_gone()
+        responder.on_pause = lambda: self._pause()
+        responder.on_resume = lambda: self._resume()
+        self._reply.wait()
+        self._pool.dispatcher.submit(self)
+
+    # --- what admission decides ---
+
+    def dispatched(self, backend: str) -> None:
+        target = self._pool.backends[backend]
+        if target is self._killed:
+            self._break_off(Reason.BACKEND_FAILED, "the engine went away, and no other one could take the request")
+            return
+        if not self.record.tries:
+            self._pool.retries.sent()
+        self._backend = target
+        self.record.dispatched(backend, time.monotonic())
+        tenant, is_fresh = self.request.flow.tenant, self._sends > 0
+        self._call = target.send(self._upstream_head, self.payload, tenant, self, is_fresh=is_fresh)
+
+    def refused(self, decision: Reject) -> None:
+        self._end(Outcome.REFUSED, decision.reason.value)
+        self._reply.error(refusal_error(decision, self._pool.again_s()))
+
+    def moved(self, request: Request, pool: Pool) -> None:
+        """It waits in this pool from now on, as this request; its payload asks for that one's model."""
+        self.request = self.record.request = request
+        self.record.model = self.payload.model
+        self._pool = pool
+        self._renamed = Renamed.of(self.payload)
+
+    def turn_away(self, error: ApiError) -> None:
+        """It waits, and cannot be served after all."""
+        self._pool.dispatcher.cancelled(self.request.id)
+        self._end(Outcome.REFUSED, error.code.value)
+        self._reply.error(error)
+
+    def give_up(self, error: ApiError) -> None:
+        """The gateway stops: end this one now, wherever it is."""
+        if self._done:
+            return
+        service = None
+        if self._call is not None:
+            self._call.cancel()
+            service = self._received()
+        self._pool.dispatcher.cancelled(self.request.id, service)
+        self._end(Outcome.FAILED, error.code.value, service)
+        self._visible_error(error)
+
+    # --- what the backend says ---
+
+    def head_received(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        self._status = status
+        self._headers = headers
+        if status == 200 and content_type(headers).startswith(b"text/event-stream"):
+            strip = self.route.dialect is Dialect.OPENAI and self.payload.stream and not self.payload.asks_usage
+            dialect = self.route.dialect
+            self._meter = StreamMeter(dialect, strip_usage=strip, own_error=OWN_ERROR_EVENTS[dialect])
+
+    def body_received(self, data: bytes) -> None:
+        meter = self._meter
+        if meter is None:
+            self._collect(data)
+            return
+        before = meter.token_events
+        forward = meter.feed(data)
+        reply = self._reply
+        if not reply.relays and self._is_refused_in_stream(meter):
+            return
+        tokens = meter.token_events - before
+        if tokens:
+            if not self._started:
+                self._first_token()
+            self._pool.dispatcher.progressed(self.request.id, tokens)
+        elif meter.started and not self._started:
+            self._first_token()
+            self._pool.dispatcher.progressed(self.request.id, 0)
+        if forward:
+            if self._renamed is not None:
+                forward = self._renamed.in_answer(forward)
+            if reply.relays:
+                self._responder.write(forward)
+            else:
+                self._begin_reply(forward)
+
+    def _begin_reply(self, first: bytes) -> None:
+        """From here on no other engine gets the request, so nobody needs its body."""
+        self.payload.body = b""
+        self._reply.begin(self._status, self._headers, first)
+
+    def completed(self) -> None:
+        if self._meter is not None:
+            self._complete_stream(self._meter)
+        else:
+            self._complete_body()
+
+    def failed(self, error: UpstreamError) -> None:
+        backend, call = self._backend, self._call
+        assert backend is not None
+        assert call is not None
+        backend.broke(error)
+        timed_out = isinstance(error, ReadTimedOut)
+        if error.before_first_byte and not timed_out and self._may_try_again(backend, call.sends):
+            self._again(Failure.UNREACHED)
+            if backend is self._killed and not self._pool.has_other(backend):
+                self._pool.dispatcher.strand(self)
+            return
+        reason = Reason.BACKEND_TIMEOUT if timed_out else Reason.BACKEND_FAILED
+        self._break_off(reason, "the engine fell silent" if timed_out else "the engine broke off its answer")
+
+    def _may_try_again(self, backend: Backend, sends: int) -> bool:
+        """May it go to an engine again, after this one went away before its first byte?"""
+        if not sends:
+            return True  # this one never had it
+        self._sends += sends
+        self._killed, pool = backend, self._pool
+        if self._sends > 1:
+            return False
+        return (pool.has_other(backend) or pool.stand_in() is not None) and pool.retries.take()
+
+    def _break_off(self, reason: Reason, what: str) -> None:
+        """The answer will not come, or not to its end."""
+        service = self._received() if self._started or self._ending else NO_SERVICE
+        self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
+        self._end(Outcome.FAILED, reason.value, service)
+        error = failure_error(reason, what, self.request.id, self._pool.again_s())
+        if self._sends > 1:  # the client would send again what two engines may have died of
+            error.retry_after_s, error.should_retry = None, False
+        self._visible_error(error)
+
+    def _cut(self, what: str) -> None:
+        """The engine did this, as if its answer were whole."""
+        backend = self._backend
+        assert backend is not None
+        backend.broke(ProtocolViolation(backend.name, what, before_first_byte=False))
+        self._break_off(Reason.BACKEND_FAILED, "the engine broke off its answer")
+
+    # --- streams ---
+
+    def _first_token(self) -> None:
+        self._started = True
+        self.record.first_token(time.monotonic())
+
+    def _is_refused_in_stream(self, meter: StreamMeter) -> bool:
+        """Was this 200 a refusal after all? Then it is on its way back to the queue."""
+        error = meter.error
+        refused = meter.aborted or (error is not None and error.status in RETRYABLE_IN_STREAM)
+        if refused and not meter.token_events:
+            assert self._call is not None
+            self._call.cancel()
+            self._again(Failure.REFUSED)
+            return True
+        return False
+
+    def _complete_stream(self, meter: StreamMeter) -> None:
+        rest = meter.flush()
+        if not self._reply.relays and self._is_refused_in_stream(meter):
+            return
+        if meter.error is None and not meter.is_over:
+            self._cut("ended a stream without saying that it is over")
+            return
+        if self._renamed is not None:
+            rest = self._renamed.in_answer(rest)
+        if not self._reply.relays:
+            self._begin_reply(rest)
+        elif rest:
+            self._responder.write(rest)
+        self._responder.end()
+        if meter.error is not None:
+            service = self._received()
+            self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
+            self._end(Outcome.FAILED, Reason.BACKEND_FAILED.value, service)
+        else:
+            self._settle(meter.usage, meter.token_events, meter.awaits_more, meter.answer_id, meter.made)
+
+    # --- whole bodies ---
+
+    def _collect(self, data: bytes) -> None:
+        """Keep the answer until it is whole: only then is it known whether it was one."""
+        self._answer_bytes += len(data)
+        if self._finder is not None:
+            self._finder.feed(data)
+        if self._ending is not None:
+            self._ending.come(data)
+            self._responder.write(data)
+            return
+        self._answer.add(data)
+        is_too_long = self._answer_bytes > self._pool.response_buffer_bytes_max or self._pool.holds_too_much
+        if self._answer_bytes <= SEARCHED_BYTES_MIN and not is_too_long:
+            return
+        if not 200 <= self._status < 300:
+            if self._answer_bytes > ERROR_BODY_BYTES_MAX or self._pool.holds_too_much:
+                assert self._call is not None
+                self._call.cancel()
+                self._fail_with_error(b"")
+            return
+        if self._finder is None:
+            self._finder = usage_finder()
+            self._finder.feed(self._answer.joined())
+        if is_too_long:
+            if self._reply.is_begun:
+                assert self._call is not None
+                self._call.cancel()
+                self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
+                return
+            self._ending = Ending(self._headers)
+            held = self._answer.joined()
+            self._answer.let_go()
+            self._ending.come(held)
+            if self._renamed is not None:
+                held = self._renamed.in_answer(held)
+            self._begin_reply(held)
+
+    def _complete_body(self) -> None:
+        if self._ending is not None:
+            if self._ending.is_missing:
+                self._cut("ended an answer before its end")
+                return
+            self._responder.end()
+            assert self._finder is not None
+            usage = usage_found(self._finder)
+            self._settle(usage, self._made_tokens(usage, self._answer_bytes), None, "", NOTHING_MADE)
+            return
+        body = self._answer.joined()
+        backend = self._backend
+        assert backend is not None
+        is_success = 200 <= self._status < 300
+        answer = read_answer(body) if is_success else None
+        refused = answer.is_drained if answer is not None else backend.adapter.is_refusal(self._status, body)
+        if refused:
+            self._again(Failure.REFUSED)
+        elif answer is not None and self._reply.is_begun:
+            self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
+        elif answer is not None and not answer.is_whole and is_json(content_type(self._headers)):
+            self._cut("answered what is no whole JSON")
+        elif answer is not None:
+            shown = body if self._renamed is None else self._renamed.in_answer(body)
+            self._reply.whole(self._status, self._headers, shown)
+            self._settle_body(answer, body)
+        else:
+            self._fail_with_error(body)
+
+    def _settle_body(self, answer: Answer, body: bytes) -> None:
+        usage = answer.usage
+        made = made_bytes(body) if usage is None or usage.output_tokens is None else 0
+        self._settle(usage, self._made_tokens(usage, made), answer.awaits_more, answer.id, answer.made)
+
+    def _made_tokens(self, usage: Usage | None, length: int) -> int:
+        """Output of an answer that was not streamed, by the bytes that were made; 0 where the engine counts it."""
+        if not self.route.generates or (usage is not None and usage.output_tokens is not None):
+            return 0
+        if not is_text(content_type(self._headers)):
+            length = 0
+        tokens = max(1, round(length / self._pool.estimator.bytes_per_token))
+        return believed(Usage(None, tokens), 0, self.request, self.payload, self.route, self._context()).output
+
+    def _fail_with_error(self, body: bytes) -> None:
+        """The engine judged the request itself wrong, or is in trouble. It has taken no tokens, so its tenant's quota
+        counts none; the order keeps the charge of the prompt (`Books`)."""
+        assert self._backend is not None
+        error = engine_error(self._backend.name, self._status, body)
+        self._reply.error(error, is_engines=True)
+        self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, NO_SERVICE)
+        self._end(outcome_of(error), f"status_{self._status}")
+
+    # --- ends ---
+
+    def _again(self, failure: Failure) -> None:
+        """It has cost nothing: back to the queue, unless it has been tried too often."""
+        self._call = None
+        self._answer.let_go()
+        self._begin_answer()
+        self.record.returned()
+        self._pool.dispatcher.failed(self.request.id, failure)
+
+    def _settle(self, usage: Usage | None, counted: int, awaits_more: bool | None, answer_id: str, made: Made) -> None:
+        service = believed(usage, counted, self.request, self.payload, self.route, self._context())
+        request = self.request
+        if usage is not None and usage.prompt_tokens:
+            self._pool.learn(self.payload, usage.prompt_tokens)
+        if not awaits_more and (self.payload.demands_tool or request.claim.extends):
+            awaits_more = None  # a demanded tool is called with the reason "stop", and a raw text ends with no other
+        if self._pool.claims is not None and not request.claim.explicit:
+            goes_on_by = answer_id if self.route.dialect is Dialect.RESPONSES else ""
+            request.progress.gives = given(request.claim, made.tool_ids, made.text, goes_on_by, made.arguments)
+        self._pool.dispatcher.finished(request.id, service, awaits_more)
+        self._end(Outcome.COMPLETED, "", service)
+
+    def _client_gone(self) -> None:
+        if self._done:
+            return
+        service = None
+        if self._call is not None:
+            self._call.cancel()
+            service = self._received()
+        self._pool.dispatcher.cancelled(self.request.id, service)
+        self._end(Outcome.ABANDONED, "client_disconnected", service)
+
+    def _received(self) -> ServiceTokens:
+        """What an answer that breaks off has taken so far."""
+        meter = self._meter
+        if meter is not None:
+            counted, usage = meter.token_events, meter.usage
+        elif self._ending is not None:
+            counted, usage = self._made_tokens(None, self._answer_bytes), None
+        else:
+            return self._pool.dispatcher.received(self.request.id)
+        # A usage from before the end may be older than what has come since.
+        service = believed(usage, counted, self.request, self.payload, self.route, self._context())
+        return ServiceTokens(service.prompt, max(service.output, counted), service.cached)
+
+    def _context(self) -> int | None:
+        return self._pool.context_tokens_max(self.payload.model)
+
+    def _end(self, outcome: str, reason: str, service: ServiceTokens | None = None) -> None:
+        self._done = True
+        self._call = None
+        self._answer.let_go()
+        self._reply.leave_place()
+        responder = self._responder
+        responder.on_disconnect = responder.on_pause = responder.on_resume = None
+        self.record.ended(outcome, reason, service or NO_SERVICE, self.request.prompt_tokens, time.monotonic())
+        self._pool.ended(self.record)
+
+    def _visible_error(self, error: ApiError) -> None:
+        meter = self._meter
+        self._reply.error(error, is_within=self._reply.relays and (meter is None or meter.is_amid_event))
+
+    def _pause(self) -> None:
+        if self._call is not None:
+            self._call.pause()
+
+    def _resume(self) -> None:
+        if self._call is not None:
+            self._call.resume()

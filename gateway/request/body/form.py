@@ -1,0 +1,170 @@
+"""What does a form with a file in it ask for? Its few fields, read without a copy of the file.
+
+Ours, since it is `bytes.find` from one boundary to the next, while the parsers at hand call back for every piece and
+read forms more generously than an engine may: here a form in doubt is refused, so that both see the same fields.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from typing import Final
+
+from gateway.http.errors import ApiError, Reason
+from gateway.request.apis import Api
+from gateway.request.body.payload import NO_FIELDS, STEERING, USER_LENGTH_MAX, Payload
+from gateway.request.body.slices import find
+from gateway.request.prompt import Prompt
+
+__all__ = ["is_form", "read_form"]
+
+PARTS_MAX: Final = 128
+HEAD_BYTES_MAX: Final = 4096
+VALUE_BYTES_MAX: Final = 256
+AUDIO_PROMPT: Final = Prompt(b"", 0, 1, 0)
+"""An uploaded clip counts as an inline one. Nothing is known of how it begins, or of the tokens of its bytes."""
+
+_TYPE: Final = b"multipart/form-data"
+_CHARSET: Final = rb'(?:; ?charset="?utf-8"?)?'
+_BOUNDARY: Final = rb"[A-Za-z0-9'()+_,./:=?-]{1,70}"
+_CONTENT_TYPE: Final = re.compile(
+    b"".join((_TYPE, _CHARSET, rb'; ?boundary=("?)(', _BOUNDARY, rb")\1", _CHARSET)), re.IGNORECASE
+)
+_TOKEN: Final = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_LINE: Final = re.compile(rb"(" + _TOKEN + rb"): ?([^\r\n\0]*)")
+_DISPOSITION: Final = re.compile(
+    b"".join(
+        (
+            rb'form-data; ?name=(?:"([^"\\]*)"|(',
+            _TOKEN,
+            rb"))",
+            rb'(?:; ?filename=(?:"(?:[^"\\]|\\.)*+"|',
+            _TOKEN,
+            rb"))?",
+            rb'(?:; ?filename\*=[^"\\; ]*)?',
+        )
+    ),
+    re.IGNORECASE,
+)
+"""As clients write it: .NET leaves the quotes out, others name the file in a second way."""
+_PLAIN: Final = frozenset({b"7bit", b"8bit", b"binary"})
+_READ: Final = frozenset({"model", "stream", "user"})
+
+
+class FormPayload(Payload):
+    """A form, of which one value may be written anew: the model's name."""
+
+    __slots__ = ("_model_at",)
+
+    def __init__(
+        self, body: bytes, api: Api, model: str, stream: bool, user: str, model_at: tuple[int, int] | None
+    ) -> None:
+        """`model_at`: where its name stands in the body; None: nowhere."""
+        super().__init__(body, NO_FIELDS, api, AUDIO_PROMPT, 1, model, stream, user)
+        self._model_at = model_at
+
+    def rename(self, model: str) -> None:
+        self.model = model
+        if self._model_at is not None:
+            begin, end = self._model_at
+            view = memoryview(self.body)
+            name = model.encode()
+            self.body = b"".join((view[:begin], name, view[end:]))
+            self._model_at = begin, begin + len(name)
+
+
+def is_form(content_type: bytes | None) -> bool:
+    """Does it say that the body is a form?"""
+    return content_type is not None and content_type[: len(_TYPE)].lower() == _TYPE
+
+
+def read_form(body: bytes, content_type: bytes, api: Api) -> Generator[None, None, Payload]:
+    """Read the few fields that admission needs, or raise `ApiError` 400. Yields after every window of the file."""
+    known = _CONTENT_TYPE.fullmatch(content_type)
+    if known is None:
+        raise _bad(
+            "its content-type should be 'multipart/form-data; boundary=...', with a boundary of up to 70 letters"
+        )
+    mark = b"\r\n--" + known[2]
+    if not body.startswith(mark[2:]):
+        raise _bad("the body does not begin with the boundary of its content-type")
+    found: dict[str, str] = {}
+    model_at: tuple[int, int] | None = None
+    left_out_bytes = 0
+    kept: list[tuple[int, int]] = []
+    parts = 0
+    at = len(mark) - 2
+    while not _is_end(body, at):
+        begin = at + 2
+        parts += 1
+        if parts > PARTS_MAX:
+            raise _bad(f"it has more than {PARTS_MAX} parts")
+        value = body.find(b"\r\n\r\n", begin, begin + HEAD_BYTES_MAX) + 4
+        if value < 4:
+            raise _bad(f"the head of part {parts} does not end within {HEAD_BYTES_MAX} bytes")
+        name = _name(body[begin : value - 4], parts)
+        end = yield from find(body, mark, value, len(body))
+        if end < 0 or body.startswith(mark[2:], value):
+            raise _bad(f"part {parts} does not end with a line end and the boundary")
+        if name in _READ:
+            _note(found, name, body[value : min(end, value + VALUE_BYTES_MAX + 1)])
+        if name == "model":
+            model_at = value - left_out_bytes, end - left_out_bytes
+        if name not in STEERING:
+            kept.append((at, end + len(mark)))
+        else:
+            left_out_bytes += end + len(mark) - at
+        at = end + len(mark)
+    if len(kept) < parts:
+        view = memoryview(body)
+        pieces: list[bytes | memoryview] = [body[: len(mark) - 2]]
+        pieces += [view[begin:end] for begin, end in kept]
+        pieces.append(body[at:])
+        body = b"".join(pieces)
+    stream = found.get("stream", "").lower() in ("true", "1", "on", "yes", "t", "y")
+    user = found.get("user", "")[:USER_LENGTH_MAX]
+    return FormPayload(body, api, found.get("model", ""), stream, user, model_at)
+
+
+def _is_end(body: bytes, at: int) -> bool:
+    """Behind a boundary: is this the end of the form, or does a part follow?"""
+    if body.startswith(b"--", at):
+        if body[at + 2 : at + 5] not in (b"", b"\r\n"):
+            raise _bad("something follows its last boundary")
+        return True
+    if not body.startswith(b"\r\n", at):
+        raise _bad(f"a line end is expected behind the boundary at byte {at}")
+    return False
+
+
+def _name(head: bytes, number: int) -> str:
+    """The name of the field whose head this is."""
+    disposition: re.Match[bytes] | None = None
+    for line in head.split(b"\r\n"):
+        field = _LINE.fullmatch(line)
+        if field is None:
+            raise _bad(f"the head of part {number} is not made of 'name: value' lines")
+        name, value = field[1].lower(), field[2].rstrip()
+        if name == b"content-disposition" and disposition is None:
+            disposition = _DISPOSITION.fullmatch(value)
+            if disposition is not None:
+                continue
+        elif name != b"content-disposition" and (name != b"content-transfer-encoding" or value.lower() in _PLAIN):
+            continue
+        raise _bad(f"part {number} should say 'content-disposition: form-data; name=\"...\"' once, and not be encoded")
+    if disposition is None:
+        raise _bad(f"part {number} has no content-disposition")
+    return (disposition[1] or disposition[2] or b"").decode("utf-8", "replace")
+
+
+def _note(found: dict[str, str], name: str, value: bytes) -> None:
+    if name in found:
+        raise ApiError(Reason.INVALID_REQUEST, f"'{name}' is given twice", param=name)
+    if len(value) > VALUE_BYTES_MAX:
+        message = f"'{name}' is longer than {VALUE_BYTES_MAX} bytes"
+        raise ApiError(Reason.INVALID_REQUEST, message, param=name)
+    found[name] = value.decode("utf-8", "replace")
+
+
+def _bad(what: str) -> ApiError:
+    return ApiError(Reason.INVALID_REQUEST, f"the body is not a well-formed form: {what}")

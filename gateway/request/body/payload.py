@@ -1,0 +1,270 @@
+"""What does the body of a request ask for? Reads the few fields that admission needs, and leaves the rest unparsed.
+
+The body goes to the engine as the client wrote it, but for this: fields that steer the engine are taken out (a client
+can refine who it is, never raise its claim), and the model is asked for by the engine's name. In JSON usage is asked
+for in streams, and vLLM is told whose cached blocks it may use. Each kind of body has its own edits, and no others:
+what is right for JSON would damage a form.
+
+What is read here is read at one go. A large body is read in slices, by `large_body`; forms by `form`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, Raw
+from msgspec.structs import astuple
+
+from gateway.http.errors import ApiError, Reason
+from gateway.request.apis import COMPLETIONS, NAMES, Api
+from gateway.request.conversation.turns import Turns, read_turns
+from gateway.request.fields import (
+    Fields,
+    StreamOptions,
+    decode_fields,
+    decode_list,
+    decode_number,
+    decode_object,
+    decode_user,
+    encode,
+)
+from gateway.request.prompt import Prompt, prompt_of
+
+__all__ = ["LARGE_BODY_BYTES", "NO_FIELDS", "STEERING", "JsonPayload", "Payload", "read_json"]
+
+LARGE_BODY_BYTES: Final = 1 << 18
+"""A body of up to so many bytes is read at one go: it takes some milliseconds at most, whatever it holds."""
+SEQUENCES_MAX: Final = 128
+_BRACKET: Final = ord("[")
+USER_LENGTH_MAX: Final = 128
+ASK_FOR_USAGE: Final = b'"stream_options":{"include_usage":true},'
+NO_FIELDS: Final = Fields()
+
+STEERING_AT: Final = NAMES.index("priority")
+STEERING: Final = frozenset(NAMES[STEERING_AT:])
+"""Fields that steer an engine."""
+NO_STEERING: Final[tuple[Any, ...]] = astuple(NO_FIELDS)[STEERING_AT:]
+
+
+class Payload:
+    """The request as admission sees it.
+
+    Attributes:
+        output_tokens_max: per sequence, or None if the request sets no limit.
+        sequences: answers generated side by side (`n`, or several prompts).
+        prompt: everything that becomes prompt.
+        asks_usage: the client itself wants usage in its stream.
+        body: what goes to the engine.
+        output_param: the field that said how long the answer may be.
+        prompt_param: the field that says what the prompt is, if any.
+        asked: the model by the name that the client gave it; `model` is the engines' name.
+        fields: what was decoded of a JSON body.
+    """
+
+    __slots__ = (
+        "api", "asked", "asks_usage", "body", "demands_tool", "fields", "has_stream_options", "model", "output_param",
+        "output_tokens_max", "prompt", "sequences", "stream", "user",
+    )  # fmt: skip
+
+    def __init__(
+        self, body: bytes, fields: Fields, api: Api, prompt: Prompt, prompts: int, model: str, stream: bool, user: str
+    ) -> None:
+        options = fields.stream_options
+        self.body = body
+        self.fields = fields
+        self.api = api
+        self.prompt = prompt
+        self.model = self.asked = model
+        self.stream = stream
+        self.user = user
+        self.asks_usage = isinstance(options, StreamOptions) and bool(options.include_usage)
+        self.has_stream_options = options is not UNSET
+        self.output_tokens_max: int | None = None
+        self.output_param: str | None = None
+        for name in api.limits:
+            limit = _number(fields, name)
+            if limit is not None:
+                if limit < 1:
+                    raise _bad(name, f"'{name}' must be at least 1, got {limit}")
+                self.output_tokens_max, self.output_param = limit, name
+                break
+        self.sequences = _sequences(fields, api, prompts)
+        choice = fields.tool_choice
+        self.demands_tool = bool(choice) and bytes(choice) not in (b'"auto"', b'"none"', b"null")
+        """The answer must call a tool."""
+
+    def let_go(self) -> None:
+        """Hold no more of it than an engine gets: nothing else is asked of it any more."""
+        self.fields = NO_FIELDS
+        self.prompt.let_go()
+
+    @property
+    def is_text(self) -> bool:
+        """Nothing is attached to the prompt as base64."""
+        return self.prompt.attachments == 0
+
+    @property
+    def prompt_param(self) -> str | None:
+        return next((name for name in reversed(self.api.prompt) if getattr(self.fields, name)), None)
+
+    @property
+    def raw_prompt(self) -> Raw:
+        """JSON of a prompt that stands for itself, outside of any conversation."""
+        return self.fields.prompt if self.api is COMPLETIONS else NO_FIELDS.prompt
+
+    @property
+    def instruction_bytes(self) -> int:
+        """JSON of instructions that stand beside the conversation."""
+        return len(self.fields.system) + len(self.fields.instructions)
+
+    def turns(self) -> Turns:
+        """The turns of its conversation."""
+        name = self.api.conversation
+        return read_turns(getattr(self.fields, name) if name else NO_FIELDS.messages)
+
+    def rename(self, model: str) -> None:
+        """Ask the engine for the model by this name."""
+        raise NotImplementedError
+
+
+class JsonPayload(Payload):
+    """A JSON object. What is added stands in front: prompts are long, and stay as they are."""
+
+    __slots__ = ()
+
+    def ask_usage(self) -> None:
+        """Have the engine report usage at the end of the stream."""
+        if not self.has_stream_options:
+            at = self.body.index(b"{") + 1
+            self.body = b"".join((self.body[:at], ASK_FOR_USAGE, memoryview(self.body)[at:]))
+            return
+        fields = _members(self.body)
+        fields["stream_options"] = Raw(with_usage(bytes(fields["stream_options"])))
+        self.body = encode(fields)
+
+    def rename(self, model: str) -> None:
+        self.model = model
+        fields = _members(self.body)
+        fields["model"] = Raw(encode(model))
+        self.body = encode(fields)
+
+    def salted(self, salt: str) -> tuple[bytes, memoryview]:
+        """The beginning and the rest of what goes to an engine that keeps the cached blocks of different salts apart;
+        in two pieces, so that nothing long is copied for each engine that is tried. The salt needs no JSON escapes."""
+        body = self.body
+        at = body.index(b"{") + 1
+        field = b'"cache_salt":"%b",' % salt.encode() if body.find(b'"') >= 0 else b""  # of an empty object: none
+        return body[:at] + field, memoryview(body)[at:]
+
+
+def with_usage(options: bytes) -> bytes:
+    """JSON of these stream options, such that usage is reported."""
+    kept = {} if options == b"null" else _members(options)
+    kept["include_usage"] = Raw(b"true")
+    return encode(kept)
+
+
+def read_json(body: bytes, api: Api) -> JsonPayload:
+    """Read a JSON body, or raise `ApiError` 400 that says which field is wrong."""
+    if not body:
+        raise ApiError(Reason.INVALID_JSON, "the body is empty; a JSON object is expected")
+    fields = fields_of(body)
+    values: tuple[Any, ...] = astuple(fields)  # one call for all of them
+    parts = [part for at in api.prompt_at if (part := values[at])]
+    return JsonPayload(
+        body if values[STEERING_AT:] == NO_STEERING else _without_steering(body),
+        fields,
+        api,
+        prompt_of(bytes(parts[0]) if len(parts) == 1 else b"".join(parts)),
+        _prompts(fields.prompt) if fields.prompt else 1,
+        fields.model,
+        bool(fields.stream),
+        user_of(fields),
+    )
+
+
+def fields_of(body: bytes) -> Fields:
+    """Decode the fields that are ours, or say what is wrong with them."""
+    try:
+        return decode_fields(body)
+    except msgspec.ValidationError as error:
+        what, _, where = str(error).partition(" - at `$")
+        param = where.strip("`").lstrip(".") or None
+        if param is None:
+            raise ApiError(Reason.INVALID_JSON, f"the body must be a JSON object: {what}") from None
+        raise _bad(param, f"'{param}': {what}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _not_json(error) from None
+
+
+def user_of(fields: Fields) -> str:
+    """The end user that the client names, by any of the ways that the APIs have."""
+    return (fields.safety_identifier or fields.user or _metadata_user(fields.metadata))[:USER_LENGTH_MAX]
+
+
+def _members(body: bytes) -> dict[str, Raw]:
+    try:
+        return decode_object(body)
+    except UnicodeDecodeError as error:  # in the name of a field that is not ours
+        raise _not_json(error) from None
+
+
+def _not_json(error: Exception) -> ApiError:
+    return ApiError(Reason.INVALID_JSON, f"the body is not valid JSON: {error}")
+
+
+def _bad(param: str, message: str) -> ApiError:
+    return ApiError(Reason.INVALID_REQUEST, message, param=param)
+
+
+def _number(fields: Fields, name: str) -> int | None:
+    value: Raw = getattr(fields, name)
+    if not value:
+        return None
+    try:
+        number: int | None = decode_number(value)
+    except msgspec.ValidationError as error:
+        raise _bad(name, f"'{name}': {error}") from None
+    return number
+
+
+def _sequences(fields: Fields, api: Api, prompts: int) -> int:
+    sequences = 1
+    for name in api.counts:
+        value = _number(fields, name)
+        if value is None:
+            continue
+        if not 1 <= value <= SEQUENCES_MAX:
+            raise _bad(name, f"'{name}' must be between 1 and {SEQUENCES_MAX}, got {value}")
+        sequences = max(sequences, value)
+    if api.counts and "prompt" in api.prompt:
+        sequences *= prompts
+    if sequences > SEQUENCES_MAX:
+        what = "'prompt' and 'n' ask for more answers in one request than are served together"
+        raise _bad("prompt", f"{what}: {SEQUENCES_MAX}")
+    return sequences
+
+
+def _prompts(prompt: Raw) -> int:
+    """How many prompts are in the field of that name? A list of numbers is one prompt, already in tokens."""
+    if memoryview(prompt)[0] != _BRACKET:
+        return 1
+    prompts = decode_list(prompt)
+    return len(prompts) if prompts and bytes(prompts[0])[:1] in b'"[' else 1
+
+
+def _metadata_user(metadata: Raw) -> str:
+    if not metadata or bytes(metadata).find(b'"user_id"') < 0:
+        return ""
+    try:
+        return decode_user(metadata).user_id or ""
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
+def _without_steering(body: bytes) -> bytes:
+    kept = _members(body)
+    for name in STEERING:
+        kept.pop(name, None)
+    return encode(kept)

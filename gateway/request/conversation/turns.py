@@ -1,0 +1,255 @@
+"""Where does a conversation stand? Which question is being answered, and how many calls has the answer taken?
+
+Reads chat messages, Anthropic messages and Responses items alike: a turn is the user's, the model's, a tool's result,
+or an instruction of the app. The question is the user's last turn; what follows it are the calls of its interaction.
+Only the roles are decoded, contents stay unparsed.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from hashlib import sha256
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from gateway.request.conversation.shown import FIRST_TURNS, LAST_TURNS, NOTHING_SHOWN, Shown, shown_by
+from gateway.request.fields import Turn, decode_turns
+
+__all__ = [
+    "MARK",
+    "MARKS_MAX",
+    "NO_TURNS",
+    "ONE_TEXT_HEAD",
+    "ONE_TEXT_TAIL",
+    "QUOTE",
+    "TOOL_RESULT",
+    "Kind",
+    "Shape",
+    "Turns",
+    "hashed",
+    "holds_result",
+    "is_of_result",
+    "mark_at",
+    "read_turns",
+    "same_text",
+]
+
+QUOTE: Final = ord('"')
+TOOL_RESULT: Final = b'"tool_result"'
+MARK: Final = b'"cache_control"'
+_IS_TYPE: Final = re.compile(rb'"type"\s{0,16}:\s{0,16}\Z')
+_TYPE_BYTES_MAX: Final = 48
+_BEFORE_MARK: Final = re.compile(rb",\s{0,16}\Z")
+_BEFORE_MARK_BYTES: Final = 17
+_MARK: Final = re.compile(rb'"cache_control"\s{0,16}:\s{0,16}(?:null|\{[^{}]{0,256}\})')
+_AFTER_MARK: Final = re.compile(rb"\s{0,16},")
+MARKS_MAX: Final = 64
+"""Marks that are looked for in one question; engines take four."""
+_S: Final = rb"\s{0,16}"
+ONE_TEXT_HEAD: Final = re.compile(
+    _S.join((rb"\[", rb"\{", b'"type"', b":", b'"text"', b",", b'"text"', b":", b'(?=")'))
+)
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+ONE_TEXT_TAIL: Final = re.compile(_S + rb"\}" + _S + rb"\]")
+
+
+class Turns:
+    """What the shape of a conversation tells of the interaction it is in.
+
+    Attributes:
+        questions: the user's own turns up to the question, the last one being the question; empty if there is none.
+        stage: the call's place among those that answer the question, from 1.
+        begins: True if the question comes last; False if a tool's result does; None if neither does.
+        instruction_bytes: of the system and developer turns.
+        shown: by what its interaction may be known again.
+    """
+
+    __slots__ = ("_answered", "begins", "instruction_bytes", "questions", "shown", "stage")
+
+    def __init__(self, questions: list[bytes], answered: int, shape: Shape, shown: Shown) -> None:
+        """`answered`: how many of the questions the model has said something to."""
+        self.questions = questions
+        self.stage = shape.stage()
+        self.begins = shape.begins()
+        self.instruction_bytes = shape.instruction_bytes
+        self.shown = shown
+        self._answered = answered
+
+    @property
+    def asks(self) -> bool:
+        """Is there a question?"""
+        return bool(self.questions)
+
+    @property
+    def has_answers(self) -> bool:
+        """Was there a question before the last ones, and an answer to it?"""
+        return self._answered > 0
+
+    def named(self, *rest: bytes, last_only: bool = False) -> str:
+        """A short name for all that was asked, or for the last question, and for the rest that sets it apart."""
+        questions = self.questions[-1:] if last_only else self.questions
+        return hashed(*[same_text(question) for question in questions], *rest)
+
+    def named_before(self, *rest: bytes) -> str:
+        """The same for all that was asked up to the last answer: the name that the conversation had then."""
+        return hashed(*[same_text(question) for question in self.questions[: self._answered]], *rest)
+
+
+class Kind(Enum):
+    """What is a turn?"""
+
+    ASKS = 1
+    """It is a question, unless a tool's result follows before the model's next turn."""
+    RESULT = 2
+    """A tool's result, or what the user says beside one."""
+    MODEL = 3
+    OTHER = 4
+
+
+class Shape:
+    """Turns as they come by, one after another: what they come to."""
+
+    __slots__ = ("_begins", "_calls", "_calls_before", "_has_result", "_in_models_turn", "instruction_bytes")
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._calls_before = 0
+        """Calls up to the last turn of the model, whatever was asked since."""
+        self._begins: bool | None = None
+        self._in_models_turn = False
+        self._has_result = False
+        """A tool's result has come since the model's last turn."""
+        self.instruction_bytes = 0
+
+    def of_user(self, *, is_question: bool) -> Kind:
+        """A turn of the user, who asks, or hands in a tool's result. Beside a result nothing is asked: reminders and
+        images stand there."""
+        if not is_question or self._has_result:
+            return self._result()
+        self._begins, self._in_models_turn = True, False
+        self._calls = 0
+        return Kind.ASKS
+
+    def of_other(self, turn: Turn, content_bytes: int) -> Kind:
+        """Any other turn."""
+        role = turn.role
+        if role == "system" or role == "developer":
+            self.instruction_bytes += content_bytes
+            return Kind.OTHER
+        if role == "tool" or role == "function" or (role is None and (turn.type or "").endswith("_output")):
+            return self._result()
+        # One call may answer with several items in a row: reasoning, a text, the calls of tools.
+        self._calls += not self._in_models_turn
+        self._calls_before = self._calls
+        self._begins, self._in_models_turn, self._has_result = None, True, False
+        return Kind.MODEL
+
+    def _result(self) -> Kind:
+        self._begins = self._in_models_turn = False
+        self._has_result = True
+        self._calls = self._calls_before
+        return Kind.RESULT
+
+    def stage(self) -> int:
+        # A turn of the model that comes last is the beginning of an answer that this call is to go on with.
+        return self._calls if self._in_models_turn else self._calls + 1
+
+    def begins(self) -> bool | None:
+        return self._begins
+
+
+NO_TURNS: Final = Turns([], 0, Shape(), NOTHING_SHOWN)
+
+
+def read_turns(conversation: Raw) -> Turns:
+    """Read `messages` or `input` as they stand in the body. What is no conversation has no turns: the engine judges."""
+    if not conversation:
+        return NO_TURNS
+    shape = Shape()
+    try:
+        turns = decode_turns(conversation)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        text = bytes(conversation)
+        if text[0] != QUOTE:
+            return NO_TURNS
+        shape.of_user(is_question=True)
+        return Turns([text], 0, shape, NOTHING_SHOWN)
+    questions: list[bytes] = []
+    answered = 0
+    for turn in turns:
+        if turn.role == "user":
+            content = bytes(turn.content)
+            kind = shape.of_user(is_question=not (content.startswith(b"[") and holds_result(content)))
+        else:
+            kind = shape.of_other(turn, len(turn.content))
+        if kind is Kind.ASKS:
+            questions.append(content)
+        elif kind is Kind.RESULT:
+            del questions[answered:]
+        elif kind is Kind.MODEL:
+            answered = len(questions)
+    return Turns(questions, answered, shape, shown_by(turns[:FIRST_TURNS], turns[-LAST_TURNS:]))
+
+
+def holds_result(content: bytes) -> bool:
+    """Does a list of blocks hold a tool's result?"""
+    at = content.find(TOOL_RESULT)
+    while at >= 0:
+        if is_of_result(content, at):
+            return True
+        at = content.find(TOOL_RESULT, at + 1)
+    return False
+
+
+def is_of_result(content: bytes, at: int) -> bool:
+    """Is the `"tool_result"` that stands here the type of a block?"""
+    return _IS_TYPE.search(content, max(0, at - _TYPE_BYTES_MAX), at) is not None
+
+
+def same_text(content: bytes) -> bytes:
+    """The content in its plainest form, without marks for the engine's cache: agents move these from turn to turn.
+
+    What is long is brought into the same form in slices: `large_body`.
+    """
+    if content.startswith(b'"') or content.find(MARK) < 0:
+        return content
+    kept: list[bytes] = []
+    done = at = 0
+    for _ in range(MARKS_MAX):
+        at = content.find(MARK, at)
+        if at < 0:
+            break
+        begin, end = mark_at(content, at, done, len(content))
+        if end > begin:
+            kept.append(content[done:begin])
+            done = end
+        at = max(end, at + 1)
+    kept.append(content[done:])
+    plain = b"".join(kept)
+    head = ONE_TEXT_HEAD.match(plain)
+    text = _STRING.match(plain, head.end()) if head is not None else None
+    return plain if text is None or ONE_TEXT_TAIL.fullmatch(plain, text.end()) is None else text[0]
+
+
+def mark_at(content: bytes, at: int, low: int, high: int) -> tuple[int, int]:
+    """The mark whose name stands here, with one comma, within these bounds; the same number twice if it is none.
+
+    JSON strings hold no bare quote, so what is found is structure and never the user's text.
+    """
+    found = _MARK.match(content, at, high)
+    if found is None:
+        return at, at
+    end = found.end()
+    comma = _BEFORE_MARK.search(content, max(low, at - _BEFORE_MARK_BYTES), at)
+    if comma is not None:
+        return comma.start(), end
+    after = _AFTER_MARK.match(content, end, high)
+    return at, end if after is None else after.end()
+
+
+def hashed(*parts: bytes) -> str:
+    """A short name for these parts. None of them holds a NUL: they are JSON, or printable."""
+    return sha256(b"\0".join(parts)).hexdigest()[:16]

@@ -1,0 +1,161 @@
+"""Who answers the exchanges of the workers of one gateway? The hub: what Redis does for replicas on many machines.
+
+The state is the twin's (`policies.replicas.exchange`), one for each pool and one for all pools. It lives as long as the
+hub. When the hub is started again, workers tell what they know, as after a Redis that lost its data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+import time
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from gateway.storage.contract import ALL_POOLS
+from gateway.storage.hub.seat import Meeting
+from gateway.storage.hub.wire import Frames
+from policies.replicas.exchange import Exchange
+from policies.replicas.messages import Presence, Tally, Told
+
+__all__ = ["ExchangeServer"]
+
+logger = logging.getLogger("fairgate")
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Told).decode
+CONNECTIONS_PER_WORKER: Final = 2
+"""A worker has one; the one of its predecessor may not have ended yet."""
+EARLIER: Final = "earlier"
+"""Stands for a gateway that has ended; the names of workers are longer."""
+POOLS_MAX: Final = 1_000
+_PEER = struct.Struct("3i")
+
+_Name = Annotated[str, msgspec.Meta(max_length=1024)]
+_Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+_ARGUMENTS: Final[dict[str, Any]] = {
+    "exchange": tuple[_Name, _Name, _Number, bytes],
+    "leave": tuple[_Name, _Name],
+    "learned": tuple[_Name],
+    "learn": tuple[_Name, bytes],
+    "news": tuple[_Name, bytes],
+}
+"""What a worker says with each question."""
+
+
+class ExchangeServer:
+    """Everything that workers share, and their connections."""
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.connections: set[_Worker] = set()
+        self.connections_max = CONNECTIONS_PER_WORKER * meeting.workers
+        self._epoch_s = meeting.epoch_s
+        self._exchanges: dict[str, Exchange] = {}
+        self._learned: dict[str, bytes] = {}
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, listener: socket.socket) -> None:
+        """Until `close`."""
+        self._server = await asyncio.get_running_loop().create_unix_server(lambda: _Worker(self), sock=listener)
+
+    def close(self) -> None:
+        """End all connections, and take no more."""
+        if self._server is not None:
+            self._server.close()
+        for worker in list(self.connections):
+            if worker.transport is not None:
+                worker.transport.close()
+
+    def about(self, pool: str) -> Exchange:
+        """What is shared of one pool, or of all."""
+        if pool not in self._exchanges:
+            if len(self._exchanges) >= POOLS_MAX:
+                raise ValueError("too many pools")
+            self._exchanges[pool] = Exchange()
+        return self._exchanges[pool]
+
+    def count(self, tallies: list[Tally]) -> None:
+        """Add what was counted before this gateway was started."""
+        told = Told([], Presence(), [], [], tallies, [], [], [], 0.0)
+        exchange = self.about(ALL_POOLS)
+        exchange.exchange(EARLIER, 1, told, self.now_ms())
+        exchange.leave(EARLIER)
+
+    def now_ms(self) -> int:
+        """By the clock that all workers have in common."""
+        return int((time.monotonic() + self._epoch_s) * 1000)
+
+    def answer(self, worker: _Worker, what: str, arguments: list[Any]) -> Any:
+        """What a worker asked for. ValueError, TypeError: it makes no sense."""
+        kinds = _ARGUMENTS.get(what)
+        if kinds is None:
+            raise ValueError(f"no answer to {what!r}")
+        arguments = msgspec.convert(arguments, kinds)
+        if what == "exchange":
+            me, pool, number, content = arguments
+            heard = self.about(pool).exchange(me, number, _decode(content), self.now_ms())
+            worker.names.add((me, pool))
+            return _encode(heard)
+        if what == "leave":
+            me, pool = arguments
+            self.about(pool).leave(me)
+        elif what == "learned":
+            [pool] = arguments
+            return self._learned.get(pool)
+        elif what == "learn":
+            pool, content = arguments
+            self.about(pool)
+            self._learned[pool] = content
+        else:
+            pool, content = arguments
+            for other in self.connections:
+                if other is not worker:
+                    other.send([0, pool, content])
+        return None
+
+    def gone(self, worker: _Worker) -> None:
+        """Its connection has ended, so it has: what was its own is free at once."""
+        self.connections.discard(worker)
+        for me, pool in worker.names:
+            self.about(pool).leave(me)
+
+
+class _Worker(Frames):
+    """The hub's end of one connection."""
+
+    def __init__(self, server: ExchangeServer) -> None:
+        super().__init__()
+        self.names: set[tuple[str, str]] = set()
+        """Under which it exchanged, and about what."""
+        self._server = server
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if len(self._server.connections) >= self._server.connections_max or not _is_own(transport):
+            logger.warning("a connection to the exchange of the workers is refused: it is none of theirs, or too many")
+            transport.close()
+            return
+        self._server.connections.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self in self._server.connections:
+            self._server.gone(self)
+
+    def said(self, value: list[Any]) -> None:
+        number, what, *arguments = value
+        answer = self._server.answer(self, what, arguments)
+        if number:
+            self.send([number, answer])
+
+
+def _is_own(transport: asyncio.BaseTransport) -> bool:
+    """Is the other end a process of the same user? The directory lets in nobody else but root."""
+    peer = transport.get_extra_info("socket")
+    if not hasattr(socket, "SO_PEERCRED") or peer is None:
+        return True
+    _, uid, _ = _PEER.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    return bool(uid == os.getuid())

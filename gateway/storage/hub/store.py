@@ -1,0 +1,167 @@
+"""What the workers of one gateway share, asked at their hub: as of a Redis, with no server to install."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from gateway.storage.contract import Deployment
+from gateway.storage.errors import StoreUnavailable
+from gateway.storage.hub.seat import Meeting
+from gateway.storage.hub.wire import Frames
+from policies.replicas.schedule import DEADLINE_S
+
+__all__ = ["HubStore"]
+
+logger = logging.getLogger("fairgate")
+
+RETRY_S: Final = 0.1
+"""Between two attempts to reach the hub. Nothing of the machine's is spent on one that is not there."""
+ASKED_MAX: Final = 256
+"""Questions without an answer. More come only of a hub that has stopped."""
+
+
+class HubStore:
+    """A `Store`. One connection, on which many questions may be under way."""
+
+    def __init__(self, meeting: Meeting, pools: Sequence[Deployment]) -> None:
+        self.replica = secrets.token_hex(8)
+        self.epoch_s = meeting.epoch_s
+        self.pools = pools
+        """All workers have them from one file."""
+        self.fault: str | None = "the hub was not asked yet"
+        self._path = meeting.exchange
+        self._connection: _Hub | None = None
+        self._ended = asyncio.Event()
+        self._is_closed = False
+
+    async def open(self) -> None:
+        try:
+            _, connection = await asyncio.get_running_loop().create_unix_connection(
+                lambda: _Hub(self._lost), self._path
+            )
+        except OSError as error:
+            self._say(f"the hub cannot be reached: {os.strerror(error.errno) if error.errno else error}")
+            raise StoreUnavailable(self.fault or "") from None
+        self._connection = connection
+        self._ended.clear()
+        self._say(None)
+
+    async def turn(self) -> None:
+        if self._connection is not None:
+            await self._ended.wait()
+        await asyncio.sleep(RETRY_S)
+        try:
+            await self.open()
+        except StoreUnavailable:
+            pass  # the fault says it
+
+    async def exchange(self, about: str, number: int, told: bytes) -> bytes:
+        heard: bytes = await self._ask("exchange", self.replica, about, number, told)
+        return heard
+
+    async def leave(self, about: str) -> None:
+        await self._ask("leave", self.replica, about)
+
+    async def learned(self, pool: str) -> bytes | None:
+        found: bytes | None = await self._ask("learned", pool)
+        return found
+
+    async def learn(self, pool: str, content: bytes) -> None:
+        await self._ask("learn", pool, content)
+
+    async def tell_news(self, pool: str, content: bytes) -> int:
+        self._hub().send([0, "news", pool, content])
+        return 0
+
+    async def hear_news(self, pool: str, heard: Callable[[bytes], None]) -> None:
+        hub = self._hub()
+        hub.listeners.setdefault(pool, []).append(heard)
+        try:
+            await self._ended.wait()
+        finally:
+            hub.listeners[pool].remove(heard)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._connection is not None and self._connection.transport is not None:
+            self._connection.transport.close()
+
+    def _hub(self) -> _Hub:
+        if self._connection is None:
+            raise StoreUnavailable(self.fault or "")
+        return self._connection
+
+    async def _ask(self, *question: Any) -> Any:
+        try:
+            answer = await self._hub().ask(*question)
+        except StoreUnavailable as error:
+            self._say(str(error))
+            raise
+        self._say(None)
+        return answer
+
+    def _lost(self) -> None:
+        self._connection = None
+        self._ended.set()
+        if not self._is_closed:
+            self._say("the hub has ended the connection")
+
+    def _say(self, fault: str | None) -> None:
+        """Say in the log when sharing ends and begins again."""
+        before, self.fault = self.fault, fault
+        if fault is None and before is not None:
+            logger.debug("state is shared with the other workers")
+        elif fault is not None and before is None:
+            logger.warning("state is not shared, this worker goes on with what it knows: %s", fault)
+
+
+class _Hub(Frames):
+    """A worker's end of the connection."""
+
+    def __init__(self, lost: Callable[[], None]) -> None:
+        super().__init__()
+        self.listeners: dict[str, list[Callable[[bytes], None]]] = {}
+        self._lost = lost
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._number = 0
+
+    async def ask(self, *question: Any) -> Any:
+        """The answer. Raises StoreUnavailable."""
+        if len(self._asked) >= ASKED_MAX:
+            raise StoreUnavailable(f"the hub has not answered {ASKED_MAX} questions")
+        self._number += 1
+        number = self._number
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.send([number, *question])
+            async with asyncio.timeout(DEADLINE_S):
+                return await answer
+        except TimeoutError:
+            raise StoreUnavailable(f"the hub has not answered within {DEADLINE_S:g} s") from None
+        finally:
+            del self._asked[number]
+
+    def said(self, value: list[Any]) -> None:
+        number, *rest = value
+        if number:
+            [answer] = rest
+            if not isinstance(answer, bytes | None):
+                raise ValueError("an answer is bytes, or nothing")
+            asked = self._asked.get(number)
+            if asked is not None and not asked.done():
+                asked.set_result(answer)
+            return
+        pool, content = rest
+        for heard in self.listeners.get(pool, ()):
+            heard(content)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(StoreUnavailable("the hub has ended the connection"))
+        self._lost()

@@ -1,0 +1,292 @@
+"""How is one command sent to Redis? One connection for the keys of one hash tag, one command at a time, one attempt.
+
+A node of a Cluster says where the keys are (MOVED), and the connection follows: no map of the slots is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import ssl
+from collections.abc import Sequence
+from typing import Any
+
+from redis._parsers import _AsyncHiredisParser
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AuthenticationError,
+    ConnectionError,
+    DataError,
+    InvalidResponse,
+    MovedError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+)
+
+from gateway.storage.errors import StoreError, StoreRefused, StoreUnavailable
+from policies.replicas.schedule import DEADLINE_S
+
+__all__ = ["CONNECT_S", "PUBLISHED_BYTES_MAX", "Lane", "Word"]
+
+Word = str | bytes | int
+
+CONNECT_S = 1.0
+"""The same of a new connection, TLS and authentication included."""
+PAUSE_S = 0.05
+PAUSE_S_MAX = 1.0
+"""After a failure nothing is tried for so long; doubled until it works."""
+MOVES_MAX = 3
+"""How often one command follows its keys to another node."""
+NODES_MAX = 16
+WAITING_MAX = 16
+"""Commands that wait for the connection. More come only of callers that gave up and call again."""
+PUBLISHED_BYTES_MAX = 512 * 1024
+"""Of what others publish at once. Ours is a tenth of it."""
+
+_PASSES = {
+    "LOADING", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "ASK", "MOVED",
+    "UNKILLABLE", "NOSCRIPT",
+}  # fmt: skip
+"""Codes of errors that end without anybody's doing, or by what is done to Redis alone."""
+_CODE = re.compile(r"(?:^|[-\s])([A-Z]{3,})\b")
+
+_DENIED = re.compile(r"(?i)user executing the script can't|no permissions to")
+_IN_SCRIPT = re.compile(r" script: [0-9a-f]{40}, on @.*")
+
+Node = tuple[str, int]
+
+
+class _Bounded(_AsyncHiredisParser):
+    """Keeps no more of an answer than `PUBLISHED_BYTES_MAX`: what others publish may be of any size."""
+
+    async def read_from_socket(self) -> bool:
+        await super().read_from_socket()  # type: ignore[no-untyped-call]
+        if self._reader.len() > PUBLISHED_BYTES_MAX:  # type: ignore[attr-defined]
+            raise ConnectionError(f"publishes more than {PUBLISHED_BYTES_MAX} bytes at once")
+        return True
+
+
+class Lane:
+    """One connection to the server that holds the keys of one tag."""
+
+    def __init__(self, url: str, where: str, *, deadline_s: float = DEADLINE_S) -> None:
+        """`where`: the url without its password, for messages."""
+        self.where = where
+        self.fault: str | None = None
+        """Why the last command failed. None: it did not, or there was none."""
+        self.answered = 0
+        self.failed = 0
+        self._deadline_s = deadline_s
+        self._options: dict[str, Any] = dict(parse_url(url))
+        self._kind: type[AbstractConnection] = self._options.pop("connection_class", Connection)
+        self._home: Node = (self._options.get("host", "localhost"), self._options.get("port", 6379))
+        self._nodes = [self._home]
+        """Where the keys may be: the url's server, and those that it has named."""
+        self._at = 0
+        self._connection: AbstractConnection | None = None
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+        self._pause_s = 0.0
+        self._again_s = float("-inf")
+
+    @property
+    def database(self) -> int:
+        """Its number; channels, unlike keys, are common to all of one server."""
+        return int(self._options.get("db", 0))
+
+    async def ask(self, *words: Word, otherwise: Sequence[Word] | None = None) -> Any:
+        """What Redis answers; `otherwise` is asked where it does not know the script.
+
+        Raises StoreUnavailable, or StoreRefused for what does not pass by itself. Must not be cancelled.
+        """
+        if self._waiting >= WAITING_MAX:
+            raise StoreUnavailable(f"{self.where}: {WAITING_MAX} commands wait already")
+        self._waiting += 1
+        try:
+            async with self._lock:
+                if asyncio.get_running_loop().time() < self._again_s:
+                    raise StoreUnavailable(self.fault or self.where)
+                answer = await self._tried(words, otherwise)
+        finally:
+            self._waiting -= 1
+        self.fault, self._pause_s = None, 0.0
+        self.answered += 1
+        return answer
+
+    async def tls_mismatch(self) -> str | None:
+        """Does the url's server speak TLS where this connection does not, or the other way round? What to do then."""
+        if "path" in self._options:
+            return None
+        expects_tls = issubclass(self._kind, SSLConnection)
+        options: dict[str, Any] = {}
+        if not expects_tls:
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            options = {"ssl": context, "ssl_handshake_timeout": CONNECT_S}
+        try:
+            async with asyncio.timeout(2 * CONNECT_S):
+                reader, writer = await asyncio.open_connection(*self._home, **options)
+                try:
+                    writer.write(b"PING\r\n")
+                    answers = await reader.read(1) in (b"+", b"-")
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError):
+            return None
+        if not answers:
+            return None
+        if expects_tls:
+            return "does not speak TLS; write redis:// instead of rediss://"
+        return "expects TLS; write rediss:// instead of redis://"
+
+    def check_files(self) -> None:
+        """Raises StoreRefused if the certificates that the url names cannot be used."""
+        if not issubclass(self._kind, SSLConnection):
+            return
+        try:
+            self._made(self._home).ssl_context.get()  # type: ignore[attr-defined]
+        except OSError as error:
+            named = [str(self._options[name]) for name in _FILES if name in self._options]
+            raise StoreRefused(
+                f"{self.where}: cannot use the files of its url ({', '.join(named)}): {error}"
+            ) from error
+
+    def beside(self) -> AbstractConnection:
+        """Another connection to the url's server, not made yet, for what others publish."""
+        return self._made(self._home, parser_class=_Bounded)
+
+    def failure(self, error: Exception) -> StoreError:
+        """What went wrong on a connection, and what to do if it does not pass."""
+        what, advice = f"{self.where}: {_what_happened(error)}", _advice(error)
+        return StoreUnavailable(what) if advice is None else StoreRefused(f"{what}; {advice}")
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.disconnect(nowait=True)
+            self._connection = None
+
+    async def _tried(self, words: Sequence[Word], otherwise: Sequence[Word] | None) -> Any:
+        try:
+            try:
+                return await self._answer(words)
+            except NoScriptError:
+                if otherwise is None:
+                    raise
+                return await self._answer(otherwise)
+        except DataError:
+            raise  # nothing was sent: an argument that is neither text nor bytes nor a number
+        except Exception as error:  # where an answer is garbage, redis-py raises whatever comes of it
+            failure = self.failure(error)
+            self.fault = f"{self.where}: {_what_happened(error)}"
+            self.failed += 1
+            self._pause_s = min(max(PAUSE_S, 2 * self._pause_s), PAUSE_S_MAX)
+            self._again_s = asyncio.get_running_loop().time() + self._pause_s
+            if self._connection is not None:
+                await self._connection.disconnect(nowait=True)
+            self._go_to((self._at + 1) % len(self._nodes))
+            raise failure from error
+
+    async def _answer(self, words: Sequence[Word]) -> Any:
+        for _ in range(MOVES_MAX):
+            connection = await self._connected()
+            try:
+                async with asyncio.timeout(self._deadline_s):
+                    await connection.send_command(*words)
+                    return await connection.read_response()
+            except TimeoutError:
+                raise TimeoutError(f"no answer within {self._deadline_s:g} s") from None
+            except MovedError as moved:
+                await connection.disconnect(nowait=True)
+                self._follow(moved)
+        raise ConnectionError(f"sent from node to node {MOVES_MAX} times")
+
+    async def _connected(self) -> AbstractConnection:
+        if self._connection is None:
+            self._connection = self._made(self._nodes[self._at])
+        connection = self._connection
+        if connection.is_connected and await connection.can_read():
+            await connection.disconnect(nowait=True)  # ended by the server while nobody asked it anything
+        if not connection.is_connected:
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    await connection.connect()  # type: ignore[no-untyped-call]
+            except TimeoutError:
+                raise TimeoutError(f"no connection within {CONNECT_S:g} s") from None
+        return connection
+
+    def _made(self, node: Node, **more: Any) -> AbstractConnection:
+        options = {**self._options, **more, "retry": Retry(NoBackoff(), 0), "protocol": 2, "driver_info": None}
+        if "path" not in options:
+            options["host"], options["port"] = node
+        return self._kind(**options, socket_timeout=None, socket_connect_timeout=None)
+
+    def _follow(self, moved: MovedError) -> None:
+        node = (moved.host or self._nodes[self._at][0], int(moved.port))
+        if node not in self._nodes:
+            self._nodes = [self._home, *self._nodes[1:][-NODES_MAX:], node]
+        self._go_to(self._nodes.index(node))
+
+    def _go_to(self, at: int) -> None:
+        if at != self._at:
+            self._at, self._connection = at, None
+
+
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+
+
+def _code(error: BaseException) -> str:
+    """READONLY, NOPERM, ...: also of what went wrong inside a script, where the text holds it. Empty: it has none."""
+    found = getattr(error, "status_code", None) or ""
+    if found in ("", "ERR") and (inside := _CODE.search(str(error))) is not None:
+        return inside[1]
+    return str(found)
+
+
+def _what_happened(error: BaseException) -> str:
+    return _IN_SCRIPT.sub("", _text(error))
+
+
+def _text(error: BaseException) -> str:
+    cause = error.__context__ if isinstance(error, ConnectionError) else error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {cause.verify_message}"
+    if isinstance(cause, ssl.SSLError):
+        return f"TLS failed: {cause.reason or cause}"
+    if isinstance(cause, OSError) and cause.errno is not None and cause.errno > 0:
+        return os.strerror(cause.errno)
+    if isinstance(cause, InvalidResponse):
+        return "answers something that is not Redis's protocol"
+    if isinstance(error, RedisError) and getattr(error, "status_code", None):
+        return f"answers {error.status_code} {error}"
+    if isinstance(error, ResponseError):
+        return f"answers {error}"
+    return str(error) or type(error).__name__
+
+
+def _advice(error: BaseException) -> str | None:
+    """What somebody has to do. None: it passes."""
+    cause = error.__context__ if isinstance(error, ConnectionError) else error
+    code = _code(error)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return "name the certificate of its authority in the url: rediss://HOST:PORT?ssl_ca_certs=FILE"
+    if isinstance(cause, ssl.SSLError):
+        return "does it speak this version of TLS, and take this certificate?"
+    if isinstance(error, AuthenticationError) or code in ("WRONGPASS", "NOAUTH"):
+        return "the url should hold its user and password: redis://USER:${REDIS_PASSWORD}@HOST:PORT"
+    if code == "NOPERM" or _DENIED.search(str(error)):
+        return "its user needs ~fairgate:* &fairgate:* +info +eval +evalsha +@read +@write +time +publish +subscribe"
+    if code == "READONLY":
+        return "it is a replica of another Redis: give the address of the primary"
+    if isinstance(error, InvalidResponse):
+        return "is it the right port?"
+    if isinstance(error, ResponseError) and code not in _PASSES:
+        if code == "WRONGTYPE":
+            return "something else has written keys that begin with fairgate: give another database"
+        if code == "UNSOUND":
+            return "restart this gateway: it has counted what cannot be"
+        return "is it a Redis, with this database?"
+    return None

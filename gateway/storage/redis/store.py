@@ -1,0 +1,286 @@
+"""What replicas share, in one Redis, Valkey or Redis Cluster, asked by scripts and by nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from redis.exceptions import ResponseError
+
+from gateway.storage.contract import Deployment
+from gateway.storage.errors import StoreError, StoreRefused, StoreUnavailable
+from gateway.storage.redis import news
+from gateway.storage.redis.connection import Lane, Word
+from policies.replicas.schedule import DEADLINE_S
+
+__all__ = ["LAYOUT", "RedisStore", "Script", "pool_key", "without_password"]
+
+logger = logging.getLogger("fairgate")
+
+LAYOUT = 3
+"""Version of the layout of the keys. Replicas of another one see other keys, so the two are kept apart."""
+VERSION_MIN = (6, 2)
+MEMBER_S = 30.0
+"""A replica counts as one of its deployment for so long after it was last heard of."""
+RENEW_S = 10.0
+RETRY_S = 1.0
+LEARNED_KEPT_S = 7 * 86_400
+BY_THE_CLOCK_OF_REDIS = ""
+
+
+class Script:
+    """What Redis runs as one step: a file of this package."""
+
+    def __init__(self, file: str) -> None:
+        self.source = (Path(__file__).parent / file).read_text(encoding="utf-8")
+        self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+
+def _tag(pool: str) -> str:
+    return "{" + pool.replace("%", "%25").replace("{", "%7B").replace("}", "%7D") + "}"
+
+
+def pool_key(pool: str, name: str) -> str:
+    """A key of a pool: all of one pool's are in one slot of a Cluster."""
+    return f"fairgate:{LAYOUT}:{_tag(pool)}:{name}"
+
+
+def without_password(url: str) -> str:
+    """The url as it may be shown."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+_JOIN = Script("join.lua")
+_EXCHANGE = Script("exchange.lua")
+
+
+class RedisStore:
+    """A `Store`, and what else is asked of Redis: `run` and `command`."""
+
+    def __init__(self, url: str, pools: Sequence[Deployment] = (), *, deadline_s: float = DEADLINE_S) -> None:
+        self.replica = secrets.token_hex(8)
+        """The name of this process among the replicas; no other ever has it."""
+        self.epoch_s = time.time() - time.monotonic()
+        """By how much the clock of Redis is ahead of the monotonic one of this process, as of when it was opened."""
+        self._url = url
+        self._where = without_password(url)
+        self.pools = pools
+        """May be others at any time: the next renewal says so."""
+        self._deadline_s = deadline_s
+        self._lanes: dict[str, Lane] = {}  # one for each tag, of which there are as many as pools and kinds of keys
+        self._of_news: dict[str, Lane] = {}  # by pool; what may be lost is no fault of the shared state
+        self._commands: set[asyncio.Task[Any]] = set()
+        self._not_open: str | None = f"{self._where}: not asked yet"
+        self._said: str | None = None
+
+    @property
+    def fault(self) -> str | None:
+        """Why is nothing shared at present? None: everything is."""
+        return self._not_open or next((lane.fault for lane in list(self._lanes.values()) if lane.fault), None)
+
+    @property
+    def answered(self) -> int:
+        """Commands so far that Redis answered."""
+        return sum(lane.answered for lane in list(self._lanes.values()))
+
+    @property
+    def failed(self) -> int:
+        """Commands so far that it did not."""
+        return sum(lane.failed for lane in list(self._lanes.values()))
+
+    async def open(self) -> None:
+        """Check that this Redis may be used, and join it. Raises StoreRefused or StoreUnavailable."""
+        try:
+            await self._check_server()
+            await self._join_all()
+        except StoreError as error:
+            self._not_open = str(error)
+            raise
+        self._not_open = None
+
+    async def turn(self) -> None:
+        self._say()
+        await asyncio.sleep(RENEW_S if self.fault is None else RETRY_S)
+        try:
+            if self._not_open is not None:
+                await self.open()
+            else:
+                await self._join_all()
+        except StoreUnavailable:
+            pass  # the fault says it
+        except StoreRefused as error:
+            self._not_open = str(error)
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Word] = ()) -> Any:
+        """What a script returns; all keys have the tag of the first. Raises StoreUnavailable; never tries twice."""
+        if self._not_open is not None:
+            raise StoreUnavailable(self._not_open)
+        return await self._passing(self._run(script, keys, args))
+
+    async def command(self, name: str, key: str, *args: Word) -> Any:
+        """What one command on one key returns. Raises StoreUnavailable."""
+        if self._not_open is not None:
+            raise StoreUnavailable(self._not_open)
+        return await self._passing(self._own(self._lane(key).ask(name, key, *args)))
+
+    def shaped(self, kind: Any, answer: object) -> Any:
+        """An answer as what it should be; digits are a number. Raises StoreUnavailable: a Redis would not answer so."""
+        try:
+            return msgspec.convert(answer, kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise StoreUnavailable(f"{self._where}: answers what makes no sense here ({error})") from error
+
+    # --- as a `Store` ---
+
+    async def exchange(self, about: str, number: int, told: bytes) -> bytes:
+        args = (self.replica, number, told, BY_THE_CLOCK_OF_REDIS)
+        keys = (pool_key(about, "replicas"), pool_key(about, ""))
+        heard: bytes = self.shaped(bytes, await self.run(_EXCHANGE, keys, args))
+        return heard
+
+    async def leave(self, about: str) -> None:
+        await self.command("HDEL", pool_key(about, "replicas"), self.replica)
+
+    async def learned(self, pool: str) -> bytes | None:
+        found: bytes | None = self.shaped(bytes | None, await self.command("GET", pool_key(pool, "learned")))
+        return found
+
+    async def learn(self, pool: str, content: bytes) -> None:
+        await self.command("SET", pool_key(pool, "learned"), content, "EX", LEARNED_KEPT_S)
+
+    async def tell_news(self, pool: str, content: bytes) -> int:
+        lane = self._lane_of_news(pool)
+        heard: int = self.shaped(int, await lane.ask("PUBLISH", _channel(pool, lane), content))
+        return heard
+
+    async def hear_news(self, pool: str, heard: Callable[[bytes], None]) -> None:
+        lane = self._lane_of_news(pool)
+        await news.hear(lane, _channel(pool, lane), heard)
+
+    async def close(self) -> None:
+        """Leave, so that others need not wait until this replica is forgotten, and disconnect."""
+        if self._not_open is None:
+            leaving = [self._run(_JOIN, _join_keys(pool), (LAYOUT, self.replica, 0)) for pool in self.pools]
+            await asyncio.gather(*leaving, return_exceptions=True)  # else it is forgotten in time
+        await asyncio.gather(*self._commands, return_exceptions=True)
+        for lane in (*self._lanes.values(), *self._of_news.values()):
+            await lane.close()
+
+    # --- joining ---
+
+    async def _check_server(self) -> None:
+        lane = self._lane(_join_keys(self.pools[0])[0] if self.pools else "")
+        lane.check_files()
+        try:
+            info = self.shaped(bytes, await self._own(lane.ask("INFO", "server"))).decode("utf-8", "replace")
+        except StoreUnavailable as error:
+            # A server that answers with an error has understood; one that says nothing may wait for something else.
+            mismatch = None if isinstance(error.__cause__, ResponseError) else await lane.tls_mismatch()
+            if mismatch is None:
+                raise
+            raise StoreRefused(f"{self._where}: {mismatch}") from error
+        found = re.search(r"^redis_version:(\d+)\.(\d+)", info, re.M)
+        if found is None:
+            raise StoreRefused(f"{self._where}: does not say which version of Redis it is; is it the right port?")
+        if (int(found[1]), int(found[2])) < VERSION_MIN:
+            least = ".".join(map(str, VERSION_MIN))
+            raise StoreRefused(
+                f"{self._where}: is Redis {found[1]}.{found[2]}; {least} or later is needed, or any Valkey"
+            )
+        moment = self.shaped(tuple[bytes, bytes], await self._own(lane.ask("TIME")))
+        seconds, microseconds = self.shaped(tuple[int, int], [part.decode("latin-1") for part in moment])
+        self.epoch_s = seconds + microseconds / 1e6 - time.monotonic()
+
+    async def _join_all(self) -> None:
+        await asyncio.gather(*map(self._join, self.pools))
+
+    async def _join(self, pool: Deployment) -> None:
+        args: list[Word] = [LAYOUT, self.replica, int(MEMBER_S * 1000), pool.policy, *pool.backends]
+        said, what = self.shaped(tuple[bytes, bytes | int | None], await self._run(_JOIN, _join_keys(pool), args))
+        theirs = what.decode("utf-8", "replace") if isinstance(what, bytes) else ""
+        if said == b"layout":
+            raise StoreRefused(
+                f"{self._where}: pool {pool.pool} has keys of layout {theirs}, this gateway writes layout {LAYOUT}. "
+                f"End the gateways of the other version, then delete the key {_join_keys(pool)[0]}, or give each "
+                "version a database of its own"
+            )
+        if said in (b"policy", b"backends"):
+            have = (
+                f"with policy {theirs}, and this gateway has {pool.policy}"
+                if said == b"policy"
+                else f"by other backends ({theirs}), of which this gateway has none"
+            )
+            raise StoreRefused(
+                f"{self._where}: pool {pool.pool} is served {have}. If that is another deployment, give it a database "
+                f"of its own. If it is this one: its backends are changed in steps that keep one, its policy once all "
+                f"its replicas have ended; they are forgotten {MEMBER_S:g} s after they were last heard of"
+            )
+
+    # --- asking ---
+
+    def _lane(self, key: str) -> Lane:
+        found = re.search(r"\{([^}]+)\}", key)
+        tag = found[1] if found is not None else key
+        if tag not in self._lanes:
+            self._lanes[tag] = Lane(self._url, self._where, deadline_s=self._deadline_s)
+        return self._lanes[tag]
+
+    def _lane_of_news(self, pool: str) -> Lane:
+        if pool not in self._of_news:
+            self._of_news[pool] = Lane(self._url, self._where, deadline_s=self._deadline_s)
+        return self._of_news[pool]
+
+    async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Word]) -> Any:
+        rest = (len(keys), *keys, *args)
+        ask = self._lane(keys[0]).ask("EVALSHA", script.sha, *rest, otherwise=("EVAL", script.source, *rest))
+        return await self._own(ask)
+
+    async def _own(self, ask: Coroutine[Any, Any, Any]) -> Any:
+        """In a task of the store: a caller that is cancelled leaves no command half done on its connection."""
+        task = asyncio.get_running_loop().create_task(ask)
+        self._commands.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._commands.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller may be gone
+
+    async def _passing(self, ask: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            return await ask
+        except StoreRefused as error:
+            raise StoreUnavailable(str(error)) from error
+        finally:
+            self._say()
+
+    def _say(self) -> None:
+        """Say in the log when sharing ends and begins."""
+        fault = self.fault
+        if (fault is None) == (self._said is None):
+            return
+        self._said = fault
+        if fault is None:
+            logger.info("state is shared: %s", self._where)
+        else:
+            logger.warning("state is not shared, this replica goes on with what it knows: %s", fault)
+
+
+def _join_keys(pool: Deployment) -> tuple[str, str]:
+    return f"fairgate:{_tag(pool.pool)}:layout", pool_key(pool.pool, "members")
+
+
+def _channel(pool: str, lane: Lane) -> str:
+    """Channels, unlike keys, are common to all databases of one server."""
+    return pool_key(pool, f"news:{lane.database}")
