@@ -1,4 +1,4 @@
-"""What a request costs stands in one place: README repeats docs/benchmarks.md, and no other page has numbers of its own."""
+"""What a request costs stands in one place: README repeats docs/benchmarks.md, and no other page has its own number."""
 
 from __future__ import annotations
 
