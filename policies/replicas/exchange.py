@@ -1,6 +1,6 @@
 """What the gateways have told, and what each one hears back: the Python twin of the script that Redis runs.
 
-This class and `gateway/redis/exchange.lua` decide the same things: who goes first, how an engine is divided, and what
+This class and `gateway/storage/redis/exchange.lua` decide the same things: who goes first, how an engine is divided, and what
 all gateways counted together. It is plain Python without a clock. A differential test checks that both give equal
 answers. The hub of a gateway with several workers uses this class, and so do simulations.
 """
