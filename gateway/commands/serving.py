@@ -12,9 +12,9 @@ import click
 from gateway import BUILD, __version__
 
 if TYPE_CHECKING:
-    from gateway.commands.stderr_log import StderrLog
     from gateway.config.model import Config
     from gateway.process.gateway import Gateway
+    from gateway.process.stderr_log import StderrLog
     from gateway.process.supervisor import Child
 
     Load = Callable[[], Config]
@@ -116,7 +116,7 @@ def _log(config: Config) -> StderrLog:
     """Where this process says what happens."""
     import logging
 
-    from gateway.commands.stderr_log import StderrLog
+    from gateway.process.stderr_log import StderrLog
 
     log = StderrLog()  # whoever does not read it must not keep requests waiting
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=config.log_level.upper(), handlers=[log])

@@ -1,8 +1,8 @@
 """What the gateways have told, and what each one hears back: the Python twin of the script that Redis runs.
 
-This class and `gateway/storage/redis/exchange.lua` decide the same things: who goes first, how an engine is divided, and what
-all gateways counted together. It is plain Python without a clock. A differential test checks that both give equal
-answers. The hub of a gateway with several workers uses this class, and so do simulations.
+This class and `gateway/storage/redis/exchange.lua` decide the same things: who goes first, how an engine is divided,
+and what all gateways counted together. It is plain Python without a clock. A differential test checks that both give
+equal answers. The hub of a gateway with several workers uses this class, and so do simulations.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gateway.commands.stderr_log import StderrLog
+from gateway.process.stderr_log import StderrLog
 from gateway.telemetry import log_writer
 from tests.gateway.capture import Peer, Seen, Upstream, answer
 from tests.gateway.live import WAIT_S, chat
