@@ -33,7 +33,7 @@ COMPILED = ROOT / "build" / "compiled"
 PLUG_IN = ["env", f"PYTHONPATH={COMPILED}", "VLLM_PLUGINS=fairgate"] if COMPILED.is_dir() else []
 VLLM_VENV = Path(os.environ.get("FAIRGATE_VLLM_VENV", Path.home() / ".cache" / "fairgate" / "vllm"))
 ENGINE_START_S = 180.0
-PROXY_START_S = 20.0
+PROXY_START_S = 120.0
 IDLE_S = 120.0
 SCRAPES_MAX = 3
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-WAIT_S = 300.0
+WAIT_S = 900.0
 
 
 async def until(condition: Callable[[], object]) -> None:

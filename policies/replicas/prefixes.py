@@ -1,4 +1,4 @@
-"""What do gateways tell each other of the prompts that they sent? No I/O: `gateway.replicas.news` carries it.
+"""What do gateways tell each other of the prompts that they sent? No I/O: `gateway.pool.replication.news` carries it.
 
 Each gateway keeps an index of its own of what engines have cached, and deficits of its own of who may send how much to
 which engine. Both follow from what was sent. So each gateway tells what it sent, and takes in what the others did as if

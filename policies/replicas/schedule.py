@@ -1,4 +1,4 @@
-"""When does a gateway exchange with the others, what is repeated, and when is it alone? No I/O: see `gateway.replicas`.
+"""When does a gateway exchange with the others, what is repeated, and when is it alone? No I/O.
 
 Every exchange has a number. What it told is kept until an answer comes. After a loss the same content goes out again
 under the same number, and the store counts it once. A gateway that got no answer for `ALONE_S` goes on alone with the

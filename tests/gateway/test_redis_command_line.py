@@ -177,8 +177,10 @@ async def test_keys_are_made_and_revoked_for_all_replicas_while_they_run(tmp_pat
             await asyncio.gather(one.answers(key, 200), two.answers(key, 200))
             assert await one.status(NAMED) == 200
 
+            # Behind that stands when it was made or used: the last use is written beside the requests.
             listed = [
-                line.partition(" created=")[0] for line in (await run("keys", "list", "-c", config))[1].splitlines()
+                re.split(" created=| used=", line)[0]
+                for line in (await run("keys", "list", "-c", config))[1].splitlines()
             ]
             assert listed == [f"{hash_key(NAMED)}  config   alice", f"{hash_key(key)}  redis    bob"]
 

@@ -18,6 +18,7 @@ from gateway.config.model import hash_key
 from tests.gateway.live import SMALL, Live, Starter, chat, simulated
 from tests.observability.prometheus import Prometheus, scraping
 from tests.redis_server import RedisServer
+from tests.waiting import WAIT_S
 
 GRAFANA = Path(__file__).parents[2] / "deploy/grafana"
 TENANTS = ("ann", "bob")
@@ -109,6 +110,8 @@ async def test_every_panel_shows_something(start: Starter, tmp_path: Path) -> No
 async def shares_add_up(prometheus: Prometheus) -> None:
     (received, due) = (query for panel, query in queries() if "Share received" in panel)
     for query in (received, due):
-        shares = {labels["tenant"]: value for labels, value in await prometheus.query(query)}
-        assert set(shares) == set(TENANTS)
+        shares: dict[str, float] = {}
+        async with asyncio.timeout(WAIT_S):
+            while set(shares) != set(TENANTS):
+                shares = {labels["tenant"]: value for labels, value in await prometheus.finds(query)}
         assert sum(shares.values()) == pytest.approx(1, abs=0.01)
