@@ -122,7 +122,7 @@ class Source:
 
 def policy_of(load: Load) -> Policy:
     settings = {"requests_per_minute": 100_000} if load.policy == "rpm" else {}
-    return named_policy(load.policy, engines=load.engines, flows_max=2 * load.flows, **settings)
+    return named_policy(load.policy, flows_max=2 * load.flows, **settings)
 
 
 def measure_policy(load: Load) -> dict[str, float]:

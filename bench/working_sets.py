@@ -175,7 +175,7 @@ def times(values: list[float]) -> str:
 def run(row: Row, seed: int, until_s: float, *, holds: bool, steps: bool = False, policy: str = "fairserve") -> Found:
     """`holds`: starts wait for the working set. `steps`: the engines report each step."""
     engine_like = engine_profile(row.model, row.kv_tokens)
-    engine = AdmissionEngine(named_policy(policy, engines=row.engines), limits=PATIENT)
+    engine = AdmissionEngine(named_policy(policy), limits=PATIENT)
     if not holds:
         engine.working_set.is_ahead = None
     models = {f"engine-{number}": EngineModel(engine_like) for number in range(row.engines)}

@@ -131,7 +131,7 @@ def replay_under(
     the end of every request, be it served or refused.
     """
     if engine is None:
-        engine = AdmissionEngine(named_policy(policy, engines=len(profiles)))
+        engine = AdmissionEngine(named_policy(policy))
     models = {f"engine-{number}": EngineModel(profile) for number, profile in enumerate(profiles, 1)}
     for name, model in models.items():
         engine.add_backend(name, max_num_seqs=model.profile.max_num_seqs)

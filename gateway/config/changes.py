@@ -17,8 +17,6 @@ from pydantic import SecretStr
 
 from gateway.config.model import Config
 from gateway.config.section import Section
-from policies.orders.registry import POLICIES
-from policies.placements.registry import usual_placement
 
 __all__ = ["LIVE", "Change", "changes", "config_hash", "needs_restart"]
 
@@ -113,15 +111,8 @@ def _of_replicas(before: Config, after: Config) -> dict[str, str]:
     if not _has_quota(before) and _has_quota(after):
         first = "is the first limit, and replicas count limits together from the start on"
         reasons |= {"quota": first, "tenants[": first}
-    sizes, sizes_after = ({pool.name: pool.engines for pool in config.pools} for config in (before, after))
-    for name in sizes.keys() ^ sizes_after.keys():
+    for name in {pool.name for pool in before.pools} ^ {pool.name for pool in after.pools}:
         reasons[f"pools[{name}]"] = "replicas share a pool from its start on"
-    if after.policy.placement is None and POLICIES[after.policy.name].placement is None:
-        for name in sizes.keys() & sizes_after.keys():
-            if usual_placement(sizes[name]) != usual_placement(sizes_after[name]):
-                reasons[f"pools[{name}].backends["] = (
-                    "changes the usual placement, which replicas tell each other of: name one, as policy.placement"
-                )
     return reasons
 
 

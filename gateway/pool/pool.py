@@ -143,7 +143,7 @@ class Pool:
         for name, backend in self.backends.items():
             engine.backends[name].healthy = backend.in_service
         terms = policy_terms(gateway, config)
-        policy = None if terms == self._terms else policy_by(terms, config.engines, engine.policy.prefixes)
+        policy = None if terms == self._terms else policy_by(terms, engine.policy.prefixes)
         self._terms = terms
         slots = {backend.name: each.max_num_seqs for backend, each in backends.items()}
         setup = setup_of(gateway, config, slots, shared, policy)

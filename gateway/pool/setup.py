@@ -16,7 +16,7 @@ from policies.capacity.gauges import CapacitySettings
 from policies.orders.registry import POLICIES
 from policies.placements.contract import Assignment
 from policies.placements.prefix_index import PrefixIndex
-from policies.placements.registry import PLACEMENTS, usual_placement
+from policies.placements.registry import PLACEMENTS, USUAL_PLACEMENT
 from policies.queue.bounds import QueueLimits
 
 __all__ = ["Terms", "admission_engine", "policy_by", "policy_terms", "setup_of"]
@@ -56,7 +56,7 @@ def admission_engine(gateway: Config, pool: PoolConfig, shared: Shared) -> Admis
     """What decides for a pool, by its configuration; it has no backends yet."""
     setup = setup_of(gateway, pool, {}, shared, None)
     return AdmissionEngine(
-        policy_by(policy_terms(gateway, pool), pool.engines),
+        policy_by(policy_terms(gateway, pool)),
         limits=setup.limits,
         capacity=setup.capacity,
         overload=setup.overload,
@@ -84,16 +84,15 @@ def policy_terms(gateway: Config, pool: PoolConfig) -> Terms:
         settings["weights"] = {app.name: app.normal_service for app in gateway.apps if app.normal_service is not None}
     if "throttle" in known:
         settings["throttle"] = gateway.throttle.settings()
-    placement = gateway.policy.placement or entry.placement or usual_placement(pool.engines)
+    placement = gateway.policy.placement or entry.placement or USUAL_PLACEMENT
     queues = pool.engines_max(gateway.limits) if issubclass(PLACEMENTS[placement].placement, Assignment) else 1
     flows_max = max(1, gateway.bounds.of("flows") // queues)
     return Terms(gateway.policy.name, placement, settings, flows_max, gateway.bounds.blocks)
 
 
-def policy_by(terms: Terms, engines: int, prefixes: PrefixIndex | None = None) -> Policy:
+def policy_by(terms: Terms, prefixes: PrefixIndex | None = None) -> Policy:
     return named_policy(
         terms.name,
-        engines=engines,
         placement=terms.placement,
         flows_max=terms.flows_max,
         blocks_max=terms.blocks_max,

@@ -11,7 +11,7 @@ from policies.orders.contract import Order
 from policies.orders.registry import POLICIES
 from policies.placements.contract import Assignment
 from policies.placements.prefix_index import ALL_BLOCKS_MAX, PrefixIndex
-from policies.placements.registry import PLACEMENTS, usual_placement
+from policies.placements.registry import PLACEMENTS, USUAL_PLACEMENT
 
 __all__ = ["named_policy"]
 
@@ -19,21 +19,20 @@ __all__ = ["named_policy"]
 def named_policy(
     name: str,
     *,
-    engines: int = 1,
     placement: str | None = None,
     flows_max: int = 100_000,
     blocks_max: int = ALL_BLOCKS_MAX,
     prefixes: PrefixIndex | None = None,
     **settings: Any,
 ) -> Policy:
-    """The policy of this name, for a pool of so many engines.
+    """The policy of this name.
 
     `placement`: by its name; None: the one of the policy, or the usual one. `flows_max`: tenants and flows that each
     queue remembers, `blocks_max`: blocks of prompts, over all engines. `prefixes`: an index to go on with.
     TypeError for a setting that neither order nor placement has; KeyError for an unknown name.
     """
     entry = POLICIES[name]
-    place = PLACEMENTS[placement or entry.placement or usual_placement(engines)]
+    place = PLACEMENTS[placement or entry.placement or USUAL_PLACEMENT]
     params = entry.params(**_of(entry.params, settings))
     placement_params = place.params(**_of(place.params, settings)) if place.params is not None else None
     known = {one.name for struct in (entry.params, place.params) if struct is not None for one in fields(struct)}

@@ -9,7 +9,7 @@ from policies.placements.deficits import ByDeficits, DeficitParams
 from policies.placements.least_loaded import LeastLoaded
 from policies.placements.prefix import ByPrefix
 
-__all__ = ["PLACEMENTS", "PlacementEntry", "usual_placement"]
+__all__ = ["PLACEMENTS", "USUAL_PLACEMENT", "PlacementEntry"]
 
 
 class PlacementEntry(NamedTuple):
@@ -30,6 +30,5 @@ PLACEMENTS: Final[dict[str, PlacementEntry]] = {
 }
 
 
-def usual_placement(engines: int) -> str:
-    """The placement of a pool of so many engines, if none is named."""
-    return "prefix" if engines > 1 else "least_loaded"
+USUAL_PLACEMENT: Final = "prefix"
+"""Where none is named. With one engine, too: what that engine has cached goes first within the order's window."""

@@ -67,7 +67,7 @@ for _name in EVENTS:
 
 
 def _replay(recording: RecordingEngine, policy: str) -> list[list[Decision]]:
-    engine = AdmissionEngine(named_policy(policy, engines=2), **recording.settings)
+    engine = AdmissionEngine(named_policy(policy), **recording.settings)
     return [list(getattr(engine, name)(*args, **named) or ()) for name, args, named in recording.events]
 
 

@@ -14,7 +14,7 @@ from tests.policies.making import make_request
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_is_forgotten_leaves_no_cycle(policy: str) -> None:
-    engine = AdmissionEngine(named_policy(policy, engines=2, flows_max=10))
+    engine = AdmissionEngine(named_policy(policy, flows_max=10))
     for name in ("one", "two"):
         engine.add_backend(name, max_num_seqs=8)
 

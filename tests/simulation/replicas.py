@@ -111,7 +111,7 @@ def backends(engines: int) -> list[str]:
 
 
 def make_engine(policy: str, engines: int = 1) -> AdmissionEngine:
-    engine = AdmissionEngine(named_policy(policy, engines=engines))
+    engine = AdmissionEngine(named_policy(policy))
     for backend in backends(engines):
         engine.add_backend(backend, max_num_seqs=SLOTS)
     return engine

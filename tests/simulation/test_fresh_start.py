@@ -32,7 +32,7 @@ def fresh(policy: str, light: Flow, after_s: float, *, engines: int = 1, streame
     ]
     arrivals.append(Arrival("light", light, after_s, 9, 5))
     names = [f"engine-{number}" for number in range(engines)]
-    admission = AdmissionEngine(named_policy(policy, engines=engines))
+    admission = AdmissionEngine(named_policy(policy))
     for name in names:
         admission.add_backend(name)
     return simulate(

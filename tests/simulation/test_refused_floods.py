@@ -25,7 +25,7 @@ def honest_tokens(policy: str, engines: int, flood: int, prompt_tokens: int) -> 
     """What the honest tenant receives beside so many connections of requests that the engine finds wrong."""
     serial = count()
     names = [f"engine-{number}" for number in range(engines)]
-    admission = AdmissionEngine(named_policy(policy, engines=engines))
+    admission = AdmissionEngine(named_policy(policy))
     for name in names:
         admission.add_backend(name)
 

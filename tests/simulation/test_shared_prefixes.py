@@ -93,7 +93,7 @@ class Deaf(TwinStore):
 
 
 def make_engine(policy: str, engines: int) -> AdmissionEngine:
-    engine = AdmissionEngine(named_policy(policy, engines=engines))
+    engine = AdmissionEngine(named_policy(policy))
     for number in range(engines):
         engine.add_backend(f"engine-{number}", max_num_seqs=ENGINE.max_num_seqs)
     return engine

@@ -52,7 +52,7 @@ class _Named(Section):
         default=None,
         description="Where a request goes.\n"
         + "\n".join(f"{name}: {entry.summary}." for name, entry in PLACEMENTS.items())
-        + "\nDefault: prefix if the pool has several engines; d2lpm: deficits.",
+        + "\nDefault: prefix; d2lpm: deficits.",
     )
 
     @field_validator("*", mode="before")

@@ -17,7 +17,7 @@ ONE_WINDOW = ("fairserve", "wsc", "vtc", "rr", "lcf")
 
 def engine_of(policy: str, engines: int = 2) -> AdmissionEngine:
     """Engines of 1,000 KV tokens, each of which runs one request of 500 (`at-e0`, ...)."""
-    engine = AdmissionEngine(named_policy(policy, engines=engines, placement="least_loaded"))
+    engine = AdmissionEngine(named_policy(policy, placement="least_loaded"))
     names = [f"e{number}" for number in range(engines)]
     for name in names:
         engine.add_backend(name, max_num_seqs=64)

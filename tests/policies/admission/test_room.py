@@ -22,7 +22,7 @@ from tests.policies.making import dispatched, make_request
 
 
 def engines_of(policy: str, *names: str, slots: int = 4) -> AdmissionEngine:
-    engine = AdmissionEngine(named_policy(policy, engines=len(names)))
+    engine = AdmissionEngine(named_policy(policy))
     for name in names:
         engine.add_backend(name, max_num_seqs=slots)
     return engine
@@ -103,7 +103,7 @@ def test_a_wake_keeps_what_the_engines_have_answered() -> None:
 
 
 def test_a_wake_looks_only_at_engines_where_something_has_happened_or_is_due() -> None:
-    engine, engines = AdmissionEngine(named_policy("vtc", engines=50)), Asked()
+    engine, engines = AdmissionEngine(named_policy("vtc")), Asked()
     engine.backends = engine.books.backends = engines
     engine.room = PoolRoom(engines, engine.books.tenants, engine.working_set)
     for number in range(50):

@@ -39,7 +39,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 def policy_of(name: str) -> Policy:
-    return named_policy(name, engines=len(ENGINES), **SMALL.get(name, {}))
+    return named_policy(name, **SMALL.get(name, {}))
 
 
 def setup_with(policy: Policy | None = None, **fields: Any) -> Setup:
@@ -121,7 +121,7 @@ class Run:
 @given(seed=st.integers(0, 10**6), at=st.lists(st.integers(0, 80), min_size=1, max_size=4))
 @settings(max_examples=20, deadline=None)
 def test_a_policy_in_place_of_one_that_is_alike_decides_the_same(name: str, seed: int, at: list[int]) -> None:
-    own: dict[str, Any] = {"engines": len(ENGINES), **SMALL.get(name, {}), **STRICT.get(name, {})}
+    own: dict[str, Any] = {**SMALL.get(name, {}), **STRICT.get(name, {})}
     if name in ("wsc", "fairserve"):
         own["window_calls"] = 0.0
     # Several that were sent back go in the order of their arrival afterwards, not of their return.

@@ -241,7 +241,7 @@ def test_a_returned_call_goes_back_to_the_head_of_those_inside() -> None:
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_limits_refuse_under_every_placement(placement: str) -> None:
     limits = Ceilings(starts=20)
-    policy = named_policy("fairserve", engines=2, placement=placement, throttle=ThrottleSettings(user=limits))
+    policy = named_policy("fairserve", placement=placement, throttle=ThrottleSettings(user=limits))
     pressure = Pressure(True, "full", 60.0)
     refused = 0
     for _ in range(200):

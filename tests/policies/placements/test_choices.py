@@ -71,7 +71,7 @@ class OnlyX(Room):
 
 
 def test_one_that_goes_before_the_next_in_order_is_named_as_such() -> None:
-    policy = named_policy("vtc", engines=2)
+    policy = named_policy("vtc")
     assert policy.prefixes is not None
     policy.prefixes.insert(PROMPT, "x")
     first = make_request("a", prompt=8000, prefix=tuple(range(11, 19)))

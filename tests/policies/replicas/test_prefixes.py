@@ -54,7 +54,7 @@ class Gateways:
     """So many policies, and what they tell each other."""
 
     def __init__(self, count: int, policy: str = "vtc", **settings: float) -> None:
-        self.policies = [named_policy(policy, engines=len(ENGINES), **settings) for _ in range(count)]
+        self.policies = [named_policy(policy, **settings) for _ in range(count)]
         self.shared = [SharedPrefixes(one, ENGINES, name=str(number)) for number, one in enumerate(self.policies)]
 
     def send(self, gateway: int, prefix: tuple[int, ...], tenant: str = "a", engine: str | None = None) -> str:
