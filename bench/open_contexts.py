@@ -13,7 +13,7 @@ from bench.scheduler import Stopwatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
-from policies.interactions import InteractionSettings, Interactions
+from policies.interactions import Interactions, InteractionSettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Flow, Request, ServiceTokens
 

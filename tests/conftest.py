@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 
 import gateway.http.server
 import policies.admission.engine
+
+# The same examples on every machine, and no limit to their time; `--hypothesis-profile default` looks for new ones.
+settings.load_profile("ci")
 
 COMPILED = not policies.admission.engine.__file__.endswith(".py")
 

@@ -122,11 +122,6 @@ class PoolConfig(Section):
         """How many may there be at once?"""
         return sum([limits.upstream_addresses_max if backend.each_address else 1 for backend in self.backends])
 
-    @property
-    def engines(self) -> int:
-        """For how many is it made? Where they come and go with the addresses of a name, for several in any case."""
-        return max(len(self.backends), 2 if any(backend.each_address for backend in self.backends) else 1)
-
 
 class TenantConfig(Section):
     """Who shares the engines."""

@@ -69,7 +69,7 @@ STREAMS = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(dialect=st.sampled_from(list(STREAMS)), cuts=st.lists(st.integers(1, 4000), max_size=40))
 def test_a_stream_tells_it_however_it_is_cut(dialect: Dialect, cuts: list[int]) -> None:
     whole = STREAMS[dialect]

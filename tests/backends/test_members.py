@@ -35,7 +35,7 @@ def found(text: bytes, cuts: list[int], depth: int = 1, name: str = "usage") -> 
     return finder.values().get(name)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(members, members, st.lists(st.integers(0, 10_000), max_size=20), st.booleans(), st.sampled_from([None, 1]))
 def test_it_is_what_a_parser_finds(
     before: dict[str, Any], behind: dict[str, Any], cuts: list[int], is_ascii: bool, indent: int | None

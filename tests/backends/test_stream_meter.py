@@ -6,7 +6,7 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.answers.sse import Dialect, StreamMeter
@@ -65,7 +65,6 @@ ends = st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r"])
 cuts = st.lists(st.integers(0, 10_000), max_size=30)
 
 
-@settings(deadline=None)  # no wall clock in a verdict
 @given(st.lists(openai_events, max_size=8), ends, cuts, st.booleans())
 def test_cutting_the_stream_anywhere_changes_nothing(
     events: list[bytes], end: bytes, cuts: list[int], strip: bool
@@ -81,7 +80,6 @@ def test_cutting_the_stream_anywhere_changes_nothing(
     assert read(Dialect.OPENAI, data, [], strip=strip)[0] == forwarded
 
 
-@settings(deadline=None)  # no wall clock in a verdict
 @given(cuts)
 def test_every_event_with_tokens_counts_and_nothing_else_does(cuts: list[int]) -> None:
     data = stream(ROLE, b": keep-alive", chunk(NASTY), chunk(""), chunk("x", finish="length"), FINAL_USAGE, DONE)
@@ -184,7 +182,6 @@ RESPONSES = stream(
 )
 
 
-@settings(deadline=None)  # no wall clock in a verdict
 @given(cuts)
 @pytest.mark.parametrize(("dialect", "data"), [(Dialect.MESSAGES, MESSAGES), (Dialect.RESPONSES, RESPONSES)])
 def test_the_other_two_dialects_pass_untouched_and_are_counted(dialect: Dialect, data: bytes, cuts: list[int]) -> None:

@@ -91,7 +91,6 @@ def test_what_is_set_at_the_start_needs_a_restart(field: str) -> None:
         ({"quota": {"concurrent": 5}}, "quota.concurrent"),
         ({"apps": [{"name": "x", "normal_service": 5}]}, "apps[x]"),
         ({"pools": [*BASE["pools"], {"name": "b", "models": ["x"], "backends": [TRI]}]}, "pools[b]"),
-        ({"pools": [{**POOL, "backends": POOL["backends"][:1]}]}, "pools[chat].backends[two:1]"),
     ],
 )  # fmt: skip
 def test_what_replicas_count_together_by_needs_a_restart_where_there_are_replicas(
@@ -135,10 +134,7 @@ def test_any_two_differ_in_both_directions_alike(seed: int) -> None:
     assert (config_hash(one) == config_hash(other)) is (there == [])
 
 
-def test_a_name_with_many_addresses_counts_as_several_engines_for_replicas() -> None:
-    def by(backend: dict[str, Any]) -> Config:
-        return config(**REDIS, pools=[{**POOL, "backends": [backend]}])
-
+def test_a_pool_may_come_to_one_engine_and_to_several_while_replicas_run() -> None:
     one, each = {"url": "http://one:1"}, {"url": "http://one:1", "each_address": True}
-    assert list(refused(by(each), by(one))) == ["pools[chat].backends[one:1].each_address"]
-    assert refused(by(each), config(**REDIS)) == {}, "there are several before and after"
+    pools = [config(**REDIS, pools=[{**POOL, "backends": backends}]) for backends in ([one], [each], POOL["backends"])]
+    assert [refused(after, before) for after in pools for before in pools] == [{}] * 9

@@ -170,7 +170,7 @@ async def test_what_aiohttp_refuses_of_mutated_requests_is_refused(seed: int) ->
     assert refused > 50
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.sampled_from(sorted(VALID)), min_size=1, max_size=3), st.data())
 def test_the_reader_finds_the_same_requests_however_the_bytes_are_cut(names: list[str], data: st.DataObject) -> None:
     stream = b"".join(VALID[name].replace(b"Connection: close\r\n", b"") for name in names)

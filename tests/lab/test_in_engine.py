@@ -114,7 +114,7 @@ def test_a_predictor_is_charged_ahead() -> None:
     assert last_dispatch(told.records, "b") == 0.0
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 600), st.integers(1, 300), st.floats(0, 20)), max_size=40)
 )

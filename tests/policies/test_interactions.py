@@ -280,7 +280,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(trace=actions)
 def test_the_books_are_right_after_anything(trace: list[tuple[str, str, str, bool | None, bool, float]]) -> None:
     table = Interactions(InteractionSettings(idle_s=20.0, open_max=3))

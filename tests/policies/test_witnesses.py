@@ -221,7 +221,7 @@ def test_the_tenant_with_most_witnesses_loses_its_oldest() -> None:
     assert not table.of("flood", "", "", 1)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["give", "alone", "forget"]), st.integers(0, 30), st.integers(0, 40)), max_size=300

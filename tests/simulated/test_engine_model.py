@@ -395,5 +395,5 @@ class EngineMachine(RuleBasedStateMachine):
             assert not self.live, "some request never ended"
 
 
-EngineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+EngineMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20)
 TestEngineKeepsItsBooks = EngineMachine.TestCase

@@ -212,7 +212,7 @@ def play(world: World, steps: list[tuple[str, int, str, int]]) -> None:
 async def test_what_was_charged_counts_once_and_no_room_is_given_twice() -> None:
     async with redis_client() as redis:
 
-        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=150, suppress_health_check=list(HealthCheck))
         @given(st.lists(STEP, max_size=40))
         def check(steps: list[tuple[str, int, str, int]]) -> None:
             world = World(redis)
@@ -241,7 +241,7 @@ async def test_what_was_charged_counts_once_and_no_room_is_given_twice() -> None
 async def test_a_flush_takes_nothing_that_one_who_is_left_has_heard_of() -> None:
     async with redis_client() as redis:
 
-        @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=150, suppress_health_check=list(HealthCheck))
         @example([("charge", 0, "a", 10), ("flush", 0, "", 0), ("die", 1, "", 0), ("exchange", 1, "", 0)])
         @given(st.lists(st.one_of(STEP.filter(lambda step: step[:2] != ("die", 0)), FLUSH), max_size=40))
         def check(steps: list[tuple[str, int, str, int]]) -> None:
@@ -269,7 +269,7 @@ LIFTED = st.tuples(st.just("alone"), REPLICA, st.sampled_from(NAMES), st.just(0)
 async def test_the_twin_lifts_whom_the_script_lifts() -> None:
     async with redis_client() as redis:
 
-        @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=100, suppress_health_check=list(HealthCheck))
         @given(st.lists(st.one_of(STEP, LIFTED, FLUSH), max_size=40))
         def check(steps: list[tuple[str, int, str, int]]) -> None:
             play(World(redis), steps)  # every exchange compares the two

@@ -327,4 +327,4 @@ class Admission(RuleBasedStateMachine):
 TestAdmission = Admission.TestCase
 
 
-TestAdmission.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAdmission.settings = settings(max_examples=60, stateful_step_count=40)

@@ -148,7 +148,7 @@ class Play:
         assert engine.queued == len(self.queued)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     policy=st.sampled_from([*sorted(POLICIES), *["fairserve"] * len(POLICIES)]),  # it knows most questions
     steps=STEPS,
@@ -170,7 +170,7 @@ def test_no_question_changes_a_decision(
         assert asked.engine.next_wakeup() == silent.engine.next_wakeup()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(policy=st.sampled_from(sorted(POLICIES)), steps=STEPS, order=st.permutations(BACKENDS))
 def test_the_order_of_the_engines_in_the_config_changes_nothing(
     policy: str, steps: list[Step], order: list[str]

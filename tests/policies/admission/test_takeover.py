@@ -119,7 +119,7 @@ class Run:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in BY_MATCH])
 @given(seed=st.integers(0, 10**6), at=st.lists(st.integers(0, 80), min_size=1, max_size=4))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_policy_in_place_of_one_that_is_alike_decides_the_same(name: str, seed: int, at: list[int]) -> None:
     own: dict[str, Any] = {**SMALL.get(name, {}), **STRICT.get(name, {})}
     if name in ("wsc", "fairserve"):
@@ -151,7 +151,7 @@ def test_a_policy_in_place_of_one_that_is_alike_decides_the_same(name: str, seed
     seed=st.integers(0, 10**6),
     every=st.integers(5, 30),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_from_any_policy_to_any_other_nothing_is_lost(names: list[str], seed: int, every: int) -> None:
     run = Run(engine_with(policy_of(names[0])), seed)
     for name in names[1:]:

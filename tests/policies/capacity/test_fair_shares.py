@@ -74,7 +74,7 @@ def test_whoever_waits_in_the_queue_is_not_absent() -> None:
     assert shares.someone_is_absent()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     arrivals=st.lists(
         st.tuples(st.sampled_from("abcd"), st.sampled_from([0.1, 0.7, 1.0, 3.0]), st.integers(0, 40)), max_size=60

@@ -20,7 +20,7 @@ def forecast(requests: Iterable[Growing]) -> KvForecast:
     return made
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     leases=st.lists(
         st.tuples(st.integers(1, 300), st.integers(0, 80), st.integers(0, 60), st.integers(1, 3)), max_size=8

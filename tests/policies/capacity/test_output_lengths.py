@@ -38,7 +38,7 @@ def test_the_pool_speaks_for_a_newcomer_and_each_app_for_itself() -> None:
     assert (lengths.reserved(BATCH), lengths.reserved(CHAT)) == (20, 100)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 500), min_size=ENOUGH, max_size=200))
 def test_the_reserve_covers_nine_of_ten_of_the_last_answers(answers: list[int]) -> None:
     lengths = OutputLengths(quantile=0.9)
@@ -51,7 +51,7 @@ def test_the_reserve_covers_nine_of_ten_of_the_last_answers(answers: list[int]) 
     assert sum(answer < reserved for answer in last) <= 0.9 * len(last)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 500), min_size=ENOUGH, max_size=100))
 def test_the_mean_is_the_moving_average_of_the_paper(answers: list[int]) -> None:
     lengths = OutputLengths()

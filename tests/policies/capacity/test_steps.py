@@ -91,7 +91,7 @@ def test_a_step_that_cannot_be_is_not_believed_nor_are_those_after_it_for_a_whil
     assert ledger.slots.known() == 64
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     lies=st.lists(
         st.fixed_dictionaries(
@@ -117,7 +117,7 @@ def test_a_lying_step_admits_no_more_than_pages_do(lies: list[dict[str, object]]
     assert admitted(by_lies, now, prompt=prompt) <= admitted(by_pages, now, prompt=prompt)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 400), st.integers(1, 200), st.booleans()), min_size=1, max_size=60),
     ceiling=st.floats(0.5, 1.0),

@@ -34,7 +34,7 @@ def test_counts_slide_over_two_periods() -> None:
     assert counts.sliding("a", 300.0) == (0.0, 0.0, 0.0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     events=st.lists(st.floats(0.0, 20.0), min_size=1, max_size=60),
     limit=st.integers(1, 20),

@@ -34,7 +34,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(events=st.lists(EVENTS, max_size=60))
 def test_each_period_counts_what_was_taken_in_it(events: list[Any]) -> None:
     """What a request took counts when it came, up to its estimate; what it took beyond that counts when it ended."""
@@ -81,7 +81,7 @@ def test_each_period_counts_what_was_taken_in_it(events: list[Any]) -> None:
         assert quotas.under_way == {tenant: waiting.count(tenant) for tenant in set(waiting)}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(events=st.lists(EVENTS, max_size=80))
 def test_no_more_is_served_in_a_minute_than_its_limit(events: list[Any]) -> None:
     limit = 1500

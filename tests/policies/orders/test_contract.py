@@ -37,7 +37,7 @@ def test_every_policy_states_its_claim() -> None:
 
 
 @every_policy
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trace=actions)
 def test_p1_pops_whenever_something_is_queued_and_fits(name: str, trace: list[Action]) -> None:
     policy = make(name)
@@ -57,7 +57,7 @@ def test_p1_pops_whenever_something_is_queued_and_fits(name: str, trace: list[Ac
 
 
 @every_policy
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trace=actions)
 def test_p2_same_calls_same_answers_under_any_names_that_sort_alike(name: str, trace: list[Action]) -> None:
     once = Trace(make(name)).run(trace)
@@ -93,7 +93,7 @@ def test_p2_same_answers_under_any_hash_seed() -> None:
 
 
 @every_policy
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(trace=actions)
 def test_p3_every_request_leaves_exactly_once(name: str, trace: list[Action]) -> None:
     policy = make(name)
@@ -202,7 +202,7 @@ def test_p5_whoever_is_in_debt_does_not_lose_it_by_a_short_absence(name: str) ->
 
 
 @every_policy
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     requests=st.lists(
         st.tuples(st.sampled_from("abc"), st.integers(0, 50), st.integers(0, 50), st.integers(0, 99)), max_size=12
@@ -261,7 +261,7 @@ def test_p7_memory_does_not_grow_with_the_flows_that_were_ever_seen(name: str, s
 
 @every_policy
 @pytest.mark.parametrize("flows_max", [1, 3])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(trace=actions)
 def test_p7_nobody_who_waits_or_runs_is_forgotten(name: str, flows_max: int, trace: list[Action]) -> None:
     Trace(make(name, flows_max=flows_max)).run(trace)

@@ -284,13 +284,13 @@ def bound(traffic: Questions) -> float:
     return 2 * (most / min(traffic.weights.values()) + QUANTUM)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(traffic=questions)
 def test_backlogged_tenants_stay_within_the_bound_in_extend_service(traffic: Questions) -> None:
     assert CachingServers(named_policy("dlpm", quantum=QUANTUM), traffic).spread(150, "a", "c") <= bound(traffic)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(traffic=questions)
 def test_a_backlogged_tenant_gets_no_less_than_one_that_comes_and_goes(traffic: Questions) -> None:
     """Theorem 4.2, with the bound taken over both directions of every interval in which c pauses."""

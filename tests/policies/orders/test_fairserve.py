@@ -381,7 +381,7 @@ def of_tenants(server: Server) -> float:
     return server.tenant("a") - server.tenant("b")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(inside=insides, users=st.integers(1, 4), seed=st.integers(0, 10_000))
 def test_tenants_stay_within_twice_u_and_the_window(inside: tuple[float, float], users: int, seed: int) -> None:
     habits = {"a": Habit(users, inside[0]), "b": Habit(1, inside[1], prompt=(1, 8)), "c": Habit(2, 0.3)}
@@ -389,7 +389,7 @@ def test_tenants_stay_within_twice_u_and_the_window(inside: tuple[float, float],
     assert largest_gap(server, 300, of_tenants) <= 2 * (IN_FLIGHT + WINDOW_TOKENS)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(inside=st.sampled_from([0.0, 0.1, 0.5, 1.0]), seed=st.integers(0, 10_000))
 def test_flows_of_a_tenant_stay_within_twice_u_and_the_window_in_normal_calls(inside: float, seed: int) -> None:
     norm = 20.0

@@ -28,7 +28,7 @@ def arrives(policy: Policy, tenant: str, now: float) -> Refused | None:
     return refused
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     limit=st.integers(1, 5),
     arrivals=st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 40, allow_subnormal=False)), max_size=60),

@@ -93,7 +93,7 @@ class Both:
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(trace=actions)
 def test_serves_in_the_order_of_the_printed_algorithm(pair: str, trace: list[Action]) -> None:
     both = Both(*PAIRS[pair]())

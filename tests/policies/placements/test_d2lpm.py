@@ -200,7 +200,7 @@ def bound(traffic: Questions) -> float:
     return 2 * traffic.engines * (most / min(traffic.weights.values()) + QUANTUM)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(traffic=questions)
 def test_backlogged_tenants_stay_within_the_bound_over_all_engines(traffic: Questions) -> None:
     policy = named_policy("d2lpm", quantum=QUANTUM, backend_quantum=QUANTUM)

@@ -22,7 +22,7 @@ chains = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(sent=st.lists(st.tuples(chains, st.sampled_from("ab")), max_size=30), asked=chains)
 def test_a_match_is_the_longest_beginning_that_was_sent_there(
     sent: list[tuple[tuple[int, ...], str]], asked: tuple[int, ...]
@@ -37,7 +37,7 @@ def test_a_match_is_the_longest_beginning_that_was_sent_there(
         assert index.depths(asked).get(backend, 0) == longest
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(sent=st.lists(chains, max_size=40), blocks_max=st.integers(1, 12))
 def test_it_stays_within_its_bound_and_ends_of_chains_go_first(sent: list[tuple[int, ...]], blocks_max: int) -> None:
     index = PrefixIndex(blocks_max=blocks_max)

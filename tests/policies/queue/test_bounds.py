@@ -22,7 +22,7 @@ def enter(room: BoundedQueue, request: Request) -> list[Request] | None:
     return victims
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     arrivals=st.lists(
         st.tuples(st.sampled_from("abc"), st.sampled_from([0, 1, 20, 60, 100, 130]), st.sampled_from([0.5, 1.0, 3.0])),
@@ -79,7 +79,7 @@ def test_bytes_are_shared_like_places() -> None:
     assert enter(room, make_request("light", body_bytes=101)) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(deadlines=st.lists(st.integers(0, 20), min_size=1, max_size=20), removed=st.sets(st.integers(0, 19)))
 def test_requests_expire_in_order_of_their_deadlines(deadlines: list[int], removed: set[int]) -> None:
     room = BoundedQueue(QueueLimits())

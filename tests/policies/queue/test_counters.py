@@ -59,7 +59,7 @@ class Lined:
         return member.counter - self.line.window * member.preferred
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(changes, windows)
 def test_least_is_the_minimum_by_rank_turn_and_name(
     trace: list[tuple[str, tuple[str, ...], int]], window: float
@@ -73,7 +73,7 @@ def test_least_is_the_minimum_by_rank_turn_and_name(
             assert lined.line.floor() == expected.counter
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(changes, windows)
 def test_a_member_that_begins_to_wait_is_raised_to_the_floor(
     trace: list[tuple[str, tuple[str, ...], int]], window: float
@@ -88,7 +88,7 @@ def test_a_member_that_begins_to_wait_is_raised_to_the_floor(
             assert floor >= min((other.counter for other in lined.waiting() if other is not member), default=0) - window
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.booleans(), st.integers(0, 40)), max_size=150))
 def test_what_waits_stays_within_the_window_and_one_charge(trace: list[tuple[tuple[str, ...], bool, int]]) -> None:
     """However members come, turn into preferred ones and are served: the next one is served, and charged at once."""
@@ -130,7 +130,7 @@ def test_a_member_ahead_by_the_window_has_no_other_window_over_a_newcomer() -> N
         lined.change("withdrawn", ("b",), 0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(changes)
 def test_who_waits_or_runs_is_kept_and_all_others_can_be_forgotten(
     trace: list[tuple[str, tuple[str, ...], int]],

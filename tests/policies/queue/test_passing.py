@@ -30,7 +30,7 @@ def test_how_often_a_request_may_be_passed() -> None:
     assert 40 <= CALLS_PASSED <= 56
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["start", "inside", "cached", "go", "go", "back", "leave"]), st.integers(0, 99)),

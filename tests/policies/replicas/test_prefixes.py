@@ -80,7 +80,7 @@ def index_of(policy: Policy) -> PrefixIndex:
     return policy.prefixes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     sent=st.lists(st.tuples(chains, st.sampled_from("xy"), st.booleans()), max_size=30),
     asked=chains,
