@@ -120,18 +120,34 @@ class PrefillRate:
     is what every request takes. An answer that comes whole takes c more for each token of the answer. So 1 / R is the
     slope of the time over u at equal outputs: a least-squares fit with two regressors. Where the engine reports each of
     its steps, u are the tokens of the step, and the time is that of the step.
+
+    An engine that starts cold under load never has a prompt alone. Until a slope is found, R is the tokens of prompts
+    that others were before, over the time in which the engine had them. Decoding takes part of that time.
     """
 
-    __slots__ = ("_mean", "_moments", "_reports_steps", "seen", "tokens_per_s")
+    __slots__ = (
+        "_first_token_s", "_is_fitted", "_mean", "_moments", "_queued", "_queued_s", "_queued_tokens", "_reports_steps",
+        "seen", "tokens_per_s",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.tokens_per_s: float | None = None
         """R, as of the last time that it could be told; None: too little was seen, or prompts differed too little."""
         self.seen = 0
         self._reports_steps = False
+        self._is_fitted = False
+        self._first_token_s = 0.0
+        self._queued = 0
+        self._queued_tokens = 0.0
+        self._queued_s = 0.0
         self._mean = [0.0, 0.0, 0.0]
         self._moments = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
         """Of uu, uo, us, oo, os, ss."""
+
+    def started(self, lease: Lease, now: float) -> None:
+        """The first token of a streamed answer has come."""
+        lease.prefill_s = now - max(self._first_token_s, lease.dispatched_s)
+        self._first_token_s = now
 
     def answered(self, lease: Lease, service: ServiceTokens, now: float) -> None:
         """A request has its whole answer, and took this much.
@@ -139,13 +155,17 @@ class PrefillRate:
         Nobody knows what the engine has cached for a call inside an interaction unless the engine says it.
         """
         request = lease.request
-        if not lease.is_first or self._reports_steps or (service.cached is None and request.progress.inside):
+        if self._reports_steps or (service.cached is None and request.progress.inside):
             return
         uncached = service.prompt - (request.progress.cached_tokens if service.cached is None else service.cached)
         if not request.streamed:
-            self.observed(uncached, service.output / request.sequences, now - lease.dispatched_s)
+            if lease.is_first:
+                self.observed(uncached, service.output / request.sequences, now - lease.dispatched_s)
         elif lease.started_s is not None:
-            self.observed(uncached, 0.0, lease.started_s - lease.dispatched_s)
+            if lease.is_first:
+                self.observed(uncached, 0.0, lease.prefill_s)
+            else:
+                self._computed(uncached, lease.prefill_s)
 
     def saw_step(self, step: Gauges, before: Gauges | None) -> None:
         """A step that computed prompts, right after another one, shows what prompts cost."""
@@ -169,9 +189,19 @@ class PrefillRate:
         if self.seen >= SEEN_MIN:
             self._fit()
 
+    def _computed(self, uncached_tokens: float, seconds: float) -> None:
+        """A prompt that had others before it took the engine so long after the one before."""
+        self._queued += 1
+        share = max(FITTED_RATE, 1.0 / self._queued)
+        self._queued_tokens += share * (uncached_tokens - self._queued_tokens)
+        self._queued_s += share * (seconds - self._queued_s)
+        if self._queued >= SEEN_MIN and not self._is_fitted and self._queued_s > 0:
+            self.tokens_per_s = self._queued_tokens / self._queued_s
+
     def _fit(self) -> None:
         uu, uo, us, oo, os, ss = self._moments
         if oo > 0:  # what outputs explain is taken out
             uu, us, ss = uu - uo * uo / oo, us - uo * os / oo, ss - os * os / oo
         if uu > 0 and us > 0 and us * us >= EXPLAINED_MIN * uu * ss:
             self.tokens_per_s = uu / us
+            self._is_fitted = True

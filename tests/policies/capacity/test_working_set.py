@@ -12,7 +12,6 @@ from policies.admission.named import named_policy
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import Allowance, CapacitySettings, Gauges
 from policies.capacity.obstacle import Obstacle
-from policies.capacity.pace import PrefillRate
 from policies.capacity.working_set import WorkingSet
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Interaction, Refusal, Request, ServiceTokens
@@ -322,24 +321,6 @@ def _agrees(found: WorkingSet) -> None:
     assert found.tokens == sum(found.tenants().values())
     assert (found.tokens > 0) == (len(found) > 0)
     assert all(tokens > 0 for tokens in found.tenants().values())
-
-
-def test_the_rate_of_prefill_is_the_slope_of_the_time_over_what_is_not_cached() -> None:
-    random, rate = Random(1), PrefillRate()
-    assert rate.tokens_per_s is None
-    for _ in range(100):
-        tokens, output = random.randrange(100, 5000), random.choice([0, random.randrange(500)])
-        rate.observed(tokens, output, 0.2 + tokens / 10_000 + 0.02 * output + random.gauss(0.0, 0.01))
-    assert rate.tokens_per_s == pytest.approx(10_000, rel=0.05)
-
-
-def test_prompts_that_do_not_differ_or_do_not_matter_say_nothing_of_the_rate() -> None:
-    alike, noise, random = PrefillRate(), PrefillRate(), Random(1)
-    for _ in range(100):
-        alike.observed(500, 0.0, random.uniform(0.1, 0.2))
-        noise.observed(random.randrange(100, 200), 0.0, random.uniform(0.1, 5.0))
-    assert alike.tokens_per_s is None
-    assert noise.tokens_per_s is None
 
 
 def test_a_rate_is_of_prompts_that_found_the_engine_free_and_of_which_the_cache_is_known() -> None:
