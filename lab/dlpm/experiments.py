@@ -119,8 +119,8 @@ class Study:
 
 
 def vtc() -> Policy:
-    """As in the paper, cached input counts as much as any other; the gateway's own default is a tenth."""
-    return named_policy("vtc", cached_weight=1.0)
+    """As in the paper, cached input counts as much as any other, and what is cached passes nothing."""
+    return named_policy("vtc", cached_weight=1.0, placement="least_loaded")
 
 
 def run(policy: Policy, programs: Programs, profile: EngineProfile, backends: int = 1) -> Study:

@@ -74,12 +74,14 @@ class FairServe(Wsc):
         return self.throttle.refusal(request, now, pressure) if self.throttle is not None else None
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
-        is_inside = request.progress.inside and not request.progress.parked
+        progress = request.progress
+        # A start that an engine refused counts in the working set already, and does not wait for it again.
+        is_inside = progress.context is not None or (progress.inside and not progress.parked)
         beyond = False
         if self.throttle is not None:
             beyond = self.throttle.is_beyond(request, now) if front else self.throttle.count(request, now)
         # Requests beyond a limit are not cut inside an interaction, but are not preferred either.
-        self.queue(request, front=front, is_preferred=is_inside and not beyond)
+        self.queue(request, front=front, is_inside=is_inside, is_beyond=beyond)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         super().charge(request, service, now, final=final)

@@ -125,13 +125,13 @@ class Wsc(CounterOrder):
         return Wsc(self._params, flows_max=self._flows_max, profiles=self.profiles)
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
-        self.queue(request, front=front, is_preferred=False)
+        self.queue(request, front=front, is_inside=False, is_beyond=False)
 
-    def queue(self, request: Request, *, front: bool, is_preferred: bool) -> None:
-        """Queue the request. `is_preferred`: it goes before others within the window."""
+    def queue(self, request: Request, *, front: bool, is_inside: bool, is_beyond: bool) -> None:
+        """Queue the request (`Backlog.push`)."""
         if not request.progress.norm:
             request.progress.norm = self.profiles.norm(self._scope(request), request.flow.app, request.progress.stage)
-        self._backlog.push(request, front=front, is_preferred=is_preferred)
+        self._backlog.push(request, front=front, is_inside=is_inside, is_beyond=is_beyond)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         prompt, output = service.prompt, service.output

@@ -36,9 +36,9 @@ FLOWS_TRIED: Final = 2
 
 
 class FlowMember(Member):
-    """The waiting requests of one flow, oldest first, and which of them are preferred."""
+    """The waiting requests of one flow, oldest first, and which of them are calls inside interactions."""
 
-    __slots__ = ("_ahead", "_newest", "_numbers", "flow", "inside", "requests", "tenant")
+    __slots__ = ("_ahead", "_newest", "_numbers", "flow", "inside", "requests", "tenant", "within_limits")
 
     def __init__(self, flow: Flow, tenant: TenantMember) -> None:
         super().__init__((flow.app, flow.user))
@@ -46,20 +46,22 @@ class FlowMember(Member):
         self.tenant = tenant
         self.requests: OrderedDict[str, Request] = OrderedDict()
         self.inside: OrderedDict[str, Request] = OrderedDict()
-        """Those of the requests that are preferred."""
+        """The calls inside interactions that count in the working set."""
+        self.within_limits: set[str] = set()
+        """Of these, the ones within the limits of their user and app: their flow and tenant go before others."""
         self._numbers: dict[str, int] = {}
         self._newest = 0
         self._ahead: list[int] = []
         """The numbers of requests that went before the oldest one, as a heap."""
 
-    def add(self, request: Request, *, is_preferred: bool, front: bool) -> None:
+    def add(self, request: Request, *, is_inside: bool, front: bool) -> None:
         """Queue the request. `front`: as the oldest."""
         if front and self.requests:
             number = self._numbers[next(iter(self.requests))] - 1
         else:
             number = self._newest = self._newest + 1
         self._numbers[request.id] = number
-        for queue in (self.requests, self.inside) if is_preferred else (self.requests,):
+        for queue in (self.requests, self.inside) if is_inside else (self.requests,):
             queue[request.id] = request
             if front:
                 queue.move_to_end(request.id, last=False)
@@ -69,6 +71,7 @@ class FlowMember(Member):
         number = self._numbers.pop(request.id)
         del self.requests[request.id]
         self.inside.pop(request.id, None)
+        self.within_limits.discard(request.id)
         oldest = self._numbers[next(iter(self.requests))] if self.requests else self._newest + 1
         if is_served and number > oldest and self.tenant.held is None:
             heappush(self._ahead, number)
@@ -89,14 +92,15 @@ class FlowMember(Member):
 
 
 class TenantMember(Member):
-    """A tenant and its flows, and how many of its waiting requests are preferred."""
+    """A tenant and its flows, and how many of its waiting requests are inside interactions."""
 
-    __slots__ = ("asleep", "flows", "held", "inside")
+    __slots__ = ("asleep", "flows", "held", "inside", "within_limits")
 
     def __init__(self, tenant: str, flows: Counters[FlowMember]) -> None:
         super().__init__((tenant,))
         self.flows = flows
         self.inside = 0
+        self.within_limits = 0
         self.held: Request | None = None
         """The start that the working set has no room for. Other starts of its tenant wait behind it."""
         self.asleep: list[FlowMember] = []
@@ -137,21 +141,28 @@ class Backlog:
     def __len__(self) -> int:
         return self._requests
 
-    def push(self, request: Request, *, front: bool = False, is_preferred: bool = False) -> None:
+    def push(
+        self, request: Request, *, front: bool = False, is_inside: bool = False, is_beyond: bool = False
+    ) -> None:
         """Queue the request. `front`: it was dispatched and came back, so it goes first in its flow.
 
-        `is_preferred`: it goes before others within the window.
+        `is_inside`: it goes before the starts of its flow, and its flow and tenant go before others within the window,
+        unless it `is_beyond` a limit.
         """
+        is_preferred = is_inside and not is_beyond
         tenant = self._by_tenant.get(request.flow.tenant) or self._new_tenant(request.flow.tenant)
         tenant.weight = request.weight
         self.tenants.queued(tenant)  # first, so that making room for its flow does not forget the tenant
         flow = self._by_flow.get(request.flow) or self._new_flow(request.flow, tenant)
         tenant.flows.queued(flow)
-        flow.add(request, is_preferred=is_preferred, front=front)
-        tenant.inside += is_preferred
-        self.tenants.prefer(tenant, tenant.inside > 0)
-        tenant.flows.prefer(flow, len(flow.inside) > 0)
+        flow.add(request, is_inside=is_inside, front=front)
         if is_preferred:
+            flow.within_limits.add(request.id)
+        tenant.inside += is_inside
+        tenant.within_limits += is_preferred
+        self.tenants.prefer(tenant, tenant.within_limits > 0)
+        tenant.flows.prefer(flow, len(flow.within_limits) > 0)
+        if is_inside:
             self.tenants.wake(tenant)
             tenant.flows.wake(flow)
         self._requests += 1
@@ -217,7 +228,7 @@ class Backlog:
         """
         flow, next_flow = self._by_flow[request.flow], self._by_flow[head.flow]
         tenant, next_tenant = flow.tenant, next_flow.tenant
-        if head.id in next_flow.inside and request.id not in flow.inside:
+        if head.id in next_flow.within_limits and request.id not in flow.within_limits:
             return False
         if tenant is not next_tenant:
             least = tenant.flows.least()
@@ -340,12 +351,13 @@ class Backlog:
             self._note_change(flow)
         tenant = flow.tenant
         tenant.inside -= request.id in flow.inside
+        tenant.within_limits -= request.id in flow.within_limits
         flow.take(request, is_served=is_served)
         # A member that leaves the queue keeps its rank: newcomers begin there.
         if flow.requests:
-            tenant.flows.prefer(flow, len(flow.inside) > 0)
+            tenant.flows.prefer(flow, len(flow.within_limits) > 0)
         if tenant.queued > 1:
-            self.tenants.prefer(tenant, tenant.inside > 0)
+            self.tenants.prefer(tenant, tenant.within_limits > 0)
         return flow
 
     def _new_tenant(self, name: str) -> TenantMember:

@@ -220,7 +220,7 @@ async def test_after_any_faults_nothing_is_leaked_and_every_charge_counts_once(s
         await asyncio.gather(*(flood.end() for flood in floods))
         service = {tenant: sum(flood.service for flood in floods if flood.tenant == tenant) for tenant in "abc"}
         expected = {"a": service["a"], "b": service["b"], "c": service["c"] / 2}
-        await settled(look, lives, lambda: {name: counter(look, name) for name in expected} == expected)
+        await settled(look, lives, lambda: {name: counter(look, name) for name in expected} == pytest.approx(expected))
 
 
 async def test_what_a_flush_takes_is_made_good_by_what_the_gateways_know(start: Starter) -> None:

@@ -102,6 +102,7 @@ def test_a_wake_keeps_what_the_engines_have_answered() -> None:
     assert engine.blocked is blocked
 
 
+@pytest.mark.interpreted_only("counts look-ups, which compiled code does without asking")
 def test_a_wake_looks_only_at_engines_where_something_has_happened_or_is_due() -> None:
     engine, engines = AdmissionEngine(named_policy("vtc")), Asked()
     engine.backends = engine.books.backends = engines

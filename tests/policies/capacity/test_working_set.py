@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
-from policies.admission.decisions import Dispatch, Reject
+from policies.admission.decisions import Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import Allowance, CapacitySettings, Gauges
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.working_set import WorkingSet
+from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
 from policies.request import Claim, Interaction, Refusal, Request, ServiceTokens
 from tests.policies.making import dispatched, make_request
@@ -40,8 +42,8 @@ def call(
 class Pool:
     """An engine of `K` tokens of KV with slots for everything, of which the rate of prefill is known."""
 
-    def __init__(self, *, policy: str = "fairserve", limits: QueueLimits | None = None) -> None:
-        self.engine = AdmissionEngine(named_policy(policy), limits=limits)
+    def __init__(self, *, policy: str = "fairserve", limits: QueueLimits | None = None, **settings: Any) -> None:
+        self.engine = AdmissionEngine(named_policy(policy, **settings), limits=limits)
         self.engine.add_backend("one", max_num_seqs=64)
         self.set = self.engine.working_set
         self.now = 0.0
@@ -267,9 +269,10 @@ def test_a_start_that_would_wait_too_long_is_told_at_once_for_how_long() -> None
     assert not any(isinstance(one, Reject) for one in pool.engine.arrived(call("b", "b0", 100), pool.now))
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_whatever_happens_the_set_is_the_sum_of_what_is_open_and_drains(seed: int) -> None:
-    random, pool = Random(seed), Pool(limits=QueueLimits(wait_s_max=20.0))
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_the_set_is_the_sum_of_what_is_open_and_nothing_stands_still(seed: int) -> None:
+    throttle = ThrottleSettings(user=Ceilings(starts=3), app=Ceilings(requests=60)) if seed % 2 else ThrottleSettings()
+    random, pool = Random(seed), Pool(limits=QueueLimits(wait_s_max=1000.0), throttle=throttle)
     running: dict[str, Request] = {}
     waiting: dict[str, Request] = {}
     serial = 0
@@ -288,7 +291,7 @@ def test_whatever_happens_the_set_is_the_sum_of_what_is_open_and_drains(seed: in
         if kind < 0.5:
             serial += 1
             request = call(
-                random.choice("abc"), f"i{random.randrange(12)}", random.randrange(100, 4000), serial=serial,
+                random.choice("abc"), f"i{random.randrange(12)}", random.randrange(100, 8000), serial=serial,
                 user=random.choice(["", "u", "v"]), ends=random.random() < 0.2,
             )  # fmt: skip
             waiting[request.id] = request
@@ -301,17 +304,22 @@ def test_whatever_happens_the_set_is_the_sum_of_what_is_open_and_drains(seed: in
             running.pop(id, None)
             waiting.pop(id, None)
             carry_out(pool.engine.cancelled(id, pool.now))
+        elif kind < 0.95 and running:
+            request = running.pop(random.choice(list(running)))
+            waiting[request.id] = request
+            carry_out(pool.engine.failed(request.id, random.choice([Failure.REFUSED, Failure.UNREACHED]), pool.now))
         else:
             carry_out(pool.engine.woke(pool.now))
             carry_out(pool.engine.backend_changed("one", Gauges(pool.now, 0, 0, 0.1, K), pool.now))
         _agrees(pool.set)
     while waiting or running:
-        pool.now += 1.0
+        pool.now += 1.0 if running else HOLD_S
         carry_out(pool.engine.woke(pool.now))
+        waiting = {id: one for id, one in waiting.items() if id in pool.engine.books.waiting.requests}
+        assert running or not waiting
         for request in list(running.values()):
             del running[request.id]
             carry_out(pool.engine.finished(request.id, ServiceTokens(request.prompt_tokens, 50), pool.now))
-        waiting = {id: one for id, one in waiting.items() if id in pool.engine.books.waiting.requests}
     pool.now += 3 * HOLD_S
     pool.scraped()
     assert (pool.set.tokens, len(pool.set), pool.set.tenants(), pool.set.waiting()) == (0, 0, {}, 0)

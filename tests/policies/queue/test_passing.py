@@ -11,15 +11,15 @@ from policies.request import Request
 from tests.policies.making import make_request
 
 
-def queued(backlog: Backlog, request: Request, *, is_preferred: bool = False) -> Request:
-    backlog.push(request, is_preferred=is_preferred)
+def queued(backlog: Backlog, request: Request, *, is_inside: bool = False) -> Request:
+    backlog.push(request, is_inside=is_inside)
     return request
 
 
 def test_a_call_inside_an_interaction_passes_the_oldest() -> None:
     backlog = Backlog(flows_max=10)
     queued(backlog, make_request())
-    inside = queued(backlog, make_request(), is_preferred=True)
+    inside = queued(backlog, make_request(), is_inside=True)
     assert backlog.head() is inside
 
 
@@ -44,7 +44,7 @@ def test_no_request_is_passed_more_often_than_the_bound(trace: list[tuple[str, i
     for kind, number in trace:
         if kind in ("start", "inside"):
             for _ in range(8):
-                waiting.append(queued(backlog, make_request(), is_preferred=kind == "inside"))
+                waiting.append(queued(backlog, make_request(), is_inside=kind == "inside"))
                 passed[waiting[-1].id] = 0
         elif not waiting:
             continue
