@@ -98,9 +98,7 @@ class _MatchedBacklog(Backlog):
         self._heaps: dict[Flow, list[_Entry]] = {}
         self._serial = 0
 
-    def push(
-        self, request: Request, *, front: bool = False, is_inside: bool = False, is_beyond: bool = False
-    ) -> None:
+    def push(self, request: Request, *, front: bool = False, is_inside: bool = False, is_beyond: bool = False) -> None:
         super().push(request, front=front, is_inside=is_inside, is_beyond=is_beyond)
         self._serial += 1
         waiting = self._waiting[request.id] = _Waiting(request, self._serial - (_FRONT if front else 0))

@@ -141,9 +141,7 @@ class Backlog:
     def __len__(self) -> int:
         return self._requests
 
-    def push(
-        self, request: Request, *, front: bool = False, is_inside: bool = False, is_beyond: bool = False
-    ) -> None:
+    def push(self, request: Request, *, front: bool = False, is_inside: bool = False, is_beyond: bool = False) -> None:
         """Queue the request. `front`: it was dispatched and came back, so it goes first in its flow.
 
         `is_inside`: it goes before the starts of its flow, and its flow and tenant go before others within the window,
