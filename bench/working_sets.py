@@ -6,16 +6,20 @@ as measured, and a 70B model on four of them by assumption (10,000 prompt tokens
 Each run is also a line of JSON, so that those of two commits can be compared.
 """
 
+import gzip
 import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile, profile
 from bench.report import quantile
-from lab.agents import CONTEXT_TOKENS, Agents, Crowd, Questions
+from bench.sessions import TRACE
+from lab.agents import CONTEXT_TOKENS, Agents, Calls, Crowd, Questions
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
@@ -24,7 +28,8 @@ from simulation.run import Record
 
 __all__ = ["HEADS", "rows"]
 
-PATIENT = QueueLimits(wait_s_max=1e5, wait_s_max_inside=1e5)
+TRACES = Path(__file__).parents[2] / "shared" / "traces"
+RECORDED_TOKENS_PER_S = 60.0
 DROPPED = 0.25
 """Part of the time at the beginning that is not counted."""
 SMALL, LARGE = "8B", "70B"
@@ -61,15 +66,41 @@ class Row:
     streams: bool = True
     weights: tuple[float, float] = (1.0, 1.0)
     beside: tuple[Questions, ...] = ()
+    is_recorded: bool = False
+    """The interactions are those of `bench.sessions.TRACE`."""
+    patience_s: float = 1e5
 
     def groups(self) -> list[Agents | Questions]:
         """Two tenants of as many agents, and who else there is."""
-        each = max(1, round(self.times * self.engines * self.kv_tokens / CONTEXT_TOKENS / 2))
+        recorded = recorded_calls() if self.is_recorded else ()
+        prompts = [prompt for calls in recorded for prompt, _, _ in calls]
+        context_tokens = fmean(prompts) if prompts else CONTEXT_TOKENS
+        each = max(1, round(self.times * self.engines * self.kv_tokens / context_tokens / 2))
         agents = [
-            Agents(name, each, weight=weight, pause_s=self.pause_s, streamed=self.streams)
+            Agents(name, each, weight=weight, pause_s=self.pause_s, streamed=self.streams, recorded=recorded)
             for name, weight in zip("ab", self.weights, strict=True)
         ]
         return [*agents, *self.beside]
+
+
+def recorded_calls() -> tuple[Calls, ...]:
+    """The recorded interactions. The recorded times between two calls include the answers, which are taken to have come
+    at `RECORDED_TOKENS_PER_S`. Prompts do not shrink. Raises OSError.
+    """
+    sessions: dict[str, list[dict[str, Any]]] = {}
+    with gzip.open(TRACES / TRACE, "rt") as lines:
+        for row in map(json.loads, lines):
+            sessions.setdefault(f"{row['app']}/{row['session']}", []).append(row)
+    found = []
+    for rows in sessions.values():
+        calls, longest = [], 0
+        for row, following in zip(rows, [*rows[1:], rows[-1]], strict=True):
+            longest = max(longest, row["est_input_tokens"])
+            output = max(1, row["est_output_tokens"])
+            calls.append((longest, output, max(0.0, following["t_s"] - row["t_s"] - output / RECORDED_TOKENS_PER_S)))
+            longest += output
+        found.append(tuple(calls))
+    return tuple(found)
 
 
 CHAT, FLOOD = Questions("chat", per_s=1.0), Questions("flood", clients=60)
@@ -88,6 +119,8 @@ ROWS = [
         for pause in (10.0, 30.0)
         for model in (LARGE, SMALL)
     ],
+    *[Row(f"recorded, 8B, {times:g}x", SMALL, 400_000, times, is_recorded=True) for times in (1, 2)],
+    *[Row(f"patience of a minute, {model}, 4x", model, 120_000, 4, patience_s=60.0) for model in (LARGE, SMALL)],
 ]
 
 
@@ -110,6 +143,8 @@ class Found:
     preemptions: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     """By reason."""
+    told: list[tuple[float, float, int]] = field(default_factory=list)
+    """As `Crowd.told`."""
     queued: int = 0
     """Waiting at the end. Those who wait longest are in no percentile yet."""
 
@@ -149,6 +184,11 @@ class Found:
             "service_per_s": per_s[0],
             "whole_service_per_s": per_s[1],
             "preemptions": self.preemptions,
+            "told_right": round(
+                sum(0.75 <= took / told <= 1.25 for told, took, _ in self.told) / max(1, len(self.told)), 3
+            ),
+            "told_in_at_once": round(sum(tries == 1 for *_, tries in self.told) / max(1, len(self.told)), 3),
+            "told": len(self.told),
             "refused": dict(sorted(self.refused.items())),
             "queued": self.queued,
         }
@@ -175,7 +215,8 @@ def times(values: list[float]) -> str:
 def run(row: Row, seed: int, until_s: float, *, holds: bool, steps: bool = False, policy: str = "fairserve") -> Found:
     """`holds`: starts wait for the working set. `steps`: the engines report each step."""
     engine_like = engine_profile(row.model, row.kv_tokens)
-    engine = AdmissionEngine(named_policy(policy), limits=PATIENT)
+    limits = QueueLimits(wait_s_max=row.patience_s, wait_s_max_inside=1e5)
+    engine = AdmissionEngine(named_policy(policy), limits=limits)
     if not holds:
         engine.working_set.is_ahead = None
     models = {f"engine-{number}": EngineModel(engine_like) for number in range(row.engines)}
@@ -193,7 +234,7 @@ def run(row: Row, seed: int, until_s: float, *, holds: bool, steps: bool = False
         until_s=until_s,
     )  # fmt: skip
     found.tasks = sum(end_s >= from_s for _, _, end_s in crowd.finished)
-    found.queued = engine.queued
+    found.queued, found.told = engine.queued, crowd.told
     return found
 
 

@@ -15,7 +15,10 @@ from typing import Final
 from policies.request import Claim, Flow
 from simulation.run import Arrival, Record
 
-__all__ = ["CONTEXT_TOKENS", "Agents", "Crowd", "Questions"]
+__all__ = ["CONTEXT_TOKENS", "Agents", "Calls", "Crowd", "Questions"]
+
+Calls = tuple[tuple[int, int, float], ...]
+"""Of one interaction: tokens of each prompt and answer, and seconds until the next call."""
 
 CALLS_MIN, CALLS_MAX, CALLS_SHAPE = 5, 30, 1.2
 FIRST_TOKENS: Final = (1000, 4000)
@@ -25,7 +28,7 @@ CONTEXT_TOKENS: Final = 11_700
 """Mean context at a call."""
 THINK_S: Final = 0.5
 RETRY_S: Final = 5.0
-"""What was refused is made again after this time."""
+"""What was refused without a time to wait is made again after this."""
 QUESTION_TOKENS: Final = (200, 1000)
 SHORT_ANSWER_TOKENS: Final = (100, 300)
 BEGIN_S: Final = 20.0
@@ -41,6 +44,8 @@ class Agents:
     weight: float = 1.0
     pause_s: float = 2.0
     streamed: bool = True
+    recorded: tuple[Calls, ...] = ()
+    """Interactions that each agent goes through in an order drawn for it; none: they are drawn as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +66,12 @@ class _Course:
         self.user = user
         self.id = f"{agents.tenant}-{serial}"
         self.first_block = serial << 24
-        calls = min(CALLS_MAX, int(CALLS_MIN * random.paretovariate(CALLS_SHAPE)))
-        self.calls: list[tuple[int, int, float]] = []
-        tokens = random.randint(*FIRST_TOKENS)
-        for _ in range(calls):
-            answer = random.randint(*ANSWER_TOKENS)
-            self.calls.append((tokens, answer, agents.pause_s * random.lognormvariate(0.0, 1.0)))
-            tokens += answer + random.randint(*MORE_TOKENS)
+        self.calls = random.choice(agents.recorded) if agents.recorded else _drawn(agents.pause_s, random)
         self.made = 0
         self.retries = 0
         self.began_s = 0.0
+        self.told: tuple[float, float] | None = None
+        """When its start was refused first, and for how long it was told to wait."""
 
     def call(self, now: float, block_size: int) -> Arrival:
         """Its next call."""
@@ -90,6 +91,15 @@ class _Course:
         )
 
 
+def _drawn(pause_s: float, random: Random) -> Calls:
+    calls, tokens = [], random.randint(*FIRST_TOKENS)
+    for _ in range(min(CALLS_MAX, int(CALLS_MIN * random.paretovariate(CALLS_SHAPE)))):
+        answer = random.randint(*ANSWER_TOKENS)
+        calls.append((tokens, answer, pause_s * random.lognormvariate(0.0, 1.0)))
+        tokens += answer + random.randint(*MORE_TOKENS)
+    return tuple(calls)
+
+
 class Crowd:
     """All of them in closed loops, from one seed: what comes first, and what follows a request that has ended."""
 
@@ -100,6 +110,8 @@ class Crowd:
         """Of each whole interaction: tenant, begin and end."""
         self.retries = 0
         """Requests made again because they were refused."""
+        self.told: list[tuple[float, float, int]] = []
+        """Of each start that was refused and went: the seconds it was told, the seconds it took, and refusals."""
         self._random = Random(seed)
         self._groups = groups
         self._until_s = until_s
@@ -135,7 +147,12 @@ class Crowd:
             return None
         if is_refused:
             course.retries += 1
-            return self._call(course, now + RETRY_S)
+            if course.told is None and not course.made:
+                course.told = now, record.retry_after_s
+            return self._call(course, now + (record.retry_after_s or RETRY_S))
+        if course.told is not None and not course.made and record.dispatched_s is not None:
+            refused_s, told_s = course.told
+            self.told.append((told_s, record.dispatched_s - refused_s, course.retries))
         pause_s = course.calls[course.made][2]
         course.made += 1
         if course.made < len(course.calls):
