@@ -244,7 +244,7 @@ class StepFeed:
             if response.status != 200 or response.content_type != CONTENT_TYPE:
                 body = (await response.content.read(WHY_BYTES_MAX)).decode("utf-8", "replace").split("\n")[0]
                 raise _Missing(f"status {response.status}, {body}" if response.status != 200 else "another answer")
-            heard = _Connection(_Clock(asked_s))
+            heard = _StepStream(_Clock(asked_s))
             async with asyncio.timeout(SILENCE_S) as silence:
                 while data := await response.content.readany():
                     now = loop.time()
@@ -275,7 +275,7 @@ class StepFeed:
             self._on_turn(False, why)
 
 
-class _Connection:
+class _StepStream:
     """What comes over one connection, from one start of one engine."""
 
     __slots__ = ("_clock", "_last", "_rest", "made_s")

@@ -12,10 +12,10 @@ from simulation.plots import Series
 __all__ = [
     "Experiment",
     "Figure",
+    "Findings",
     "FromSourceError",
     "Inputs",
     "MissingTraceError",
-    "Outcome",
     "Row",
     "SkippedError",
     "Verdict",
@@ -59,7 +59,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Findings:
     """What one experiment found. `notes`: what differs from the paper, and why; each a paragraph."""
 
     rows: Sequence[Row]
@@ -109,7 +109,7 @@ class Experiment:
 
     name: str
     reproduces: str
-    run: Callable[[Inputs], Outcome]
+    run: Callable[[Inputs], Findings]
 
 
 def _verdict(is_met: bool) -> Verdict:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lab.experiment import Experiment, Figure, Outcome, Row, Value, Verdict
+from lab.experiment import Experiment, Figure, Findings, Row, Value, Verdict
 from simulation.plots import chart
 
 __all__ = ["as_json", "as_markdown", "as_text", "draw", "summary"]
@@ -14,7 +14,7 @@ __all__ = ["as_json", "as_markdown", "as_text", "draw", "summary"]
 HEADS = ("measure", "published", "ours", "required", "verdict")
 
 
-def as_text(experiment: Experiment, outcome: Outcome) -> str:
+def as_text(experiment: Experiment, outcome: Findings) -> str:
     """Aligned columns under a heading, and the notes."""
     rows = [HEADS, *(_cells(row) for row in outcome.rows)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
@@ -25,7 +25,7 @@ def as_text(experiment: Experiment, outcome: Outcome) -> str:
     return "\n".join([*lines, *(f"  {note}" for note in outcome.notes)]) + "\n"
 
 
-def as_json(outcomes: Mapping[Experiment, Outcome]) -> str:
+def as_json(outcomes: Mapping[Experiment, Findings]) -> str:
     """Every row of every experiment, with numbers as numbers."""
     document = {
         experiment.name: {
@@ -42,7 +42,7 @@ def as_json(outcomes: Mapping[Experiment, Outcome]) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def as_markdown(experiment: Experiment, outcome: Outcome) -> str:
+def as_markdown(experiment: Experiment, outcome: Findings) -> str:
     """A section with the table, the figures (in `figures/`) and the notes."""
     lines = [f"## {experiment.reproduces}", "", f"`fairgate reproduce {experiment.name}`", ""]
     lines += [f"| {' | '.join(HEADS)} |", "| --- | ---: | ---: | --- | --- |"]

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from lab.experiment import Experiment, Inputs, Outcome, SkippedError
+from lab.experiment import Experiment, Findings, Inputs, SkippedError
 from lab.registry import EXPERIMENTS
 from lab.report import as_markdown, draw, summary
 from lab.vtc.recorded import RunMeasures
@@ -61,7 +61,7 @@ def experiments(names: Sequence[str]) -> list[Experiment]:
 
 def run_all(
     chosen: Sequence[Experiment], inputs: Inputs, *, processes: int
-) -> Iterator[tuple[Experiment, Outcome | SkippedError]]:
+) -> Iterator[tuple[Experiment, Findings | SkippedError]]:
     """Each experiment with what came out, in the order given, several at a time; or why it was skipped."""
     tasks = [(one.name, inputs) for one in chosen]
     if processes == 1 or len(chosen) == 1:
@@ -71,7 +71,7 @@ def run_all(
         yield from zip(chosen, pool.map(_run, tasks), strict=True)
 
 
-def _run(task: tuple[str, Inputs]) -> Outcome | SkippedError:
+def _run(task: tuple[str, Inputs]) -> Findings | SkippedError:
     name, inputs = task
     try:
         return EXPERIMENTS[name].run(inputs)
@@ -79,7 +79,7 @@ def _run(task: tuple[str, Inputs]) -> Outcome | SkippedError:
         return error
 
 
-def write_docs(outcomes: Mapping[Experiment, Outcome], directory: Path) -> Path:
+def write_docs(outcomes: Mapping[Experiment, Findings], directory: Path) -> Path:
     """Write `reproduction.md` and its figures into a directory. Raises OSError.
 
     Of experiments that were not run, a page that is there keeps what it says.

@@ -12,7 +12,7 @@ from string import Template
 
 from backends.simulated.profiles import EngineProfile
 from simulation.plots import COLOURS, Series, chart
-from simulation.replay import IMPOSSIBLE, Percentiles, Seen, TenantSeen
+from simulation.replay import IMPOSSIBLE, Percentiles, ReplayResult, TenantResult
 from simulation.traces.reader import Trace
 from simulation.verdict import compared, in_seconds, short, verdict
 
@@ -30,7 +30,7 @@ class Replayed:
 
     trace: Trace
     profile: EngineProfile
-    seen: Sequence[Seen]
+    seen: Sequence[ReplayResult]
     said: Sequence[str] = ()
 
     @property
@@ -47,7 +47,7 @@ class Replayed:
             f"{engines} like {self.profile.name}"
         )
 
-    def label(self, seen: Seen) -> str:
+    def label(self, seen: ReplayResult) -> str:
         """What is this run called among the others?"""
         return seen.policy if len(self.backends) == 1 else f"{seen.policy}, {_count(seen.backends, 'engine')}"
 
@@ -127,7 +127,7 @@ def _policy_rows(replayed: Replayed) -> list[list[str]]:
     return [list(POLICY_HEADS), *([replayed.label(each), *_policy_cells(each)] for each in replayed.seen)]
 
 
-def _policy_cells(each: Seen) -> list[str]:
+def _policy_cells(each: ReplayResult) -> list[str]:
     jain = NOTHING if each.jain is None else f"{each.jain:.3f}"
     return [
         f"{each.requests:,}", f"{each.completed:,}", f"{sum(each.refused.values()):,}", *_quantiles(each.ttft_s),
@@ -284,7 +284,7 @@ _LEFT = ' class="left"'
 # --- words ---
 
 
-def _weight(tenant: TenantSeen) -> str:
+def _weight(tenant: TenantResult) -> str:
     return "" if tenant.weight == 1 else f" <small>weight {tenant.weight:g}</small>"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["MADE_BYTES_MAX", "Made"]
+__all__ = ["MADE_BYTES_MAX", "AnswerKeys"]
 
 MADE_BYTES_MAX: Final = 1024
 """Of the text of an answer, as much is kept."""
@@ -20,7 +20,7 @@ _CALL_ID: Final = re.compile(rb'"call_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
 _ID: Final = re.compile(rb'"id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
 
 
-class Made:
+class AnswerKeys:
     """What is kept of one answer.
 
     Attributes:

@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from backends.answers.body import Delta, Envelope, ErrorFields, Event, EventChoice, MessageDelta, decode_event
-from backends.answers.made import Made
+from backends.answers.body import Delta, Envelope, ErrorFields, EventChoice, MessageDelta, StreamEvent, decode_event
+from backends.answers.made import AnswerKeys
 from backends.answers.members import MemberFinder
 from backends.answers.usage import TOOL_ITEMS, all_told, asks_for_more, holds_any, plain, usage_of
 from backends.base import Usage
@@ -100,7 +100,7 @@ class StreamMeter:
         """Did the engine give it up before the first token, as vLLM does while it shuts down? It may be retried."""
         self.answer_id = ""
         """Of a Responses stream: the name by which a later call may go on from it."""
-        self.made = Made()
+        self.made = AnswerKeys()
         """How the answer begins, and which calls of tools it asks for."""
         self._tool_mark = _TOOL_MARK[dialect]
         self._stops: set[bool | None] = set()
@@ -319,7 +319,7 @@ class StreamMeter:
         status = self.error.status
         return (status is not None and status >= _INTERNAL_STATUS_MIN) or _TRACE.search(raw) is not None
 
-    def _read_chunk(self, event: Event) -> bool:
+    def _read_chunk(self, event: StreamEvent) -> bool:
         if event.usage:
             self.usage = usage_of(plain(event.usage), self.usage)
         choices = event.choices
@@ -342,7 +342,7 @@ class StreamMeter:
             self._note_token()
         return True
 
-    def _read_named(self, name: str, event: Event) -> None:
+    def _read_named(self, name: str, event: StreamEvent) -> None:
         for part in (event, event.response):
             if part is not None and part.usage:
                 self.usage = usage_of(plain(part.usage), self.usage)
@@ -376,7 +376,7 @@ class StreamMeter:
         self.started = True
         self.token_events += 1
 
-    def _note_error(self, event: Event) -> bool:
+    def _note_error(self, event: StreamEvent) -> bool:
         """Does the event tell an error?"""
         error = event.error
         if error is None and event.response is None and event.type != "error":

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from backends.answers.body import Body, Choice, Message, decode_body, decode_items, decode_made, decode_plain
-from backends.answers.made import MADE_BYTES_MAX, Made
+from backends.answers.made import MADE_BYTES_MAX, AnswerKeys
 from backends.answers.members import MemberFinder
 from backends.base import Usage
 
@@ -143,11 +143,11 @@ class Answer:
         usage: Usage | None,
         awaits_more: bool | None,
         is_drained: bool,
-        made: Made | None = None,
+        made: AnswerKeys | None = None,
         is_whole: bool = True,
     ) -> None:
         self.id = id
-        self.made = made if made is not None else Made()
+        self.made = made if made is not None else AnswerKeys()
         self.usage = usage
         self.awaits_more = awaits_more
         self.is_drained = is_drained
@@ -178,8 +178,8 @@ def _ends(body: bytes) -> bool:
     return True
 
 
-def _made(answer: Body) -> Made:
-    made = Made()
+def _made(answer: Body) -> AnswerKeys:
+    made = AnswerKeys()
     if answer.choices:
         message = answer.choices[0].message
         if isinstance(message, Message):

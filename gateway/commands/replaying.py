@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from backends.simulated.profiles import EngineProfile
     from gateway.config.model import BackendConfig, Config, PoolConfig
     from policies.admission.engine import AdmissionEngine
-    from simulation.replay import Seen
+    from simulation.replay import ReplayResult
     from simulation.traces.reader import Trace
 
 __all__ = ["readable", "replay"]
@@ -145,7 +145,7 @@ def readable(name: str, stack: ExitStack) -> Path:
     return kept
 
 
-def _run(policy: str, count: int, trace: Trace, profile: EngineProfile, setting: _Setting | None) -> Seen:
+def _run(policy: str, count: int, trace: Trace, profile: EngineProfile, setting: _Setting | None) -> ReplayResult:
     """One run of the trace, with a bar for whoever looks."""
     from simulation.replay import replay_under
 

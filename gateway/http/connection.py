@@ -9,7 +9,7 @@ from typing import Final, cast
 from backends.client.outbox import Outlet
 from gateway.http.accounts import Account
 from gateway.http.errors import ApiError, Reason, dialect_of
-from gateway.http.holding import Holding
+from gateway.http.buffer_accounting import BufferAccounting
 from gateway.http.request import HttpRequest, RequestReader
 from gateway.http.responder import Responder
 from gateway.http.sockets import is_hung_up, peer_of, reset_on_close, unsent_bytes
@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
         self._state = _HEAD
         self._responder: Responder | None = None
         self._pending = b""  # what follows the request that is being answered; not looked at before
-        self._holding = Holding(server)
+        self._holding = BufferAccounting(server)
         self._body_began_at = 0.0
         self._address: Account | None = None
         self._tenant: Account | None = None

@@ -25,7 +25,7 @@ from gateway.pool.waiting import WaitingStreams
 from gateway.request.body.payload import Payload
 from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.prefixes import prefix_hashes, salt_of
-from gateway.telemetry.record import Record
+from gateway.telemetry.record import RequestRecord
 from policies.admission.takeover import remove_backend, reweigh, take_over
 from policies.capacity.gauges import Gauges
 from policies.placements.least_loaded import least_loaded
@@ -55,7 +55,7 @@ class Pool:
         gateway: Config,
         backends: Mapping[Backend, BackendConfig],
         shared: Shared,
-        settled: Callable[[Record, str], None],
+        settled: Callable[[RequestRecord, str], None],
         estimator: TokenEstimator | None = None,
         background: Background | None = None,
     ):
@@ -242,7 +242,7 @@ class Pool:
         """The engine has counted the prompt."""
         self.estimator.learn(payload.prompt, prompt_tokens, is_text=payload.is_text)
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: RequestRecord) -> None:
         record.pool = self.name
         self._settled(record, self.policy_name)
 

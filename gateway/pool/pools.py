@@ -11,14 +11,14 @@ import aiohttp
 from backends.addresses import Resolver
 from backends.simulated.profiles import profile
 from backends.simulated.server import SimulatedServer
-from gateway.background import Background, Fault
+from gateway.background import Background, OperationalError
 from gateway.config.model import BackendConfig, Config, PoolConfig
 from gateway.pool.addresses import Addresses
 from gateway.pool.backend import Backend, terms_of
 from gateway.pool.pool import RETIRE_LOOK_S, Pool, estimator_of
 from gateway.pool.shared import Shared
 from gateway.request.estimate import TokenEstimator, UnusableTokenizer
-from gateway.telemetry.record import Record
+from gateway.telemetry.record import RequestRecord
 from policies.admission.engine import AdmissionEngine
 
 __all__ = ["CannotTakeOver", "Pools", "Prepared"]
@@ -28,7 +28,7 @@ EMBEDDED_PROFILE = "demo"
 NO_OTHERS: Mapping[str, float] = MappingProxyType({})
 
 
-class CannotTakeOver(Fault):
+class CannotTakeOver(OperationalError):
     """Something that the configuration names cannot be had: which, and why."""
 
 
@@ -54,7 +54,7 @@ class Pools:
 
     def __init__(
         self,
-        settled: Callable[[Record, str], None],
+        settled: Callable[[RequestRecord, str], None],
         on_gone: Callable[[str, str], None],
         resolver: Resolver,
         background: Background,

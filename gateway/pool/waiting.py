@@ -17,7 +17,7 @@ TIMER_S_MIN: Final = 0.05
 """The timer goes off at most so often: what is due within this time is told together."""
 
 
-class Waits(Protocol):
+class WaitingStream(Protocol):
     """A stream of which nothing has reached its client."""
 
     def say_waiting(self) -> None: ...
@@ -28,9 +28,9 @@ class Place:
 
     __slots__ = ("due_s", "stream")
 
-    def __init__(self, due_s: float, stream: Waits) -> None:
+    def __init__(self, due_s: float, stream: WaitingStream) -> None:
         self.due_s = due_s
-        self.stream: Waits | None = stream
+        self.stream: WaitingStream | None = stream
 
     def leave(self) -> None:
         self.stream = None
@@ -49,7 +49,7 @@ class WaitingStreams:
     def __len__(self) -> int:
         return len(self._places)
 
-    def add(self, stream: Waits, since_s: float) -> Place:
+    def add(self, stream: WaitingStream, since_s: float) -> Place:
         """It waits since then, on the clock. Must be told to `leave` its place."""
         place = Place(since_s + self.interval_s, stream)
         self._places.append(place)

@@ -17,7 +17,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gateway import BUILD, __version__
-from gateway.telemetry.record import Record
+from gateway.telemetry.record import RequestRecord
 
 if TYPE_CHECKING:
     from gateway.telemetry.access_log import AccessLog
@@ -44,7 +44,7 @@ class _Ended:
         self.totals = totals
 
 
-class _Tally:
+class _TenantTotals:
     """What one (pool, tenant, model) was given."""
 
     __slots__ = ("cached", "first_tokens", "input", "model", "output", "tenant", "ways")
@@ -100,7 +100,7 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.access_log: AccessLog | None = None
-        self._tallies: dict[tuple[str, str, str], _Tally] = {}
+        self._tallies: dict[tuple[str, str, str], _TenantTotals] = {}
         """By (pool, tenant, model)."""
         self._models: set[str] = set()
         self._in_histograms: set[tuple[str, str]] = set()
@@ -119,7 +119,7 @@ class Metrics:
         """By (pool, obstacle): waits of the requests that waited for it."""
         registry.register(self)
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: RequestRecord) -> None:
         pool, service = record.pool, record.service
         tally = self._tallies.get((pool, record.tenant, record.model)) or self._new_tally(record)
         way = tally.ways.get(record.outcome) or self._new_way(tally, record)
@@ -145,7 +145,7 @@ class Metrics:
                 tally.first_tokens = self._first_tokens.setdefault(of, _Distribution(_WAIT_BUCKETS))
             tally.first_tokens.observe(first_token_s)
 
-    def _prompt_ended(self, record: Record, cached: int) -> None:
+    def _prompt_ended(self, record: RequestRecord, cached: int) -> None:
         """Only of answers in which an engine says what it found cached."""
         prompts = self._prompts.get((record.pool, record.backend))
         if prompts is None:
@@ -156,11 +156,11 @@ class Metrics:
         prompts.expected += expected
         prompts.wrong += abs(expected - cached)
 
-    def refused(self, record: Record) -> None:
+    def refused(self, record: RequestRecord) -> None:
         """Before it was known which pool was asked."""
         self._not_completed(record)
 
-    def _not_completed(self, record: Record) -> None:
+    def _not_completed(self, record: RequestRecord) -> None:
         key = (record.pool, record.tenant, record.outcome, record.reason)
         count = self._reasons.get(key)
         if count is None and len(self._reasons) >= TENANTS_MAX:
@@ -168,12 +168,12 @@ class Metrics:
             count = self._reasons.get(key)
         self._reasons[key] = (count or 0) + 1
 
-    def _new_tally(self, record: Record) -> _Tally:
+    def _new_tally(self, record: RequestRecord) -> _TenantTotals:
         pool, tenant = record.pool, record.tenant if len(self._tallies) < TENANTS_MAX else OTHERS
         model = self._model(record.model)
-        return self._tallies.setdefault((pool, tenant, model), _Tally(tenant, model))
+        return self._tallies.setdefault((pool, tenant, model), _TenantTotals(tenant, model))
 
-    def _new_way(self, tally: _Tally, record: Record) -> _Ended:
+    def _new_way(self, tally: _TenantTotals, record: RequestRecord) -> _Ended:
         pool, outcome = record.pool, record.outcome
         of = (pool, self._in_histograms_as(pool, tally.tenant), outcome)
         waits = self._waits.setdefault(of, _Distribution(_WAIT_BUCKETS))

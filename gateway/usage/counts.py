@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.telemetry.record import Outcome, Record
+from gateway.telemetry.record import Outcome, RequestRecord
 
-__all__ = ["HOUR_S", "OTHERS", "OTHER_USERS", "Sums", "Tally", "UsageCounts"]
+__all__ = ["HOUR_S", "OTHERS", "OTHER_USERS", "Sums", "UsageCounts", "UsageTotals"]
 
 HOUR_S: Final = 3600
 OTHERS: Final = "other"
@@ -26,7 +26,7 @@ Key = tuple[int, str, str, str, str]
 """Hour (since the epoch), tenant, app, user and model."""
 
 
-class Tally:
+class UsageTotals:
     """What was used under one key."""
 
     __slots__ = ("cached", "input", "output", "queue_us", "refused", "requests", "wasted")
@@ -43,7 +43,7 @@ class Tally:
         """Time in the queue, in microseconds, summed as the access log rounds it: to hundredths of a millisecond."""
 
 
-Sums = dict[Key, Tally]
+Sums = dict[Key, UsageTotals]
 
 
 class UsageCounts:
@@ -69,7 +69,7 @@ class UsageCounts:
     def __len__(self) -> int:
         return len(self._sums)
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: RequestRecord) -> None:
         """A request ended, in whatever way. Every request that has a line in the access log is counted here."""
         request = record.request
         is_refused = record.outcome == Outcome.REFUSED
@@ -104,7 +104,7 @@ class UsageCounts:
         sums, self._sums = self._sums, {}
         return sums
 
-    def _bounded(self, key: Key) -> Tally | None:
+    def _bounded(self, key: Key) -> UsageTotals | None:
         """A sum for a key that has none, or that of the others. None: there is no room."""
         hour, tenant, app, user, model = key
         if hour != self._hour:
@@ -127,5 +127,5 @@ class UsageCounts:
         key = (hour, tenant, app, user, model)
         tally = self._sums.get(key)
         if tally is None and len(self._sums) < 2 * self._sums_max:
-            tally = self._sums[key] = Tally()
+            tally = self._sums[key] = UsageTotals()
         return tally

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from gateway.config.sections.usage import PriceConfig
 from gateway.usage.database import Database
 
-__all__ = ["DIMENSIONS", "FORMATS", "BadQuestion", "Question", "Report", "Row", "read"]
+__all__ = ["DIMENSIONS", "FORMATS", "BadQuestion", "Question", "Report", "UsageRow", "read"]
 
 ROWS_MAX = 100_000
 _COLUMNS = {
@@ -81,7 +81,7 @@ def _text(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%MZ}"
 
 
-class Row:
+class UsageRow:
     """What was used by one of those that were asked for."""
 
     __slots__ = ("by", "cost", *_MEASURES)
@@ -125,7 +125,7 @@ class Row:
 class Report:
     """The answer: its rows, those that used most first (of each hour or day), and what they are together."""
 
-    def __init__(self, question: Question, rows: list[Row], total: Row, *, has_prices: bool) -> None:
+    def __init__(self, question: Question, rows: list[UsageRow], total: UsageRow, *, has_prices: bool) -> None:
         self.question = question
         self.rows = rows
         self.total = total
@@ -173,7 +173,7 @@ class Report:
             for line in lines
         )
 
-    def _words(self, row: Row) -> list[str]:
+    def _words(self, row: UsageRow) -> list[str]:
         return ["-" if value is None else f"{value:,}" for value in row.measures(has_prices=self.has_prices).values()]
 
 
@@ -194,11 +194,11 @@ def read(database: Database, question: Question, prices: Mapping[str, PriceConfi
     if len(found) > ROWS_MAX:
         raise BadQuestion(f"the answer has more than {ROWS_MAX} rows: ask for a shorter time, or by less")
     count = len(question.by)
-    rows: dict[tuple[str, ...], Row] = {}
-    total = Row(())
+    rows: dict[tuple[str, ...], UsageRow] = {}
+    total = UsageRow(())
     for one in found:
         by = tuple(_label(name, value) for name, value in zip(question.by, one[:count], strict=True))
-        row = rows.get(by) or rows.setdefault(by, Row(by))
+        row = rows.get(by) or rows.setdefault(by, UsageRow(by))
         price = prices.get(one[count])
         row.add(one[count + 1 :], price)
         total.add(one[count + 1 :], price)

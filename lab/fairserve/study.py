@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile, profile
-from lab.fairserve.interactions import Course, Interaction, Interactions
+from lab.fairserve.interactions import Course, InteractionClients, PlannedInteraction
 from lab.fairserve.workload import is_abuser
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
@@ -192,7 +192,7 @@ def protects_interactions(*, overload: OverloadSettings | None = None, **setting
 def study(
     name: str,
     engine: AdmissionEngine,
-    planned: Sequence[Interaction],
+    planned: Sequence[PlannedInteraction],
     start_s: float,
     end_s: float,
     like: EngineProfile = ENGINE,
@@ -203,7 +203,7 @@ def study(
     """
     engine.add_backend("one", max_num_seqs=like.max_num_seqs)
     model = EngineModel(like)
-    interactions = Interactions(planned)
+    interactions = InteractionClients(planned)
     kv_at_refusal: list[float] = []
     calm_refusals = 0
 

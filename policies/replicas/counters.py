@@ -45,7 +45,7 @@ PAUSE_S: Final = 1.0
 M = TypeVar("M", bound=Member)
 
 
-class _Told:
+class _ReportedCounter:
     """What the other gateways know of one counter: its value, and how much of that value came from lifts."""
 
     __slots__ = ("counter", "lifted")
@@ -55,7 +55,7 @@ class _Told:
         self.lifted = lifted
 
 
-class _ToldLeft:
+class _ReportedLeft:
     """What the other gateways know of the member that left last: how many departures it was counted with, and when it
     left.
     """
@@ -174,7 +174,7 @@ class SharedCounters:
         for (member, before), total in zip(self._told, totals, strict=True):
             if before is not None and member.queued:
                 (self._growth_of_flows if isinstance(member, FlowMember) else self._growth).add(total - before)
-            told: _Told = member.told
+            told: _ReportedCounter = member.told
             correction = total - told.counter
             told.counter = total
             if isinstance(member, FlowMember):
@@ -237,20 +237,20 @@ class SharedCounters:
 def _left(among: str, counters: Counters[M], now_s: float, *, again: bool) -> Left | None:
     """Who left last here? None if the others have heard of it, unless `again` says that the store has forgotten it."""
     last = counters.last_left
-    told: _ToldLeft | None = counters.told
+    told: _ReportedLeft | None = counters.told
     if last is None or (told is not None and told.times == counters.times_left and not again):
         return None
     if told is None or told.times != counters.times_left:
-        told = counters.told = _ToldLeft(counters.times_left, now_s)
+        told = counters.told = _ReportedLeft(counters.times_left, now_s)
     return Left(among, _name(last), last.counter, told.left_s)
 
 
 def _charge(member: Member) -> Charge:
-    told: _Told | None = member.told
+    told: _ReportedCounter | None = member.told
     known, lifted = (0.0, 0.0) if told is None else (told.counter, told.lifted)
     base = known + member.lifted - lifted
     charge = Charge(_name(member), base, member.counter - base, member.lifted != lifted, member.is_sole)
-    member.told = _Told(member.counter, member.lifted)
+    member.told = _ReportedCounter(member.counter, member.lifted)
     member.is_sole = False
     return charge
 

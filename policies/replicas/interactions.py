@@ -8,7 +8,7 @@ from typing import Final
 
 from policies.app_needs import PACE_S_MAX
 from policies.interactions import Interactions
-from policies.replicas.messages import Call, Opened
+from policies.replicas.messages import CallDelta, Opened
 from policies.request import Claim, Flow, Interaction, Request
 
 __all__ = ["SharedInteractions"]
@@ -30,7 +30,7 @@ class SharedInteractions:
         """May this request be a call of an interaction that was opened at another gateway?"""
         return request.progress.interaction is None and bool(_keys(request.claim))
 
-    def ask(self, request: Request) -> list[Call]:
+    def ask(self, request: Request) -> list[CallDelta]:
         """Ask whether an interaction that this request may continue is open elsewhere.
 
         The strongest witness is asked first; of a raw prompt, the longest known beginning.
@@ -38,7 +38,7 @@ class SharedInteractions:
         claim, needs = request.claim, self.interactions.needs
         hints = claim.shows.hints
         return [
-            Call(_name(request.flow, key), 0, 0, 0.0, PACE_S_MAX if key in hints else needs.asked_s, False)
+            CallDelta(_name(request.flow, key), 0, 0, 0.0, PACE_S_MAX if key in hints else needs.asked_s, False)
             for key in _keys(claim)
         ]
 
@@ -55,11 +55,11 @@ class SharedInteractions:
                 interaction.began_s = now - known.age_s
             return
 
-    def tell(self, most: int, now: float) -> list[Call]:
+    def tell(self, most: int, now: float) -> list[CallDelta]:
         """What was added since the last exchange, for about `most` interactions and witnesses."""
         changed, needs = self.interactions.changed or {}, self.interactions.needs
         self._told = []
-        calls: list[Call] = []
+        calls: list[CallDelta] = []
         for interaction in list(islice(changed, most)):
             if len(calls) >= most:
                 break
@@ -70,14 +70,14 @@ class SharedInteractions:
             age_s = now - interaction.began_s
             app, user, key = interaction.key
             flow = Flow(interaction.tenant, app, user)
-            calls.append(Call(_name(flow, key), new, new_tokens, age_s, idle_s, is_over))
+            calls.append(CallDelta(_name(flow, key), new, new_tokens, age_s, idle_s, is_over))
             self._told.append(interaction)
             interaction.told = interaction.calls, interaction.tokens
             for witness, (is_proof, is_new) in (interaction.untold or {}).items():
                 # A witness that is new tells of all that the interaction had before it.
                 count, tokens = (interaction.calls, interaction.tokens) if is_new else (new, new_tokens)
                 kept_s = idle_s if is_proof else PACE_S_MAX
-                calls.append(Call(_name(flow, witness), count, tokens, age_s, kept_s, False))
+                calls.append(CallDelta(_name(flow, witness), count, tokens, age_s, kept_s, False))
                 self._told.append(None)
             interaction.untold = None
         return calls

@@ -1,9 +1,9 @@
-"""What do gateways that use the same engines tell each other? The values sent to their store, and the ones it returns.
+"""What do gateways that use the same engines report to each other? The values sent to their store, and the reply.
 
-Each gateway has an `AdmissionEngine` of its own and decides by itself. About forty times a second it tells the store
-what it uses, what it charged and what its next request needs (`Told`). It hears the sums over the other gateways, and
-how much of each backend it may use until the next exchange (`Heard`). docs/replicas.md says what is exact and what is
-bounded.
+Each gateway has an `AdmissionEngine` of its own and decides by itself. About forty times a second it reports to the
+store what it uses, what it charged and what its next request needs (`ReplicaReport`). The reply has the sums over the
+other gateways, and how much of each backend this gateway may use until the next sync round (`ReplicaView`).
+docs/replicas.md says what is exact and what is bounded.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 __all__ = [
-    "Call",
+    "CallDelta",
     "Charge",
+    "CountDelta",
     "Counted",
     "Grant",
-    "Heard",
     "Holding",
     "Left",
     "News",
     "Opened",
     "Presence",
+    "ReplicaReport",
+    "ReplicaView",
     "Standing",
-    "Tally",
-    "Told",
     "Unsound",
     "check",
     "could_be_told",
@@ -156,7 +156,7 @@ class Left(NamedTuple):
     """By the clock that all gateways have in common."""
 
 
-class Tally(NamedTuple):
+class CountDelta(NamedTuple):
     """What was counted for one member of a population in one period since the last exchange?"""
 
     name: str
@@ -182,7 +182,7 @@ class Counted(NamedTuple):
     tokens_before: int = 0
 
 
-class Call(NamedTuple):
+class CallDelta(NamedTuple):
     """What was added to an open interaction since the last exchange? Nothing added: is it open elsewhere?"""
 
     name: str
@@ -202,7 +202,7 @@ class Opened(NamedTuple):
     age_s: float
 
 
-class Told(NamedTuple):
+class ReplicaReport(NamedTuple):
     """What one gateway tells the others, about one pool or about what its pools have in common."""
 
     standings: list[Standing]
@@ -210,8 +210,8 @@ class Told(NamedTuple):
     presence: Presence
     holdings: list[Holding]
     charges: list[Charge]
-    tallies: list[Tally]
-    calls: list[Call]
+    tallies: list[CountDelta]
+    calls: list[CallDelta]
     under_way: list[tuple[str, int]]
     """Requests queued and dispatched, of tenants with a limit on concurrent requests."""
     lefts: list[Left]
@@ -221,7 +221,7 @@ class Told(NamedTuple):
     """Counters are lifted to the beginning of a round of this size; 0: there are no rounds."""
 
 
-class Heard(NamedTuple):
+class ReplicaView(NamedTuple):
     """What the store returns, in the order of what was told."""
 
     replicas: int
@@ -263,14 +263,14 @@ def could_be_told(message: object) -> bool:
     return not isinstance(message, (int, float)) or -NUMBER_MAX <= message <= NUMBER_MAX
 
 
-def check(number: int, told: Told) -> None:
+def check(number: int, told: ReplicaReport) -> None:
     """Raises Unsound for an exchange with a number that cannot be counted."""
     place = _unsound_place(number, told)
     if place is not None:
         raise Unsound(f"{place} of what this gateway told is no number that can be counted here")
 
 
-def _unsound_place(number: int, told: Told) -> str | None:
+def _unsound_place(number: int, told: ReplicaReport) -> str | None:
     if not _is_sound("c", number):
         return "number"
     parts: tuple[Sequence[tuple[object, ...]], ...] = (
@@ -295,7 +295,7 @@ def _is_sound(kind: str, value: object) -> bool:
     return kind == "n" or (value >= 0 if kind == "c" else 0 < value <= SECONDS_MAX)
 
 
-def is_answer(heard: Heard, told: Told) -> bool:
+def is_answer(heard: ReplicaView, told: ReplicaReport) -> bool:
     """Can this be what the store made of what was told: as much of everything, and of numbers that could be told?"""
     return (
         len(heard.grants) == len(told.holdings)

@@ -11,7 +11,7 @@ from policies.capacity.fair_shares import Activity
 from policies.capacity.obstacle import Obstacle
 from policies.replicas.counters import AHEAD_S, SharedCounters
 from policies.replicas.grants import GrantedEngines
-from policies.replicas.messages import Charge, Heard, Left, Presence, Standing, Told
+from policies.replicas.messages import Charge, Left, Presence, ReplicaReport, ReplicaView, Standing
 from policies.replicas.tallies import SharedCounts
 from policies.request import Request
 
@@ -62,7 +62,7 @@ class PoolReplica:
             return False
         return any(why in (Obstacle.SLOTS, Obstacle.KV) for why in blocked.obstacles.values())
 
-    def tell(self, now: float) -> Told:
+    def tell(self, now: float) -> ReplicaReport:
         """What the others need to know, and what is wanted of them. `hear` or `cut_off` must follow."""
         engine, counters = self._engine, self._counters
         now = self._told_s = engine.catch_up(now)
@@ -77,7 +77,7 @@ class PoolReplica:
         tallies = [counts.tell(TALLIES_MAX) for counts in self._counts]
         self._tallied = [len(of_population) for of_population in tallies]
         tenants = engine.books.tenants
-        return Told(
+        return ReplicaReport(
             standings,
             Presence(*tenants.activity()),
             self._grants.holdings(head, engine.queued, tenants, now),
@@ -89,7 +89,7 @@ class PoolReplica:
             counters.quantum if counters is not None else 0.0,
         )
 
-    def hear(self, heard: Heard, asked_s: float, now: float) -> Sequence[Decision]:
+    def hear(self, heard: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]:
         """Apply the answer to what was told last, at `asked_s`."""
         engine = self._engine
         asked_s += engine.set_back_s

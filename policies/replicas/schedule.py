@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from policies.admission.decisions import Decision
-from policies.replicas.messages import Heard, Told
+from policies.replicas.messages import ReplicaReport, ReplicaView
 
 __all__ = ["DEADLINE_S", "Schedule", "Speaker"]
 
@@ -35,9 +35,9 @@ class Speaker(Protocol):
 
     def is_busy(self) -> bool: ...
 
-    def tell(self, now: float) -> Told: ...
+    def tell(self, now: float) -> ReplicaReport: ...
 
-    def hear(self, heard: Heard, asked_s: float, now: float) -> Sequence[Decision]: ...
+    def hear(self, heard: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]: ...
 
     def cut_off(self, now: float) -> Sequence[Decision]:
         """Called again and again for as long as the others cannot be heard."""
@@ -50,7 +50,7 @@ class Schedule:
         self.is_alone = False
         self._speaker = speaker
         self._number = 0
-        self._pending: Told | None = None
+        self._pending: ReplicaReport | None = None
         self._is_repeated = self._is_late = False
         self._asked_s = self._heard_s = self._due_s = float("-inf")
 
@@ -64,7 +64,7 @@ class Schedule:
             return min(self._due_s, self._asked_s + INTERVAL_S)
         return self._due_s
 
-    def ask(self, now: float) -> tuple[int, Told]:
+    def ask(self, now: float) -> tuple[int, ReplicaReport]:
         """Begin an exchange: its number and what is told. `heard` or `lost` must follow."""
         if self._heard_s == float("-inf"):
             self._heard_s = now
@@ -78,7 +78,7 @@ class Schedule:
         self._asked_s = now
         return self._number, self._pending
 
-    def heard(self, heard: Heard, now: float) -> Sequence[Decision]:
+    def heard(self, heard: ReplicaView, now: float) -> Sequence[Decision]:
         """The answer came."""
         self._pending = None
         # A grant based on the state before the process stood still is only as fresh as that state.

@@ -13,7 +13,7 @@ from typing import Final
 
 from policies.limits.quotas import UNLIMITED, Quotas
 from policies.limits.sliding_counts import MEASURES, Count, SlidingCounts
-from policies.replicas.messages import Counted, Tally
+from policies.replicas.messages import CountDelta, Counted
 from policies.request import Request
 
 __all__ = ["SharedCounts", "SharedQuotas"]
@@ -25,7 +25,7 @@ Measures = tuple[int, int, int]
 """Starts, requests and tokens."""
 
 
-class _Told:
+class _ReportedCounts:
     """What the other gateways know of one count."""
 
     __slots__ = ("last", "sums")
@@ -48,14 +48,14 @@ class SharedCounts:
         self._name = name
         self._asked: list[Count] = []
 
-    def tell(self, most: int, reserve: Callable[[Hashable], Measures] | None = None) -> list[Tally]:
+    def tell(self, most: int, reserve: Callable[[Hashable], Measures] | None = None) -> list[CountDelta]:
         """What was counted since the last exchange, for at most `most` members.
 
         `reserve`: how much to tell in advance as if it were counted, so that requests up to that amount need no asking.
         It is taken back when nothing more is counted.
         """
         self._asked = []
-        tallies: list[Tally] = []
+        tallies: list[CountDelta] = []
         changed = self.counts.changed or {}
         for count in list(islice(changed, most)):
             member, period = changed.pop(count), count.period
@@ -71,7 +71,7 @@ class SharedCounts:
             telling = (now[0] + extra[0], now[1] + extra[1], now[2] + extra[2])
             starts, requests, tokens = telling[0] - sums[0], telling[1] - sums[1], telling[2] - sums[2]
             name, ttl_s = f"{self._name}:{_joined(member)}", ceil(3 * self.counts.window_s)
-            tallies.append(Tally(name, period, ttl_s, starts, requests, tokens, sums, told.sums is None))
+            tallies.append(CountDelta(name, period, ttl_s, starts, requests, tokens, sums, told.sums is None))
             told.sums = telling
             self._asked.append(count)
         return tallies
@@ -111,7 +111,7 @@ class SharedQuotas:
             return True
         return self.quotas.refusal(request, now) is not None or self._has_left(tenant, 1, request.prompt_tokens, 0.0)
 
-    def tell(self, most: int) -> list[Tally]:
+    def tell(self, most: int) -> list[CountDelta]:
         """What was counted since the last exchange, for at most `most` tenants in each window."""
         minute = self._minute.tell(most, self._reserve_of_minute)
         self._tallies_of_minute = len(minute)
@@ -183,10 +183,10 @@ def _take(count: Count, sums: Measures) -> None:
         told.last = (told.last[0] + more[0], told.last[1] + more[1], told.last[2] + more[2])
 
 
-def _told_of(count: Count) -> _Told:
-    told: _Told | None = count.told
+def _told_of(count: Count) -> _ReportedCounts:
+    told: _ReportedCounts | None = count.told
     if told is None:
-        told = count.told = _Told()
+        told = count.told = _ReportedCounts()
     return told
 
 

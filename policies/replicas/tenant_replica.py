@@ -16,7 +16,7 @@ from policies.admission.engine import AdmissionEngine
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.replicas.interactions import SharedInteractions
-from policies.replicas.messages import Call, Heard, Presence, Told
+from policies.replicas.messages import CallDelta, Presence, ReplicaReport, ReplicaView
 from policies.replicas.tallies import SharedQuotas
 from policies.request import Refused, Request
 
@@ -116,9 +116,9 @@ class TenantReplica:
         """Never: what others may admit meanwhile is reserved, and a call takes longer than an exchange."""
         return False
 
-    def tell(self, now: float) -> Told:
+    def tell(self, now: float) -> ReplicaReport:
         """What was counted, and what is asked."""
-        calls: list[Call] = []
+        calls: list[CallDelta] = []
         for one in list(self._undecided.values())[:ASKED_MAX]:
             del self._undecided[one.request.id]
             one.engine.told(one.request.id, now)
@@ -131,9 +131,9 @@ class TenantReplica:
         under_way = quotas.under_way() if quotas is not None else []
         if self._interactions is not None:
             calls += self._interactions.tell(TOLD_MAX, now)
-        return Told([], Presence(), [], [], tallies, calls, under_way, [], 0.0)
+        return ReplicaReport([], Presence(), [], [], tallies, calls, under_way, [], 0.0)
 
-    def hear(self, heard: Heard, asked_s: float, now: float) -> Sequence[Decision]:
+    def hear(self, heard: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]:
         """Apply the answer. The decisions of each admission engine are taken with `decisions_of`."""
         self._is_alone = False
         if self._interactions is not None:

@@ -19,7 +19,7 @@ from redis.exceptions import ResponseError
 from gateway.background import Background
 from gateway.keys.in_redis import RedisKeys
 from gateway.operator.snapshots.present import backends, queue
-from gateway.operator.snapshots.seen import Seen, decoded, moved, together
+from gateway.operator.snapshots.seen import GatewaySnapshot, decoded, moved, together
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.learned_file import FILE_BYTES_MAX, LearnedFile
 from gateway.pool.replication.learned import Lessons
@@ -40,8 +40,8 @@ from policies.interactions import Interactions
 from policies.limits.quotas import Quota, Quotas
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
-from policies.replicas.exchange import Exchange
-from policies.replicas.messages import Heard, could_be_told, is_answer
+from policies.replicas.reference_store import ReferenceStore
+from policies.replicas.messages import ReplicaView, could_be_told, is_answer
 from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.schedule import Speaker
 from policies.replicas.tenant_replica import TenantReplica
@@ -135,7 +135,7 @@ class _Ours:
         assert not self.transport.is_closing()
         number, content = msgspec.msgpack.decode(self.written[4:])
         assert number == self.number
-        heard = msgspec.msgpack.decode(content, type=Heard)
+        heard = msgspec.msgpack.decode(content, type=ReplicaView)
         assert is_answer(heard, told)
         self.replica.hear(heard, float(self.number), float(self.number))
 
@@ -250,7 +250,7 @@ async def _hear_news(data: bytes) -> None:
 
 def read_seen(data: bytes) -> None:
     """Whatever another process says of how it stands, it can be shown beside this one, or is ignored."""
-    own = Seen(0.0, [], None, 1, [], [])
+    own = GatewaySnapshot(0.0, [], None, 1, [], [])
     try:
         found, _, _ = decoded(data)
     except ValueError:
@@ -333,7 +333,7 @@ async def _adopt(data: bytes) -> None:
 
 def said_here() -> dict[str, list[bytes]]:
     """Seeds, as our own code says it."""
-    exchange, gateways = Exchange(), [Gateway(), Gateway()]
+    exchange, gateways = ReferenceStore(), [Gateway(), Gateway()]
     replicas: list[Any] = [gateways[0].of_pool(), gateways[1].of_pool()]
     encode = msgspec.msgpack.encode
     told = [encode(replica.tell(0.0)) for replica in replicas]

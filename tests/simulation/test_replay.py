@@ -18,7 +18,7 @@ from policies.orders.registry import POLICIES
 from policies.request import Flow, ServiceTokens
 from simulation.driver import simulate
 from simulation.metrics import percentile
-from simulation.replay import IMPOSSIBLE, OTHERS, Seen, UnknownPolicyError, policy_names, replay_under
+from simulation.replay import IMPOSSIBLE, OTHERS, ReplayResult, UnknownPolicyError, policy_names, replay_under
 from simulation.run import Arrival, Record
 from simulation.timeline import TICKS_MAX, Timeline
 from simulation.traces.reader import Trace
@@ -39,7 +39,7 @@ def flood(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return Trace(write(tmp_path_factory.mktemp("flood"), "t_s,client,input_tokens,output_tokens", *text))
 
 
-def of_tenant(seen: Seen, name: str) -> float:
+def of_tenant(seen: ReplayResult, name: str) -> float:
     [found] = [each.ttft_s for each in seen.tenants if each.name == name]
     assert found is not None
     return found.p50

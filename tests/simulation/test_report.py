@@ -18,7 +18,7 @@ import pytest
 
 from backends.simulated.profiles import profile
 from simulation.measured import measured
-from simulation.replay import Percentiles, Seen, TenantSeen, replay_under
+from simulation.replay import Percentiles, ReplayResult, TenantResult, replay_under
 from simulation.report import Replayed, as_html, as_json, as_text, columns
 from simulation.traces.reader import Trace
 from simulation.verdict import verdict
@@ -169,10 +169,12 @@ def test_names_of_tenants_are_never_markup(tmp_path: Path) -> None:
     assert name in page.text, "it is shown as it is"
 
 
-def seen_by(policy: str, **fields: object) -> Seen:
+def seen_by(policy: str, **fields: object) -> ReplayResult:
     ttft_s = Percentiles(0.1234, 5.678, 90.12)
-    tenant = TenantSeen("a", 2.0, 10, 7, 1234.0, ttft_s)
-    base = Seen(policy, 2, 10, 7, {"queue_full": 3}, ttft_s, 100.0, 50.0, None, 0.0, 1, 2, 9.0, [tenant], {"a": []}, [])
+    tenant = TenantResult("a", 2.0, 10, 7, 1234.0, ttft_s)
+    base = ReplayResult(
+        policy, 2, 10, 7, {"queue_full": 3}, ttft_s, 100.0, 50.0, None, 0.0, 1, 2, 9.0, [tenant], {"a": []}, []
+    )
     return replace(base, **fields)  # type: ignore[arg-type]
 
 

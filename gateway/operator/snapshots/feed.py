@@ -20,7 +20,7 @@ from aiohttp import web
 from msgspec.json import encode
 
 from gateway.operator.snapshots.present import backends, queue, tenants
-from gateway.operator.snapshots.seen import Look, Seen
+from gateway.operator.snapshots.seen import GatewaySnapshot, Look
 from gateway.operator.snapshots.spans import SPAN_S, Taken, point
 from gateway.telemetry.lately import WINDOW_S, End
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL, OF_WAIT
@@ -189,7 +189,7 @@ class Feed:
             self._serial += 1
             part.data, part.serial = data, self._serial
 
-    def _of_gateway(self, seen: Seen) -> dict[str, Any]:
+    def _of_gateway(self, seen: GatewaySnapshot) -> dict[str, Any]:
         config = self._source.config
         return {
             "id": self._id,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from gateway.background import Background
-from gateway.operator.snapshots.seen import Gathered, Seen, decoded, encoded, ended, moved, seen
+from gateway.operator.snapshots.seen import GatewaySnapshot, Gathered, decoded, encoded, ended, moved, seen
 from gateway.operator.snapshots.visible import Visible
 from gateway.storage.contract import ALL_POOLS, Store
 from gateway.storage.errors import StoreError
@@ -60,7 +60,7 @@ class Replicas:
         self._gathered = Gathered(ENDS_TOGETHER)
         self._names: list[str] = []
         """Who was seen at the last look."""
-        self._answers: dict[str, tuple[Seen, list[End], int]] = {}
+        self._answers: dict[str, tuple[GatewaySnapshot, list[End], int]] = {}
         self._answered = asyncio.Event()
         self._turn = asyncio.Lock()
 
@@ -80,7 +80,7 @@ class Replicas:
             pass  # the store says so
         await asyncio.sleep(RETRY_S)
 
-    async def look(self, *, with_running: bool = False) -> Seen:
+    async def look(self, *, with_running: bool = False) -> GatewaySnapshot:
         async with self._turn:
             known, lately = self._gathered.known, self._gateway.lately
             self._answers.clear()

@@ -14,7 +14,7 @@ from gateway.storage.errors import StoreUnavailable
 from policies.admission.decisions import Decision
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
-from policies.replicas.messages import Heard, is_answer
+from policies.replicas.messages import ReplicaView, is_answer
 from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.schedule import Schedule, Speaker
 from policies.replicas.tenant_replica import TenantReplica
@@ -22,7 +22,7 @@ from policies.replicas.tenant_replica import TenantReplica
 __all__ = ["Exchanges"]
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Heard).decode
+_decode = msgspec.msgpack.Decoder(ReplicaView).decode
 
 
 class Exchanges:

@@ -12,22 +12,22 @@ from math import floor as rounded_down
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from policies.replicas.messages import (
-    Call,
+    CallDelta,
     Charge,
+    CountDelta,
     Counted,
     Grant,
-    Heard,
     Holding,
     Left,
     Opened,
     Presence,
+    ReplicaReport,
+    ReplicaView,
     Standing,
-    Tally,
-    Told,
     check,
 )
 
-__all__ = ["Exchange"]
+__all__ = ["ReferenceStore"]
 
 MEMBER_MS: Final = 3_000
 """A gateway that has been silent for this long no longer has a part of any engine."""
@@ -59,7 +59,7 @@ class _Held(NamedTuple):
 class _Record:
     """What one gateway told last."""
 
-    def __init__(self, number: int, seen_ms: int, told: Told) -> None:
+    def __init__(self, number: int, seen_ms: int, told: ReplicaReport) -> None:
         self.number = number
         self.seen_ms = seen_ms
         self.standings = told.standings
@@ -84,7 +84,7 @@ class _Other(NamedTuple):
         return self.standings if self.first is None else [self.first, *self.standings[1:]]
 
 
-class Exchange:
+class ReferenceStore:
     """The store that the gateways of one pool have in common, or the one for what all pools have in common."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Exchange:
         """Calls, tokens, and the time it began (ms)."""
         self._swept_ms = 0
 
-    def exchange(self, me: str, number: int, told: Told, now_ms: int) -> Heard:
+    def exchange(self, me: str, number: int, told: ReplicaReport, now_ms: int) -> ReplicaView:
         """One gateway tells, and hears the answer.
 
         The same `number` may come twice, because its answer was lost. It is then answered again, but counted once.
@@ -135,7 +135,7 @@ class Exchange:
         record.counters = counters
         record.holdings = {one.told.backend: one for one, _ in mine}
         self._records[me] = record
-        return Heard(
+        return ReplicaView(
             len(others) + 1,
             next_elsewhere,
             [one for other in seen for one in other.standings],
@@ -257,7 +257,7 @@ class Exchange:
 
     # --- what was counted, and which interactions are open ---
 
-    def _tallied(self, tally: Tally, now_ms: int, is_repeated: bool, was_here: bool) -> Counted:
+    def _tallied(self, tally: CountDelta, now_ms: int, is_repeated: bool, was_here: bool) -> Counted:
         key = (tally.period, tally.name)
         kept = self._sums.get(key)
         sums = tally.base if kept is None else kept.value
@@ -269,7 +269,7 @@ class Exchange:
         earlier = self._sums.get((tally.period - 1, tally.name)) if tally.is_new else None
         return Counted(*sums, *(earlier.value if earlier is not None else (0, 0, 0)))
 
-    def _called(self, call: Call, now_ms: int, is_repeated: bool) -> Opened | None:
+    def _called(self, call: CallDelta, now_ms: int, is_repeated: bool) -> Opened | None:
         kept = self._open.get(call.name)
         known = kept.value if kept is not None else (0, 0, 0)
         if call.is_over:
@@ -285,7 +285,7 @@ class Exchange:
         return Opened(known[0], known[1], (now_ms - known[2]) / 1000)
 
 
-def _as_of_now(told: Told, totals: list[float]) -> tuple[Standing | None, tuple[float, float] | None]:
+def _as_of_now(told: ReplicaReport, totals: list[float]) -> tuple[Standing | None, tuple[float, float] | None]:
     """The first standing plus what others charged to it, and the sums of its two counters if they were told."""
     standing = told.standings[0] if told.standings else None
     if standing is None or not standing.flow:
