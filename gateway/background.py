@@ -31,7 +31,7 @@ class Background:
     """The tasks of one owner."""
 
     def __init__(self, within: Background | None = None) -> None:
-        """`within`: who is told of the faults of these tasks, too."""
+        """`within`: the owner whose `faults` also list the faults of these tasks."""
         self.faults: dict[str, str] = {} if within is None else within.faults
         """By task: why its last turn failed."""
         self._failed: Counter[str] = Counter() if within is None else within._failed

@@ -105,7 +105,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """`reproduces` says which table or figure of which paper; `run` is deterministic."""
+    """`reproduces` names the paper and its table or figure; `run` is deterministic."""
 
     name: str
     reproduces: str

@@ -44,7 +44,7 @@ and nobody is lifted when no other client waits; here counters follow the paper'
 
 
 class UnknownExperimentError(ValueError):
-    """No experiment has this name; the message lists those that exist."""
+    """No experiment has this name; the message lists the names that exist."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"no experiment is named {name!r}; there are: metrics FILE.csv, {', '.join(EXPERIMENTS)}")

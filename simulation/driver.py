@@ -103,7 +103,7 @@ class _Gateway:
         if talks and engine.policy.reads_prefixes:
             self.prefixes = SharedPrefixes(engine.policy, engine.backends, name=f"gateway-{index}")
         self.news_s = float("-inf")
-        """When news are told next, or were told last."""
+        """When news are sent next, or were sent last."""
         self.stalled_until_s = float("-inf")
 
 
@@ -304,19 +304,19 @@ class _Driver:
         assert schedule is not None
         assert store is not None
         gateway.exchange_s = float("inf")
-        number, told = schedule.ask(now)
+        number, report = schedule.ask(now)
 
         def at_store(at: float) -> None:
-            heard = store.exchange(gateway.index, number, told, at)
-            if heard is None:
+            view = store.exchange(gateway.index, number, report, at)
+            if view is None:
                 self._at(now + DEADLINE_S, lost)
             else:
-                self._at(at + store.way_s, partial(answered, heard))
+                self._at(at + store.way_s, partial(answered, view))
 
-        def answered(heard: ReplicaView, at: float) -> None:
-            if self._is_stalled(gateway, at, partial(answered, heard)):
+        def answered(view: ReplicaView, at: float) -> None:
+            if self._is_stalled(gateway, at, partial(answered, view)):
                 return
-            self._carry_out(schedule.heard(heard, at), at)
+            self._carry_out(schedule.answered(view, at), at)
             self._set_exchange(gateway, at)
 
         def lost(at: float) -> None:

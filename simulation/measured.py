@@ -115,7 +115,7 @@ class _Log:
 
 
 def measured(entries: Iterable[TracedRequest]) -> Measured | None:
-    """None: too little is told of it."""
+    """None: the trace says too little of the engines."""
     found = _Log(entries)
     if len(found.answers) < ANSWERS_MIN:
         return None

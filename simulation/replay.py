@@ -40,7 +40,7 @@ WINDOWS = 20
 
 
 class UnknownPolicyError(ValueError):
-    """No policy has this name; the message lists those that exist."""
+    """No policy has this name; the message lists the names that exist."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"no policy is named {name!r}; there are: {', '.join(sorted(POLICIES))}")

@@ -39,7 +39,8 @@ class Arrival:
     prefix: tuple[int, ...] = ()
     """Chained hashes of the prompt's blocks, of the engine's own block size."""
     context: tuple[int, ...] = ()
-    """The same of the prompt and its answer together, all of which the engine then has cached; (): the prompt alone."""
+    """The same of the prompt and its answer together; the engine has all of it cached at the end. (): the prompt
+    alone."""
     is_wrong: bool = False
     """The engine finds the request itself wrong (400, 413, 422, 500): it answers at once with an error."""
 
@@ -107,7 +108,7 @@ class StoreLink(Protocol):
     way_s: float
     """One way."""
 
-    def exchange(self, gateway: int, number: int, told: ReplicaReport, now: float) -> ReplicaView | None:
+    def exchange(self, gateway: int, number: int, report: ReplicaReport, now: float) -> ReplicaView | None:
         """The answer to this exchange, which is at the store at this time; None: it is lost, there or on its way."""
 
     def carries(self, news: News, now: float) -> bool:

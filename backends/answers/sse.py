@@ -12,7 +12,7 @@ import msgspec
 from backends.answers.body import Delta, Envelope, ErrorFields, EventChoice, MessageDelta, StreamEvent, decode_event
 from backends.answers.made import AnswerKeys
 from backends.answers.members import MemberFinder
-from backends.answers.usage import TOOL_ITEMS, all_told, asks_for_more, holds_any, plain, usage_of
+from backends.answers.usage import TOOL_ITEMS, asks_for_more, holds_any, plain, taken_together, usage_of
 from backends.base import Usage
 
 __all__ = ["Dialect", "StreamError", "StreamMeter"]
@@ -128,11 +128,12 @@ class StreamMeter:
     def awaits_more(self) -> bool | None:
         """True once it asks for a tool, so that another call follows; False once it is final; None if it does not
         say."""
-        return all_told(self._stops)
+        return taken_together(self._stops)
 
     @property
     def is_over(self) -> bool:
-        """May the stream end here? It has said so, or it is none of which it is known how it says so."""
+        """May the stream end here? Yes if it has said that it ends, and yes for a kind of stream without a known way to
+        say so."""
         return self.ended or bool(self._is_foreign)
 
     @property
@@ -313,7 +314,8 @@ class StreamMeter:
         return True
 
     def _is_internal(self, raw: bytes) -> bool:
-        """Is the error the engine's own trouble, of which the client is told nothing but that it is there?"""
+        """Is the error the engine's own trouble? Then the client learns only that there is an error, not what it
+        says."""
         if self.error is None or not self._own_error:
             return False
         status = self.error.status

@@ -18,13 +18,13 @@ from backends.base import Usage
 __all__ = [
     "TOOL_ITEMS",
     "Answer",
-    "all_told",
     "asks_for_more",
     "holds_any",
     "is_drained",
     "made_bytes",
     "plain",
     "read_answer",
+    "taken_together",
     "usage_finder",
     "usage_found",
     "usage_of",
@@ -84,7 +84,7 @@ def asks_for_more(reason: str | None) -> bool | None:
     return False if reason in _IS_FINAL else None
 
 
-def all_told(asks: Iterable[bool | None]) -> bool | None:
+def taken_together(asks: Iterable[bool | None]) -> bool | None:
     """The same of several choices: True if one asks, False if all are final."""
     seen = set(asks)
     return True if True in seen else None if None in seen or not seen else False
@@ -222,7 +222,7 @@ def _awaits_more(answer: Body) -> bool | None:
     if len(choices) == 1:
         return _choice_asks(choices[0])
     if choices:
-        return all_told([_choice_asks(choice) for choice in choices])
+        return taken_together([_choice_asks(choice) for choice in choices])
     if isinstance(answer.stop_reason, str):
         return asks_for_more(answer.stop_reason)
     if answer.output and isinstance(answer.status, str):

@@ -65,7 +65,7 @@ class SimulatedServer:
         self._gauges = EngineGauges()
         self._totals = Totals()
         self.steps = _steps_of(profile)
-        """What is told after each step, as fairgate's plug-in does it in vLLM."""
+        """What the engine reports after each step, as vLLM does with fairgate's plug-in."""
         self.steps.unfinished = self._unfinished
         self._outputs: dict[str, tuple[Output, int]] = {}
         self._serial = itertools.count(1)
@@ -359,12 +359,12 @@ class SimulatedServer:
 
 
 def _steps_of(profile: EngineProfile) -> steps.Steps:
-    told = steps.Steps()
-    told.ranks[0] = rank = steps.Rank(
+    feed = steps.Steps()
+    feed.ranks[0] = rank = steps.Rank(
         block_size=profile.block_size, tokens_max=profile.max_num_batched_tokens, sequences_max=profile.max_num_seqs
     )
     rank.blocks, rank.kv_tokens = profile.usable_blocks, profile.usable_blocks * profile.block_size
-    return told
+    return feed
 
 
 async def _health(request: web.Request) -> web.Response:

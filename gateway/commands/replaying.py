@@ -146,7 +146,7 @@ def readable(name: str, stack: ExitStack) -> Path:
 
 
 def _run(policy: str, count: int, trace: Trace, profile: EngineProfile, setting: _Setting | None) -> ReplayResult:
-    """One run of the trace, with a bar for whoever looks."""
+    """One run of the trace, with a progress bar on a terminal."""
     from simulation.replay import replay_under
 
     profiles, engine = [profile] * count, None

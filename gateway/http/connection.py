@@ -8,8 +8,8 @@ from typing import Final, cast
 
 from backends.client.outbox import Outlet
 from gateway.http.accounts import Account
-from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.buffer_accounting import BufferAccounting
+from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.request import HttpRequest, RequestReader
 from gateway.http.responder import Responder
 from gateway.http.sockets import is_hung_up, peer_of, reset_on_close, unsent_bytes
@@ -205,7 +205,7 @@ class Connection(asyncio.Protocol):
                 self._outlet.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _belong_to(self, account: str) -> None:
-        """Count the connection as one of whoever asked on it last."""
+        """Count the connection as one of the account that sent the last request on it."""
         self._is_anonymous = False
         tenants = self._server.tenants
         if not self._peer_is_proxy:  # a proxy's are everybody's
@@ -331,7 +331,7 @@ class Connection(asyncio.Protocol):
             self._holding.hold_head(self._address, 0)
 
     def _client_gone(self) -> None:
-        """The client closed its side. Whoever half-closes and still expects an answer is taken for gone, too."""
+        """The client closed its side. A client that half-closes and still expects an answer is taken for gone, too."""
         if self._state == _ANSWER:
             self._outlet.abort()
         responder, self._responder = self._responder, None
@@ -379,7 +379,7 @@ class Connection(asyncio.Protocol):
         self.deadline = self._server.now + limit_s
 
     def _set_body_deadline(self) -> None:
-        """Whoever sends fast has time for more; whoever drips has not."""
+        """A client that sends fast gets more time for its body; a client that sends slowly does not."""
         limits = self._limits
         paid_s = limits.body_grace_s + self._reader.body_bytes / limits.body_bytes_per_s_min
         self.deadline = self._body_began_at + min(limits.body_timeout_s, paid_s)

@@ -24,7 +24,7 @@ MOST: Final = frozenset(
         "fairgate_replica_alone",
     )
 )
-"""Gauges of which the largest value stands for all."""
+"""Gauges whose largest value stands for all workers."""
 LEAST: Final = frozenset(
     (
         "fairgate_backend_on_steps",
@@ -38,7 +38,7 @@ LEAST: Final = frozenset(
         "process_start_time_seconds",
     )
 )
-"""Gauges of which the smallest does."""
+"""Gauges whose smallest value stands for all workers."""
 OWN: Final = frozenset(
     (
         "fairgate_dispatched_sequences",

@@ -71,7 +71,7 @@ class Backend:
         self._head_end = b"host: " + self.upstream.host_header + b"\r\n" + authorization.encode() + b"\r\n"
         self._path = urlsplit(url).path.encode()
         self.keeps_tenants_apart = False
-        """Is it told whose cached blocks a request may use?"""
+        """Does each request to this engine carry the salt that says whose cached blocks it may use?"""
         self.on_health: Callable[[Backend], None] | None = None
         self.feed: StepFeed | None = None
         """What it says after each step. None: it is not asked for that."""

@@ -1,4 +1,4 @@
-"""Which pools are there? Those of the config, made and changed as it says, and those that end what they have."""
+"""Which pools are there? The pools of the config, and the pools that left it and still end their requests."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ class Pools:
         resolver: Resolver,
         background: Background,
     ) -> None:
-        """`settled` hears of the end of every request, `on_gone` of each backend that is no more, by pool and name.
-        `background` is told of faults. `resolver` looks up the names of backends that have `each_address`."""
+        """`settled` is called at the end of every request, `on_gone` with pool and name of each backend that is gone.
+        `background` collects faults. `resolver` looks up the names of backends that have `each_address`."""
         self.all: list[Pool] = []
         """Those of the config, in its order."""
         self.leaving: list[Pool] = []
-        """Those that are no longer configured, and end what they have."""
+        """Pools that are no longer configured and still end their requests."""
         self.engines: dict[str, AdmissionEngine] = {}
         """Of those of the config, by name."""
         self.addresses = Addresses(resolver, background)

@@ -375,7 +375,7 @@ class Pipeline:
         self._settled(record, "")
 
     def _models(self, principal: Principal, asked: str) -> bytes:
-        """Those that a key may ask for; or the one that is asked for by its name."""
+        """The models that a key may ask for; or the one model that is asked for by its name."""
         data = []
         for shown, name, card in self._named():
             if not principal.may_ask(shown) and not principal.may_ask(name):

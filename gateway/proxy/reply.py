@@ -81,7 +81,7 @@ class Reply:
             self._responder.start(status, self._fields(headers), first=first)
 
     def whole(self, status: int, headers: list[Header], body: bytes) -> None:
-        """An engine's answer in one piece, of which nothing has gone out."""
+        """Send an engine's answer in one piece. No part of it has been sent before."""
         self.leave_place()
         self._responder.respond(status, self._fields(headers), body)
 

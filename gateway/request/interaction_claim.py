@@ -1,4 +1,4 @@
-"""Of which interaction is a request a call? Read from what clients send anyway, so that none of them need change.
+"""Which interaction does a request belong to? Read from what clients send anyway, so that no client needs to change.
 
 In this order: what the client says in so many words (`x-fairgate-*` headers, `fairgate_*` in the body's metadata); the
 trace it is part of, where the operator says that traces are interactions; what its content shows (a tool's result goes

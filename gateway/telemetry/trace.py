@@ -1,7 +1,7 @@
 """Which trace is a request part of, and is it recorded? W3C Trace Context (`traceparent`), read when its head is there.
 
-Every request costs this where tracing is configured, so it is cheap; the span is made at the end, of those that are
-recorded only.
+Every request costs this where tracing is configured, so it is cheap; the span is made at the end, and only for a trace
+that is recorded.
 """
 
 from __future__ import annotations

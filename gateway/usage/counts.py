@@ -1,4 +1,4 @@
-"""What was used, by whom and of which model, since it was last written down? Sums in memory, one for each hour and key.
+"""What was used since the last write, by which tenant and with which model? Sums in memory, one for each hour and key.
 
 Runs for every request, so it only adds numbers. What there are many of is bounded: the users of a tenant in an hour,
 the tenants of an hour, and the sums that wait to be written.
@@ -17,10 +17,10 @@ __all__ = ["HOUR_S", "OTHERS", "OTHER_USERS", "Sums", "UsageCounts", "UsageTotal
 HOUR_S: Final = 3600
 OTHERS: Final = "other"
 NAMES_MAX: Final = 100_000
-"""Tenants and users of one hour; with open access, whoever makes up a key is a tenant."""
+"""Tenants and users of one hour; with open access, every made-up key is a tenant."""
 SUMS_MAX: Final = 50_000
 OTHER_USERS: Final = OTHERS * 26
-"""Stands for the users beyond those that are told apart. Longer than what is kept of any user's name."""
+"""Stands for the users beyond the bound of users counted one by one. Longer than what is kept of any user's name."""
 
 Key = tuple[int, str, str, str, str]
 """Hour (since the epoch), tenant, app, user and model."""
@@ -52,9 +52,9 @@ class UsageCounts:
     __slots__ = ("_hour", "_names", "_names_max", "_seen", "_sums", "_sums_max", "_users_max", "requests_dropped")
 
     def __init__(self, users_max: int, sums_max: int = SUMS_MAX, names_max: int = NAMES_MAX) -> None:
-        """`users_max`: of one tenant in one hour; the rest are one user. Beyond `sums_max` sums nobody new is told
-        apart from them; beyond twice as many there are no new sums at all. Of the tenants and users of an hour at most
-        `names_max` are told apart."""
+        """`users_max`: users of one tenant that are counted one by one in an hour; the rest are one user. Beyond
+        `sums_max` sums no new user is counted on its own; beyond twice as many there are no new sums at all. At most
+        `names_max` tenants and users of an hour are counted by name."""
         self.requests_dropped = 0
         """Requests that no sum has, since there was no room for another sum."""
         self._users_max = users_max

@@ -82,7 +82,7 @@ def _text(moment: datetime) -> str:
 
 
 class UsageRow:
-    """What was used by one of those that were asked for."""
+    """What one group of the question used: a tenant, a user, a model, or what the question groups by."""
 
     __slots__ = ("by", "cost", *_MEASURES)
 
@@ -123,7 +123,7 @@ class UsageRow:
 
 
 class Report:
-    """The answer: its rows, those that used most first (of each hour or day), and what they are together."""
+    """The answer: its rows, the largest use first (within each hour or day), and their total."""
 
     def __init__(self, question: Question, rows: list[UsageRow], total: UsageRow, *, has_prices: bool) -> None:
         self.question = question
@@ -147,7 +147,7 @@ class Report:
         return json.dumps(answer, indent=2) + "\n"
 
     def as_csv(self) -> str:
-        """One line for each row, without the total: sums are for whoever reads it."""
+        """One line for each row, without the total: the program that reads the lines can add them up."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([*self.question.by, *self.total.measures(has_prices=self.has_prices)])

@@ -43,13 +43,13 @@ A100 = EngineProfile(
     per_seq_s=3.0e-5,
     per_context_token_s=8.7e-8,
 )
-"""80 GB: 16 GB of weights read per step, 16 GFLOP per prefill token at half of peak, 128 KiB of KV per token, of which
-400,000 fit: about nineteen documents of the long-context workload."""
+"""80 GB: 16 GB of weights read per step, 16 GFLOP per prefill token at half of peak, 128 KiB of KV per token, so
+400,000 tokens fit: about nineteen documents of the long-context workload."""
 A10G = replace(
     A100, name="a10g-llama3.2-3b", num_gpu_blocks=1901, base_s=1.5e-2, per_prefill_token_s=1.07e-4, per_seq_s=5.0e-5,
     per_context_token_s=1.9e-7,
 )  # fmt: skip
-"""24 GB: 6.4 GB of weights per step, 112 KiB of KV per token, of which 120,000 fit."""
+"""24 GB: 6.4 GB of weights per step, 112 KiB of KV per token, so 120,000 tokens fit."""
 SEEDS = (42, 1, 2)
 """Of the workloads. What is shown is the mean: with one, a few reloads of documents decide a ratio."""
 QUANTA = (2000.0, 5000.0, 20_000.0, 80_000.0)

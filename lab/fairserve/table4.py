@@ -43,7 +43,7 @@ POLICIES: Mapping[str, Callable[[], AdmissionEngine]] = {
     "FairServe": partial(ends_calls, "fairserve", wait_s_max=TIMEOUT_S),
     "FairServe, no working set": partial(ends_calls, "fairserve", wait_s_max=TIMEOUT_S, working_set=False),
 }
-"""FS (W+I) as printed: whoever is inside an interaction goes first, however much others are owed."""
+"""FS (W+I) as printed: a call inside an interaction goes first, however much others are owed."""
 
 
 class Published(NamedTuple):

@@ -93,7 +93,7 @@ def gateway_window(arrivals: Sequence[Arrival], points: int = 3) -> Findings:
     direct = ruled(Fcfs, in_flight(1_000_000), engines)
     ours = _mean([production(arrivals, each) for each in engines])
     known = KnownLengths({arrival.id: float(arrival.output_tokens) for arrival in arrivals})
-    told = _mean([production(arrivals, each, lengths=known) for each in engines])
+    informed = _mean([production(arrivals, each, lengths=known) for each in engines])
     windows = {most: ruled(Vtc, in_flight(most), [middle]) for most in WINDOWS}
     targets = {most: ruled(Vtc, waiting(most), [middle]) for most in WAITING}
     ceilings = {share: production(arrivals, middle, capacity=CapacitySettings(kv_ceiling=share)) for share in CEILINGS}
@@ -104,7 +104,7 @@ def gateway_window(arrivals: Sequence[Arrival], points: int = 3) -> Findings:
         shown("VTC inside vLLM", "", inside.cell()),
         shown("everything straight to vLLM", "", direct.cell()),
         shown("VTC at the gateway (production engine)", "", ours.cell()),
-        shown("the same, told the lengths of answers", "", told.cell()),
+        shown("the same, told the lengths of answers", "", informed.cell()),
         holds("avg difference, gateway / paper's engine", "", gap, "<= 1.10", gap <= 1.10),
         holds("tokens/s, gateway / inside vLLM", "", rate, ">= 0.98", rate >= 0.98),
         shown("tokens/s, gateway / paper's engine", "", ours.tokens_per_s / paper.tokens_per_s),

@@ -48,7 +48,7 @@ RECORDED: Sequence[tuple[str, int, str, Printed]] = (
     ("table 5, VTC", 6, "linear", (192.88, 103.77, 6981.24)),
     ("table 5, VTC(oracle)", 11, "linear", (5.87, 0.51, 1.71)),
 )
-"""Cells of which the recorded run is published: name, run, cost, max, average and variance as printed."""
+"""Cells with a published record of their run: name, run, cost, max, average and variance as printed."""
 
 
 def recorded_metrics(inputs: Inputs) -> Findings:

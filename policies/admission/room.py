@@ -45,8 +45,8 @@ class Elsewhere(Protocol):
         """Must this request wait until the others have said whether a limit that all of them count has room for it?"""
 
     def ask(self, request: Request) -> None:
-        """Ask about it. The admission engine hears when they were asked (`told`), and what they answered
-        (`decided`).
+        """Ask the other gateways about the request. `AdmissionEngine.peers_asked` follows when they were asked, and
+        `AdmissionEngine.decided` with their answer.
         """
 
     def let_go(self, request: Request) -> None:
@@ -317,7 +317,7 @@ class PoolRoom:
 
 
 def _is_full(ledger: BackendLedger, *, keeps: bool) -> bool:
-    """Is there no slot for any request? `keeps`: of those that leave the headroom free."""
+    """Is there no slot for any request? `keeps`: for any request that must leave the headroom free."""
     return ledger.allowance is None and ledger.slots_taken >= ledger.slots.most(ahead=not keeps)
 
 

@@ -132,7 +132,7 @@ class WorkingSet:
 
     def refusal(self, request: Request, wait_s_max: float) -> Refused | None:
         """Would there be no room for this start within `wait_s_max`, by the time that its tenant's starts wait for each
-        other of late? Then its client is told at once for how long. None: it may wait.
+        other of late? Then the request is refused at once, with how long the wait would be. None: it may wait.
         """
         own = self._tenants.get(request.flow.tenant)
         if own is None or not own.waiting or request.progress.inside or self.has_room(request):

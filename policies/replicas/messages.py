@@ -27,8 +27,8 @@ __all__ = [
     "Standing",
     "Unsound",
     "check",
-    "could_be_told",
     "is_answer",
+    "is_countable",
 ]
 
 NUMBER_MAX: Final = 1e18
@@ -50,7 +50,7 @@ SHAPES: Final = (
 
 
 class Unsound(ValueError):
-    """A gateway told a number that cannot be counted: it would stay in the sums of all gateways for ever."""
+    """A report has a number that cannot be counted: it would stay in the sums of all gateways for ever."""
 
 
 class Standing(NamedTuple):
@@ -66,7 +66,7 @@ class Standing(NamedTuple):
     served: float
     flow_served: float
     waited_s: float
-    """How long that flow's next request has waited, as of when this is told, or heard."""
+    """How long that flow's next request has waited, as of the report or the reply that says this."""
     inside: bool
     """Is that request inside an open interaction, so that it goes before others of its flow?"""
 
@@ -168,7 +168,7 @@ class CountDelta(NamedTuple):
     base: tuple[int, int, int]
     """The counts of all gateways as they are known here: starts, requests, tokens."""
     is_new: bool
-    """Nothing was heard of it in this period yet. The answer then includes the counts of the previous period."""
+    """No reply has had its counts of this period yet. The answer then includes the counts of the previous period."""
 
 
 class Counted(NamedTuple):
@@ -203,7 +203,7 @@ class Opened(NamedTuple):
 
 
 class ReplicaReport(NamedTuple):
-    """What one gateway tells the others, about one pool or about what its pools have in common."""
+    """What one gateway reports to the others, about one pool or about what its pools have in common."""
 
     standings: list[Standing]
     """Of the tenants that are next, in order."""
@@ -222,7 +222,7 @@ class ReplicaReport(NamedTuple):
 
 
 class ReplicaView(NamedTuple):
-    """What the store returns, in the order of what was told."""
+    """The store's reply to a report, in the order of the report."""
 
     replicas: int
     next_elsewhere: Standing | None
@@ -241,66 +241,68 @@ class ReplicaView(NamedTuple):
     left: Left | None
     """The tenant that left last at any gateway, as far as is known."""
     is_forgotten: bool
-    """The store does not know this gateway, although it told something before: the store has lost its data."""
+    """The store does not know this gateway, although the gateway has reported before: the store has lost its data."""
 
 
 class News(NamedTuple):
-    """What one gateway tells all others of the prompts that it sent since it last did (see `replicas.prefixes`)."""
+    """What one gateway reports to all others of the prompts that it sent since its last news (see
+    `replicas.prefixes`)."""
 
     version: int
     replica: str
-    """Its name: whoever tells hears it as well."""
+    """Its name. A gateway receives its own news as well, and drops them by this name."""
     sent: dict[str, list[tuple[int, ...]]]
     """By engine: the hashes of the blocks of each prompt, in the order in which they were sent."""
     charged: dict[str, dict[str, float]]
     """By engine and tenant: what was charged to the deficits there, where the policy has any."""
 
 
-def could_be_told(message: object) -> bool:
+def is_countable(message: object) -> bool:
     """Are all numbers in it within `NUMBER_MAX`? What is not a number, or infinite, would stay in the sums for ever."""
     if isinstance(message, (list, tuple)):
-        return all([could_be_told(each) for each in message])
+        return all([is_countable(each) for each in message])
     return not isinstance(message, (int, float)) or -NUMBER_MAX <= message <= NUMBER_MAX
 
 
-def check(number: int, told: ReplicaReport) -> None:
+def check(number: int, report: ReplicaReport) -> None:
     """Raises Unsound for an exchange with a number that cannot be counted."""
-    place = _unsound_place(number, told)
+    place = _unsound_place(number, report)
     if place is not None:
         raise Unsound(f"{place} of what this gateway told is no number that can be counted here")
 
 
-def _unsound_place(number: int, told: ReplicaReport) -> str | None:
+def _unsound_place(number: int, report: ReplicaReport) -> str | None:
     if not _is_sound("c", number):
         return "number"
     parts: tuple[Sequence[tuple[object, ...]], ...] = (
-        told.standings, [told.presence], told.holdings, told.charges, told.tallies, told.calls, told.under_way,
-        told.lefts,
+        report.standings, [report.presence], report.holdings, report.charges, report.tallies, report.calls,
+        report.under_way, report.lefts,
     )  # fmt: skip
     for (name, kinds), rows in zip(SHAPES, parts, strict=True):
         for i, row in enumerate(rows):
             for place, kind in enumerate(kinds):
                 if not _is_sound(kind, row[place]):
                     return f"{name}[{i}][{place}]"
-    return None if _is_sound("c", told.quantum) else "quantum"
+    return None if _is_sound("c", report.quantum) else "quantum"
 
 
 def _is_sound(kind: str, value: object) -> bool:
     if kind == "-":
         return True
     if kind == "b":
-        return isinstance(value, tuple) and len(value) == 3 and could_be_told(value)
+        return isinstance(value, tuple) and len(value) == 3 and is_countable(value)
     if not isinstance(value, (int, float)) or not -NUMBER_MAX <= value <= NUMBER_MAX:
         return False
     return kind == "n" or (value >= 0 if kind == "c" else 0 < value <= SECONDS_MAX)
 
 
-def is_answer(heard: ReplicaView, told: ReplicaReport) -> bool:
-    """Can this be what the store made of what was told: as much of everything, and of numbers that could be told?"""
+def is_answer(view: ReplicaView, report: ReplicaReport) -> bool:
+    """Can this be the store's reply to the report: an entry for each entry of the report, and only numbers that can be
+    counted?"""
     return (
-        len(heard.grants) == len(told.holdings)
-        and len(heard.totals) == len(told.charges)
-        and len(heard.counted) == len(told.tallies)
-        and len(heard.opened) == len(told.calls)
-        and could_be_told(heard)
+        len(view.grants) == len(report.holdings)
+        and len(view.totals) == len(report.charges)
+        and len(view.counted) == len(report.tallies)
+        and len(view.opened) == len(report.calls)
+        and is_countable(view)
     )

@@ -1,4 +1,4 @@
-"""What traffic was recorded here? A trace of any known format, told by its content, as arrivals in order of time.
+"""What traffic was recorded here? A trace of any known format, recognised by its content, as arrivals in order of time.
 
 Files are read once to find their faults and what is in them, and again for every run, so that no run holds them in
 memory. A log may grow meanwhile: all readings end where it ended when it was first looked at.
@@ -69,7 +69,7 @@ class Trace:
         models: Collection[str] = (),
     ) -> None:
         """`speed`: 2 lets requests arrive in half the time. `limit`: only so many of the first requests. `weights`: of
-        tenants, whatever the trace says. `models`: those that matter; empty: all."""
+        tenants, whatever the trace says. `models`: only requests for these models count; empty: all."""
         self._ends = {path: readable_bytes(path) for path in paths}
         self.paths = [path for path in paths if next(self._lines(path), None) is not None]
         if not self.paths:
@@ -143,8 +143,8 @@ class Trace:
         return islice(self.entries(), self._limit)
 
     def entries(self) -> Iterator[TracedRequest]:
-        """All that the trace tells, in order of time by its own clock. Those that a later line may still precede are
-        held back."""
+        """All requests of the trace, in order of time by its own clock. A request is held back while a later line may
+        still precede it."""
         held: list[tuple[float, int, TracedRequest]] = []
         settled_s = float("-inf")
         self.skipped = self.foreign = self.elsewhere = 0

@@ -1,6 +1,7 @@
-"""What does a line of each format say? One class for each: its columns with their bounds, and the request it tells of.
+"""What does a line of each format say? One class for each format: its columns with their bounds, and the request that
+it describes.
 
-The columns are those that the publishers document: Mooncake (kvcache-ai/Mooncake, FAST25-release), BurstGPT
+The columns are as the publishers document them: Mooncake (kvcache-ai/Mooncake, FAST25-release), BurstGPT
 (HPMLL/BurstGPT, releases 1.1 and 2.0), Qwen-Bailian (alibaba-edu/qwen-bailian-usagetraces-anon), Azure
 (Azure/AzurePublicDataset, LLM inference 2023 and 2024), agent sessions (LMCache/lmcache-agent-trace). What no publisher
 says may be added to the lines of any format: tenant, app, user and weight.
@@ -87,7 +88,7 @@ class TracedRequest(NamedTuple):
     output_tokens_min: int = 0
     """Without a whole answer: so many tokens the engine had made when the client left."""
     served: EngineStay | None = None
-    """None: not told."""
+    """None: the trace does not say it."""
 
 
 class TraceLine(Struct, kw_only=True):
@@ -210,7 +211,7 @@ class Qwen(TraceLine):
 class LmCache(TraceLine):
     """LMCache's agent sessions as they are published: microseconds, and the text itself, in no order.
 
-    An answer without text asked for a tool, and how long that was is not told.
+    An answer without text asked for a tool, and the trace does not say how long that answer was.
     """
 
     format = "lmcache"

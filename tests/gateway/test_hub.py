@@ -30,7 +30,7 @@ from tests.gateway.test_fairness_live import tenants
 from tests.gateway.test_shared_prefixes import ask, cached_in_turns, index_of, text
 
 WORKERS = 2
-TOLD = ReplicaReport([], Presence(), [], [], [], [], [], [], 0.0)
+REPORT = ReplicaReport([], Presence(), [], [], [], [], [], [], 0.0)
 encode = msgspec.msgpack.encode
 
 
@@ -74,10 +74,12 @@ async def test_a_prompt_is_found_where_another_worker_sent_it(start: Starter) ->
         b"\x00\x00\x00\x09\x92\x01\xa6delete",
         b"\x00\x00\x00\x0b\x92\x01\xa8exchange",
         b"\x00\x01\x00\x00" + b"\x91" * 65_536,
-        frame([1, "exchange", 7, "default", 1, encode(TOLD)]),
-        frame([1, "exchange", "me", "default", 2**63, encode(TOLD)]),
-        frame([1, "exchange", "me", "default", 1, encode(TOLD._replace(quantum=math.nan))]),
-        frame([1, "exchange", "me", "*", 1, encode(TOLD._replace(calls=[CallDelta("c", 1, 1, math.inf, 1.0, False)]))]),
+        frame([1, "exchange", 7, "default", 1, encode(REPORT)]),
+        frame([1, "exchange", "me", "default", 2**63, encode(REPORT)]),
+        frame([1, "exchange", "me", "default", 1, encode(REPORT._replace(quantum=math.nan))]),
+        frame(
+            [1, "exchange", "me", "*", 1, encode(REPORT._replace(calls=[CallDelta("c", 1, 1, math.inf, 1.0, False)]))]
+        ),
         frame([1, "learn", "default", 5]),
     ],
     ids=[

@@ -15,8 +15,8 @@ from backends.simulated.profiles import EngineProfile
 from gateway.storage.redis.store import Script, pool_key
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.messages import News, ReplicaReport, ReplicaView
+from policies.replicas.reference_store import ReferenceStore
 from policies.request import Flow
 from simulation.driver import simulate
 from simulation.run import LOST, Arrival, Record, Run, Stall

@@ -16,7 +16,6 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from gateway.storage.redis.store import Script, pool_key
-from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.messages import (
     CallDelta,
     Charge,
@@ -29,6 +28,7 @@ from policies.replicas.messages import (
     Standing,
     Unsound,
 )
+from policies.replicas.reference_store import ReferenceStore
 from tests.redis_server import redis_client
 from tests.simulation.replicas import as_plain
 

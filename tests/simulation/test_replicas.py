@@ -170,11 +170,11 @@ def test_what_a_gateway_had_that_died_comes_back() -> None:
     at: list[tuple[float, int]] = []
 
     class Watched(TwinStore):
-        def exchange(self, gateway: int, number: int, told: ReplicaReport, now: float) -> ReplicaView | None:
-            heard = super().exchange(gateway, number, told, now)
+        def exchange(self, gateway: int, number: int, report: ReplicaReport, now: float) -> ReplicaView | None:
+            view = super().exchange(gateway, number, report, now)
             if gateway == 0:
                 at.append((now, self.granted[0]))
-            return heard
+            return view
 
     floods = Floods(until_s, lambda tenant, now, rng: rng.randrange(2) if now < died_s else 0)
     found, _ = run(floods, 2, Watched(), stalls=[Stall(1, died_s)])

@@ -111,7 +111,7 @@ class Gateways:
             heard = msgspec.msgpack.decode(answer, type=ReplicaView)
 
         def ended(at: float) -> None:
-            decisions = schedule.lost(at) if heard is None else schedule.heard(heard, at)
+            decisions = schedule.lost(at) if heard is None else schedule.answered(heard, at)
             self._carry_out(gateway, decisions, at)
             self._carry_out(gateway, gateway.tenants.decisions_of(gateway.engine), at)
             self._look(gateway, name, schedule, at)

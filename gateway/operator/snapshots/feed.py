@@ -146,8 +146,8 @@ class Feed:
             self._tell()
 
     def _tell(self) -> None:
-        told, self._changed = self._changed, asyncio.Event()
-        told.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def _look_once(self) -> float:
         """Returns the CPU seconds that it cost, about."""
@@ -225,7 +225,7 @@ class Feed:
         }
 
     def _draw_tenants(self, summed: dict[str, Any]) -> None:
-        """Whoever is drawn stays so while it is seen at all, so that the pictures keep their places."""
+        """A tenant that is drawn stays drawn while it has any traffic, so that the pictures keep their places."""
         for pool in summed["pools"]:
             seen = {one["tenant"]: one["service_received"] for one in pool["tenants"]}
             stay = [name for name in self._drawn.get(pool["pool"], ()) if name in seen]

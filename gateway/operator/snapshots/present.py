@@ -64,7 +64,7 @@ class _TenantView:
         self.running_requests = 0
         self.received = 0.0
         self.waiting = 0.0
-        """Service of the requests that wait, as far as can be told."""
+        """Service of the requests that wait, as far as it is known."""
         self.waits_s: list[float] = []
         self.outcomes: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -141,8 +141,8 @@ def tenants(
 ) -> Callable[[], dict[str, Any]]:
     """Who received how much of the engines within the last minute, who was due how much, and how long did they wait?
 
-    `seen` with what runs. `configured`: those that are named although they asked for nothing; they come last. What is
-    returned sums it up, which takes milliseconds: call it beside the loop.
+    `seen` with what runs. `configured`: tenants of the config; the ones that asked for nothing are named too, and come
+    last. The function that is returned sums all up, which takes milliseconds: call it beside the loop.
     """
     ends, window_s = lately.within(time.monotonic())
     taken = [_Taken(pool, seen.at_s, ends, window_s, configured) for pool in seen.pools]

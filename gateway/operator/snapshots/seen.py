@@ -1,8 +1,8 @@
 """How does it stand just now, as plain data that a process can send to another? What all views of the present show.
 
-A gateway of one process sees itself. Of several workers the hub asks each, and puts together what they see: counts are
-added up, and what every worker sees of the same engine is taken from whoever sees most (docs/workers.md). Nothing here
-changes a decision. All times are on the monotonic clock, which the processes of one machine have in common.
+A gateway of one process sees itself. Where there are several workers, the hub asks each and merges their snapshots:
+counts are added up, and the state of an engine is taken from the worker that sees most of it (docs/workers.md). Nothing
+here changes a decision. All times are on the monotonic clock, which the processes of one machine have in common.
 """
 
 from __future__ import annotations
@@ -280,7 +280,8 @@ class Gathered:
     def take(
         self, answers: Sequence[tuple[str, GatewaySnapshot, list[End], int]], silent: Sequence[str]
     ) -> GatewaySnapshot:
-        """Of at least one, the first of which asks; `silent`: who did not answer."""
+        """Merge the answers of one worker or more; the first is the worker that asks. `silent`: workers that did not
+        answer."""
         ends: list[End] = []
         for name, _, latest, count in answers:
             self.known[name] = count
@@ -292,7 +293,7 @@ class Gathered:
 
 
 def _marks(found: Iterable[Mark]) -> list[Mark]:
-    """What all were told at about the same time is one change."""
+    """Equal changes that all workers took over at about the same time count as one change."""
     latest: dict[tuple[str, str], float] = {}
     marks = []
     for mark in sorted(found):
@@ -303,7 +304,7 @@ def _marks(found: Iterable[Mark]) -> list[Mark]:
 
 
 def said_by(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-    """What several say: once if all say it, else with the names of those that do."""
+    """What several workers say: once if all of them say it, else with the names of the workers that do."""
     by: dict[str, list[str]] = {}
     for name, said in workers:
         for one in said:
@@ -312,7 +313,7 @@ def said_by(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
 
 
 def state_of(workers: Sequence[tuple[str, str | None]]) -> str | None:
-    """Is state shared? Where not, of which worker."""
+    """How do the workers share state? If one does not, with the name of that worker."""
     faults = [(name, [state]) for name, state in workers if state is not None and state != "shared"]
     return "; ".join(said_by(faults)) if faults else next((state for _, state in workers if state), None)
 

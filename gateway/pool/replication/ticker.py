@@ -102,10 +102,10 @@ class Exchanges:
 
     async def _exchange(self) -> None:
         schedule = self._schedule
-        number, told = schedule.ask(time.monotonic())
+        number, report = schedule.ask(time.monotonic())
         try:
-            heard = _decode(await self._store.exchange(self.about, number, _encode(told)))
-            if not is_answer(heard, told):
+            view = _decode(await self._store.exchange(self.about, number, _encode(report)))
+            if not is_answer(view, report):
                 raise ValueError("no answer to what was told")
         except (StoreUnavailable, ValueError):
             # The store says why, in the log and at /ready.
@@ -113,7 +113,7 @@ class Exchanges:
             self._carry_out(schedule.lost(time.monotonic()))
             return
         self.answered += 1
-        self._carry_out(schedule.heard(heard, time.monotonic()))
+        self._carry_out(schedule.answered(view, time.monotonic()))
 
     async def _until_due(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
 """How is a large JSON body read while others wait? In slices, and without a copy of what is long in it.
 
-The generators here yield whenever they have read some more; whoever runs them decides when they go on. What comes out
-is a `Payload` like that of a small body, whose answers to the questions that would need the whole text are ready-made.
+The generators here yield whenever they have read some more; their caller decides when they go on. What comes out is a
+`Payload` like that of a small body, whose answers to the questions that would need the whole text are ready-made.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _OPEN_LIST, _OPEN_OBJECT = 0x5B, 0x7B
 
 
 class HashedTurns(Turns):
-    """Turns of which only the names of their questions are kept."""
+    """The turns of a large body: only a hash of each question is kept, not its text."""
 
     __slots__ = ("_all", "_all_before", "_asks", "_last")
 

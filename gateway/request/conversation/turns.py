@@ -61,9 +61,8 @@ class Turns:
 
     Attributes:
         questions: the user's own turns up to the question, the last one being the question; empty if there is none.
-        stage: the call's place among those that answer the question, from 1.
-        begins: True if the question comes last; False if a tool's result does; None if neither does.
-        instruction_bytes: of the system and developer turns.
+        stage: the call's place among the calls that answer the question, from 1. begins: True if the question comes
+        last; False if a tool's result does; None if neither does. instruction_bytes: of the system and developer turns.
         shown: by what its interaction may be known again.
     """
 

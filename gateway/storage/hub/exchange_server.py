@@ -1,7 +1,8 @@
 """Who answers the exchanges of the workers of one gateway? The hub: what Redis does for replicas on many machines.
 
-The state is the twin's (`policies.replicas.reference_store`), one for each pool and one for all pools. It lives as long as the
-hub. When the hub is started again, workers tell what they know, as after a Redis that lost its data.
+The state is the reference implementation's (`policies.replicas.reference_store`), one for each pool and one for all
+pools. It lives as long as the hub. When the hub is started again, workers report what they know, as after a Redis that
+lost its data.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import msgspec
 from gateway.storage.contract import ALL_POOLS
 from gateway.storage.hub.seat import Meeting
 from gateway.storage.hub.wire import Frames
-from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.messages import CountDelta, Presence, ReplicaReport
+from policies.replicas.reference_store import ReferenceStore
 
 __all__ = ["ExchangeServer"]
 
@@ -80,9 +81,9 @@ class ExchangeServer:
 
     def count(self, tallies: list[CountDelta]) -> None:
         """Add what was counted before this gateway was started."""
-        told = ReplicaReport([], Presence(), [], [], tallies, [], [], [], 0.0)
+        report = ReplicaReport([], Presence(), [], [], tallies, [], [], [], 0.0)
         exchange = self.about(ALL_POOLS)
-        exchange.exchange(EARLIER, 1, told, self.now_ms())
+        exchange.exchange(EARLIER, 1, report, self.now_ms())
         exchange.leave(EARLIER)
 
     def now_ms(self) -> int:
@@ -97,9 +98,9 @@ class ExchangeServer:
         arguments = msgspec.convert(arguments, kinds)
         if what == "exchange":
             me, pool, number, content = arguments
-            heard = self.about(pool).exchange(me, number, _decode(content), self.now_ms())
+            view = self.about(pool).exchange(me, number, _decode(content), self.now_ms())
             worker.names.add((me, pool))
-            return _encode(heard)
+            return _encode(view)
         if what == "leave":
             me, pool = arguments
             self.about(pool).leave(me)
