@@ -388,9 +388,7 @@ class Exchange:
         self.record.returned()
         self._pool.dispatcher.failed(self.request.id, failure)
 
-    def _settle(
-        self, usage: Usage | None, counted: int, awaits_more: bool | None, answer_id: str, made: AnswerKeys
-    ) -> None:
+    def _settle(self, usage: Usage | None, counted: int, awaits_more: bool | None, name: str, made: AnswerKeys) -> None:
         service = believed(usage, counted, self.request, self.payload, self.route, self._context())
         request = self.request
         if usage is not None and usage.prompt_tokens:
@@ -398,7 +396,7 @@ class Exchange:
         if not awaits_more and (self.payload.demands_tool or request.claim.extends):
             awaits_more = None  # a demanded tool is called with the reason "stop", and a raw text ends with no other
         if self._pool.claims is not None and not request.claim.explicit:
-            goes_on_by = answer_id if self.route.dialect is Dialect.RESPONSES else ""
+            goes_on_by = name if self.route.dialect is Dialect.RESPONSES else ""
             request.progress.gives = given(request.claim, made.tool_ids, made.text, goes_on_by, made.arguments)
         self._pool.dispatcher.finished(request.id, service, awaits_more)
         self._end(Outcome.COMPLETED, "", service)

@@ -1,10 +1,10 @@
-"""What do gateways report to each other of the prompts that they sent? No I/O: `gateway.pool.replication.news` carries
-it.
+"""What do gateways report to each other of the prompts that they sent? No I/O.
 
-Each gateway keeps an index of its own of what engines have cached, and deficits of its own of who may send how much to
-which engine. Both follow from what was sent. So each gateway reports the prompts that it sent, and applies the reports
-of the others as if it had sent their prompts itself. Reports pass by the store: each is published once, nobody keeps
-it, and it may get lost. Both tables are estimates: a gateway that missed a report takes the prompts in it for new ones.
+`gateway.pool.replication.news` carries the reports. Each gateway keeps an index of its own of what engines have cached,
+and deficits of its own of who may send how much to which engine. Both follow from what was sent. So each gateway
+reports the prompts that it sent, and applies the reports of the others as if it had sent their prompts itself. Reports
+pass by the store: each is published once, nobody keeps it, and it may get lost. Both tables are estimates: a gateway
+that missed a report takes the prompts in it for new ones.
 
 A prompt is reported as its whole chain of blocks. Its end alone would be shorter. But a gateway that had missed the
 beginning, or has forgotten it, would then know blocks without the blocks before them, and `PrefixIndex` bisects on

@@ -1,9 +1,8 @@
-"""What have the gateways reported, and what does the store reply to each? The reference implementation, in Python, of
-the script that Redis runs.
+"""What have the gateways reported, and what does the store reply? The reference implementation of the script in Redis.
 
-This class and `gateway/storage/redis/exchange.lua` decide the same things: who goes first, how an engine is divided,
-and what all gateways counted together. It is plain Python without a clock. A differential test checks that both give
-equal answers. The hub of a gateway with several workers uses this class, and so do simulations.
+`ReferenceStore` and `gateway/storage/redis/exchange.lua` decide the same things: who goes first, how an engine is
+divided, and what all gateways counted together. The class is plain Python without a clock. A differential test checks
+that both give equal answers. The hub of a gateway with several workers uses this class, and so do simulations.
 """
 
 from __future__ import annotations

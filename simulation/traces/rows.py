@@ -1,10 +1,9 @@
-"""What does a line of each format say? One class for each format: its columns with their bounds, and the request that
-it describes.
+"""What does a line of each format say? One class for each format: its columns, and the request that a line describes.
 
-The columns are as the publishers document them: Mooncake (kvcache-ai/Mooncake, FAST25-release), BurstGPT
-(HPMLL/BurstGPT, releases 1.1 and 2.0), Qwen-Bailian (alibaba-edu/qwen-bailian-usagetraces-anon), Azure
-(Azure/AzurePublicDataset, LLM inference 2023 and 2024), agent sessions (LMCache/lmcache-agent-trace). What no publisher
-says may be added to the lines of any format: tenant, app, user and weight.
+The columns, with their bounds, are as the publishers document them: Mooncake (kvcache-ai/Mooncake, FAST25-release),
+BurstGPT (HPMLL/BurstGPT, releases 1.1 and 2.0), Qwen-Bailian (alibaba-edu/qwen-bailian-usagetraces-anon), Azure
+(Azure/AzurePublicDataset, LLM inference 2023 and 2024), agent sessions (LMCache/lmcache-agent-trace). Columns that no
+publisher has may be added to the lines of any format: tenant, app, user and weight.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A name stands for one thing, and a docstring names its nouns: a reader understands each sentence at the first reading."""
+"""A name stands for one thing, and a docstring names its nouns, so that a sentence is understood when first read."""
 
 from __future__ import annotations
 
