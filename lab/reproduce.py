@@ -79,7 +79,7 @@ def _run(task: tuple[str, Inputs]) -> Findings | SkippedError:
         return error
 
 
-def write_docs(outcomes: Mapping[Experiment, Findings], directory: Path) -> Path:
+def write_docs(by_experiment: Mapping[Experiment, Findings], directory: Path) -> Path:
     """Write `reproduction.md` and its figures into a directory. Raises OSError.
 
     Of experiments that were not run, a page that is there keeps what it says.
@@ -88,9 +88,9 @@ def write_docs(outcomes: Mapping[Experiment, Findings], directory: Path) -> Path
     figures.mkdir(parents=True, exist_ok=True)
     path = directory / "reproduction.md"
     parts = _parts(path.read_text(encoding="utf-8")) if path.exists() else {}
-    for one, outcome in outcomes.items():
-        parts[one.reproduces] = f"| {one.reproduces} | {summary(outcome.rows)} |", as_markdown(one, outcome)
-        for figure in outcome.figures:
+    for one, findings in by_experiment.items():
+        parts[one.reproduces] = f"| {one.reproduces} | {summary(findings.rows)} |", as_markdown(one, findings)
+        for figure in findings.figures:
             draw(figure, figures)
     shown = [parts[one.reproduces] for one in EXPERIMENTS.values() if one.reproduces in parts]
     lines = ["| experiment | requirements |", "| --- | --- |", *(line for line, _ in shown)]

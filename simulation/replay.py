@@ -144,7 +144,7 @@ def replay_under(
 
     simulate(_possible(trace, profiles[0], finished), engine=engine, backends=models, ended=finished)
     wasted_tokens = sum(waste.tokens for waste in engine.interactions.wasted.values())
-    return tally.seen(policy, trace, len(profiles), wasted_tokens)
+    return tally.result(policy, trace, len(profiles), wasted_tokens)
 
 
 def _possible(trace: Trace, profile: EngineProfile, finished: Callable[[Record], None]) -> Iterator[Arrival]:
@@ -207,7 +207,7 @@ class _Tally:
         self._queued += record.outcome != IMPOSSIBLE and record.dispatched_s != arrival.arrived_s
         self._ended_s = max(self._ended_s, record.finished_s or 0.0)
 
-    def seen(self, policy: str, trace: Trace, backends: int, wasted_tokens: int) -> ReplayResult:
+    def result(self, policy: str, trace: Trace, backends: int, wasted_tokens: int) -> ReplayResult:
         weights = {**trace.weights, OTHERS: 1.0}
         window_s = min(WINDOW_S_MAX, trace.span_s / WINDOWS)
         gap = self._timeline.gaps({tenant: weights[tenant] for tenant in self._compared})

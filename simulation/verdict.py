@@ -23,16 +23,16 @@ REFUSED_WEIGHT = 5.0
 """A tenant whose requests are all refused is hit as hard as one that waits e^5 times as long."""
 
 
-def compared(seen: Sequence[ReplayResult]) -> tuple[ReplayResult, ReplayResult]:
+def compared(results: Sequence[ReplayResult]) -> tuple[ReplayResult, ReplayResult]:
     """The first policy and the last one; or the last one before the first and the last number of engines."""
-    last = seen[-1]
-    of_policy = [each for each in seen if each.policy == last.policy]
-    return (of_policy[0] if of_policy[0].backends != last.backends else seen[0]), last
+    last = results[-1]
+    of_policy = [each for each in results if each.policy == last.policy]
+    return (of_policy[0] if of_policy[0].backends != last.backends else results[0]), last
 
 
-def verdict(seen: Sequence[ReplayResult]) -> str:
+def verdict(results: Sequence[ReplayResult]) -> str:
     """How long did those wait whom the choice concerns most, and those who asked for most?"""
-    one, other = compared(seen)
+    one, other = compared(results)
     if one is other:
         return f"Under `{one.policy}`, {_longest(one.tenants)}."
     here, there = _under(one, other)

@@ -25,8 +25,8 @@ __all__ = [
     "StreamEvent",
     "decode_body",
     "decode_event",
+    "decode_generated",
     "decode_items",
-    "decode_made",
     "decode_plain",
 ]
 
@@ -123,5 +123,5 @@ class StreamEvent(msgspec.Struct):
 decode_plain = msgspec.json.Decoder().decode
 decode_body = msgspec.json.Decoder(Body).decode
 decode_items = msgspec.json.Decoder(list[Item]).decode
-decode_made = msgspec.json.Decoder(GeneratedBody).decode
+decode_generated = msgspec.json.Decoder(GeneratedBody).decode
 decode_event = msgspec.json.Decoder(StreamEvent).decode

@@ -59,7 +59,7 @@ class TokensPrompt:
 class SimulatedCall:
     """One accepted request. Each of `prompts` gets `n` choices of at most `max_tokens` tokens."""
 
-    kind: Endpoint
+    endpoint: Endpoint
     model: str
     prompts: list[TokensPrompt]
     max_tokens: int
@@ -78,7 +78,7 @@ class SimulatedCall:
         self.output_tokens = [self._length(index) for index in range(len(self.prompts) * self.n)]
 
     def _length(self, choice: int) -> int:
-        if self.kind is Endpoint.EMBEDDINGS or self.ignore_eos:
+        if self.endpoint is Endpoint.EMBEDDINGS or self.ignore_eos:
             return self.max_tokens
         text = b"%d %d %d" % (self.seed, self.prompts[choice // self.n].digest, choice)
         fraction = int.from_bytes(hashlib.blake2b(text, digest_size=6).digest()) / 2**48
@@ -108,7 +108,7 @@ def render_chat(messages: object, tools: object = None) -> bytes:
 
 
 def read_call(
-    kind: Endpoint, raw: bytes, profile: EngineProfile, model_names: tuple[str, ...], seed: int
+    endpoint: Endpoint, raw: bytes, profile: EngineProfile, model_names: tuple[str, ...], seed: int
 ) -> SimulatedCall:
     """Read one body. Raises CallRefusedError with vLLM's status and words."""
     body = _parse(raw)
@@ -121,17 +121,17 @@ def read_call(
             "model",
         )
     salt = body.get("cache_salt") or ""
-    prompts = [read_prompt(text, profile.block_size, str(salt)) for text in _READERS[kind](body)]
+    prompts = [read_prompt(text, profile.block_size, str(salt)) for text in _READERS[endpoint](body)]
     options = body.get("stream_options")
     options = options if isinstance(options, dict) else {}
     include_usage = bool(options.get("include_usage"))
     call = SimulatedCall(
-        kind=kind,
+        endpoint=endpoint,
         model=str(model),
         prompts=prompts,
-        max_tokens=_max_tokens(kind, body, max(prompt.tokens for prompt in prompts), profile.max_model_len),
-        n=_integer(body, "n", 1, 1, _CHOICES_MAX) if kind in (Endpoint.CHAT, Endpoint.COMPLETION) else 1,
-        stream=bool(body.get("stream")) and kind is not Endpoint.EMBEDDINGS,
+        max_tokens=_max_tokens(endpoint, body, max(prompt.tokens for prompt in prompts), profile.max_model_len),
+        n=_integer(body, "n", 1, 1, _CHOICES_MAX) if endpoint in (Endpoint.CHAT, Endpoint.COMPLETION) else 1,
+        stream=bool(body.get("stream")) and endpoint is not Endpoint.EMBEDDINGS,
         ignore_eos=bool(body.get("ignore_eos")),
         include_usage=include_usage,
         continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
@@ -179,10 +179,10 @@ def _integer(body: dict[str, Any], name: str, default: int, least: int, most: in
     return value
 
 
-def _max_tokens(kind: Endpoint, body: dict[str, Any], prompt_tokens: int, max_model_len: int) -> int:
+def _max_tokens(endpoint: Endpoint, body: dict[str, Any], prompt_tokens: int, max_model_len: int) -> int:
     """The limit asked for, but no more than the context leaves. A prompt that fills the context is refused."""
     room = max_model_len - prompt_tokens
-    if room < (0 if kind is Endpoint.EMBEDDINGS else 1):
+    if room < (0 if endpoint is Endpoint.EMBEDDINGS else 1):
         raise CallRefusedError(
             400,
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains at least "
@@ -190,12 +190,12 @@ def _max_tokens(kind: Endpoint, body: dict[str, Any], prompt_tokens: int, max_mo
             f"prompt. (parameter=input_tokens, value={prompt_tokens})",
             param="input_tokens",
         )
-    if kind is Endpoint.EMBEDDINGS:
+    if endpoint is Endpoint.EMBEDDINGS:
         return 0
-    name = "max_output_tokens" if kind is Endpoint.RESPONSES else "max_tokens"
-    if kind is Endpoint.CHAT and body.get("max_completion_tokens") is not None:
+    name = "max_output_tokens" if endpoint is Endpoint.RESPONSES else "max_tokens"
+    if endpoint is Endpoint.CHAT and body.get("max_completion_tokens") is not None:
         name = "max_completion_tokens"
-    asked = _integer(body, name, 16 if kind is Endpoint.COMPLETION else room, 1, 2**62)
+    asked = _integer(body, name, 16 if endpoint is Endpoint.COMPLETION else room, 1, 2**62)
     if asked > max_model_len:
         raise CallRefusedError(
             400,

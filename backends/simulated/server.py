@@ -186,11 +186,11 @@ class SimulatedServer:
                 output.write(output.answer.end())
             output.done.set()
 
-    def _generate(self, kind: Endpoint) -> Any:
+    def _generate(self, endpoint: Endpoint) -> Any:
         async def handler(request: web.Request) -> web.StreamResponse:
             try:
                 await self._misbehave(request)
-                call = read_call(kind, await request.read(), self.profile, self.model_names, self._seed)
+                call = read_call(endpoint, await request.read(), self.profile, self.model_names, self._seed)
                 self._refuse_if_full(call)
                 await asyncio.sleep(0)  # vLLM renders the prompt here: a burst passes the first check as one
                 answer = answer_to(call)
@@ -198,7 +198,7 @@ class SimulatedServer:
                     return await self._stream(request, answer)
                 return await self._whole(request, answer)
             except CallRefusedError as error:
-                body = error_body(error, kind)
+                body = error_body(error, endpoint)
                 return web.Response(status=error.status, body=body, content_type="application/json")
 
         return handler
@@ -309,7 +309,7 @@ class SimulatedServer:
             if output.cut:
                 await _hang_up(request) if truncate is not None else await _until_cancelled()
         except CallRefusedError as error:
-            events = in_stream_error(error, answer.call.kind)
+            events = in_stream_error(error, answer.call.endpoint)
             if events is None:
                 await _hang_up(request)
             output.write(events or b"")

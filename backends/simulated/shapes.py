@@ -345,21 +345,21 @@ _ANSWERS: dict[Endpoint, type[SimulatedAnswer]] = {
 
 
 def answer_to(call: SimulatedCall) -> SimulatedAnswer:
-    """The answer of the call's kind, with nothing said yet."""
-    return _ANSWERS[call.kind](call)
+    """The answer in the form of the call's endpoint, with nothing said yet."""
+    return _ANSWERS[call.endpoint](call)
 
 
-def error_body(error: CallRefusedError, kind: Endpoint | None) -> bytes:
+def error_body(error: CallRefusedError, endpoint: Endpoint | None) -> bytes:
     """The body of a refusal: Anthropic's form for its endpoint, OpenAI's for all others."""
-    if kind is Endpoint.MESSAGES:
+    if endpoint is Endpoint.MESSAGES:
         return _dumps({"type": "error", "error": {"type": error.type, "message": error.message}})
     return _dumps({"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.status}})
 
 
-def in_stream_error(error: CallRefusedError, kind: Endpoint) -> bytes | None:
+def in_stream_error(error: CallRefusedError, endpoint: Endpoint) -> bytes | None:
     """A refusal that comes after the 200: an event in the stream. None: 0.32 breaks the connection instead."""
-    if kind is Endpoint.RESPONSES:
+    if endpoint is Endpoint.RESPONSES:
         return None
-    if kind is Endpoint.MESSAGES:
-        return b"event: error\ndata: " + error_body(error, kind) + b"\n\n"
-    return b"data: " + error_body(error, kind) + b"\n\n" + _DONE
+    if endpoint is Endpoint.MESSAGES:
+        return b"event: error\ndata: " + error_body(error, endpoint) + b"\n\n"
+    return b"data: " + error_body(error, endpoint) + b"\n\n" + _DONE

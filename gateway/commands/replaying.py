@@ -119,10 +119,10 @@ def replay(
             if profile_name is None:
                 engine = measured(trace.entries()) or engine
             counts = (setting.counts(backends) if setting is not None else backends) or (engine.backends,)
-            seen = [_run(name, count, trace, engine.profile, setting) for count in counts for name in names]
+            results = [_run(name, count, trace, engine.profile, setting) for count in counts for name in names]
             said = [] if profile_name is not None else [engine.why]
             said += setting.said(trace) if setting is not None else []
-            replayed = Replayed(trace, engine.profile, seen, said)
+            replayed = Replayed(trace, engine.profile, results, said)
             for file, write in outputs:
                 file.write_text(write(replayed), encoding="utf-8")
         except ConfigError as error:

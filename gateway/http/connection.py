@@ -42,9 +42,9 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_address",
         "_body_began_at",
+        "_buffers",
         "_drained_at",
         "_head_began",
-        "_holding",
         "_is_anonymous",
         "_limits",
         "_outlet",
@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
         self._state = _HEAD
         self._responder: Responder | None = None
         self._pending = b""  # what follows the request that is being answered; not looked at before
-        self._holding = BufferAccounting(server)
+        self._buffers = BufferAccounting(server)
         self._body_began_at = 0.0
         self._address: Account | None = None
         self._tenant: Account | None = None
@@ -162,13 +162,13 @@ class Connection(asyncio.Protocol):
                         self._set_deadline(self._limits.head_timeout_s)
                     at = reader.take_head(data, at)
                     if self._is_anonymous and self._address is not None:
-                        self._holding.hold_head(self._address, len(reader.partial))
+                        self._buffers.hold_head(self._address, len(reader.partial))
                     if reader.request is not None:
                         self._begin(reader.request, body_follows=not reader.complete, body_is_here=at < size)
                 else:
                     at = reader.take_body(data, at)
                     if not reader.complete and reader.request is not None:
-                        self._holding.hold_body(reader.request, reader.body_bytes)
+                        self._buffers.hold_body(reader.request, reader.body_bytes)
                 if self._state < _ANSWER and reader.complete:
                     self._serve()
                     if at < size:
@@ -217,9 +217,9 @@ class Connection(asyncio.Protocol):
         request = self._reader.request
         assert request is not None
         if len(request.body) > _SMALL_BODY_BYTES:
-            self._holding.hold_body(request, len(request.body))
+            self._buffers.hold_body(request, len(request.body))
         else:
-            self._holding.release_body()
+            self._buffers.release_body()
         responder = self._new_responder(request, keep_alive=self._reader.keep_alive)
         try:
             self._server.handler(request, responder)
@@ -262,11 +262,11 @@ class Connection(asyncio.Protocol):
         return not self._server.stopping
 
     def body_let_go(self) -> None:
-        self._holding.release_body()
+        self._buffers.release_body()
 
     def answered(self, *, keep_alive: bool) -> None:
         self._responder = None
-        self._holding.release_body()
+        self._buffers.release_body()
         if self._state != _ANSWER:
             return
         if not keep_alive:
@@ -326,9 +326,9 @@ class Connection(asyncio.Protocol):
     def _drop(self) -> None:
         """Hold nothing of what it has sent, nor read any of it."""
         self._pending = self._reader.partial = b""
-        self._holding.release_body()
+        self._buffers.release_body()
         if self._address is not None:
-            self._holding.hold_head(self._address, 0)
+            self._buffers.hold_head(self._address, 0)
 
     def _client_gone(self) -> None:
         """The client closed its side. A client that half-closes and still expects an answer is taken for gone, too."""

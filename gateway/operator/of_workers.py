@@ -21,7 +21,7 @@ from gateway.operator.guard import guard
 from gateway.operator.merged_metrics import merged
 from gateway.operator.page.files import page
 from gateway.operator.snapshots.feed import Feed
-from gateway.operator.snapshots.seen import NO_ANSWER, GatewaySnapshot, Gathered, decoded, said_by, state_of
+from gateway.operator.snapshots.snapshot import NO_ANSWER, GatewaySnapshot, Gathered, decoded, said_by, state_of
 from gateway.operator.views import views
 from gateway.telemetry.lately import ENDS_MAX, Lately
 

@@ -77,27 +77,27 @@ class UsageCounts:
         model = record.model if record.pool or not is_refused else ""
         user = "" if request is None else request.flow.user
         key = (int(time.time()) // HOUR_S, record.tenant, record.app, user, model)
-        tally = self._sums.get(key)
-        if tally is None:
-            tally = self._bounded(key)
-            if tally is None:
+        totals = self._sums.get(key)
+        if totals is None:
+            totals = self._bounded(key)
+            if totals is None:
                 self.requests_dropped += 1
                 return
         service = record.service
-        tally.requests += 1
-        tally.input += service.prompt
-        tally.cached += service.cached or 0
-        tally.output += service.output
-        tally.queue_us += int(record.queue_s * 100_000 + 0.5) * 10
+        totals.requests += 1
+        totals.input += service.prompt
+        totals.cached += service.cached or 0
+        totals.output += service.output
+        totals.queue_us += int(record.queue_s * 100_000 + 0.5) * 10
         if is_refused:
-            tally.refused += 1
+            totals.refused += 1
             if request is not None:
-                tally.wasted += request.progress.wasted_tokens
+                totals.wasted += request.progress.wasted_tokens
 
     def tokens(self) -> Iterator[tuple[str, int, int]]:
         """Of each sum the tenant, the day (since the epoch), and its prompt and output tokens."""
-        for (hour, tenant, *_), tally in self._sums.items():
-            yield tenant, hour // 24, tally.input + tally.output
+        for (hour, tenant, *_), totals in self._sums.items():
+            yield tenant, hour // 24, totals.input + totals.output
 
     def take(self) -> Sums:
         """All that was added since the last time."""
@@ -125,7 +125,7 @@ class UsageCounts:
         if len(self._sums) >= self._sums_max:
             user = OTHER_USERS
         key = (hour, tenant, app, user, model)
-        tally = self._sums.get(key)
-        if tally is None and len(self._sums) < 2 * self._sums_max:
-            tally = self._sums[key] = UsageTotals()
-        return tally
+        totals = self._sums.get(key)
+        if totals is None and len(self._sums) < 2 * self._sums_max:
+            totals = self._sums[key] = UsageTotals()
+        return totals

@@ -122,7 +122,7 @@ class UsageRecorder:
             pass
         rest = [self.counts.take(), self._batch.sums if self._batch is not None else {}]
         self._batch = None
-        if lost := sum(tally.requests for sums in rest for tally in sums.values()):
+        if lost := sum(totals.requests for sums in rest for totals in sums.values()):
             logger.warning(
                 "the usage of %d requests was not written (%s); their lines in the access log remain", lost, self.fault
             )

@@ -19,7 +19,7 @@ from redis.exceptions import ResponseError
 from gateway.background import Background
 from gateway.keys.in_redis import RedisKeys
 from gateway.operator.snapshots.present import backends, queue
-from gateway.operator.snapshots.seen import GatewaySnapshot, decoded, moved, together
+from gateway.operator.snapshots.snapshot import GatewaySnapshot, decoded, moved, together
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.learned_file import FILE_BYTES_MAX, LearnedFile
 from gateway.pool.replication.learned import Lessons

@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.operator.snapshots.seen import GatewaySnapshot, PoolSnapshot
 from gateway.operator.snapshots.shares import due
+from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot
 from gateway.operator.snapshots.spans import Usual, part_within, percentile
 from gateway.telemetry.lately import End, Lately
 from gateway.telemetry.record import Outcome
@@ -28,9 +28,9 @@ RUNNING_SHOWN: Final = 8
 """Of an engine, the tenants with most requests there."""
 
 
-def queue(seen: GatewaySnapshot, requests_max: int) -> dict[str, Any]:
+def queue(snapshot: GatewaySnapshot, requests_max: int) -> dict[str, Any]:
     """Who waits, and for what?"""
-    return {"pools": [_queue(pool, seen.at_s, requests_max) for pool in seen.pools]}
+    return {"pools": [_queue(pool, snapshot.at_s, requests_max) for pool in snapshot.pools]}
 
 
 def _queue(pool: PoolSnapshot, now: float, requests_max: int) -> dict[str, Any]:
@@ -137,15 +137,15 @@ class _Taken:
 
 
 def tenants(
-    seen: GatewaySnapshot, lately: Lately, configured: Sequence[TenantConfig] = ()
+    snapshot: GatewaySnapshot, lately: Lately, configured: Sequence[TenantConfig] = ()
 ) -> Callable[[], dict[str, Any]]:
     """Who received how much of the engines within the last minute, who was due how much, and how long did they wait?
 
-    `seen` with what runs. `configured`: tenants of the config; the ones that asked for nothing are named too, and come
-    last. The function that is returned sums all up, which takes milliseconds: call it beside the loop.
+    `snapshot` with what runs. `configured`: tenants of the config; the ones that asked for nothing are named too, and
+    come last. The function that is returned sums all up, which takes milliseconds: call it beside the loop.
     """
     ends, window_s = lately.within(time.monotonic())
-    taken = [_Taken(pool, seen.at_s, ends, window_s, configured) for pool in seen.pools]
+    taken = [_Taken(pool, snapshot.at_s, ends, window_s, configured) for pool in snapshot.pools]
     return lambda: {"window_s": round(window_s, 1), "pools": [one.answer() for one in taken]}
 
 
@@ -168,9 +168,9 @@ def _tenant(name: str, one: _TenantView, total: float, share_due: float, by_weig
     }
 
 
-def backends(seen: GatewaySnapshot) -> dict[str, Any]:
+def backends(snapshot: GatewaySnapshot) -> dict[str, Any]:
     """How full is each engine, and what keeps the next request in order from starting there?"""
-    return {"pools": [{"pool": pool.pool, **_limit(pool), "backends": _backends(pool)} for pool in seen.pools]}
+    return {"pools": [{"pool": pool.pool, **_limit(pool), "backends": _backends(pool)} for pool in snapshot.pools]}
 
 
 def _backends(pool: PoolSnapshot) -> list[dict[str, Any]]:

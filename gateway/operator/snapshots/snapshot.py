@@ -40,7 +40,7 @@ __all__ = [
     "encoded",
     "ended",
     "moved",
-    "seen",
+    "snapshot_of",
     "together",
 ]
 
@@ -159,10 +159,10 @@ class Here:
         return self._gateway.lately
 
     async def look(self, *, with_running: bool = False) -> GatewaySnapshot:
-        return seen(self._gateway, with_running=with_running)
+        return snapshot_of(self._gateway, with_running=with_running)
 
 
-def seen(gateway: Visible, *, with_running: bool) -> GatewaySnapshot:
+def snapshot_of(gateway: Visible, *, with_running: bool) -> GatewaySnapshot:
     """`with_running`: each request that is dispatched, too; O(dispatched)."""
     begun_s, pools = time.thread_time(), gateway.pools
     now = pools[0].dispatcher.clock() if pools else 0.0
