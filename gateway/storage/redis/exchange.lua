@@ -1,5 +1,6 @@
--- One exchange: a gateway tells what it uses and charged, and hears what the others did. policies/replicas/messages.py
--- names the values, policies/replicas/reference_store.py is the reference implementation in Python, and docs/replicas.md gives the reasons.
+-- One sync round: a gateway reports what it uses and charged, and the reply has what the others did.
+-- policies/replicas/messages.py names the values, policies/replicas/reference_store.py is the reference implementation
+-- in Python, and docs/replicas.md gives the reasons.
 --
 -- KEYS[1]  the gateways: a hash from a gateway's name to what it told last
 -- KEYS[2]  prefix of the names of counters and tallies, with the hash tag of the pool
