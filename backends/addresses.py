@@ -25,8 +25,8 @@ class KnownAddresses:
     """Behind which addresses of one name is an engine? Pure: times are monotonic seconds given by the caller.
 
     One that appears counts at once, one that answers leave out counts for a time to live. So answers that name only
-    some of the addresses each time, and those that come and go, change nothing. Only addresses of one family count: an
-    engine that has one of both would be two. It is IPv4 where a name has both at first, and another one once none of
+    some of the addresses each time, and addresses that come and go, change nothing. Only addresses of one family count:
+    an engine that has one of both would be two. It is IPv4 where a name has both at first, and another one once none of
     the known is left.
     """
 
@@ -43,25 +43,25 @@ class KnownAddresses:
     def __len__(self) -> int:
         return len(self._missed_s)
 
-    def heard(self, addresses: Sequence[str], now_s: float, *, ttl_s: float, addresses_max: int) -> bool:
+    def resolved(self, addresses: Sequence[str], now_s: float, *, ttl_s: float, addresses_max: int) -> bool:
         """A lookup had this answer. Are others known now?"""
         known = self._missed_s
         before = list(known)
         is_six = _is_six(before[0]) if before else all(map(_is_six, addresses))
-        heard = {address for address in addresses if _is_six(address) == is_six}
+        resolved = {address for address in addresses if _is_six(address) == is_six}
         for address in before:
             missed_s = known[address]
-            if address in heard:
+            if address in resolved:
                 known[address] = None
             elif missed_s is None:
                 known[address] = now_s
             elif now_s - missed_s >= ttl_s:
                 del known[address]
-        for address in sorted(heard - known.keys()):
+        for address in sorted(resolved - known.keys()):
             known[address] = None
         for address in list(known)[addresses_max:]:
             del known[address]
-        self.left_out = len(heard - known.keys())
+        self.left_out = len(resolved - known.keys())
         return list(known) != before
 
 

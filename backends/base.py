@@ -52,7 +52,7 @@ class BackendSnapshot:
     """The most that one step computes."""
     max_num_seqs: int | None = None
     deferred: int | None = None
-    """Of those that wait: for something else than room, such as an adapter, a grammar or a transfer."""
+    """Requests that wait in the engine for something else than room, such as an adapter, a grammar or a transfer."""
     output_tokens_total: int | None = None
 
 

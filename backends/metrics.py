@@ -17,12 +17,12 @@ __all__ = ["Scraper"]
 
 _PAGE_BYTES_MAX = 8 * 1024 * 1024
 CHECK_INTERVAL_S = 0.8
-"""Between two pages of an engine whose steps are heard."""
+"""Between two pages of an engine whose steps are received."""
 
 
 class Scraper:
-    """Scrapes one backend, one `turn` after another, every `interval_s` after the last one ended. While its steps are
-    heard it does so rarely, for them to be compared.
+    """Scrapes one backend, one `turn` after another, every `interval_s` after the last one ended. While the engine's
+    steps are received it scrapes rarely, only to compare the steps with a page.
 
     The filtered path is tried first; one that answers nothing of use is left for the full page until a scrape fails,
     since then the engine may be another one when it is back.
@@ -61,12 +61,12 @@ class Scraper:
 
     async def _pause(self) -> None:
         """Until the next page. If a feed is lost meanwhile, that is now."""
-        if self._feed is None or self._feed.unheard.is_set():
+        if self._feed is None or self._feed.silent.is_set():
             await asyncio.sleep(self._interval_s)
             return
         try:
             async with asyncio.timeout(max(CHECK_INTERVAL_S, self._interval_s)):
-                await self._feed.unheard.wait()
+                await self._feed.silent.wait()
         except TimeoutError:
             pass
 

@@ -8,7 +8,7 @@ __all__ = ["OpenAiAdapter"]
 
 
 class OpenAiAdapter:
-    """The adapter for servers of which only the OpenAI API is known."""
+    """The adapter for servers that are known only by the OpenAI API."""
 
     name = "openai"
     metrics_paths: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What does an engine say after each step? Heard while it can be believed; its page of metrics is read beside it.
+"""What does an engine report after each step? Its reports count while they agree with its page of metrics.
 
 A message says by the engine's own clock when it was made. `_Clock` puts that on ours: none was made before it was asked
 for, and none after it came. So a message that was held up on its way is known to be old.
@@ -35,7 +35,7 @@ RETRY_S_MAX: Final = 10.0
 WRONG_S: Final = 300.0
 """Before one is asked for again that said what cannot be."""
 LASTING_S: Final = 60.0
-"""A feed that was heard for so long was well: the next loss is the first in a row."""
+"""A feed that lasted for so long was well: the next loss is the first in a row."""
 LINE_BYTES_MAX: Final = 65_536
 WHY_BYTES_MAX: Final = 200
 CONTRADICTIONS_MAX: Final = 3
@@ -44,7 +44,8 @@ AGREEMENTS_MIN: Final = 3
 """Pages that agree with a feed that was contradicted before it is believed again. A new one needs one."""
 REQUESTS_SLACK: Final = 4
 KV_SLACK: Final = 0.1
-"""By so much a page may differ from what was heard before and after it: what lay between is not told."""
+"""By so much a page may differ from the steps before and after it: what the engine held between two steps is not
+reported."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -116,9 +117,10 @@ class _Clock:
 
 
 class _Believed:
-    """Do the pages of metrics agree with what is heard? `doubts` is 0 if so: the pages yet to agree.
+    """Do the pages of metrics agree with the steps? `doubts`: how many more pages must agree; 0 if they agree.
 
-    A page is compared with what was heard last before it was asked for, first after it came, and all between.
+    A page is compared with the last step before the page was asked for, the first step after it came, and all steps
+    between.
     """
 
     __slots__ = ("_contradictions", "_highest", "_last", "_lowest", "_page", "_page_came_s", "doubts")
@@ -138,7 +140,7 @@ class _Believed:
             self._lowest = self._highest = self._last or []
 
     def read(self, page: BackendSnapshot, now: float) -> None:
-        """It came; it is compared when something is heard that was said later."""
+        """A page came; it is compared when a step arrives that was made later."""
         if self._page is None and self._lowest:
             requests = None if page.running is None or page.waiting is None else page.running + page.waiting
             self._page = [requests, page.kv_usage, page.preemptions_total, page.prompt_tokens_total]
@@ -173,9 +175,10 @@ class _Believed:
 
 
 class StepFeed:
-    """Hears one engine, one `turn` after another. While `unheard` is set, its page is to be read as often as ever.
+    """Receives the steps of one engine, one `turn` after another. While `silent` is set, no steps come, and the
+    engine's page is to be read as often as ever.
 
-    `on_turn(is_heard, why)` is called when that changes; and if the engine has no feed, once for each reason.
+    `on_turn(is_received, why)` is called when that changes; and if the engine has no feed, once for each reason.
     """
 
     def __init__(
@@ -195,10 +198,10 @@ class StepFeed:
         self._on_turn = on_turn
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._tls: ssl.SSLContext | bool = tls or True
-        self.unheard = asyncio.Event()
-        self.unheard.set()
+        self.silent = asyncio.Event()
+        self.silent.set()
         self.why = "it was not asked yet"
-        """Not heard because; "": it is."""
+        """Why no steps are received; "": they are."""
         self._believed = _Believed()
         self._retry_s = 0.0
 
@@ -230,7 +233,7 @@ class StepFeed:
     def read(self, page: BackendSnapshot) -> bool:
         """Its page came. Is it only for comparison?"""
         self._believed.read(page, asyncio.get_running_loop().time())
-        return not self.unheard.is_set()
+        return not self.silent.is_set()
 
     async def _listen(self) -> None:
         """Raises what ended it."""
@@ -244,14 +247,14 @@ class StepFeed:
             if response.status != 200 or response.content_type != CONTENT_TYPE:
                 body = (await response.content.read(WHY_BYTES_MAX)).decode("utf-8", "replace").split("\n")[0]
                 raise _Missing(f"status {response.status}, {body}" if response.status != 200 else "another answer")
-            heard = _Connection(_Clock(asked_s))
+            stream = _StepStream(_Clock(asked_s))
             async with asyncio.timeout(SILENCE_S) as silence:
                 while data := await response.content.readany():
                     now = loop.time()
-                    said = heard.feed(data, now)
+                    said = stream.feed(data, now)
                     if said is not None:
                         silence.reschedule(now + SILENCE_S)
-                        self._take(said, heard.made_s)
+                        self._take(said, stream.made_s)
         raise _Lost("the engine closed it")
 
     def _take(self, said: BackendSnapshot, made_s: float) -> None:
@@ -263,19 +266,19 @@ class StepFeed:
             return
         if self.why:
             self.why = ""
-            self.unheard.clear()
+            self.silent.clear()
             self._on_turn(True, "")
         self._on_snapshot(said)
 
     def _turn(self, why: str, *, is_news: bool = False) -> None:
-        """It is not heard, or not any more."""
+        """The engine's steps are not received, or not any more."""
         before, self.why = self.why, why
-        if not self.unheard.is_set() or (is_news and why != before):
-            self.unheard.set()
+        if not self.silent.is_set() or (is_news and why != before):
+            self.silent.set()
             self._on_turn(False, why)
 
 
-class _Connection:
+class _StepStream:
     """What comes over one connection, from one start of one engine."""
 
     __slots__ = ("_clock", "_last", "_rest", "made_s")

@@ -30,7 +30,7 @@ from backends.promtext import lines_of, samples
 from bench import report
 from gateway.request.apis import AUDIO
 from gateway.request.body.form import read_form
-from gateway.request.body.json_ranges import Member, members
+from gateway.request.body.json_ranges import ObjectMember, members
 from gateway.request.body.payload import fields_of
 from gateway.request.estimate import TokenEstimator
 from gateway.request.prompt import Prompt
@@ -133,7 +133,7 @@ def large() -> tuple[Work, ...]:
     body = json.dumps({"model": "m", "messages": turns}).encode()
 
     def ours() -> None:
-        found: list[Member] = []
+        found: list[ObjectMember] = []
         drained(members(body, 0, found))
 
     return ours, (lambda: [*ijson.basic_parse(BytesIO(body))]), (lambda: orjson.loads(body))

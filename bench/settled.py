@@ -20,7 +20,7 @@ from bench import report
 from gateway.config.sections.usage import UsageConfig
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.record import Outcome, Record
+from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.usage.counts import UsageCounts
 from gateway.usage.database import Database
 from gateway.usage.written import Batch, add
@@ -29,8 +29,8 @@ from policies.request import Flow, Request, ServiceTokens
 RECORDS = 1000
 
 
-def record_of(number: int) -> Record:
-    record = Record(f"req_{number}", "/v1/chat/completions", now=0.0)
+def record_of(number: int) -> RequestRecord:
+    record = RequestRecord(f"req_{number}", "/v1/chat/completions", now=0.0)
     record.tenant, record.app, record.model, record.pool = f"t{number % 20}", "default", "m", "pool"
     flow = Flow(record.tenant, record.app, f"user-{number % 50}")
     record.request = Request(record.request_id, flow, 1.0, 1, 1, 0.0)

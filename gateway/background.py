@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
-__all__ = ["Background", "Fault"]
+__all__ = ["Background", "OperationalError"]
 
 logger = logging.getLogger("fairgate")
 
@@ -23,7 +23,7 @@ LASTING_S: Final = 60.0
 """A turn that has gone on for so long has got past what the one before failed at: some listen for hours."""
 
 
-class Fault(Exception):
+class OperationalError(Exception):
     """Its message says all: what happened, and where. Where the code came by it would tell an operator nothing."""
 
 
@@ -31,7 +31,7 @@ class Background:
     """The tasks of one owner."""
 
     def __init__(self, within: Background | None = None) -> None:
-        """`within`: who is told of the faults of these tasks, too."""
+        """`within`: the owner whose `faults` also list the faults of these tasks."""
         self.faults: dict[str, str] = {} if within is None else within.faults
         """By task: why its last turn failed."""
         self._failed: Counter[str] = Counter() if within is None else within._failed
@@ -75,7 +75,7 @@ class Background:
                     await turn()
                 except Exception as error:
                     self._failed[kind] += 1
-                    is_said = isinstance(error, Fault)
+                    is_said = isinstance(error, OperationalError)
                     if name not in self.faults:
                         logger.error(
                             "%s failed, and is tried again: %s", name, error, exc_info=None if is_said else error

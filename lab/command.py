@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from lab.experiment import Experiment, Inputs, Outcome, SkippedError, Verdict
+from lab.experiment import Experiment, Findings, Inputs, SkippedError, Verdict
 from lab.report import as_json, as_text, summary
 from lab.reproduce import UnknownExperimentError, experiments, measures_json, measures_text, run_all, write_docs
 from lab.vtc.recorded import measures, read_runs
@@ -28,7 +28,7 @@ def run(names: tuple[str, ...], json_path: Path | None, docs: Path | None, trace
         chosen = experiments(names)
     except UnknownExperimentError as error:
         raise click.BadParameter(str(error), param_hint="NAME") from error
-    outcomes: dict[Experiment, Outcome] = {}
+    outcomes: dict[Experiment, Findings] = {}
     is_skipped = False
     try:
         if json_path is not None:

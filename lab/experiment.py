@@ -12,10 +12,10 @@ from simulation.plots import Series
 __all__ = [
     "Experiment",
     "Figure",
+    "Findings",
     "FromSourceError",
     "Inputs",
     "MissingTraceError",
-    "Outcome",
     "Row",
     "SkippedError",
     "Verdict",
@@ -59,7 +59,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Findings:
     """What one experiment found. `notes`: what differs from the paper, and why; each a paragraph."""
 
     rows: Sequence[Row]
@@ -105,11 +105,11 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """`reproduces` says which table or figure of which paper; `run` is deterministic."""
+    """`reproduces` names the paper and its table or figure; `run` is deterministic."""
 
     name: str
     reproduces: str
-    run: Callable[[Inputs], Outcome]
+    run: Callable[[Inputs], Findings]
 
 
 def _verdict(is_met: bool) -> Verdict:

@@ -41,7 +41,7 @@ class Case:
     """So many clients of so many tenants, each of whose requests has one of these lengths (prompt and answer).
 
     `light_every_s`: 0 for no light tenant. `requests_max`: ends after so many requests instead of after a time.
-    `slots_known`: the gateway is told how many sequences the engine runs.
+    `slots_known`: the gateway's config says how many sequences the engine runs.
     """
 
     engine: EngineProfile

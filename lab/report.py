@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lab.experiment import Experiment, Figure, Outcome, Row, Value, Verdict
+from lab.experiment import Experiment, Figure, Findings, Row, Value, Verdict
 from simulation.plots import chart
 
 __all__ = ["as_json", "as_markdown", "as_text", "draw", "summary"]
@@ -14,46 +14,46 @@ __all__ = ["as_json", "as_markdown", "as_text", "draw", "summary"]
 HEADS = ("measure", "published", "ours", "required", "verdict")
 
 
-def as_text(experiment: Experiment, outcome: Outcome) -> str:
+def as_text(experiment: Experiment, findings: Findings) -> str:
     """Aligned columns under a heading, and the notes."""
-    rows = [HEADS, *(_cells(row) for row in outcome.rows)]
+    rows = [HEADS, *(_cells(row) for row in findings.rows)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
     lines = [f"{experiment.name}: {experiment.reproduces}"]
     for row in rows:
         cells = [row[0].ljust(widths[0]), row[1].rjust(widths[1]), row[2].rjust(widths[2])]
         lines.append("  " + "  ".join([*cells, row[3].ljust(widths[3]), row[4]]).rstrip())
-    return "\n".join([*lines, *(f"  {note}" for note in outcome.notes)]) + "\n"
+    return "\n".join([*lines, *(f"  {note}" for note in findings.notes)]) + "\n"
 
 
-def as_json(outcomes: Mapping[Experiment, Outcome]) -> str:
+def as_json(by_experiment: Mapping[Experiment, Findings]) -> str:
     """Every row of every experiment, with numbers as numbers."""
     document = {
         experiment.name: {
             "reproduces": experiment.reproduces,
-            "rows": [dict(zip(HEADS, _fields(row), strict=True)) for row in outcome.rows],
+            "rows": [dict(zip(HEADS, _fields(row), strict=True)) for row in findings.rows],
             "figures": {
                 figure.name: {one.name: [list(point) for point in one.points] for one in figure.series}
-                for figure in outcome.figures
+                for figure in findings.figures
             },
-            "notes": list(outcome.notes),
+            "notes": list(findings.notes),
         }
-        for experiment, outcome in outcomes.items()
+        for experiment, findings in by_experiment.items()
     }
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def as_markdown(experiment: Experiment, outcome: Outcome) -> str:
+def as_markdown(experiment: Experiment, findings: Findings) -> str:
     """A section with the table, the figures (in `figures/`) and the notes."""
     lines = [f"## {experiment.reproduces}", "", f"`fairgate reproduce {experiment.name}`", ""]
     lines += [f"| {' | '.join(HEADS)} |", "| --- | ---: | ---: | --- | --- |"]
-    for row in outcome.rows:
+    for row in findings.rows:
         cells = [cell.replace("|", "\\|") for cell in _cells(row)]
         if row.verdict is Verdict.MISSED:
             cells[-1] = f"**{cells[-1]}**"
         lines.append(f"| {' | '.join(cells)} |")
-    for figure in outcome.figures:
+    for figure in findings.figures:
         lines += ["", f"![{figure.title}](figures/{figure.name}.svg)"]
-    for note in outcome.notes:
+    for note in findings.notes:
         lines += ["", note]
     return "\n".join(lines) + "\n"
 

@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from lab.experiment import Experiment, Inputs, Outcome, SkippedError
+from lab.experiment import Experiment, Findings, Inputs, SkippedError
 from lab.registry import EXPERIMENTS
 from lab.report import as_markdown, draw, summary
 from lab.vtc.recorded import RunMeasures
@@ -44,7 +44,7 @@ and nobody is lifted when no other client waits; here counters follow the paper'
 
 
 class UnknownExperimentError(ValueError):
-    """No experiment has this name; the message lists those that exist."""
+    """No experiment has this name; the message lists the names that exist."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"no experiment is named {name!r}; there are: metrics FILE.csv, {', '.join(EXPERIMENTS)}")
@@ -61,7 +61,7 @@ def experiments(names: Sequence[str]) -> list[Experiment]:
 
 def run_all(
     chosen: Sequence[Experiment], inputs: Inputs, *, processes: int
-) -> Iterator[tuple[Experiment, Outcome | SkippedError]]:
+) -> Iterator[tuple[Experiment, Findings | SkippedError]]:
     """Each experiment with what came out, in the order given, several at a time; or why it was skipped."""
     tasks = [(one.name, inputs) for one in chosen]
     if processes == 1 or len(chosen) == 1:
@@ -71,7 +71,7 @@ def run_all(
         yield from zip(chosen, pool.map(_run, tasks), strict=True)
 
 
-def _run(task: tuple[str, Inputs]) -> Outcome | SkippedError:
+def _run(task: tuple[str, Inputs]) -> Findings | SkippedError:
     name, inputs = task
     try:
         return EXPERIMENTS[name].run(inputs)
@@ -79,7 +79,7 @@ def _run(task: tuple[str, Inputs]) -> Outcome | SkippedError:
         return error
 
 
-def write_docs(outcomes: Mapping[Experiment, Outcome], directory: Path) -> Path:
+def write_docs(by_experiment: Mapping[Experiment, Findings], directory: Path) -> Path:
     """Write `reproduction.md` and its figures into a directory. Raises OSError.
 
     Of experiments that were not run, a page that is there keeps what it says.
@@ -88,9 +88,9 @@ def write_docs(outcomes: Mapping[Experiment, Outcome], directory: Path) -> Path:
     figures.mkdir(parents=True, exist_ok=True)
     path = directory / "reproduction.md"
     parts = _parts(path.read_text(encoding="utf-8")) if path.exists() else {}
-    for one, outcome in outcomes.items():
-        parts[one.reproduces] = f"| {one.reproduces} | {summary(outcome.rows)} |", as_markdown(one, outcome)
-        for figure in outcome.figures:
+    for one, findings in by_experiment.items():
+        parts[one.reproduces] = f"| {one.reproduces} | {summary(findings.rows)} |", as_markdown(one, findings)
+        for figure in findings.figures:
             draw(figure, figures)
     shown = [parts[one.reproduces] for one in EXPERIMENTS.values() if one.reproduces in parts]
     lines = ["| experiment | requirements |", "| --- | --- |", *(line for line, _ in shown)]

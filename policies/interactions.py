@@ -1,4 +1,4 @@
-"""Which interactions are open, how far has each come, and how many tokens were spent in those that were cut?
+"""Which interactions are open, how far has each come, and how many tokens were spent in interactions that were cut?
 
 An interaction is the calls behind one answer (FairServe, section 2). It is found by what its calls claim and show: the
 id that they claim, a raw prompt that extends an earlier one, or a witness that one of its answers gave out. Several may
@@ -54,7 +54,7 @@ class InteractionSettings:
     lifetime_s_max: float | Literal["auto"] = "auto"
     open_max: int = 250_000
     apps_max: int = APPS_MAX
-    """Apps of which is known what their interactions need."""
+    """Apps whose interactions' needs are remembered."""
 
     def __post_init__(self) -> None:
         for name in ("idle_s", "calls_max", "tokens_max", "lifetime_s_max", "open_max", "apps_max"):
@@ -235,7 +235,7 @@ class Interactions:
         return (named, *holders) if holders else (named,)
 
     def _of_several(self, known: Sequence[Interaction], now: float) -> Interaction | None:
-        """Of those that are not over, one that waits for a call, and has waited longest."""
+        """Among the interactions that are not over: one that waits for a call, and has waited longest."""
         there = [one for one in tuple(known) if self._is_there(one, now)]
         return min(there, key=lambda one: (one.under_way > 0, one.seen_s)) if there else None
 
@@ -262,7 +262,7 @@ class Interactions:
         return self._of_several(self._with_lines(request, found, now, pace_s) or found, now)
 
     def _with_lines(self, request: Request, among: list[Interaction], now: float, pace_s: float) -> list[Interaction]:
-        """Those that most lines are of: among these, if there are any."""
+        """The interactions that share the most lines with the request: among `among`, unless that is empty."""
         counts: dict[Interaction, int] = {}
         for line in request.claim.shows.lines:
             for one in self._known_by(request.flow, line):
@@ -330,12 +330,12 @@ class Interactions:
     def _give(self, interaction: Interaction, witness: str, *, is_proof: bool, alone: bool = False) -> None:
         is_new = self._witnesses.give(interaction, witness, alone=alone)
         if self.changed is not None:
-            untold = interaction.untold
-            if untold is None:
-                untold = interaction.untold = {}
-            untold[witness] = (is_proof, is_new or untold.pop(witness, (False, False))[1])
-            if len(untold) > GIVEN_MAX:
-                del untold[next(iter(untold))]
+            unreported = interaction.unreported
+            if unreported is None:
+                unreported = interaction.unreported = {}
+            unreported[witness] = (is_proof, is_new or unreported.pop(witness, (False, False))[1])
+            if len(unreported) > GIVEN_MAX:
+                del unreported[next(iter(unreported))]
 
     def _rename(self, interaction: Interaction, last: int) -> None:
         """The prompt has grown, and the next prompt will extend this one."""
@@ -347,7 +347,7 @@ class Interactions:
             del own[interaction.key]
             interaction.key = key
             own[key] = interaction
-            interaction.told = None  # other gateways know nothing under the new name
+            interaction.reported = None  # other gateways know nothing under the new name
 
     def _left(self, interaction: Interaction, service: ServiceTokens, now: float) -> None:
         tokens = service.prompt + service.output
@@ -396,7 +396,7 @@ class Interactions:
             self.needs.ended(interaction)
 
     def _collect(self, now: float) -> None:
-        """Close the idle interactions at the head of the list, and drop those that are closed."""
+        """Close the idle interactions at the head of the list, and drop the closed ones."""
         looked, look_s = self._to_look_at, self._look_s
         for _ in range(min(LOOKED_AT, len(looked))):
             interaction = looked[0]

@@ -100,8 +100,8 @@ class Interaction:
     """One open interaction: its calls so far, those under way, and the tokens it took."""
 
     __slots__ = (
-        "awaited", "began_s", "calls", "caps", "given", "key", "look_s", "over", "seen_s", "tenant", "tokens", "told",
-        "uncut_tokens", "under_way", "untold",
+        "awaited", "began_s", "calls", "caps", "given", "key", "look_s", "over", "reported", "seen_s", "tenant",
+        "tokens", "uncut_tokens", "under_way", "unreported",
     )  # fmt: skip
 
     def __init__(self, tenant: str, key: Key, caps: Caps, now: float) -> None:
@@ -123,11 +123,11 @@ class Interaction:
         """Its last answer asked for more, such as a tool's result: it may stay silent for longer."""
         self.given: list[int] | None = None
         """Places in `policies.witness_table` of what it is known by, the oldest first; None: it has none."""
-        self.told: Any = None
+        self.reported: Any = None
         """What other gateways know of it. Written by the code that tells them."""
-        self.untold: dict[str, tuple[bool, bool]] | None = None
-        """Witnesses to tell other gateways of: is it a proof, and is it new? Bounded as `given` is. None: no one is
-        told of any."""
+        self.unreported: dict[str, tuple[bool, bool]] | None = None
+        """Witnesses that are still to be reported to other gateways: is each a proof, and is it new? Bounded as `given`
+        is. None: no witness is to be reported."""
 
 
 class State(StrEnum):
@@ -259,17 +259,13 @@ class Request:
     Attributes:
         weight: of its tenant. It may be changed while the request waits. What runs is charged by the weight that it was
             dispatched with.
-        prompt_tokens: an estimate before the answer; the true number comes with the service.
-        output_tokens_max: upper limit that the request itself sets, over all of its sequences.
-        sequences: parallel sequences (`n`), each of which takes a slot of the engine.
-        body_bytes: memory of the gateway that it takes while it waits.
-        streamed: whether progress can be seen before the end.
-        system_tokens: prompt tokens that are the app's own instructions.
-        claim: what it says of its interaction.
-        prefix: chained hashes of the blocks of its prompt, the first one first; empty where nothing reads them.
-        adapter: name of the adapter (LoRA) that it asks for; "" if it asks for a model itself.
-        client_id: what its client calls it; "" if it does not. Not unique.
-        progress: what the gateway notes of it.
+        prompt_tokens: an estimate before the answer; the true number comes with the service. output_tokens_max: upper
+        limit that the request itself sets, over all of its sequences. sequences: parallel sequences (`n`); each takes a
+        slot of the engine. body_bytes: memory of the gateway that it takes while it waits. streamed: whether progress
+        can be seen before the end. system_tokens: prompt tokens that are the app's own instructions. claim: what it
+        says of its interaction. prefix: chained hashes of the blocks of its prompt, the first one first; empty where
+        nothing reads them. adapter: name of the adapter (LoRA) that it asks for; "" if it asks for a model itself.
+        client_id: what its client calls it; "" if it does not. Not unique. progress: what the gateway notes of it.
     """
 
     __slots__ = (
@@ -358,7 +354,7 @@ class Limit(NamedTuple):
     reset_s: float
     """Seconds until there is room again."""
     window_s: float = inf
-    """Over how long it counts. Its client is told of no longer wait: within a window, some of it is free again."""
+    """Over how long the limit counts. No Retry-After is longer: within a window, some of the limit is free again."""
 
 
 class Refused(NamedTuple):

@@ -1,7 +1,7 @@
 """Which interactions are known by this witness? A witness is what a call shows, or what an answer gave out.
 
 One interaction has many witnesses, and one witness may be that of several: equal answers have equal lines, and some
-models number their calls of tools from 1 in each answer. Whoever asks chooses among them.
+models number their calls of tools from 1 in each answer. The caller chooses among these interactions.
 """
 
 from __future__ import annotations

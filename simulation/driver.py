@@ -17,13 +17,13 @@ from policies.admission.books import NO_SERVICE
 from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
-from policies.replicas.messages import Heard, News
+from policies.replicas.messages import News, ReplicaView
 from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.prefixes import SharedPrefixes
 from policies.replicas.schedule import DEADLINE_S, INTERVAL_S, Schedule
 from policies.request import ServiceTokens
 from simulation.gauges import read_gauges, read_step
-from simulation.run import IMPOSSIBLE, LOST, WRONG, Arrival, Event, Record, Run, Stall, Store
+from simulation.run import IMPOSSIBLE, LOST, WRONG, Arrival, EngineEvent, Record, Run, Stall, StoreLink
 
 __all__ = ["replay", "simulate"]
 
@@ -46,7 +46,7 @@ def simulate(
     timer_s_max: float | None = None,
     others: Sequence[AdmissionEngine] = (),
     arrives_at: Callable[[Arrival, float], int] = lambda arrival, now: 0,
-    store: Store | None = None,
+    store: StoreLink | None = None,
     stalls: Sequence[Stall] = (),
     until_s: float = float("inf"),
 ) -> Run:
@@ -74,7 +74,7 @@ def simulate(
     ).run(iter(arrivals), until_s)  # fmt: skip
 
 
-def replay(events: Iterable[Event], engine: AdmissionEngine) -> list[tuple[float, Decision]]:
+def replay(events: Iterable[EngineEvent], engine: AdmissionEngine) -> list[tuple[float, Decision]]:
     """What does this engine decide on the events of a run?"""
     decisions: list[tuple[float, Decision]] = []
     for now, method, args in events:
@@ -103,7 +103,7 @@ class _Gateway:
         if talks and engine.policy.reads_prefixes:
             self.prefixes = SharedPrefixes(engine.policy, engine.backends, name=f"gateway-{index}")
         self.news_s = float("-inf")
-        """When news are told next, or were told last."""
+        """When news are sent next, or were sent last."""
         self.stalled_until_s = float("-inf")
 
 
@@ -123,7 +123,7 @@ class _Driver:
         network_s: float,
         timer_s_max: float | None,
         arrives_at: Callable[[Arrival, float], int],
-        store: Store | None,
+        store: StoreLink | None,
         stalls: Sequence[Stall],
     ) -> None:
         self._stalls = stalls
@@ -195,7 +195,7 @@ class _Driver:
         if self._is_stalled(gateway, now, lambda at: self._tell(gateway, method, at, *args)):
             return
         if self._keeps:
-            self._result.events.append(Event(now, method, args))
+            self._result.events.append(EngineEvent(now, method, args))
         decisions = _call(gateway.engine, method, args, now)
         if decisions:
             self._carry_out(decisions, now)
@@ -305,19 +305,19 @@ class _Driver:
         assert schedule is not None
         assert store is not None
         gateway.exchange_s = float("inf")
-        number, told = schedule.ask(now)
+        number, report = schedule.ask(now)
 
         def at_store(at: float) -> None:
-            heard = store.exchange(gateway.index, number, told, at)
-            if heard is None:
+            view = store.exchange(gateway.index, number, report, at)
+            if view is None:
                 self._at(now + DEADLINE_S, lost)
             else:
-                self._at(at + store.way_s, partial(answered, heard))
+                self._at(at + store.way_s, partial(answered, view))
 
-        def answered(heard: Heard, at: float) -> None:
-            if self._is_stalled(gateway, at, partial(answered, heard)):
+        def answered(view: ReplicaView, at: float) -> None:
+            if self._is_stalled(gateway, at, partial(answered, view)):
                 return
-            self._carry_out(schedule.heard(heard, at), at)
+            self._carry_out(schedule.answered(view, at), at)
             self._set_exchange(gateway, at)
 
         def lost(at: float) -> None:
@@ -404,7 +404,7 @@ class _Driver:
                 record.token_s.extend([now] * tokens)
             if arrival.streamed:
                 if self._keeps:
-                    self._result.events.append(Event(now, "progressed", (request_id, tokens)))
+                    self._result.events.append(EngineEvent(now, "progressed", (request_id, tokens)))
                 decisions = gateways[record.gateway].engine.progressed(request_id, tokens, now)
                 if decisions:
                     self._carry_out(decisions, now)

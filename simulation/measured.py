@@ -9,7 +9,7 @@ from math import ceil, log
 from statistics import median
 
 from backends.simulated.profiles import PROFILES, EngineProfile
-from simulation.traces.rows import Entry, Served
+from simulation.traces.rows import EngineStay, TracedRequest
 
 __all__ = ["Measured", "measured"]
 
@@ -52,7 +52,7 @@ class _Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _MeasuredRequest:
     """How long an engine had a request, and what it ran meanwhile: steps, and on average beside it, this included."""
 
     took_s: float
@@ -70,8 +70,8 @@ class _Answer:
 class _Log:
     """What all engines of a log ran at once at most, and its answers."""
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        self.answers: list[_Answer] = []
+    def __init__(self, entries: Iterable[TracedRequest]) -> None:
+        self.answers: list[_MeasuredRequest] = []
         self.sequences = self.backends = self.context = 0
         self.tokens = 0.0
         self.waited_for: set[str] = set()
@@ -84,7 +84,7 @@ class _Log:
             events += [(one.dispatched_s, 1, number), (ended_s, -1 if ended_s > one.dispatched_s else 2, number)]
         self._sweep(served, sorted(events))
 
-    def _sweep(self, served: list[tuple[Entry, Served]], events: list[tuple[float, int, int]]) -> None:
+    def _sweep(self, served: list[tuple[TracedRequest, EngineStay]], events: list[tuple[float, int, int]]) -> None:
         engines: dict[str, _Engine] = {}
         began: dict[int, tuple[float, float, float]] = {}
         for now_s, kind, number in events:
@@ -109,11 +109,13 @@ class _Log:
                 sequence_s, token_s, prefilled = (
                     after - before for after, before in zip(reading, began[number], strict=True)
                 )
-                self.answers.append(_Answer(took_s, output_tokens, sequence_s / took_s, token_s / took_s, prefilled))
+                self.answers.append(
+                    _MeasuredRequest(took_s, output_tokens, sequence_s / took_s, token_s / took_s, prefilled)
+                )
 
 
-def measured(entries: Iterable[Entry]) -> Measured | None:
-    """None: too little is told of it."""
+def measured(entries: Iterable[TracedRequest]) -> Measured | None:
+    """None: the trace says too little of the engines."""
     found = _Log(entries)
     if len(found.answers) < ANSWERS_MIN:
         return None

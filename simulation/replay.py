@@ -25,7 +25,8 @@ from simulation.timeline import Timeline
 from simulation.traces.reader import Trace
 
 __all__ = [
-    "IMPOSSIBLE", "OTHERS", "Percentiles", "Seen", "TenantSeen", "UnknownPolicyError", "policy_names", "replay_under",
+    "IMPOSSIBLE", "OTHERS", "Percentiles", "ReplayResult", "TenantResult", "UnknownPolicyError", "policy_names",
+    "replay_under",
 ]  # fmt: skip
 
 OTHERS = "(others)"
@@ -39,7 +40,7 @@ WINDOWS = 20
 
 
 class UnknownPolicyError(ValueError):
-    """No policy has this name; the message lists those that exist."""
+    """No policy has this name; the message lists the names that exist."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"no policy is named {name!r}; there are: {', '.join(sorted(POLICIES))}")
@@ -69,7 +70,7 @@ class Percentiles:
 
 
 @dataclass(frozen=True, slots=True)
-class TenantSeen:
+class TenantResult:
     """What one tenant saw. `service` is prompt tokens and twice the output tokens; times to first token in seconds."""
 
     name: str
@@ -81,7 +82,7 @@ class TenantSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ReplayResult:
     """What the traffic saw under one policy.
 
     Attributes:
@@ -112,7 +113,7 @@ class Seen:
     preemptions: int
     wasted_tokens: int
     ended_s: float
-    tenants: Sequence[TenantSeen]
+    tenants: Sequence[TenantResult]
     service: Mapping[str, Sequence[tuple[float, float]]]
     gap: Sequence[tuple[float, float]]
     queued: int = 0
@@ -124,7 +125,7 @@ def replay_under(
     *profiles: EngineProfile,
     engine: AdmissionEngine | None = None,
     ended: Callable[[], None] = lambda: None,
-) -> Seen:
+) -> ReplayResult:
     """Run the trace under a policy of the registry, in front of an engine of each profile. Raises TraceError.
 
     `engine`: an admission engine of that policy that has no backend yet; None: one with the defaults. `ended` hears of
@@ -143,7 +144,7 @@ def replay_under(
 
     simulate(_possible(trace, profiles[0], finished), engine=engine, backends=models, ended=finished)
     wasted_tokens = sum(waste.tokens for waste in engine.interactions.wasted.values())
-    return tally.seen(policy, trace, len(profiles), wasted_tokens)
+    return tally.result(policy, trace, len(profiles), wasted_tokens)
 
 
 def _possible(trace: Trace, profile: EngineProfile, finished: Callable[[Record], None]) -> Iterator[Arrival]:
@@ -206,7 +207,7 @@ class _Tally:
         self._queued += record.outcome != IMPOSSIBLE and record.dispatched_s != arrival.arrived_s
         self._ended_s = max(self._ended_s, record.finished_s or 0.0)
 
-    def seen(self, policy: str, trace: Trace, backends: int, wasted_tokens: int) -> Seen:
+    def result(self, policy: str, trace: Trace, backends: int, wasted_tokens: int) -> ReplayResult:
         weights = {**trace.weights, OTHERS: 1.0}
         window_s = min(WINDOW_S_MAX, trace.span_s / WINDOWS)
         gap = self._timeline.gaps({tenant: weights[tenant] for tenant in self._compared})
@@ -215,7 +216,7 @@ class _Tally:
         if self._tenants[OTHERS].requests:
             rest = [course for tenant, course in rates.items() if tenant not in service]
             service[OTHERS] = [(course[0][0], sum(rate for _, rate in course)) for course in zip(*rest, strict=True)]
-        return Seen(
+        return ReplayResult(
             policy,
             backends,
             requests=self._all.requests,
@@ -230,7 +231,7 @@ class _Tally:
             wasted_tokens=wasted_tokens,
             ended_s=self._ended_s,
             tenants=[
-                TenantSeen(
+                TenantResult(
                     name, weights[name], count.requests, count.completed, count.service, Percentiles.of(count.ttft_s)
                 )
                 for name, count in self._tenants.items()

@@ -12,7 +12,7 @@ from string import Template
 
 from backends.simulated.profiles import EngineProfile
 from simulation.plots import COLOURS, Series, chart
-from simulation.replay import IMPOSSIBLE, Percentiles, Seen, TenantSeen
+from simulation.replay import IMPOSSIBLE, Percentiles, ReplayResult, TenantResult
 from simulation.traces.reader import Trace
 from simulation.verdict import compared, in_seconds, short, verdict
 
@@ -30,13 +30,13 @@ class Replayed:
 
     trace: Trace
     profile: EngineProfile
-    seen: Sequence[Seen]
+    results: Sequence[ReplayResult]
     said: Sequence[str] = ()
 
     @property
     def backends(self) -> list[int]:
         """Before how many engines was it run?"""
-        return list(dict.fromkeys(each.backends for each in self.seen))
+        return list(dict.fromkeys(each.backends for each in self.results))
 
     def heading(self) -> str:
         """Which traffic, before which engines?"""
@@ -47,13 +47,13 @@ class Replayed:
             f"{engines} like {self.profile.name}"
         )
 
-    def label(self, seen: Seen) -> str:
+    def label(self, result: ReplayResult) -> str:
         """What is this run called among the others?"""
-        return seen.policy if len(self.backends) == 1 else f"{seen.policy}, {_count(seen.backends, 'engine')}"
+        return result.policy if len(self.backends) == 1 else f"{result.policy}, {_count(result.backends, 'engine')}"
 
     def warning(self) -> str:
         """Why do these numbers say nothing? Empty: they do."""
-        if any(each.queued for each in self.seen):
+        if any(each.queued for each in self.results):
             return ""
         return (
             "No request had to wait: this load never fills the engines, and policies differ only where requests wait. "
@@ -74,7 +74,7 @@ class Replayed:
                 f"{_count(trace.assumed, 'request')} had no answer in the trace; its length is taken to be the mean of "
                 "the same tenant and app."
             )
-        impossible = max((each.refused.get(IMPOSSIBLE, 0) for each in self.seen), default=0)
+        impossible = max((each.refused.get(IMPOSSIBLE, 0) for each in self.results), default=0)
         if impossible:
             notes.append(
                 f"{_count(impossible, 'request')} refused as longer than the context of {self.profile.name} "
@@ -82,7 +82,7 @@ class Replayed:
             )
         if len(trace.demand) == 1:
             notes.append("The trace has one tenant: there is nobody to share with, and policies differ within it only.")
-        elif not any(each.gap_max for each in self.seen) and not self.warning():
+        elif not any(each.gap_max for each in self.results) and not self.warning():
             notes.append("No two tenants waited at the same time.")
         return notes
 
@@ -108,7 +108,7 @@ def as_text(replayed: Replayed) -> str:
     """What came of it, the policies side by side, then each tenant under each of them."""
     warning = replayed.warning()
     parts = [f"Warning: {warning}", ""] if warning else []
-    parts += [verdict(replayed.seen), "", replayed.heading(), "", columns(_policy_rows(replayed)), ""]
+    parts += [verdict(replayed.results), "", replayed.heading(), "", columns(_policy_rows(replayed)), ""]
     refused = _refused_rows(replayed)
     if len(refused) > 1:
         parts += ["Refused, by reason", columns(refused, left=(0, 1)), ""]
@@ -124,10 +124,10 @@ POLICY_HEADS = (
 
 
 def _policy_rows(replayed: Replayed) -> list[list[str]]:
-    return [list(POLICY_HEADS), *([replayed.label(each), *_policy_cells(each)] for each in replayed.seen)]
+    return [list(POLICY_HEADS), *([replayed.label(each), *_policy_cells(each)] for each in replayed.results)]
 
 
-def _policy_cells(each: Seen) -> list[str]:
+def _policy_cells(each: ReplayResult) -> list[str]:
     jain = NOTHING if each.jain is None else f"{each.jain:.3f}"
     return [
         f"{each.requests:,}", f"{each.completed:,}", f"{sum(each.refused.values()):,}", *_quantiles(each.ttft_s),
@@ -137,15 +137,15 @@ def _policy_cells(each: Seen) -> list[str]:
 
 def _refused_rows(replayed: Replayed) -> list[list[str]]:
     rows = [["policy", "reason", "requests"]]
-    for each in replayed.seen:
+    for each in replayed.results:
         rows += [[replayed.label(each), reason, f"{count:,}"] for reason, count in each.refused.items()]
     return rows
 
 
 def _tenant_rows(replayed: Replayed) -> list[list[str]]:
     rows = [["tenant", "weight", "policy", "requests", "completed", "p50", "p95", "p99", "service"]]
-    for number, tenant in enumerate(replayed.seen[0].tenants):
-        for each in replayed.seen:
+    for number, tenant in enumerate(replayed.results[0].tenants):
+        for each in replayed.results:
             of = each.tenants[number]
             rows.append([
                 short(tenant.name), f"{tenant.weight:g}", replayed.label(each), f"{of.requests:,}",
@@ -160,10 +160,10 @@ def _tenant_rows(replayed: Replayed) -> list[list[str]]:
 def as_json(replayed: Replayed) -> str:
     """Everything that was measured; times in seconds."""
     trace = replayed.trace
-    one, other = compared(replayed.seen)
+    one, other = compared(replayed.results)
     document = {
         "verdict": {
-            "text": verdict(replayed.seen),
+            "text": verdict(replayed.results),
             "compared": [{"policy": each.policy, "backends": each.backends} for each in (one, other)],
         },
         "trace": {
@@ -175,7 +175,7 @@ def as_json(replayed: Replayed) -> str:
         "engines": {"backends": replayed.backends, "profile": replayed.profile.name},
         "warning": replayed.warning(),
         "notes": replayed.notes(),
-        "policies": [asdict(each) for each in replayed.seen],
+        "policies": [asdict(each) for each in replayed.results],
     }  # fmt: skip
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -185,18 +185,18 @@ def as_json(replayed: Replayed) -> str:
 
 def as_html(replayed: Replayed) -> str:
     """One file with styles, plots and their script inside it. What there is nothing to show of has no section."""
-    seen = replayed.seen
-    most = max((rate for each in seen for course in each.service.values() for _, rate in course), default=0.0)
-    last_s = max((course[-1][0] for each in seen for course in each.service.values() if course), default=0.0)
+    results = replayed.results
+    most = max((rate for each in results for course in each.service.values() for _, rate in course), default=0.0)
+    last_s = max((course[-1][0] for each in results for course in each.service.values() if course), default=0.0)
     services = [
-        _figure(replayed.label(each), "service per second", each.service, x_to=last_s, y_to=most) for each in seen
+        _figure(replayed.label(each), "service per second", each.service, x_to=last_s, y_to=most) for each in results
     ]
-    gap = _figure("Gap", "service per weight", {replayed.label(each): each.gap for each in seen})
+    gap = _figure("Gap", "service per weight", {replayed.label(each): each.gap for each in results})
     refused = _refused_rows(replayed)
     template = Template((files("simulation") / "replay.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(replayed.trace.name),
-        verdict=re.sub("`(.+?)`", r"<code>\1</code>", escape(verdict(seen))),
+        verdict=re.sub("`(.+?)`", r"<code>\1</code>", escape(verdict(results))),
         heading=escape(replayed.heading()),
         notes="".join(f"<li>{escape(note)}</li>" for note in [replayed.warning(), *replayed.notes()] if note),
         policies=_table(_policy_rows(replayed)),
@@ -209,7 +209,7 @@ def as_html(replayed: Replayed) -> str:
         gap=_section(
             "Gap over time",
             "How far apart two tenants came while both had requests waiting; a fair policy keeps it bounded.",
-            _charts([gap] if any(each.gap_max for each in seen) else []),
+            _charts([gap] if any(each.gap_max for each in results) else []),
         ),
         refused=_section("Refused, by reason", "", _table(refused, left=(0, 1)) if len(refused) > 1 else ""),
     )
@@ -250,15 +250,17 @@ def _figure(title: str, y_label: str, courses: Mapping[str, Course], *, x_to: fl
 
 def _bars(replayed: Replayed) -> str:
     """For each tenant, its time to first token under each policy as a bar: dark to the median, light to the p95."""
-    seen = replayed.seen
-    longest_s = max((each.ttft_s.p95 for one in seen for each in one.tenants if each.ttft_s is not None), default=0.0)
+    results = replayed.results
+    longest_s = max(
+        (each.ttft_s.p95 for one in results for each in one.tenants if each.ttft_s is not None), default=0.0
+    )
     heads = ["tenant", "policy", "", "p50", "p95", "p99", "completed", "service"]
     head = "".join(f"<th{_LEFT if column < 3 else ''}>{name}</th>" for column, name in enumerate(heads))
     bodies = []
-    for number, tenant in enumerate(seen[0].tenants):
-        name = f'<th rowspan="{len(seen)}"{_LEFT}>{escape(short(tenant.name))}{_weight(tenant)}</th>'
+    for number, tenant in enumerate(results[0].tenants):
+        name = f'<th rowspan="{len(results)}"{_LEFT}>{escape(short(tenant.name))}{_weight(tenant)}</th>'
         rows = []
-        for index, each in enumerate(seen):
+        for index, each in enumerate(results):
             of = each.tenants[number]
             cells = [*_quantiles(of.ttft_s), f"{of.completed:,} of {of.requests:,}", f"{of.service:,.0f}"]
             numbers = "".join(f"<td>{cell}</td>" for cell in cells)
@@ -284,7 +286,7 @@ _LEFT = ' class="left"'
 # --- words ---
 
 
-def _weight(tenant: TenantSeen) -> str:
+def _weight(tenant: TenantResult) -> str:
     return "" if tenant.weight == 1 else f" <small>weight {tenant.weight:g}</small>"
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from policies.admission.decisions import Decision
-from policies.replicas.messages import Heard, News, Told
+from policies.replicas.messages import News, ReplicaReport, ReplicaView
 from policies.request import NO_CLAIM, Claim, Flow, Request
 
-__all__ = ["IMPOSSIBLE", "LOST", "WRONG", "Arrival", "Event", "Record", "Run", "Stall", "Store"]
+__all__ = ["IMPOSSIBLE", "LOST", "WRONG", "Arrival", "EngineEvent", "Record", "Run", "Stall", "StoreLink"]
 
 IMPOSSIBLE = "context_length_exceeded"
 """The outcome of a request that is longer than the model's context: the gateway refuses it unseen."""
@@ -39,7 +39,8 @@ class Arrival:
     prefix: tuple[int, ...] = ()
     """Chained hashes of the prompt's blocks, of the engine's own block size."""
     context: tuple[int, ...] = ()
-    """The same of the prompt and its answer together, all of which the engine then has cached; (): the prompt alone."""
+    """The same of the prompt and its answer together; the engine has all of it cached at the end. (): the prompt
+    alone."""
     is_wrong: bool = False
     """The engine finds the request itself wrong (400, 413, 422, 500): it answers at once with an error."""
 
@@ -83,7 +84,7 @@ class Record:
         return self.token_s[0] - self.arrival.arrived_s if self.token_s else None
 
 
-class Event(NamedTuple):
+class EngineEvent(NamedTuple):
     """One call of the admission engine: enough to make it again. `arrived` carries the `Arrival`."""
 
     now: float
@@ -97,19 +98,19 @@ class Run:
 
     records: dict[str, Record] = field(default_factory=dict)
     decisions: list[tuple[float, Decision]] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    events: list[EngineEvent] = field(default_factory=list)
     waiting_max: int = 0
     """Most requests that ever waited inside one engine, as of the end of a step."""
     ended_s: float = 0.0
 
 
-class Store(Protocol):
+class StoreLink(Protocol):
     """What the gateways have in common, and the way there and back."""
 
     way_s: float
     """One way."""
 
-    def exchange(self, gateway: int, number: int, told: Told, now: float) -> Heard | None:
+    def exchange(self, gateway: int, number: int, report: ReplicaReport, now: float) -> ReplicaView | None:
         """The answer to this exchange, which is at the store at this time; None: it is lost, there or on its way."""
 
     def carries(self, news: News, now: float) -> bool:

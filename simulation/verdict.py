@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log
 
-from simulation.replay import OTHERS, Seen, TenantSeen
+from simulation.replay import OTHERS, ReplayResult, TenantResult
 
 __all__ = ["compared", "in_seconds", "short", "verdict"]
 
@@ -23,16 +23,16 @@ REFUSED_WEIGHT = 5.0
 """A tenant whose requests are all refused is hit as hard as one that waits e^5 times as long."""
 
 
-def compared(seen: Sequence[Seen]) -> tuple[Seen, Seen]:
+def compared(results: Sequence[ReplayResult]) -> tuple[ReplayResult, ReplayResult]:
     """The first policy and the last one; or the last one before the first and the last number of engines."""
-    last = seen[-1]
-    of_policy = [each for each in seen if each.policy == last.policy]
-    return (of_policy[0] if of_policy[0].backends != last.backends else seen[0]), last
+    last = results[-1]
+    of_policy = [each for each in results if each.policy == last.policy]
+    return (of_policy[0] if of_policy[0].backends != last.backends else results[0]), last
 
 
-def verdict(seen: Sequence[Seen]) -> str:
+def verdict(results: Sequence[ReplayResult]) -> str:
     """How long did those wait whom the choice concerns most, and those who asked for most?"""
-    one, other = compared(seen)
+    one, other = compared(results)
     if one is other:
         return f"Under `{one.policy}`, {_longest(one.tenants)}."
     here, there = _under(one, other)
@@ -52,35 +52,35 @@ def verdict(seen: Sequence[Seen]) -> str:
     return sentence + "."
 
 
-def _under(one: Seen, other: Seen) -> tuple[str, str]:
+def _under(one: ReplayResult, other: ReplayResult) -> tuple[str, str]:
     if one.backends == other.backends:
         return f"Under `{one.policy}`", f"under `{other.policy}`"
     few, many = (f"{each.backends} engine{'s' if each.backends > 1 else ''}" for each in (one, other))
     return f"With {few} under `{one.policy}`", f"with {many}"
 
 
-def _longest(tenants: Sequence[TenantSeen]) -> str:
+def _longest(tenants: Sequence[TenantResult]) -> str:
     slowest = max(tenants, key=_p95_s)
     return (
         f"`{short(slowest.name)}` waited longest for its first tokens, one request in twenty {_wait(slowest)} or more"
     )
 
 
-def _p95_s(tenant: TenantSeen) -> float:
+def _p95_s(tenant: TenantResult) -> float:
     return tenant.ttft_s.p95 if tenant.ttft_s is not None else NEVER_S
 
 
-def _refused(one: TenantSeen, other: TenantSeen) -> float:
+def _refused(one: TenantResult, other: TenantResult) -> float:
     """By how much do the parts of their requests differ that were refused?"""
     return abs(one.completed / one.requests - other.completed / other.requests)
 
 
-def _is_alike(one: TenantSeen, other: TenantSeen) -> bool:
+def _is_alike(one: TenantResult, other: TenantResult) -> bool:
     low, high = sorted((_p95_s(one), _p95_s(other)))
     return high - low <= max(ALIKE_S, ALIKE_PART * high) and _refused(one, other) <= ALIKE_REFUSED
 
 
-def _change(one: TenantSeen, other: TenantSeen) -> float:
+def _change(one: TenantResult, other: TenantResult) -> float:
     """How much did the choice concern this tenant?"""
     if _is_alike(one, other):
         return 0.0
@@ -88,15 +88,15 @@ def _change(one: TenantSeen, other: TenantSeen) -> float:
     return abs(log(ratio)) + REFUSED_WEIGHT * _refused(one, other)
 
 
-def _wait(tenant: TenantSeen) -> str:
+def _wait(tenant: TenantResult) -> str:
     return _p95(tenant) + _refusals(tenant)
 
 
-def _p95(tenant: TenantSeen) -> str:
+def _p95(tenant: TenantResult) -> str:
     return "for ever" if tenant.ttft_s is None else f"{in_seconds(tenant.ttft_s.p95)} s"
 
 
-def _refusals(tenant: TenantSeen) -> str:
+def _refusals(tenant: TenantResult) -> str:
     refused = tenant.requests - tenant.completed
     return f" ({refused:,} of {tenant.requests:,} refused)" if refused else ""
 

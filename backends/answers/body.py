@@ -16,17 +16,17 @@ __all__ = [
     "Delta",
     "Envelope",
     "ErrorFields",
-    "Event",
     "EventChoice",
+    "GeneratedBody",
+    "GeneratedChoice",
     "Item",
-    "Made",
-    "MadeChoice",
     "Message",
     "MessageDelta",
+    "StreamEvent",
     "decode_body",
     "decode_event",
+    "decode_generated",
     "decode_items",
-    "decode_made",
     "decode_plain",
 ]
 
@@ -58,15 +58,15 @@ class Body(msgspec.Struct):
     output: Raw = Raw()
 
 
-class MadeChoice(msgspec.Struct):
+class GeneratedChoice(msgspec.Struct):
     message: Raw = Raw()
     text: Raw = Raw()
 
 
-class Made(msgspec.Struct):
+class GeneratedBody(msgspec.Struct):
     """Where a whole answer holds what was generated."""
 
-    choices: list[MadeChoice] = []
+    choices: list[GeneratedChoice] = []
     output: Raw = Raw()
     content: Raw = Raw()
     text: Raw = Raw()
@@ -108,7 +108,7 @@ class MessageDelta(msgspec.Struct):
     stop_reason: Scalar = None
 
 
-class Event(msgspec.Struct):
+class StreamEvent(msgspec.Struct):
     type: str = ""
     delta: MessageDelta | str | None = None
     choices: list[EventChoice] | None = None
@@ -123,5 +123,5 @@ class Event(msgspec.Struct):
 decode_plain = msgspec.json.Decoder().decode
 decode_body = msgspec.json.Decoder(Body).decode
 decode_items = msgspec.json.Decoder(list[Item]).decode
-decode_made = msgspec.json.Decoder(Made).decode
-decode_event = msgspec.json.Decoder(Event).decode
+decode_generated = msgspec.json.Decoder(GeneratedBody).decode
+decode_event = msgspec.json.Decoder(StreamEvent).decode

@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
-from backends.answers.body import Delta, Envelope, ErrorFields, Event, EventChoice, MessageDelta, decode_event
-from backends.answers.made import Made
+from backends.answers.answer_keys import AnswerKeys
+from backends.answers.body import Delta, Envelope, ErrorFields, EventChoice, MessageDelta, StreamEvent, decode_event
 from backends.answers.members import MemberFinder
-from backends.answers.usage import TOOL_ITEMS, all_told, asks_for_more, holds_any, plain, usage_of
+from backends.answers.usage import TOOL_ITEMS, asks_for_more, holds_any, plain, taken_together, usage_of
 from backends.base import Usage
 
 __all__ = ["Dialect", "StreamError", "StreamMeter"]
@@ -81,7 +81,7 @@ class StreamMeter:
     __slots__ = (
         "_after_text", "_before_text", "_dialect", "_finder", "_head", "_instead", "_is_foreign", "_is_openai",
         "_is_plain", "_lines", "_own_error", "_stops", "_strip", "_tail", "_tail_bytes_max", "_texts_looked_for",
-        "_token_head", "_token_next", "_tool_mark", "aborted", "answer_id", "ended", "error", "made", "started",
+        "_token_head", "_token_next", "_tool_mark", "aborted", "answer_id", "ended", "error", "keys", "started",
         "token_events", "usage",
     )  # fmt: skip
 
@@ -100,7 +100,7 @@ class StreamMeter:
         """Did the engine give it up before the first token, as vLLM does while it shuts down? It may be retried."""
         self.answer_id = ""
         """Of a Responses stream: the name by which a later call may go on from it."""
-        self.made = Made()
+        self.keys = AnswerKeys()
         """How the answer begins, and which calls of tools it asks for."""
         self._tool_mark = _TOOL_MARK[dialect]
         self._stops: set[bool | None] = set()
@@ -128,11 +128,12 @@ class StreamMeter:
     def awaits_more(self) -> bool | None:
         """True once it asks for a tool, so that another call follows; False once it is final; None if it does not
         say."""
-        return all_told(self._stops)
+        return taken_together(self._stops)
 
     @property
     def is_over(self) -> bool:
-        """May the stream end here? It has said so, or it is none of which it is known how it says so."""
+        """May the stream end here? Yes if it has said that it ends, and yes for a kind of stream without a known way to
+        say so."""
         return self.ended or bool(self._is_foreign)
 
     @property
@@ -173,8 +174,8 @@ class StreamMeter:
         text = data[begin:end]
         if b'"' in text or b"\n" in text:
             return False
-        if not self.made.is_full:
-            self.made.add(text)
+        if not self.keys.is_full:
+            self.keys.add(text)
         return True
 
     def _tokens_only(self, data: bytes) -> int:
@@ -195,16 +196,16 @@ class StreamMeter:
                 return 0
             if events == 1 and self._texts_looked_for:
                 self._remember(data)
-        self._note_made(data)
+        self._note_keys(data)
         return events
 
-    def _note_made(self, events: bytes) -> None:
+    def _note_keys(self, events: bytes) -> None:
         """Keep the beginning of the text, and the ids of calls of tools."""
-        if not self.made.is_full and (self._dialect is not Dialect.RESPONSES or _RESPONSE_TEXT in events):
-            self.made.add_texts(events)
+        if not self.keys.is_full and (self._dialect is not Dialect.RESPONSES or _RESPONSE_TEXT in events):
+            self.keys.add_texts(events)
         at = events.find(self._tool_mark)
         if at >= 0 or (not self._is_openai and events.find(b'"partial_json"') >= 0):
-            self.made.add_calls(events, max(0, at))
+            self.keys.add_calls(events, max(0, at))
 
     def _remember(self, data: bytes) -> None:
         """Engines write every event of a stream alike. Given up soon where they do not: the look is not for nothing."""
@@ -288,7 +289,7 @@ class StreamMeter:
         name, payload = _fields(raw)
         if not payload:
             return True
-        self._note_made(payload if self._dialect is not Dialect.RESPONSES else raw)
+        self._note_keys(payload if self._dialect is not Dialect.RESPONSES else raw)
         if payload == b"[DONE]":
             self.ended = True
             self.aborted = self.aborted or not (self.started or self.usage or self.error)
@@ -313,13 +314,14 @@ class StreamMeter:
         return True
 
     def _is_internal(self, raw: bytes) -> bool:
-        """Is the error the engine's own trouble, of which the client is told nothing but that it is there?"""
+        """Is the error the engine's own trouble? Then the client learns only that there is an error, not what it
+        says."""
         if self.error is None or not self._own_error:
             return False
         status = self.error.status
         return (status is not None and status >= _INTERNAL_STATUS_MIN) or _TRACE.search(raw) is not None
 
-    def _read_chunk(self, event: Event) -> bool:
+    def _read_chunk(self, event: StreamEvent) -> bool:
         if event.usage:
             self.usage = usage_of(plain(event.usage), self.usage)
         choices = event.choices
@@ -342,7 +344,7 @@ class StreamMeter:
             self._note_token()
         return True
 
-    def _read_named(self, name: str, event: Event) -> None:
+    def _read_named(self, name: str, event: StreamEvent) -> None:
         for part in (event, event.response):
             if part is not None and part.usage:
                 self.usage = usage_of(plain(part.usage), self.usage)
@@ -376,7 +378,7 @@ class StreamMeter:
         self.started = True
         self.token_events += 1
 
-    def _note_error(self, event: Event) -> bool:
+    def _note_error(self, event: StreamEvent) -> bool:
         """Does the event tell an error?"""
         error = event.error
         if error is None and event.response is None and event.type != "error":

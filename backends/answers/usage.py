@@ -10,21 +10,21 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from backends.answers.body import Body, Choice, Message, decode_body, decode_items, decode_made, decode_plain
-from backends.answers.made import MADE_BYTES_MAX, Made
+from backends.answers.answer_keys import KEY_BYTES_MAX, AnswerKeys
+from backends.answers.body import Body, Choice, Message, decode_body, decode_generated, decode_items, decode_plain
 from backends.answers.members import MemberFinder
 from backends.base import Usage
 
 __all__ = [
     "TOOL_ITEMS",
     "Answer",
-    "all_told",
     "asks_for_more",
     "holds_any",
     "is_drained",
     "made_bytes",
     "plain",
     "read_answer",
+    "taken_together",
     "usage_finder",
     "usage_found",
     "usage_of",
@@ -84,7 +84,7 @@ def asks_for_more(reason: str | None) -> bool | None:
     return False if reason in _IS_FINAL else None
 
 
-def all_told(asks: Iterable[bool | None]) -> bool | None:
+def taken_together(asks: Iterable[bool | None]) -> bool | None:
     """The same of several choices: True if one asks, False if all are final."""
     seen = set(asks)
     return True if True in seen else None if None in seen or not seen else False
@@ -130,12 +130,12 @@ class Answer:
     Attributes:
         id: its name, by which a later Responses call may go on from it.
         awaits_more: True if it asks for a tool, so that another call follows; False if it is final; None if unknown.
-        made: how it begins, and which calls of tools it asks for.
+        keys: how it begins, and which calls of tools it asks for.
         is_drained: a refusal in the form of an answer, as vLLM gives it while it shuts down: aborted, no token made.
         is_whole: it is JSON from its first byte to its last.
     """
 
-    __slots__ = ("awaits_more", "id", "is_drained", "is_whole", "made", "usage")
+    __slots__ = ("awaits_more", "id", "is_drained", "is_whole", "keys", "usage")
 
     def __init__(
         self,
@@ -143,11 +143,11 @@ class Answer:
         usage: Usage | None,
         awaits_more: bool | None,
         is_drained: bool,
-        made: Made | None = None,
+        keys: AnswerKeys | None = None,
         is_whole: bool = True,
     ) -> None:
         self.id = id
-        self.made = made if made is not None else Made()
+        self.keys = keys if keys is not None else AnswerKeys()
         self.usage = usage
         self.awaits_more = awaits_more
         self.is_drained = is_drained
@@ -164,7 +164,7 @@ def read_answer(body: bytes) -> Answer:
         return Answer("", usage_found(finder), None, False, is_whole=_ends(body))
     usage = usage_of(plain(answer.usage))
     id_ = answer.id if isinstance(answer.id, str) else ""
-    return Answer(id_, usage, _awaits_more(answer), _is_drained(answer, usage), _made(answer))
+    return Answer(id_, usage, _awaits_more(answer), _is_drained(answer, usage), _keys_of(answer))
 
 
 def _ends(body: bytes) -> bool:
@@ -178,23 +178,23 @@ def _ends(body: bytes) -> bool:
     return True
 
 
-def _made(answer: Body) -> Made:
-    made = Made()
+def _keys_of(answer: Body) -> AnswerKeys:
+    keys = AnswerKeys()
     if answer.choices:
         message = answer.choices[0].message
         if isinstance(message, Message):
             content = memoryview(message.content)
-            begin = bytes(content[: min(MADE_BYTES_MAX, len(content) - 1)])  # without the quote that closes it
+            begin = bytes(content[: min(KEY_BYTES_MAX, len(content) - 1)])  # without the quote that closes it
             if begin.startswith(b'"'):
-                made.add(begin[1:])
+                keys.add(begin[1:])
             if len(message.tool_calls) > len("[]"):
-                made.add_calls(bytes(message.tool_calls))
-        return made
+                keys.add_calls(bytes(message.tool_calls))
+        return keys
     output = bytes(answer.output or answer.content)
     if output:
-        made.add_texts(output)
-        made.add_calls(output)
-    return made
+        keys.add_texts(output)
+        keys.add_calls(output)
+    return keys
 
 
 def usage_finder() -> MemberFinder:
@@ -210,11 +210,11 @@ def usage_found(finder: MemberFinder) -> Usage | None:
 def made_bytes(body: bytes) -> int:
     """How long is what was generated in a whole answer, with the JSON around it? All of what is no JSON."""
     try:
-        made = decode_made(body)
+        generated = decode_generated(body)
     except _UNREADABLE:
         return len(body)
-    texts = len(made.output) + len(made.content) + len(made.text)
-    return texts + sum([len(choice.message) + len(choice.text) for choice in made.choices])
+    texts = len(generated.output) + len(generated.content) + len(generated.text)
+    return texts + sum([len(choice.message) + len(choice.text) for choice in generated.choices])
 
 
 def _awaits_more(answer: Body) -> bool | None:
@@ -222,7 +222,7 @@ def _awaits_more(answer: Body) -> bool | None:
     if len(choices) == 1:
         return _choice_asks(choices[0])
     if choices:
-        return all_told([_choice_asks(choice) for choice in choices])
+        return taken_together([_choice_asks(choice) for choice in choices])
     if isinstance(answer.stop_reason, str):
         return asks_for_more(answer.stop_reason)
     if answer.output and isinstance(answer.status, str):

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from backends.errors import UpstreamError
 
-__all__ = ["Call", "Receiver"]
+__all__ = ["Receiver", "UpstreamCall"]
 
 
 class Receiver(Protocol):
@@ -32,7 +32,7 @@ class Carrier(Protocol):
     def resume(self) -> None: ...
 
 
-class Call:
+class UpstreamCall:
     """One request in flight."""
 
     __slots__ = (

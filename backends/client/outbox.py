@@ -1,7 +1,7 @@
 """When does what is written leave? At the end of the loop's turn, with all else that was written in it.
 
-A write wakes whoever reads from the socket. Between the work on one request and on the next the reader falls asleep
-again, and to wake it each time costs more than the write. Writes that leave together need one awakening.
+A write wakes the process that reads from the socket. Between the work on one request and on the next the reader falls
+asleep again, and to wake it each time costs more than the write. Writes that leave together need one awakening.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from backends.client.call import Call, Receiver
+from backends.client.call import Receiver, UpstreamCall
 from backends.client.outbox import Outbox, Outlet
 from backends.errors import ConnectFailed, ConnectionLost, ProtocolViolation, ReadTimedOut, UpstreamError
 from backends.tls import client_context, what_failed
 
-__all__ = ["Call", "Receiver", "UpstreamPool"]
+__all__ = ["Receiver", "UpstreamCall", "UpstreamPool"]
 
 _JOIN_BYTES_MAX: Final = 16384
 
@@ -63,7 +63,7 @@ class UpstreamPool:
         self._silence_s = silence_s
         self._idle: list[_Connection] = []  # the most recently used last
         self._busy: set[_Connection] = set()
-        self._connecting: dict[asyncio.Task[str], Call] = {}
+        self._connecting: dict[asyncio.Task[str], UpstreamCall] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._outbox = Outbox()
         self._closed: asyncio.Future[None] | None = None
@@ -82,14 +82,16 @@ class UpstreamPool:
             f"{len(self._connecting)} connecting; {self.opened} opened, {self.reused} reused, {self.retried} retried>"
         )
 
-    def send(self, head: bytes, body: bytes | memoryview, receiver: Receiver, *, is_fresh: bool = False) -> Call:
+    def send(
+        self, head: bytes, body: bytes | memoryview, receiver: Receiver, *, is_fresh: bool = False
+    ) -> UpstreamCall:
         """Send one request, `head` with its final empty line; returns at once and calls `receiver` later.
 
         `is_fresh`: on a new connection, which the backend cannot be closing as idle. So it is sent once, not twice.
         """
         if self._closed is not None:
             raise RuntimeError(f"backend {self.name}: the pool is closed")
-        call = Call(head, body, receiver)
+        call = UpstreamCall(head, body, receiver)
         while self._idle and not is_fresh:
             connection = self._idle.pop()
             if connection.is_usable():
@@ -112,7 +114,7 @@ class UpstreamPool:
             self._check_closed()
         await asyncio.shield(self._closed)
 
-    def _open(self, call: Call) -> None:
+    def _open(self, call: UpstreamCall) -> None:
         loop = asyncio.get_running_loop()
         task = call.connecting = loop.create_task(self._connect(call))
         self._connecting[task] = call
@@ -120,7 +122,7 @@ class UpstreamPool:
         if self._timer is None:
             self._timer = loop.call_later(self._tick_s, self._tick)
 
-    async def _connect(self, call: Call) -> str:
+    async def _connect(self, call: UpstreamCall) -> str:
         """Make a connection, which then starts the call itself; says what went wrong, or nothing."""
         try:
             async with asyncio.timeout(self._connect_timeout_s) as call.limit:
@@ -137,7 +139,7 @@ class UpstreamPool:
             return f"cannot connect to {self._origin}: {what_failed(error)}"
         return ""
 
-    def _connected(self, call: Call, task: asyncio.Task[str]) -> None:
+    def _connected(self, call: UpstreamCall, task: asyncio.Task[str]) -> None:
         self._connecting.pop(task, None)
         call.connecting = None
         if call.connection is None:
@@ -145,7 +147,7 @@ class UpstreamPool:
             call.fail(ConnectFailed(self.name, failure))
         self._check_closed()
 
-    def _retry(self, call: Call) -> None:
+    def _retry(self, call: UpstreamCall) -> None:
         self.retried += 1
         self._open(call)
 
@@ -192,9 +194,9 @@ def _bracketed(host: str) -> str:
 class _Connection(asyncio.Protocol):
     """One socket: parses answers for one call at a time and says when it may be used again."""
 
-    def __init__(self, pool: UpstreamPool, call: Call) -> None:
+    def __init__(self, pool: UpstreamPool, call: UpstreamCall) -> None:
         self._pool = pool
-        self._call: Call | None = call
+        self._call: UpstreamCall | None = call
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
         self._ticks = 0
         self._parts: list[bytes] = []
@@ -206,7 +208,7 @@ class _Connection(asyncio.Protocol):
 
     # What the pool and the call ask of it.
 
-    def start(self, call: Call) -> None:
+    def start(self, call: UpstreamCall) -> None:
         """Write the request; everything known of the answer before is forgotten."""
         self._call = call
         call.connection = self
@@ -257,7 +259,7 @@ class _Connection(asyncio.Protocol):
             self._is_paused = True
             self._transport.pause_reading()
 
-    def _pause_for(self, call: Call) -> None:
+    def _pause_for(self, call: UpstreamCall) -> None:
         if self._call is call and call._is_paused:
             self.pause()
 
@@ -356,7 +358,7 @@ class _Connection(asyncio.Protocol):
             self._violation = f"sent more than {bytes_max} bytes of head or framing"
         return payload
 
-    def _finish(self, call: Call) -> None:
+    def _finish(self, call: UpstreamCall) -> None:
         """The answer ended: keep the connection only if nothing on it is in doubt."""
         call.is_over = True
         call.connection = self._call = None

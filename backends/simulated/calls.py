@@ -18,14 +18,14 @@ import msgspec
 
 from backends.simulated.profiles import EngineProfile
 
-__all__ = ["Call", "CallRefusedError", "Kind", "Prompt", "read_call", "read_prompt", "render_chat"]
+__all__ = ["CallRefusedError", "Endpoint", "SimulatedCall", "TokensPrompt", "read_call", "read_prompt", "render_chat"]
 
 _BYTES_PER_TOKEN = 4
 _MEAN_OUTPUT_TOKENS = 128.0
 _CHOICES_MAX = 128
 
 
-class Kind(Enum):
+class Endpoint(Enum):
     """Which endpoint was called?"""
 
     CHAT = "chat"
@@ -47,7 +47,7 @@ class CallRefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class TokensPrompt:
     """One text to go on from, as the engine sees it. `digest` seeds what is drawn for it."""
 
     tokens: int
@@ -56,12 +56,12 @@ class Prompt:
 
 
 @dataclass(slots=True)
-class Call:
+class SimulatedCall:
     """One accepted request. Each of `prompts` gets `n` choices of at most `max_tokens` tokens."""
 
-    kind: Kind
+    endpoint: Endpoint
     model: str
-    prompts: list[Prompt]
+    prompts: list[TokensPrompt]
     max_tokens: int
     n: int = 1
     stream: bool = False
@@ -78,14 +78,14 @@ class Call:
         self.output_tokens = [self._length(index) for index in range(len(self.prompts) * self.n)]
 
     def _length(self, choice: int) -> int:
-        if self.kind is Kind.EMBEDDINGS or self.ignore_eos:
+        if self.endpoint is Endpoint.EMBEDDINGS or self.ignore_eos:
             return self.max_tokens
         text = b"%d %d %d" % (self.seed, self.prompts[choice // self.n].digest, choice)
         fraction = int.from_bytes(hashlib.blake2b(text, digest_size=6).digest()) / 2**48
         return min(1 + int(-_MEAN_OUTPUT_TOKENS * math.log(1.0 - fraction)), self.max_tokens)
 
 
-def read_prompt(text: bytes, block_size: int, salt: str = "") -> Prompt:
+def read_prompt(text: bytes, block_size: int, salt: str = "") -> TokensPrompt:
     """How many tokens is this text, and what are the hashes of its full blocks? Equal salts share, others do not."""
     tokens = max(1, -(-len(text) // _BYTES_PER_TOKEN))
     chain = hashlib.blake2b(salt.encode(), digest_size=8)
@@ -95,7 +95,7 @@ def read_prompt(text: bytes, block_size: int, salt: str = "") -> Prompt:
         chain.update(text[start : start + width])
         hashes.append(int.from_bytes(chain.copy().digest()))
     chain.update(text[len(hashes) * width :])
-    return Prompt(tokens, tuple(hashes), int.from_bytes(chain.digest()))
+    return TokensPrompt(tokens, tuple(hashes), int.from_bytes(chain.digest()))
 
 
 def render_chat(messages: object, tools: object = None) -> bytes:
@@ -107,7 +107,9 @@ def render_chat(messages: object, tools: object = None) -> bytes:
     return head + b"".join(turns) + b"<assistant>"
 
 
-def read_call(kind: Kind, raw: bytes, profile: EngineProfile, model_names: tuple[str, ...], seed: int) -> Call:
+def read_call(
+    endpoint: Endpoint, raw: bytes, profile: EngineProfile, model_names: tuple[str, ...], seed: int
+) -> SimulatedCall:
     """Read one body. Raises CallRefusedError with vLLM's status and words."""
     body = _parse(raw)
     model = body.get("model") or model_names[0]
@@ -119,17 +121,17 @@ def read_call(kind: Kind, raw: bytes, profile: EngineProfile, model_names: tuple
             "model",
         )
     salt = body.get("cache_salt") or ""
-    prompts = [read_prompt(text, profile.block_size, str(salt)) for text in _READERS[kind](body)]
+    prompts = [read_prompt(text, profile.block_size, str(salt)) for text in _READERS[endpoint](body)]
     options = body.get("stream_options")
     options = options if isinstance(options, dict) else {}
     include_usage = bool(options.get("include_usage"))
-    call = Call(
-        kind=kind,
+    call = SimulatedCall(
+        endpoint=endpoint,
         model=str(model),
         prompts=prompts,
-        max_tokens=_max_tokens(kind, body, max(prompt.tokens for prompt in prompts), profile.max_model_len),
-        n=_integer(body, "n", 1, 1, _CHOICES_MAX) if kind in (Kind.CHAT, Kind.COMPLETION) else 1,
-        stream=bool(body.get("stream")) and kind is not Kind.EMBEDDINGS,
+        max_tokens=_max_tokens(endpoint, body, max(prompt.tokens for prompt in prompts), profile.max_model_len),
+        n=_integer(body, "n", 1, 1, _CHOICES_MAX) if endpoint in (Endpoint.CHAT, Endpoint.COMPLETION) else 1,
+        stream=bool(body.get("stream")) and endpoint is not Endpoint.EMBEDDINGS,
         ignore_eos=bool(body.get("ignore_eos")),
         include_usage=include_usage,
         continuous_usage=include_usage and bool(options.get("continuous_usage_stats")),
@@ -177,10 +179,10 @@ def _integer(body: dict[str, Any], name: str, default: int, least: int, most: in
     return value
 
 
-def _max_tokens(kind: Kind, body: dict[str, Any], prompt_tokens: int, max_model_len: int) -> int:
+def _max_tokens(endpoint: Endpoint, body: dict[str, Any], prompt_tokens: int, max_model_len: int) -> int:
     """The limit asked for, but no more than the context leaves. A prompt that fills the context is refused."""
     room = max_model_len - prompt_tokens
-    if room < (0 if kind is Kind.EMBEDDINGS else 1):
+    if room < (0 if endpoint is Endpoint.EMBEDDINGS else 1):
         raise CallRefusedError(
             400,
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains at least "
@@ -188,12 +190,12 @@ def _max_tokens(kind: Kind, body: dict[str, Any], prompt_tokens: int, max_model_
             f"prompt. (parameter=input_tokens, value={prompt_tokens})",
             param="input_tokens",
         )
-    if kind is Kind.EMBEDDINGS:
+    if endpoint is Endpoint.EMBEDDINGS:
         return 0
-    name = "max_output_tokens" if kind is Kind.RESPONSES else "max_tokens"
-    if kind is Kind.CHAT and body.get("max_completion_tokens") is not None:
+    name = "max_output_tokens" if endpoint is Endpoint.RESPONSES else "max_tokens"
+    if endpoint is Endpoint.CHAT and body.get("max_completion_tokens") is not None:
         name = "max_completion_tokens"
-    asked = _integer(body, name, 16 if kind is Kind.COMPLETION else room, 1, 2**62)
+    asked = _integer(body, name, 16 if endpoint is Endpoint.COMPLETION else room, 1, 2**62)
     if asked > max_model_len:
         raise CallRefusedError(
             400,
@@ -251,10 +253,10 @@ def _messages_prompt(body: dict[str, Any]) -> list[bytes]:
     return [render_chat(messages, body.get("tools"))]
 
 
-_READERS: dict[Kind, Callable[[dict[str, Any]], list[bytes]]] = {
-    Kind.CHAT: lambda body: [render_chat(_required(body, "messages"), body.get("tools"))],
-    Kind.COMPLETION: lambda body: _texts(_required(body, "prompt"), "prompt"),
-    Kind.RESPONSES: _responses_prompt,
-    Kind.MESSAGES: _messages_prompt,
-    Kind.EMBEDDINGS: lambda body: _texts(_required(body, "input"), "input"),
+_READERS: dict[Endpoint, Callable[[dict[str, Any]], list[bytes]]] = {
+    Endpoint.CHAT: lambda body: [render_chat(_required(body, "messages"), body.get("tools"))],
+    Endpoint.COMPLETION: lambda body: _texts(_required(body, "prompt"), "prompt"),
+    Endpoint.RESPONSES: _responses_prompt,
+    Endpoint.MESSAGES: _messages_prompt,
+    Endpoint.EMBEDDINGS: lambda body: _texts(_required(body, "input"), "input"),
 }

@@ -259,7 +259,7 @@ class EngineModel:
             batch.append(sequence)
 
     def _grow(self, sequence: _Sequence, end: int) -> None:
-        """Hold blocks for the tokens up to `end`. Those that will be full get their keys at once, as in vLLM."""
+        """Hold blocks for the tokens up to `end`. Blocks that will be full get their keys at once, as in vLLM."""
         block_size = self.profile.block_size
         blocks = -(-end // block_size)
         self._pool.take(blocks - sequence.blocks)

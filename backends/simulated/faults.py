@@ -1,4 +1,4 @@
-"""How shall the next answers go wrong? For tests of whoever stands in front."""
+"""How shall the next answers go wrong? For tests of the proxy in front of the engine."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from backends.simulated.shapes import Answer
+from backends.simulated.shapes import SimulatedAnswer
 
 __all__ = ["Output"]
 
@@ -12,7 +12,7 @@ __all__ = ["Output"]
 class Output:
     """Where one answer goes: the stream's socket, or nowhere until it is whole. `done`: nothing more comes."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: SimulatedAnswer) -> None:
         self.answer = answer
         self.request_ids: list[str] = []
         self.choices_left = len(answer.emitted)

@@ -13,7 +13,7 @@ __all__ = ["PROFILES", "EngineProfile", "UnknownProfileError", "profile"]
 
 
 class UnknownProfileError(ValueError):
-    """No profile has this name; the message lists those that exist."""
+    """No profile has this name; the message lists the names that exist."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"no engine profile is named {name!r}; there are: {', '.join(PROFILES)}")

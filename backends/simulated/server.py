@@ -12,13 +12,13 @@ from typing import Any, NoReturn
 import msgspec
 from aiohttp import web
 
-from backends.simulated.calls import Call, CallRefusedError, Kind, read_call, read_prompt, render_chat
+from backends.simulated.calls import CallRefusedError, Endpoint, SimulatedCall, read_call, read_prompt, render_chat
 from backends.simulated.engine import EngineGauges, EngineModel, EngineRequest, Step
 from backends.simulated.exposition import Totals, render
 from backends.simulated.faults import Faults
 from backends.simulated.outputs import Output
 from backends.simulated.profiles import EngineProfile, profile
-from backends.simulated.shapes import Answer, answer_to, error_body, in_stream_error
+from backends.simulated.shapes import SimulatedAnswer, answer_to, error_body, in_stream_error
 from backends.vllm_plugin import steps
 
 __all__ = ["SimulatedServer", "run"]
@@ -65,7 +65,7 @@ class SimulatedServer:
         self._gauges = EngineGauges()
         self._totals = Totals()
         self.steps = _steps_of(profile)
-        """What is told after each step, as fairgate's plug-in does it in vLLM."""
+        """What the engine reports after each step, as vLLM does with fairgate's plug-in."""
         self.steps.unfinished = self._unfinished
         self._outputs: dict[str, tuple[Output, int]] = {}
         self._serial = itertools.count(1)
@@ -86,11 +86,11 @@ class SimulatedServer:
         app = web.Application(client_max_size=_BODY_BYTES_MAX)
         app.add_routes(
             [
-                web.post("/v1/chat/completions", self._generate(Kind.CHAT)),
-                web.post("/v1/completions", self._generate(Kind.COMPLETION)),
-                web.post("/v1/responses", self._generate(Kind.RESPONSES)),
-                web.post("/v1/messages", self._generate(Kind.MESSAGES)),
-                web.post("/v1/embeddings", self._generate(Kind.EMBEDDINGS)),
+                web.post("/v1/chat/completions", self._generate(Endpoint.CHAT)),
+                web.post("/v1/completions", self._generate(Endpoint.COMPLETION)),
+                web.post("/v1/responses", self._generate(Endpoint.RESPONSES)),
+                web.post("/v1/messages", self._generate(Endpoint.MESSAGES)),
+                web.post("/v1/embeddings", self._generate(Endpoint.EMBEDDINGS)),
                 web.get("/v1/models", self._models),
                 web.post("/tokenize", self._tokenize),
                 web.get("/health", _health),
@@ -186,11 +186,11 @@ class SimulatedServer:
                 output.write(output.answer.end())
             output.done.set()
 
-    def _generate(self, kind: Kind) -> Any:
+    def _generate(self, endpoint: Endpoint) -> Any:
         async def handler(request: web.Request) -> web.StreamResponse:
             try:
                 await self._misbehave(request)
-                call = read_call(kind, await request.read(), self.profile, self.model_names, self._seed)
+                call = read_call(endpoint, await request.read(), self.profile, self.model_names, self._seed)
                 self._refuse_if_full(call)
                 await asyncio.sleep(0)  # vLLM renders the prompt here: a burst passes the first check as one
                 answer = answer_to(call)
@@ -198,7 +198,7 @@ class SimulatedServer:
                     return await self._stream(request, answer)
                 return await self._whole(request, answer)
             except CallRefusedError as error:
-                body = error_body(error, kind)
+                body = error_body(error, endpoint)
                 return web.Response(status=error.status, body=body, content_type="application/json")
 
         return handler
@@ -214,7 +214,7 @@ class SimulatedServer:
         if self.faults.take("refuse_next"):
             raise CallRefusedError(503, _BUSY, "Service Unavailable")
 
-    def _refuse_if_full(self, call: Call) -> None:
+    def _refuse_if_full(self, call: SimulatedCall) -> None:
         limit = self._max_num_queued_reqs
         if limit is not None and len(self._outputs) + len(call.output_tokens) > limit:
             self._totals.rejected += 1
@@ -278,7 +278,7 @@ class SimulatedServer:
             self.steps.leave(listener)
         return response
 
-    async def _whole(self, request: web.Request, answer: Answer) -> web.StreamResponse:
+    async def _whole(self, request: web.Request, answer: SimulatedAnswer) -> web.StreamResponse:
         output = Output(answer)
         try:
             self._submit(output)
@@ -293,7 +293,7 @@ class SimulatedServer:
             await _hang_up(request)
         return web.Response(body=body, content_type="application/json")
 
-    async def _stream(self, request: web.Request, answer: Answer) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, answer: SimulatedAnswer) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         response.enable_chunked_encoding()
         await response.prepare(request)
@@ -309,7 +309,7 @@ class SimulatedServer:
             if output.cut:
                 await _hang_up(request) if truncate is not None else await _until_cancelled()
         except CallRefusedError as error:
-            events = in_stream_error(error, answer.call.kind)
+            events = in_stream_error(error, answer.call.endpoint)
             if events is None:
                 await _hang_up(request)
             output.write(events or b"")
@@ -359,12 +359,12 @@ class SimulatedServer:
 
 
 def _steps_of(profile: EngineProfile) -> steps.Steps:
-    told = steps.Steps()
-    told.ranks[0] = rank = steps.Rank(
+    feed = steps.Steps()
+    feed.ranks[0] = rank = steps.Rank(
         block_size=profile.block_size, tokens_max=profile.max_num_batched_tokens, sequences_max=profile.max_num_seqs
     )
     rank.blocks, rank.kv_tokens = profile.usable_blocks, profile.usable_blocks * profile.block_size
-    return told
+    return feed
 
 
 async def _health(request: web.Request) -> web.Response:

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from backends.simulated.calls import Call, CallRefusedError, Kind
+from backends.simulated.calls import CallRefusedError, Endpoint, SimulatedCall
 
-__all__ = ["ABORT", "Answer", "answer_to", "error_body", "in_stream_error"]
+__all__ = ["ABORT", "SimulatedAnswer", "answer_to", "error_body", "in_stream_error"]
 
 ABORT = "abort"
 _WORDS = (
@@ -44,12 +44,12 @@ def _event(type_: str, value: dict[str, Any]) -> bytes:
     return b"event: " + type_.encode() + b"\ndata: " + _dumps(value) + b"\n\n"
 
 
-class Answer:
+class SimulatedAnswer:
     """One answer in the making. Choice i belongs to prompt i // n; `finish[i]` is None while it runs."""
 
     id_prefix = ""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: SimulatedCall) -> None:
         self.call = call
         self.id = self.id_prefix + secrets.token_hex(8)
         self.created = int(time.time())
@@ -110,7 +110,7 @@ class Answer:
         raise NotImplementedError
 
 
-class _Completion(Answer):
+class _Completion(SimulatedAnswer):
     id_prefix = "cmpl-"
     object = "text_completion"
     chunk_object = "text_completion"
@@ -119,7 +119,7 @@ class _Completion(Answer):
     _running = b'null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
     _ended = b'"%s","stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: SimulatedCall) -> None:
         super().__init__(call)
         head = {"id": self.id, "object": self.chunk_object, "created": self.created, "model": call.model}
         self._head = b"data: " + _dumps(head)[:-1]
@@ -190,10 +190,10 @@ class _Chat(_Completion):
         return {"message": {"role": "assistant", "content": self.text(choice), "refusal": None}}
 
 
-class _Responses(Answer):
+class _Responses(SimulatedAnswer):
     id_prefix = "resp_"
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: SimulatedCall) -> None:
         super().__init__(call)
         self._sequence_number = 0
         self._item_id = "msg_" + secrets.token_hex(8)
@@ -268,7 +268,7 @@ class _Responses(Answer):
         return self._response(status, [self._item("completed", [self._part(self.text(0))])], usage)
 
 
-class _Messages(Answer):
+class _Messages(SimulatedAnswer):
     id_prefix = "chatcmpl-"
 
     def begin(self, choice: int) -> bytes:
@@ -318,7 +318,7 @@ class _Messages(Answer):
         }
 
 
-class _Embeddings(Answer):
+class _Embeddings(SimulatedAnswer):
     id_prefix = "embd-"
 
     def whole(self) -> dict[str, Any]:
@@ -335,31 +335,31 @@ class _Embeddings(Answer):
         }
 
 
-_ANSWERS: dict[Kind, type[Answer]] = {
-    Kind.CHAT: _Chat,
-    Kind.COMPLETION: _Completion,
-    Kind.RESPONSES: _Responses,
-    Kind.MESSAGES: _Messages,
-    Kind.EMBEDDINGS: _Embeddings,
+_ANSWERS: dict[Endpoint, type[SimulatedAnswer]] = {
+    Endpoint.CHAT: _Chat,
+    Endpoint.COMPLETION: _Completion,
+    Endpoint.RESPONSES: _Responses,
+    Endpoint.MESSAGES: _Messages,
+    Endpoint.EMBEDDINGS: _Embeddings,
 }
 
 
-def answer_to(call: Call) -> Answer:
-    """The answer of the call's kind, with nothing said yet."""
-    return _ANSWERS[call.kind](call)
+def answer_to(call: SimulatedCall) -> SimulatedAnswer:
+    """The answer in the form of the call's endpoint, with nothing said yet."""
+    return _ANSWERS[call.endpoint](call)
 
 
-def error_body(error: CallRefusedError, kind: Kind | None) -> bytes:
+def error_body(error: CallRefusedError, endpoint: Endpoint | None) -> bytes:
     """The body of a refusal: Anthropic's form for its endpoint, OpenAI's for all others."""
-    if kind is Kind.MESSAGES:
+    if endpoint is Endpoint.MESSAGES:
         return _dumps({"type": "error", "error": {"type": error.type, "message": error.message}})
     return _dumps({"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.status}})
 
 
-def in_stream_error(error: CallRefusedError, kind: Kind) -> bytes | None:
+def in_stream_error(error: CallRefusedError, endpoint: Endpoint) -> bytes | None:
     """A refusal that comes after the 200: an event in the stream. None: 0.32 breaks the connection instead."""
-    if kind is Kind.RESPONSES:
+    if endpoint is Endpoint.RESPONSES:
         return None
-    if kind is Kind.MESSAGES:
-        return b"event: error\ndata: " + error_body(error, kind) + b"\n\n"
-    return b"data: " + error_body(error, kind) + b"\n\n" + _DONE
+    if endpoint is Endpoint.MESSAGES:
+        return b"event: error\ndata: " + error_body(error, endpoint) + b"\n\n"
+    return b"data: " + error_body(error, endpoint) + b"\n\n" + _DONE

@@ -1,4 +1,4 @@
-"""What does an engine hold after its last step? Told to whoever listens, and never waited for.
+"""What does an engine hold after its last step? Sent to every listener; the engine never waits for one.
 
 vLLM's process runs this, and the simulated engine: nothing but the standard library. All of it on one event loop.
 """
@@ -19,7 +19,7 @@ CONTENT_TYPE: Final = "application/x-ndjson"
 VERSION: Final = 1
 """Of the messages. A gateway that knows another one reads metrics."""
 INTERVAL_S: Final = 0.01
-"""Between two messages. Steps that end sooner are told together: the newest counts."""
+"""Between two messages. Steps that end sooner go into one message: the newest counts."""
 HEARTBEAT_S: Final = 0.25
 """So often a message comes if there is no step."""
 LISTENERS_MAX: Final = 64
@@ -44,7 +44,7 @@ class Rank:
         self.running = 0
         self.waiting = 0
         self.deferred = 0
-        """Of those that wait: for something else than room, such as an adapter or a grammar."""
+        """Requests that wait in the engine for something else than room, such as an adapter or a grammar."""
         self.kv_usage = 0.0
         self.scheduled: int | None = None
         """Tokens that the step computed, if the engine says."""
@@ -63,7 +63,7 @@ class Rank:
 
 
 class Listener:
-    """Hears the newest message. Those that came while it did not ask are gone."""
+    """Receives the newest message. Messages that came while the listener did not ask are gone."""
 
     __slots__ = ("_awaited", "_ended", "_line")
 
@@ -98,9 +98,9 @@ class Steps:
     """`stepped` after each step; `listen` gives a listener until `leave`.
 
     Attributes:
-        missing: why nothing can be told; "": it can.
-        unfinished: how many requests the process has, those included that the engine has not seen. None: not known.
-            Without it, an engine that makes no steps cannot be told from one that is in a long one.
+        missing: why no steps can be reported; "": they can. unfinished: how many requests the process has, including
+        requests that the engine has not seen. None: not known.
+            Without it, an idle engine looks like an engine that is in a long step.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Steps:
         self._start = secrets.token_hex(8)
         self._serial = 0
         self._stepped_s = time.monotonic()
-        self._told_s = 0.0
+        self._sent_s = 0.0
         self._listeners: set[Listener] = set()
         self._next: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
@@ -119,7 +119,7 @@ class Steps:
         """The ranks say what holds now."""
         self._stepped_s = now = time.monotonic()
         if self._listeners and self._next is None:
-            wait_s = max(self._told_s + INTERVAL_S - now, 0.0)
+            wait_s = max(self._sent_s + INTERVAL_S - now, 0.0)
             self._next = asyncio.get_running_loop().call_later(wait_s, self._tell)
 
     def listen(self) -> Listener | None:
@@ -137,14 +137,14 @@ class Steps:
         self._listeners.discard(listener)
 
     def give_up(self, why: str) -> None:
-        """Nothing can be told from now on."""
+        """No step can be reported from now on."""
         self.missing = why
         for listener in self._listeners:
             listener.end()
 
     def _tell(self) -> None:
         self._next = None
-        self._told_s = now = time.monotonic()
+        self._sent_s = now = time.monotonic()
         if not self.missing:
             line = self._line(now)
             for listener in self._listeners:
@@ -155,7 +155,7 @@ class Steps:
         if not self._listeners:
             return
         self._heartbeat = asyncio.get_running_loop().call_later(HEARTBEAT_S, self._beat)
-        if time.monotonic() - self._told_s > HEARTBEAT_S / 2 and self._next is None:
+        if time.monotonic() - self._sent_s > HEARTBEAT_S / 2 and self._next is None:
             self._tell()
 
     def _line(self, now: float) -> bytes:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from backends.simulated.profiles import EngineProfile
     from gateway.config.model import BackendConfig, Config, PoolConfig
     from policies.admission.engine import AdmissionEngine
-    from simulation.replay import Seen
+    from simulation.replay import ReplayResult
     from simulation.traces.reader import Trace
 
 __all__ = ["readable", "replay"]
@@ -119,10 +119,10 @@ def replay(
             if profile_name is None:
                 engine = measured(trace.entries()) or engine
             counts = (setting.counts(backends) if setting is not None else backends) or (engine.backends,)
-            seen = [_run(name, count, trace, engine.profile, setting) for count in counts for name in names]
+            results = [_run(name, count, trace, engine.profile, setting) for count in counts for name in names]
             said = [] if profile_name is not None else [engine.why]
             said += setting.said(trace) if setting is not None else []
-            replayed = Replayed(trace, engine.profile, seen, said)
+            replayed = Replayed(trace, engine.profile, results, said)
             for file, write in outputs:
                 file.write_text(write(replayed), encoding="utf-8")
         except ConfigError as error:
@@ -145,8 +145,8 @@ def readable(name: str, stack: ExitStack) -> Path:
     return kept
 
 
-def _run(policy: str, count: int, trace: Trace, profile: EngineProfile, setting: _Setting | None) -> Seen:
-    """One run of the trace, with a bar for whoever looks."""
+def _run(policy: str, count: int, trace: Trace, profile: EngineProfile, setting: _Setting | None) -> ReplayResult:
+    """One run of the trace, with a progress bar on a terminal."""
     from simulation.replay import replay_under
 
     profiles, engine = [profile] * count, None

@@ -134,7 +134,7 @@ def not_empty(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def bare_text_is(field: str, schema: Any) -> BeforeValidator:
-    """Let a bare string stand for a section of which only `field` is given; `schema` tells editors so."""
+    """Let a bare string stand for a section with only this `field` set; `schema` says so to editors."""
 
     def section(value: Any) -> Any:
         return {field: value} if isinstance(value, str) else value

@@ -33,8 +33,7 @@ MEMORY_OF_MACHINE: Final = 2 << 30
 
 
 def cores() -> int:
-    """Those that the system lets this process use; of a container with a quota of CPU time, so many as that is worth,
-    rounded up."""
+    """How many cores may this process use? In a container with a quota of CPU time: that quota in cores, rounded up."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota_us, period_us = map(int, QUOTA.read_text(encoding="ascii").split())

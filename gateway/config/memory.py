@@ -76,7 +76,7 @@ class Bounds(NamedTuple):
     client_bodies_bytes: int
     """Those of one tenant or address."""
     queue_bytes: int
-    """Those that wait."""
+    """Bytes of the requests that wait."""
     reading_bytes: int
     """Large ones that are read at once."""
     answers_bytes: int

@@ -71,7 +71,7 @@ __all__ = [
 ]
 
 FAULTS_FOUND_MAX: Final = 1000
-"""Whoever has so many mends some first."""
+"""Faults that are looked for in one config: an operator with that many faults mends some of them first."""
 Address = Annotated[str, AfterValidator(checked_address)]
 
 
@@ -113,8 +113,8 @@ class PoolConfig(Section):
     tokenizer: Annotated[str, AfterValidator(checked_tokenizer)] | None = None
     """Exact prompt counts: the path of a tokenizer.json, or tiktoken:ENCODING. Default: the learned ratio."""
     shared_cache: bool = False
-    """Tenants find each other's prompts in the engines' prefix caches. By default vLLM is told to keep them apart
-    (cache_salt), so that nobody can tell by the time to a first token what others have asked."""
+    """Tenants find each other's prompts in the engines' prefix caches. By default vLLM keeps them apart by a
+    cache_salt, so that no tenant can see by the time to a first token what others have asked."""
     capacity: CapacityConfig = CapacityConfig()
     """How full the engines are kept."""
 

@@ -8,8 +8,8 @@ from typing import Final, cast
 
 from backends.client.outbox import Outlet
 from gateway.http.accounts import Account
+from gateway.http.buffer_accounting import BufferAccounting
 from gateway.http.errors import ApiError, Reason, dialect_of
-from gateway.http.holding import Holding
 from gateway.http.request import HttpRequest, RequestReader
 from gateway.http.responder import Responder
 from gateway.http.sockets import is_hung_up, peer_of, reset_on_close, unsent_bytes
@@ -42,9 +42,9 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_address",
         "_body_began_at",
+        "_buffers",
         "_drained_at",
         "_head_began",
-        "_holding",
         "_is_anonymous",
         "_limits",
         "_outlet",
@@ -71,7 +71,7 @@ class Connection(asyncio.Protocol):
         self._state = _HEAD
         self._responder: Responder | None = None
         self._pending = b""  # what follows the request that is being answered; not looked at before
-        self._holding = Holding(server)
+        self._buffers = BufferAccounting(server)
         self._body_began_at = 0.0
         self._address: Account | None = None
         self._tenant: Account | None = None
@@ -162,13 +162,13 @@ class Connection(asyncio.Protocol):
                         self._set_deadline(self._limits.head_timeout_s)
                     at = reader.take_head(data, at)
                     if self._is_anonymous and self._address is not None:
-                        self._holding.hold_head(self._address, len(reader.partial))
+                        self._buffers.hold_head(self._address, len(reader.partial))
                     if reader.request is not None:
                         self._begin(reader.request, body_follows=not reader.complete, body_is_here=at < size)
                 else:
                     at = reader.take_body(data, at)
                     if not reader.complete and reader.request is not None:
-                        self._holding.hold_body(reader.request, reader.body_bytes)
+                        self._buffers.hold_body(reader.request, reader.body_bytes)
                 if self._state < _ANSWER and reader.complete:
                     self._serve()
                     if at < size:
@@ -205,7 +205,7 @@ class Connection(asyncio.Protocol):
                 self._outlet.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _belong_to(self, account: str) -> None:
-        """Count the connection as one of whoever asked on it last."""
+        """Count the connection as one of the account that sent the last request on it."""
         self._is_anonymous = False
         tenants = self._server.tenants
         if not self._peer_is_proxy:  # a proxy's are everybody's
@@ -217,9 +217,9 @@ class Connection(asyncio.Protocol):
         request = self._reader.request
         assert request is not None
         if len(request.body) > _SMALL_BODY_BYTES:
-            self._holding.hold_body(request, len(request.body))
+            self._buffers.hold_body(request, len(request.body))
         else:
-            self._holding.release_body()
+            self._buffers.release_body()
         responder = self._new_responder(request, keep_alive=self._reader.keep_alive)
         try:
             self._server.handler(request, responder)
@@ -262,11 +262,11 @@ class Connection(asyncio.Protocol):
         return not self._server.stopping
 
     def body_let_go(self) -> None:
-        self._holding.release_body()
+        self._buffers.release_body()
 
     def answered(self, *, keep_alive: bool) -> None:
         self._responder = None
-        self._holding.release_body()
+        self._buffers.release_body()
         if self._state != _ANSWER:
             return
         if not keep_alive:
@@ -326,12 +326,12 @@ class Connection(asyncio.Protocol):
     def _drop(self) -> None:
         """Hold nothing of what it has sent, nor read any of it."""
         self._pending = self._reader.partial = b""
-        self._holding.release_body()
+        self._buffers.release_body()
         if self._address is not None:
-            self._holding.hold_head(self._address, 0)
+            self._buffers.hold_head(self._address, 0)
 
     def _client_gone(self) -> None:
-        """The client closed its side. Whoever half-closes and still expects an answer is taken for gone, too."""
+        """The client closed its side. A client that half-closes and still expects an answer is taken for gone, too."""
         if self._state == _ANSWER:
             self._outlet.abort()
         responder, self._responder = self._responder, None
@@ -379,7 +379,7 @@ class Connection(asyncio.Protocol):
         self.deadline = self._server.now + limit_s
 
     def _set_body_deadline(self) -> None:
-        """Whoever sends fast has time for more; whoever drips has not."""
+        """A client that sends fast gets more time for its body; a client that sends slowly does not."""
         limits = self._limits
         paid_s = limits.body_grace_s + self._reader.body_bytes / limits.body_bytes_per_s_min
         self.deadline = self._body_began_at + min(limits.body_timeout_s, paid_s)

@@ -34,7 +34,7 @@ class HttpRequest:
     body: bytes
     version: str
     peer: str
-    """The address of whoever is connected."""
+    """The address at the other end of the connection: a client's, or a proxy's."""
     id: str = field(compare=False)
     """Minted by the server; every answer carries it as `x-request-id`."""
     client_id: str = field(compare=False)

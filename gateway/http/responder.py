@@ -64,7 +64,7 @@ class Responder:
         self._chunked = False
         self._left = _NO_LENGTH
         self.more_fields = b""
-        """Whole lines of the head, whoever writes the answer."""
+        """Whole header lines that go into the head of every answer, an engine's or the gateway's own."""
         self.started = False
         self.closed = False
         self.on_disconnect: Callable[[], None] | None = None

@@ -105,7 +105,7 @@ class ServerState:
         return f"{self._id_prefix}{self._requests}"
 
     def unread_request(self, peer: str, path: str = "") -> HttpRequest:
-        """Stands for a request of which no more is known than who sent it, and perhaps its path."""
+        """Stands for a request that was not read: only its sender is known, and perhaps its path."""
         request = HttpRequest("", b"", path, b"", [], b"", "1.1", peer)
         request.id = self.next_request_id()
         return request

@@ -83,8 +83,8 @@ class Keyring:
     def __init__(
         self, tenants: Sequence[TenantConfig], *, open_access: bool, mints: bool = True, guessers_max: int = MEMBERS_MAX
     ) -> None:
-        """`mints`: a tenant without a key gets one, known to this process only. `guessers_max`: addresses
-        of which wrong keys are counted."""
+        """`mints`: a tenant without a key gets one, known to this process only. `guessers_max`: addresses whose wrong
+        keys are counted."""
         self._mints = mints
         self._open_access = open_access
         self._principals: dict[bytes, Principal] = {}
@@ -120,8 +120,8 @@ class Keyring:
         return read
 
     def take_over(self, read: KeysRead, *, open_access: bool) -> None:
-        """From now on these are the tenants and their keys. Whoever follows issued keys learns them anew, by the
-        `revision`."""
+        """From now on these are the tenants and their keys. The reader of issued keys reads all of them again, because
+        the `revision` has changed."""
         self._open_access = open_access
         if not self._tenants.keys() <= read.tenants.keys():
             self._issued = {

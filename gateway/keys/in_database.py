@@ -26,7 +26,7 @@ _USES = "SELECT hash, used_s FROM fairgate_key_uses ORDER BY used_s DESC LIMIT %
 _FORGET_USE = "DELETE FROM fairgate_key_uses WHERE hash = %s"
 _FORGET_USES = "DELETE FROM fairgate_key_uses WHERE used_s < %s"
 USES_KEPT_S = 400 * 86_400
-"""Of keys that are in no table: those of the config, and those that were minted."""
+"""For keys without a table row: keys of the config, and minted keys."""
 _ENTRY = "SELECT entry FROM fairgate_keys WHERE hash = %s"
 _PAGE = "SELECT hash, entry FROM fairgate_keys WHERE hash > %s ORDER BY hash LIMIT %s OFFSET %s"
 

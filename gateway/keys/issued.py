@@ -122,8 +122,8 @@ def nobody_of(config: Config, tenant: str, key: KeyConfig) -> str | None:
 def unfit(
     config: Config, key: KeyConfig, unix_s: float, models: Collection[str] | None = None
 ) -> tuple[str, str] | None:
-    """Which term of a new key can never be of use, and why? None: none. `models`: those served now; None: those that
-    the config names, where every pool does. Apps are known where the config has `apps`."""
+    """Which term of a new key can never be of use, and why? None: none. `models`: the models served now; None: the
+    models that the config names, where every pool names its models. Apps are known where the config has `apps`."""
     if key.expires_s <= unix_s:
         return "expires", f"{key.expires} is past"
     if models is None and all(pool.models for pool in config.pools):
@@ -230,7 +230,7 @@ class Follower:
         self._known: bytes | None = None
         self._revision = keyring.revision
         self._uses: dict[str, int] = {}
-        """Those that are not noted yet."""
+        """Uses of keys that are not written to the database yet."""
         self._noted_s = time.monotonic()
 
     async def turn(self) -> None:

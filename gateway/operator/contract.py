@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gateway.operator.snapshots.seen import Look
+from gateway.operator.snapshots.snapshot import Look
 from gateway.operator.snapshots.visible import Visible
 
 if TYPE_CHECKING:

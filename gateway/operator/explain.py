@@ -65,7 +65,8 @@ def _ahead(pool: Pool, lately: Lately, found: Explanation, now: float) -> dict[s
 
 
 def _ids_of_client(pool: Pool, client_id: str) -> list[str]:
-    """Ours for the requests that a client calls so: those that wait or were decided, the latest first."""
+    """The gateway's ids of the requests to which a client gave this id: waiting or decided requests, the latest
+    first."""
     if not client_id:
         return []
     waiting = [each.request for each in pool.dispatcher.exchanges() if each.request.client_id == client_id]

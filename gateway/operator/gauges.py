@@ -1,6 +1,6 @@
 """How does it stand at the pools and with other replicas? Gauges of the page of metrics, read whenever it is asked for.
 
-Labels are bounded as those of what was counted (`Metrics`): whoever has none there is under "other" here.
+Labels are bounded as the labels of the counters in `Metrics`: a tenant without a label there is under "other" here.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class PoolGauges:
         self._news = [
             (each.pool, outcome, count)
             for each in channels
-            for outcome, count in (("told", each.told), ("heard", each.heard), ("ignored", each.ignored))
+            for outcome, count in (("told", each.sent), ("heard", each.received), ("ignored", each.ignored))
         ]
 
     def _read_waste(self, interactions: Interactions) -> None:

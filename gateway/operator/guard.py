@@ -17,7 +17,8 @@ from gateway.operator.page.files import PAGE_PATHS
 __all__ = ["guard"]
 
 OPEN = frozenset(("/health", "/ready")) | PAGE_PATHS
-"""Probes have no token, and learn nothing that a request would not show. The page itself asks whoever opens it."""
+"""Probes have no token, and learn nothing that a request would not show. The page itself asks its reader for the
+token."""
 CHANGING = ("/reload", "/drain/", "/resume/")
 
 

@@ -28,7 +28,7 @@ ROTATION_TERMS = ("grace", "expires")
 
 
 def key_routes(gateway: Operated) -> list[web.RouteDef]:
-    """Only where an admin_token is asked for: whoever makes a key can use the engines."""
+    """Only where an admin_token is asked for: a client that makes a key can use the engines."""
 
     def table() -> KeyTable:
         if gateway.config.admin_token is None:

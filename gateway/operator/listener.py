@@ -17,7 +17,7 @@ from gateway.operator.keys import key_routes
 from gateway.operator.page.files import page
 from gateway.operator.snapshots.feed import Feed
 from gateway.operator.snapshots.present import tenants
-from gateway.operator.snapshots.seen import Here, encoded, seen
+from gateway.operator.snapshots.snapshot import Here, encoded, snapshot_of
 from gateway.operator.usage import usage_routes
 from gateway.operator.views import views
 
@@ -70,7 +70,7 @@ def _own(gateway: Operated) -> list[web.RouteDef]:
         gateway.gauges.read(gateway.pools, gateway.shared.interactions)
         gateway.gauges.read_exchanges(gateway.exchanges)
         gateway.gauges.read_news(gateway.news)
-        summed_up = tenants(seen(gateway, with_running=True), gateway.lately)
+        summed_up = tenants(snapshot_of(gateway, with_running=True), gateway.lately)
 
         def rendered() -> bytes:
             gateway.gauges.read_tenants(summed_up())

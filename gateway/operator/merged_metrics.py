@@ -24,7 +24,7 @@ MOST: Final = frozenset(
         "fairgate_replica_alone",
     )
 )
-"""Gauges of which the largest value stands for all."""
+"""Gauges whose largest value stands for all workers."""
 LEAST: Final = frozenset(
     (
         "fairgate_backend_on_steps",
@@ -38,7 +38,7 @@ LEAST: Final = frozenset(
         "process_start_time_seconds",
     )
 )
-"""Gauges of which the smallest does."""
+"""Gauges whose smallest value stands for all workers."""
 OWN: Final = frozenset(
     (
         "fairgate_dispatched_sequences",
@@ -62,7 +62,7 @@ OF_ENGINES: Final = frozenset(("fairgate_backend_preemptions_total",))
 """Counters of the engines' own, which every worker reads alike."""
 
 
-class _Family:
+class _MergedFamily:
     """One metric: what is said of it, and the values of its series by their names and labels."""
 
     def __init__(self) -> None:
@@ -72,14 +72,14 @@ class _Family:
 
 def merged(pages: Sequence[str]) -> str:
     """Of pages in the text format of Prometheus, without times. A line that makes no sense is left out."""
-    families: dict[str, _Family] = {}
+    families: dict[str, _MergedFamily] = {}
     for page in pages:
-        name, family, is_new = "", _Family(), False
+        name, family, is_new = "", _MergedFamily(), False
         for line in page.splitlines():
             if line.startswith("# HELP "):
                 name = line.split(" ", 3)[2]
                 is_new = name not in families
-                family = families.setdefault(name, _Family())
+                family = families.setdefault(name, _MergedFamily())
             if line.startswith("#"):
                 if is_new:
                     family.said.append(line)

@@ -21,7 +21,7 @@ from gateway.operator.guard import guard
 from gateway.operator.merged_metrics import merged
 from gateway.operator.page.files import page
 from gateway.operator.snapshots.feed import Feed
-from gateway.operator.snapshots.seen import NO_ANSWER, Gathered, Seen, decoded, said_by, state_of
+from gateway.operator.snapshots.snapshot import NO_ANSWER, GatewaySnapshot, Gathered, decoded, said_by, state_of
 from gateway.operator.views import views
 from gateway.telemetry.lately import ENDS_MAX, Lately
 
@@ -34,7 +34,7 @@ CHANGE_S: Final = 60.0
 ANSWER_BYTES_MAX: Final = 64 << 20
 
 
-class Answer(NamedTuple):
+class WorkerAnswer(NamedTuple):
     """What one worker answered. `status`: 0: it did not."""
 
     name: str
@@ -64,7 +64,7 @@ class Workers:
 
     async def ask(
         self, index: int, path: str, *, method: str = "GET", content: bytes = b"", within_s: float = ANSWER_S
-    ) -> Answer:
+    ) -> WorkerAnswer:
         """What one worker answers. `path` as it stands in a request, its query included."""
         name = f"worker {index}"
         try:
@@ -73,11 +73,11 @@ class Workers:
                     found = await response.content.read(ANSWER_BYTES_MAX)
                     while not response.content.at_eof() and len(found) < ANSWER_BYTES_MAX:
                         found += await response.content.read(ANSWER_BYTES_MAX - len(found))
-                    return Answer(name, response.status, found)
+                    return WorkerAnswer(name, response.status, found)
         except (OSError, TimeoutError, aiohttp.ClientError):
-            return Answer(name, 0, b"")
+            return WorkerAnswer(name, 0, b"")
 
-    async def ask_all(self, path: str, *, method: str = "GET", within_s: float = ANSWER_S) -> list[Answer]:
+    async def ask_all(self, path: str, *, method: str = "GET", within_s: float = ANSWER_S) -> list[WorkerAnswer]:
         """The same of all at once, those included that did not answer."""
         asked = (self.ask(index, path, method=method, within_s=within_s) for index in range(len(self._sockets)))
         return list(await asyncio.gather(*asked))
@@ -86,7 +86,7 @@ class Workers:
     def lately(self) -> Lately:
         return self._gathered.lately
 
-    async def look(self, *, with_running: bool = False) -> Seen:
+    async def look(self, *, with_running: bool = False) -> GatewaySnapshot:
         running = "&running" if with_running else ""
         async with self._turn:  # each end is fetched once
             known = self._gathered.known
@@ -97,12 +97,12 @@ class Workers:
                 answers = [await self._of_replicas(asked)]
             found = [(one.name, *decoded(one.content)) for one in answers if one.status == 200]
             if not found:
-                return Seen(0.0, ["no worker answers"], None, self.port, [], [])
+                return GatewaySnapshot(0.0, ["no worker answers"], None, self.port, [], [])
             whole = self._gathered.take(found, [one.name for one in answers if one.status != 200])
         whole.port = self.port
         return whole
 
-    async def _of_replicas(self, asked: Sequence[str]) -> Answer:
+    async def _of_replicas(self, asked: Sequence[str]) -> WorkerAnswer:
         """Any worker answers for all replicas. If it is another one than before, it begins with all that it knows."""
         for index, path in enumerate(asked):
             answer = await self.ask(index, path)
@@ -218,12 +218,12 @@ def workers_app(workers: Workers) -> web.Application:
     return app
 
 
-def _ready(one: Answer) -> dict[str, Any]:
+def _ready(one: WorkerAnswer) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(one.content) if one.status in (200, 503) else {"why_not": [NO_ANSWER]}
     return found
 
 
-def _passed(answer: Answer | None) -> web.Response:
+def _passed(answer: WorkerAnswer | None) -> web.Response:
     if answer is None:
         return _nobody()
     return web.Response(body=answer.content, status=answer.status, content_type="application/json")

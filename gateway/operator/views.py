@@ -8,7 +8,7 @@ from aiohttp import web
 
 from gateway.operator.effective import effective
 from gateway.operator.snapshots.present import backends, queue, tenants
-from gateway.operator.snapshots.seen import REQUESTS_MAX, Look
+from gateway.operator.snapshots.snapshot import REQUESTS_MAX, Look
 
 __all__ = ["views"]
 
@@ -20,8 +20,8 @@ def views(source: Look) -> list[web.RouteDef]:
         return web.json_response(queue(await source.look(), REQUESTS_MAX))
 
     async def of_tenants(request: web.Request) -> web.Response:
-        seen = await source.look(with_running=True)
-        return web.json_response(await asyncio.to_thread(tenants(seen, source.lately, source.config.tenants)))
+        snapshot = await source.look(with_running=True)
+        return web.json_response(await asyncio.to_thread(tenants(snapshot, source.lately, source.config.tenants)))
 
     async def of_backends(request: web.Request) -> web.Response:
         return web.json_response(backends(await source.look()))

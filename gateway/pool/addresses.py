@@ -42,7 +42,7 @@ class Addresses:
     """The addresses behind the names of all backends that have `each_address`."""
 
     def __init__(self, resolver: Resolver, background: Background) -> None:
-        """`background`: who is told of faults."""
+        """`background`: collects the faults of look-ups."""
         self.changed = asyncio.Event()
         """Others are known than `engines` said before."""
         self._resolver = resolver
@@ -109,7 +109,7 @@ class Addresses:
             self.changed.set()
 
     async def _look_up(self, name: _Name, limits: Limits) -> bool:
-        """Are others known now? If it fails, those that are known stay."""
+        """Have the known addresses changed? If the look-up fails, the known ones stay."""
         lookup = name.lookup = name.lookup or asyncio.ensure_future(self._resolver(name.host))
         await asyncio.wait({lookup}, timeout=LOOKUP_S)
         if not lookup.done():
@@ -125,7 +125,7 @@ class Addresses:
         if not found:
             return False
         before, left_out = set(name.known), name.known.left_out
-        is_changed = name.known.heard(
+        is_changed = name.known.resolved(
             found, time.monotonic(), ttl_s=limits.upstream_addresses_s, addresses_max=limits.upstream_addresses_max
         )
         if is_changed:

@@ -14,7 +14,7 @@ import aiohttp
 
 from backends.addresses import session_at
 from backends.base import Adapter
-from backends.client.upstream import Call, Receiver, UpstreamPool
+from backends.client.upstream import Receiver, UpstreamCall, UpstreamPool
 from backends.errors import ConnectFailed, UpstreamError
 from backends.health import HealthState, ModelCard, Standstill, fetch_models, probe
 from backends.openai import OpenAiAdapter
@@ -71,7 +71,7 @@ class Backend:
         self._head_end = b"host: " + self.upstream.host_header + b"\r\n" + authorization.encode() + b"\r\n"
         self._path = urlsplit(url).path.encode()
         self.keeps_tenants_apart = False
-        """Is it told whose cached blocks a request may use?"""
+        """Does each request to this engine carry the salt that says whose cached blocks it may use?"""
         self.on_health: Callable[[Backend], None] | None = None
         self.feed: StepFeed | None = None
         """What it says after each step. None: it is not asked for that."""
@@ -102,7 +102,7 @@ class Backend:
 
     def send(
         self, head: bytes, payload: Payload | None, tenant: str, receiver: Receiver, *, is_fresh: bool = False
-    ) -> Call:
+    ) -> UpstreamCall:
         """Send it this request of a tenant, of whose head the lines that are the same for every engine are there.
         `is_fresh`: on a new connection."""
         if self._path:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.background import Fault
+from gateway.background import OperationalError
 from policies.admission import memory
 from policies.admission.engine import AdmissionEngine
 
@@ -73,20 +73,23 @@ class LearnedFile:
         """Save for the last time."""
         try:
             await self.save()
-        except Fault as fault:
+        except OperationalError as fault:
             logger.warning("the last state is not saved: %s", fault)
 
     async def save(self) -> None:
         """Write what has been learned, if it has changed or the file is another one; beside the loop, so that no stream
-        waits for the disk. Raises `Fault` if it cannot be written, and, having written, if the file was another one."""
+        waits for the disk. Raises `OperationalError` if it cannot be written, and, having written, if the file was
+        another one."""
         pools: dict[str, object] = {name: memory.snapshot(engine) for name, engine in self._engines.items()}
         content = msgspec.json.encode(_Content(VERSION, pools))
         try:
             was_replaced = await asyncio.to_thread(self._keep, content)
         except OSError as error:
-            raise Fault(f"what was learned cannot be saved to {self._path}: {error}") from error
+            raise OperationalError(f"what was learned cannot be saved to {self._path}: {error}") from error
         if was_replaced:
-            raise Fault(f"{self._path} was changed or removed by somebody else: what is known here is written anew")
+            raise OperationalError(
+                f"{self._path} was changed or removed by somebody else: what is known here is written anew"
+            )
 
     def _keep(self, content: bytes) -> bool:
         """Write what is not written yet. Was the file another one than it had been?"""

@@ -25,7 +25,7 @@ from gateway.pool.waiting import WaitingStreams
 from gateway.request.body.payload import Payload
 from gateway.request.estimate import TokenEstimator, exact_counter
 from gateway.request.prefixes import prefix_hashes, salt_of
-from gateway.telemetry.record import Record
+from gateway.telemetry.record import RequestRecord
 from policies.admission.takeover import remove_backend, reweigh, take_over
 from policies.capacity.gauges import Gauges
 from policies.placements.least_loaded import least_loaded
@@ -55,18 +55,18 @@ class Pool:
         gateway: Config,
         backends: Mapping[Backend, BackendConfig],
         shared: Shared,
-        settled: Callable[[Record, str], None],
+        settled: Callable[[RequestRecord, str], None],
         estimator: TokenEstimator | None = None,
         background: Background | None = None,
     ):
-        """UnusableTokenizer, unless an `estimator` is given. `background`: who is told of faults."""
+        """Raises UnusableTokenizer, unless an `estimator` is given. `background`: collects the faults of its tasks."""
         self.name = config.name
         self.backends: dict[str, Backend] = {}
-        """Those that leave are among them until nothing of theirs runs."""
+        """A backend that leaves is among them until none of its requests runs."""
         self.stand_in: Callable[[], Pool | None] = _nobody
         """Which pool answers in its place now? None: there is none that could."""
-        self.on_gone: Callable[[Backend], None] = _unheard
-        """Hears of a backend that nothing is sent to any more, and of which nothing runs."""
+        self.on_gone: Callable[[Backend], None] = _unwatched
+        """Called with a backend that has left the config and whose last request has ended."""
         self.estimator = estimator or estimator_of(config)
         self.retries = RetryBudget()
         self.answers_bytes = 0
@@ -75,12 +75,12 @@ class Pool:
         self._terms = policy_terms(gateway, config)
         self.dispatcher = Dispatcher(admission_engine(gateway, config, shared))
         self.waiting: WaitingStreams | None = None
-        """Streams without a first byte. None: they are told nothing."""
+        """Streams without a first byte. None: no `: waiting` comments are sent."""
         self._session: aiohttp.ClientSession | None = None
         self._background = Background(background)
         self._watchers: dict[Backend, list[asyncio.Task[None]]] = {}
         self._left: set[Backend] = set()
-        """Those that end what they run."""
+        """Backends that are out of the config and end their running requests."""
         self._configure(config, gateway, shared, backends)
 
     def _configure(
@@ -118,8 +118,9 @@ class Pool:
         backends: Mapping[Backend, BackendConfig],
         estimator: TokenEstimator | None,
     ) -> None:
-        """Go on under another configuration. `backends`: in its order, those that stay and those that are new, of which
-        none was ever left; what runs at the others ends there. `estimator`: None if the present one is as configured.
+        """Go on under another configuration. `backends`: in its order, the backends that stay and the new ones; a new
+        one has never left this pool. Requests that run at all other backends end there. `estimator`: None if the
+        present one is as configured.
         """
         engine, before = self.dispatcher.engine, self.backends.copy()
         is_scraped_otherwise = self.config.capacity.scrape_interval_s != config.capacity.scrape_interval_s
@@ -229,8 +230,8 @@ class Pool:
         return self.backends[least_loaded(healthy)] if healthy else None
 
     def prefix_of(self, payload: Payload, tenant: str) -> tuple[int, ...]:
-        """The block hashes of a prompt, if the policy asks how prompts begin. A tenant's own, where an engine is told
-        to keep tenants' blocks apart."""
+        """The block hashes of a prompt, if the policy asks how prompts begin. Each tenant has hashes of its own where
+        an engine keeps the cached blocks of tenants apart."""
         if not self.dispatcher.engine.policy.reads_prefixes:
             return ()
         seed = payload.model
@@ -242,7 +243,7 @@ class Pool:
         """The engine has counted the prompt."""
         self.estimator.learn(payload.prompt, prompt_tokens, is_text=payload.is_text)
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: RequestRecord) -> None:
         record.pool = self.name
         self._settled(record, self.policy_name)
 
@@ -339,8 +340,8 @@ class Pool:
         else:
             logger.warning("pool %s: backend %s is out of service: %s", self.name, backend.name, backend.health.reason)
 
-    def _say_feed(self, backend: Backend, is_heard: bool, why: str) -> None:
-        if is_heard:
+    def _say_feed(self, backend: Backend, is_read: bool, why: str) -> None:
+        if is_read:
             logger.info("pool %s: backend %s says after each step what it holds", self.name, backend.name)
         else:
             logger.info("pool %s: backend %s is read by its metrics: %s", self.name, backend.name, why)
@@ -357,5 +358,5 @@ def _nobody() -> Pool | None:
     return None
 
 
-def _unheard(backend: Backend) -> None:
+def _unwatched(backend: Backend) -> None:
     """Nobody wants to know."""

@@ -1,4 +1,4 @@
-"""Which pools are there? Those of the config, made and changed as it says, and those that end what they have."""
+"""Which pools are there? The pools of the config, and the pools that left it and still end their requests."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import aiohttp
 from backends.addresses import Resolver
 from backends.simulated.profiles import profile
 from backends.simulated.server import SimulatedServer
-from gateway.background import Background, Fault
+from gateway.background import Background, OperationalError
 from gateway.config.model import BackendConfig, Config, PoolConfig
 from gateway.pool.addresses import Addresses
 from gateway.pool.backend import Backend, terms_of
 from gateway.pool.pool import RETIRE_LOOK_S, Pool, estimator_of
 from gateway.pool.shared import Shared
 from gateway.request.estimate import TokenEstimator, UnusableTokenizer
-from gateway.telemetry.record import Record
+from gateway.telemetry.record import RequestRecord
 from policies.admission.engine import AdmissionEngine
 
 __all__ = ["CannotTakeOver", "Pools", "Prepared"]
@@ -28,7 +28,7 @@ EMBEDDED_PROFILE = "demo"
 NO_OTHERS: Mapping[str, float] = MappingProxyType({})
 
 
-class CannotTakeOver(Fault):
+class CannotTakeOver(OperationalError):
     """Something that the configuration names cannot be had: which, and why."""
 
 
@@ -54,17 +54,17 @@ class Pools:
 
     def __init__(
         self,
-        settled: Callable[[Record, str], None],
+        settled: Callable[[RequestRecord, str], None],
         on_gone: Callable[[str, str], None],
         resolver: Resolver,
         background: Background,
     ) -> None:
-        """`settled` hears of the end of every request, `on_gone` of each backend that is no more, by pool and name.
-        `background` is told of faults. `resolver` looks up the names of backends that have `each_address`."""
+        """`settled` is called at the end of every request, `on_gone` with pool and name of each backend that is gone.
+        `background` collects faults. `resolver` looks up the names of backends that have `each_address`."""
         self.all: list[Pool] = []
         """Those of the config, in its order."""
         self.leaving: list[Pool] = []
-        """Those that are no longer configured, and end what they have."""
+        """Pools that are no longer configured and still end their requests."""
         self.engines: dict[str, AdmissionEngine] = {}
         """Of those of the config, by name."""
         self.addresses = Addresses(resolver, background)

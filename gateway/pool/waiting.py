@@ -1,7 +1,7 @@
 """Which streams have waited so long for their first byte that their clients must hear something?
 
 A load balancer between client and gateway closes what is silent for long, 60 s as a rule. One timer serves all streams
-of a pool: each is told after the same time, so they are due in the order in which they came.
+of a pool: each gets a comment after the same time, so they are due in the order in which they came.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Final, Protocol
 __all__ = ["Place", "WaitingStreams"]
 
 TIMER_S_MIN: Final = 0.05
-"""The timer goes off at most so often: what is due within this time is told together."""
+"""The timer goes off at most so often: streams that are due within this time get their comments together."""
 
 
-class Waits(Protocol):
-    """A stream of which nothing has reached its client."""
+class WaitingStream(Protocol):
+    """A stream whose client has received nothing yet."""
 
     def say_waiting(self) -> None: ...
 
 
 class Place:
-    """One stream among those that wait; left as soon as something of its answer is there."""
+    """The place of one stream among the waiting ones; left when the first byte of its answer is there."""
 
     __slots__ = ("due_s", "stream")
 
-    def __init__(self, due_s: float, stream: Waits) -> None:
+    def __init__(self, due_s: float, stream: WaitingStream) -> None:
         self.due_s = due_s
-        self.stream: Waits | None = stream
+        self.stream: WaitingStream | None = stream
 
     def leave(self) -> None:
         self.stream = None
@@ -43,14 +43,14 @@ class WaitingStreams:
         self.interval_s = interval_s
         self._clock = clock
         self._places: deque[Place] = deque()
-        """By when they are due. Those that were left go when their time comes."""
+        """In the order in which they are due. A place that was left is dropped when it is due."""
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._places)
 
-    def add(self, stream: Waits, since_s: float) -> Place:
-        """It waits since then, on the clock. Must be told to `leave` its place."""
+    def add(self, stream: WaitingStream, since_s: float) -> Place:
+        """`since_s`: when the stream began to wait, by the clock. The stream must call `leave` on its place."""
         place = Place(since_s + self.interval_s, stream)
         self._places.append(place)
         if self._timer is None:

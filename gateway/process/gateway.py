@@ -40,7 +40,7 @@ from gateway.storage.errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.lately import Lately
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.record import Outcome, Record
+from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.telemetry.trace import Sampler
 from gateway.usage.counts import UsageCounts
 
@@ -414,7 +414,7 @@ class Gateway:
                 if isinstance(exchange, Exchange):
                     exchange.give_up(ApiError(Reason.DRAINING, message, retry_after_s=1.0))
 
-    def _settled(self, record: Record, policy: str) -> None:
+    def _settled(self, record: RequestRecord, policy: str) -> None:
         if record.pool:
             self.metrics.ended(record)
             self.lately.ended(record)

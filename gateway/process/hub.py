@@ -24,7 +24,7 @@ from gateway.operator.of_workers import Workers, workers_app
 from gateway.storage.errors import StoreError
 from gateway.storage.hub.exchange_server import ExchangeServer
 from policies.limits.quotas import DAY_S
-from policies.replicas.messages import Tally
+from policies.replicas.messages import CountDelta
 
 if TYPE_CHECKING:
     from gateway.process.supervisor import Child
@@ -113,7 +113,7 @@ async def go_on(config: Config, server: ExchangeServer, *, is_first: bool) -> No
     period, ttl_s = today_s // day_s, ceil(3 * DAY_S)
     server.count(
         [
-            Tally(f"day:{tenant}", at, ttl_s, 0, 0, tokens, (0, 0, 0), False)
+            CountDelta(f"day:{tenant}", at, ttl_s, 0, 0, tokens, (0, 0, 0), False)
             for at, found in ((period - 1, before), (period, today))
             for tenant, tokens in found.items()
         ]

@@ -110,7 +110,7 @@ class Reloading:
         return reloaded
 
     async def _run(self, parts: list[object]) -> Reloaded:
-        """`parts`: gets those of the configs, of which one is given up."""
+        """`parts`: filled with the parts of both configs, so that the caller can free the config that is given up."""
         gateway, before = self._gateway, self._gateway.config
         if not gateway.is_running:
             return self._refused([], ["the gateway is starting or ending: try again"])

@@ -277,7 +277,8 @@ def _start(child: Child, children: list[Child], config: Config, held: int) -> No
 
 
 def _reap(children: list[Child], say: Callable[[str], None], *, expected: bool) -> int:
-    """Take note of those that ended, and when to start them again. The status of one that says that none can serve."""
+    """Note which workers ended, and when to start each again. Returns the exit status of a worker that says that no
+    worker can serve."""
     failed = 0
     for child in children:
         if not child.pid:

@@ -28,7 +28,7 @@ MESSAGE_LENGTH_MAX: Final = 4000
 AGAIN_S: Final = 1.0
 """An engine that answered is in service: the client may come back so soon."""
 SAID_AGAIN_S: Final = 60.0
-"""So long the log is not told the same of the same backend again."""
+"""Equal log lines about one backend are written at most this often."""
 
 _INTERNAL: Final = re.compile(r'Traceback \(most recent call last\)|File "[^"]+", line [0-9]|<(?:!doctype|html)', re.I)
 _REASONS: Final = {

@@ -20,12 +20,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from backends.answers.made import Made
+from backends.answers.answer_keys import AnswerKeys
 from backends.answers.members import MemberFinder
 from backends.answers.sse import Dialect, StreamMeter
 from backends.answers.usage import Answer, made_bytes, read_answer, usage_finder, usage_found
 from backends.base import Usage
-from backends.client.upstream import Call
+from backends.client.upstream import UpstreamCall
 from backends.errors import ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import content_type, is_json, is_text
@@ -41,7 +41,7 @@ from gateway.proxy.reply import Reply
 from gateway.request.body.payload import Payload
 from gateway.request.interaction_claim import given
 from gateway.request.routes import Route
-from gateway.telemetry.record import NO_SERVICE, Outcome, Record
+from gateway.telemetry.record import NO_SERVICE, Outcome, RequestRecord
 from policies.admission.decisions import Failure, Reject
 from policies.request import Request, ServiceTokens
 
@@ -54,7 +54,7 @@ __all__ = ["Exchange"]
 SEARCHED_BYTES_MIN: Final = 1 << 20
 """The usage of a longer answer is looked for while it comes, so that its end is no long work."""
 NOT_STREAMED: Final = "the engine answered in one piece where a stream was asked for, and had been begun"
-NOTHING_MADE: Final = Made()
+NO_KEYS: Final = AnswerKeys()
 RETRYABLE_IN_STREAM: Final = frozenset({429, 503})
 
 
@@ -75,7 +75,7 @@ class Exchange:
         payload: Payload,
         upstream_head: bytes,
         responder: Responder,
-        record: Record,
+        record: RequestRecord,
         holder: Principal,
     ) -> None:
         self.request = request
@@ -90,7 +90,7 @@ class Exchange:
         self._renamed = Renamed.of(payload)
         """None: the client's name of the model is the engines'."""
         self._backend: Backend | None = None
-        self._call: Call | None = None
+        self._call: UpstreamCall | None = None
         self._done = False
         self._sends = 0
         """How often an engine was sent it whole and went away without an answer."""
@@ -286,7 +286,7 @@ class Exchange:
             self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
             self._end(Outcome.FAILED, Reason.BACKEND_FAILED.value, service)
         else:
-            self._settle(meter.usage, meter.token_events, meter.awaits_more, meter.answer_id, meter.made)
+            self._settle(meter.usage, meter.token_events, meter.awaits_more, meter.answer_id, meter.keys)
 
     # --- whole bodies ---
 
@@ -334,7 +334,7 @@ class Exchange:
             self._responder.end()
             assert self._finder is not None
             usage = usage_found(self._finder)
-            self._settle(usage, self._made_tokens(usage, self._answer_bytes), None, "", NOTHING_MADE)
+            self._settle(usage, self._made_tokens(usage, self._answer_bytes), None, "", NO_KEYS)
             return
         body = self._answer.joined()
         backend = self._backend
@@ -358,7 +358,7 @@ class Exchange:
     def _settle_body(self, answer: Answer, body: bytes) -> None:
         usage = answer.usage
         made = made_bytes(body) if usage is None or usage.output_tokens is None else 0
-        self._settle(usage, self._made_tokens(usage, made), answer.awaits_more, answer.id, answer.made)
+        self._settle(usage, self._made_tokens(usage, made), answer.awaits_more, answer.id, answer.keys)
 
     def _made_tokens(self, usage: Usage | None, length: int) -> int:
         """Output of an answer that was not streamed, by the bytes that were made; 0 where the engine counts it."""
@@ -388,7 +388,7 @@ class Exchange:
         self.record.returned()
         self._pool.dispatcher.failed(self.request.id, failure)
 
-    def _settle(self, usage: Usage | None, counted: int, awaits_more: bool | None, answer_id: str, made: Made) -> None:
+    def _settle(self, usage: Usage | None, counted: int, awaits_more: bool | None, name: str, keys: AnswerKeys) -> None:
         service = believed(usage, counted, self.request, self.payload, self.route, self._context())
         request = self.request
         if usage is not None and usage.prompt_tokens:
@@ -396,8 +396,8 @@ class Exchange:
         if not awaits_more and (self.payload.demands_tool or request.claim.extends):
             awaits_more = None  # a demanded tool is called with the reason "stop", and a raw text ends with no other
         if self._pool.claims is not None and not request.claim.explicit:
-            goes_on_by = answer_id if self.route.dialect is Dialect.RESPONSES else ""
-            request.progress.gives = given(request.claim, made.tool_ids, made.text, goes_on_by, made.arguments)
+            goes_on_by = name if self.route.dialect is Dialect.RESPONSES else ""
+            request.progress.gives = given(request.claim, keys.tool_ids, keys.text, goes_on_by, keys.arguments)
         self._pool.dispatcher.finished(request.id, service, awaits_more)
         self._end(Outcome.COMPLETED, "", service)
 

@@ -25,7 +25,7 @@ logger = logging.getLogger("fairgate")
 def move(waiting: Sequence[Admitted], pool: Pool, other: Pool, model: str) -> None:
     """These wait in `pool`, which has no engine for them: from now on they wait in `other`, for this model of it.
 
-    As many as find room in its queue, and of large bodies few: those that are left come again.
+    As many move as find room in its queue, and few with large bodies; the rest move at a later call.
     """
     moved = body_bytes = 0
     for exchange in waiting:

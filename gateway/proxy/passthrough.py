@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from backends.answers.sse import Dialect
-from backends.client.upstream import Call
+from backends.client.upstream import UpstreamCall
 from backends.errors import ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import forward_response_headers
@@ -20,7 +20,7 @@ from gateway.proxy.ending import Ending
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX, engine_error, outcome_of
 from gateway.proxy.refusals import failure_error
 from gateway.request.body.payload import Payload
-from gateway.telemetry.record import Outcome, Record
+from gateway.telemetry.record import Outcome, RequestRecord
 from policies.request import ServiceTokens
 
 __all__ = ["PassThrough", "engines_of"]
@@ -34,8 +34,8 @@ class PassThrough:
         responder: Responder,
         dialect: Dialect,
         engines: Iterator[Backend],
-        record: Record,
-        settled: Callable[[Record], None],
+        record: RequestRecord,
+        settled: Callable[[RequestRecord], None],
     ) -> None:
         self._responder = responder
         self._dialect = dialect
@@ -43,7 +43,7 @@ class PassThrough:
         self._backend = next(engines)
         self._record = record
         self._settled = settled
-        self._call: Call | None = None
+        self._call: UpstreamCall | None = None
         self._ending = Ending([])
         self._head = b""
         self._payload: Payload | None = None

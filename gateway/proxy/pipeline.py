@@ -39,7 +39,7 @@ from gateway.request.routes import MODELS, Route, Routes, Treatment
 from gateway.request.unqueued import Unqueued
 from gateway.request.upstream_head import upstream_head
 from gateway.request.within_context import within_context
-from gateway.telemetry.record import Outcome, Record
+from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.telemetry.trace import Sampler
 from policies.request import NO_CLAIM, Flow, Request, ServiceTokens, State
 
@@ -55,7 +55,7 @@ class Asking:
 
     __slots__ = ("principal", "record", "request", "responder", "way")
 
-    def __init__(self, request: HttpRequest, responder: Responder, record: Record) -> None:
+    def __init__(self, request: HttpRequest, responder: Responder, record: RequestRecord) -> None:
         way, principal = request.route, request.holder
         assert isinstance(way, Route)
         assert isinstance(principal, Principal)
@@ -73,7 +73,7 @@ class Pipeline:
         self,
         keyring: Keyring,
         pools: Iterable[Pool],
-        settled: Callable[[Record, str], None],
+        settled: Callable[[RequestRecord, str], None],
         *,
         routes: Routes,
         cors: Cors,
@@ -221,22 +221,22 @@ class Pipeline:
             responder.on_disconnect = None
             self._failed(asking, error)
 
-    def _gone_while_read(self, reading: Reading, record: Record) -> None:
+    def _gone_while_read(self, reading: Reading, record: RequestRecord) -> None:
         self._readings.cancel(reading)
         self._ended(record, Outcome.ABANDONED, "client_disconnected")
 
-    def _record_of(self, request: HttpRequest) -> Record:
-        record = Record(request.id, request.path[:200], now=time.monotonic())
+    def _record_of(self, request: HttpRequest) -> RequestRecord:
+        record = RequestRecord(request.id, request.path[:200], now=time.monotonic())
         record.client, record.client_request_id = request.client, request.client_id
         record.tenant = request.account
         if self._sampler is not None and record.tenant:  # who has no key makes no spans
             record.trace = self._sampler.begin(request.headers)
         return record
 
-    def _refused(self, record: Record, error: ApiError) -> None:
+    def _refused(self, record: RequestRecord, error: ApiError) -> None:
         self._ended(record, Outcome.REFUSED, error.code.value)
 
-    def _ended(self, record: Record, outcome: str, reason: str) -> None:
+    def _ended(self, record: RequestRecord, outcome: str, reason: str) -> None:
         record.ended(outcome, reason, ServiceTokens(0, 0), 0, time.monotonic())
         self._settled(record, "")
 
@@ -370,12 +370,12 @@ class Pipeline:
 
         return send
 
-    def _passed(self, record: Record) -> None:
+    def _passed(self, record: RequestRecord) -> None:
         self._unqueued.end(record.tenant)
         self._settled(record, "")
 
     def _models(self, principal: Principal, asked: str) -> bytes:
-        """Those that a key may ask for; or the one that is asked for by its name."""
+        """The models that a key may ask for; or the one model that is asked for by its name."""
         data = []
         for shown, name, card in self._named():
             if not principal.may_ask(shown) and not principal.may_ask(name):

@@ -16,7 +16,7 @@ __all__ = ["REASONS", "failure_error", "in_words", "rate_limit_headers", "refusa
 Header = tuple[bytes, bytes]
 
 JITTER: Final = 0.1
-"""Clients refused together are told to come back spread over this part of the wait."""
+"""Retry-After of clients that are refused together is spread over this part of the wait."""
 
 REASONS: Final = {
     Refusal.QUEUE_FULL: (Reason.QUEUE_FULL, "too many of your requests are waiting for this model; slow down"),

@@ -14,7 +14,7 @@ from gateway.http.headers import forward_response_headers
 from gateway.http.responder import Responder
 from gateway.proxy.refusals import rate_limit_headers
 from gateway.request.routes import Route
-from gateway.telemetry.record import Record
+from gateway.telemetry.record import RequestRecord
 from policies.request import Request
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Reply:
 
     __slots__ = ("_place", "_pool", "_record", "_request", "_responder", "_route", "relays")
 
-    def __init__(self, responder: Responder, request: Request, record: Record, route: Route, pool: Pool) -> None:
+    def __init__(self, responder: Responder, request: Request, record: RequestRecord, route: Route, pool: Pool) -> None:
         self._responder = responder
         self._request = request
         self._record = record
@@ -81,7 +81,7 @@ class Reply:
             self._responder.start(status, self._fields(headers), first=first)
 
     def whole(self, status: int, headers: list[Header], body: bytes) -> None:
-        """An engine's answer in one piece, of which nothing has gone out."""
+        """Send an engine's answer in one piece. No part of it has been sent before."""
         self.leave_place()
         self._responder.respond(status, self._fields(headers), body)
 

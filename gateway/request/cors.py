@@ -40,7 +40,7 @@ class Cors:
         return whom + b"access-control-expose-headers: " + _READABLE + b"\r\n"
 
     def preflight(self, request: HttpRequest, methods: str) -> list[Header]:
-        """What a browser is told that asks before it asks."""
+        """The answer to a preflight request, by which a browser asks whether it may send the request itself."""
         if not request.answer_fields.startswith(b"access-control-"):
             return []
         found = [

@@ -1,4 +1,4 @@
-"""Of which interaction is a request a call? Read from what clients send anyway, so that none of them need change.
+"""Which interaction does a request belong to? Read from what clients send anyway, so that no client needs to change.
 
 In this order: what the client says in so many words (`x-fairgate-*` headers, `fairgate_*` in the body's metadata); the
 trace it is part of, where the operator says that traces are interactions; what its content shows (a tool's result goes
@@ -29,7 +29,7 @@ from gateway.request.fields import Fields, decode_claimed
 from gateway.telemetry.trace import TRACEPARENT
 from policies.request import NO_CLAIM, Claim, Flow, Witnesses
 
-__all__ = ["ClaimReader", "Reading", "given"]
+__all__ = ["ClaimReader", "ClaimReading", "given"]
 
 Header = tuple[bytes, bytes]
 Value = str | int | bool
@@ -72,7 +72,7 @@ _OWN_CACHE_KEY: Final = re.compile(rb'"([^"\\]{0,64}[0-9a-f]{8}-?(?:[0-9a-f]{4}-
 _FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
-class Reading:
+class ClaimReading:
     """What a request shows of its interaction, and how many bytes of its prompt are the app's instructions."""
 
     __slots__ = ("claim", "instruction_bytes")
@@ -94,7 +94,7 @@ class ClaimReader:
         self._by_app = by_app
         self._lengths: OrderedDict[Flow, list[int]] = OrderedDict()
 
-    def read(self, headers: list[Header], payload: Payload, flow: Flow, *, generates: bool) -> Reading:
+    def read(self, headers: list[Header], payload: Payload, flow: Flow, *, generates: bool) -> ClaimReading:
         """The claim of a request, or `ApiError` 400 if what it says of its interaction in so many words is no such.
 
         `generates`: whether its input is a conversation at all, rather than a text to embed.
@@ -105,7 +105,7 @@ class ClaimReader:
         claim = self._shown(rules, fields, payload, turns, flow)
         if rules.headers and (fields or payload.fields.metadata):
             claim = _said(fields, payload.fields.metadata, claim)
-        return Reading(claim, payload.instruction_bytes + turns.instruction_bytes)
+        return ClaimReading(claim, payload.instruction_bytes + turns.instruction_bytes)
 
     def _shown(
         self,

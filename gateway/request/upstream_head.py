@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from gateway.http.headers import forward_request_headers
 from gateway.http.request import HttpRequest
-from gateway.telemetry.trace import Trace
+from gateway.telemetry.trace import TraceContext
 
 __all__ = ["upstream_head"]
 
 
-def upstream_head(request: HttpRequest, trace: Trace | None) -> bytes:
+def upstream_head(request: HttpRequest, trace: TraceContext | None) -> bytes:
     """The head of this request."""
     parts = [request.method.encode(), b" ", request.target, b" HTTP/1.1\r\n"]
     fields = forward_request_headers(request.headers)

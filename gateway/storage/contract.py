@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["ALL_POOLS", "Deployment", "Store"]
 
 ALL_POOLS = "*"
-"""Stands for the name of a pool where what is told is about all of them."""
+"""Stands for the name of a pool in a report about all pools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,9 @@ class Store(Protocol):
     async def turn(self) -> None:
         """Wait a little, then stay one of them; if it could not be opened, try again."""
 
-    async def exchange(self, about: str, number: int, told: bytes) -> bytes:
-        """Tell of a pool, or of ALL_POOLS, and what was heard; both as MessagePack (`policies.replicas.messages`)."""
+    async def exchange(self, about: str, number: int, report: bytes) -> bytes:
+        """Send a report about one pool or ALL_POOLS; returns the reply. Both are MessagePack
+        (`policies.replicas.messages`)."""
 
     async def leave(self, about: str) -> None:
         """Give back at once what is this replica's own there."""
@@ -75,7 +76,7 @@ class Store(Protocol):
         """Say something to every replica of the pool that listens, once. How many do, if that is known. Raises
         StoreError."""
 
-    async def hear_news(self, pool: str, heard: Callable[[bytes], None]) -> None:
+    async def hear_news(self, pool: str, received: Callable[[bytes], None]) -> None:
         """Listen to what any replica of the pool says, its own perhaps included, until cancelled. Raises StoreError
         when that ends."""
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from gateway.background import Fault
+from gateway.background import OperationalError
 
 __all__ = ["StoreError", "StoreRefused", "StoreUnavailable"]
 
 
-class StoreError(Fault):
+class StoreError(OperationalError):
     """The message says what happened, where, and what to do; never a password."""
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from gateway.telemetry.log_line import Line, encode_line
 from gateway.telemetry.log_writer import STDOUT, LogWriter
-from gateway.telemetry.record import Record
+from gateway.telemetry.record import RequestRecord
 from policies.request import Request
 
 __all__ = ["AccessLog", "hidden", "interaction_name"]
@@ -60,7 +60,7 @@ class AccessLog:
         self._lost_before += before.lines_lost
         return before.close
 
-    def write(self, record: Record, policy: str) -> None:
+    def write(self, record: RequestRecord, policy: str) -> None:
         if self._writer is None:
             return
         service, request = record.service, record.request
@@ -124,7 +124,7 @@ def _writer(target: str) -> LogWriter | None:
     return None if target == "off" else LogWriter("access log", STDOUT if target == "stdout" else target)
 
 
-def _waited_ms(record: Record) -> dict[str, float]:
+def _waited_ms(record: RequestRecord) -> dict[str, float]:
     """By obstacle, the longest first."""
     waited_s = record.waited_s
     if not waited_s:

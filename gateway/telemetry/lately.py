@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
-from gateway.telemetry.record import Record
+from gateway.telemetry.record import RequestRecord
 
 __all__ = ["ENDS_MAX", "WINDOW_S", "End", "Lately", "Mark", "service_of"]
 
@@ -68,7 +68,7 @@ class Lately:
         """Ends so far, those included that are no longer kept."""
         self.marks: deque[Mark] = deque(maxlen=MARKS_MAX)
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: RequestRecord) -> None:
         request = record.request
         if request is None:
             return

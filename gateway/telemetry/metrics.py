@@ -17,7 +17,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from gateway import BUILD, __version__
-from gateway.telemetry.record import Record
+from gateway.telemetry.record import RequestRecord
 
 if TYPE_CHECKING:
     from gateway.telemetry.access_log import AccessLog
@@ -34,7 +34,8 @@ _TOTAL_BUCKETS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 
 
 
 class _Ended:
-    """How many requests of one tally ended in one way, and how long they took. The distributions may be others' too."""
+    """How many requests of one tenant and model ended in one way, and how long they took. Others may share the
+    distributions."""
 
     __slots__ = ("requests", "totals", "waits")
 
@@ -44,7 +45,7 @@ class _Ended:
         self.totals = totals
 
 
-class _Tally:
+class _TenantTotals:
     """What one (pool, tenant, model) was given."""
 
     __slots__ = ("cached", "first_tokens", "input", "model", "output", "tenant", "ways")
@@ -100,7 +101,7 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self.access_log: AccessLog | None = None
-        self._tallies: dict[tuple[str, str, str], _Tally] = {}
+        self._by_tenant: dict[tuple[str, str, str], _TenantTotals] = {}
         """By (pool, tenant, model)."""
         self._models: set[str] = set()
         self._in_histograms: set[tuple[str, str]] = set()
@@ -119,16 +120,16 @@ class Metrics:
         """By (pool, obstacle): waits of the requests that waited for it."""
         registry.register(self)
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: RequestRecord) -> None:
         pool, service = record.pool, record.service
-        tally = self._tallies.get((pool, record.tenant, record.model)) or self._new_tally(record)
-        way = tally.ways.get(record.outcome) or self._new_way(tally, record)
+        tenant_totals = self._by_tenant.get((pool, record.tenant, record.model)) or self._new_totals(record)
+        way = tenant_totals.ways.get(record.outcome) or self._new_way(tenant_totals, record)
         way.requests += 1
         way.waits.observe(record.queue_s)
         way.totals.observe(record.total_s)
-        tally.input += service.prompt
-        tally.output += service.output
-        tally.cached += service.cached or 0
+        tenant_totals.input += service.prompt
+        tenant_totals.output += service.output
+        tenant_totals.cached += service.cached or 0
         if service.cached is not None:
             self._prompt_ended(record, service.cached)
         if record.reason:
@@ -140,12 +141,12 @@ class Metrics:
             held_back.observe(seconds)
         first_token_s = record.first_token_s
         if first_token_s is not None:
-            if tally.first_tokens is None:
-                of = (pool, self._in_histograms_as(pool, tally.tenant), tally.model)
-                tally.first_tokens = self._first_tokens.setdefault(of, _Distribution(_WAIT_BUCKETS))
-            tally.first_tokens.observe(first_token_s)
+            if tenant_totals.first_tokens is None:
+                of = (pool, self._in_histograms_as(pool, tenant_totals.tenant), tenant_totals.model)
+                tenant_totals.first_tokens = self._first_tokens.setdefault(of, _Distribution(_WAIT_BUCKETS))
+            tenant_totals.first_tokens.observe(first_token_s)
 
-    def _prompt_ended(self, record: Record, cached: int) -> None:
+    def _prompt_ended(self, record: RequestRecord, cached: int) -> None:
         """Only of answers in which an engine says what it found cached."""
         prompts = self._prompts.get((record.pool, record.backend))
         if prompts is None:
@@ -156,11 +157,11 @@ class Metrics:
         prompts.expected += expected
         prompts.wrong += abs(expected - cached)
 
-    def refused(self, record: Record) -> None:
+    def refused(self, record: RequestRecord) -> None:
         """Before it was known which pool was asked."""
         self._not_completed(record)
 
-    def _not_completed(self, record: Record) -> None:
+    def _not_completed(self, record: RequestRecord) -> None:
         key = (record.pool, record.tenant, record.outcome, record.reason)
         count = self._reasons.get(key)
         if count is None and len(self._reasons) >= TENANTS_MAX:
@@ -168,17 +169,17 @@ class Metrics:
             count = self._reasons.get(key)
         self._reasons[key] = (count or 0) + 1
 
-    def _new_tally(self, record: Record) -> _Tally:
-        pool, tenant = record.pool, record.tenant if len(self._tallies) < TENANTS_MAX else OTHERS
+    def _new_totals(self, record: RequestRecord) -> _TenantTotals:
+        pool, tenant = record.pool, record.tenant if len(self._by_tenant) < TENANTS_MAX else OTHERS
         model = self._model(record.model)
-        return self._tallies.setdefault((pool, tenant, model), _Tally(tenant, model))
+        return self._by_tenant.setdefault((pool, tenant, model), _TenantTotals(tenant, model))
 
-    def _new_way(self, tally: _Tally, record: Record) -> _Ended:
+    def _new_way(self, tenant_totals: _TenantTotals, record: RequestRecord) -> _Ended:
         pool, outcome = record.pool, record.outcome
-        of = (pool, self._in_histograms_as(pool, tally.tenant), outcome)
+        of = (pool, self._in_histograms_as(pool, tenant_totals.tenant), outcome)
         waits = self._waits.setdefault(of, _Distribution(_WAIT_BUCKETS))
         totals = self._totals.setdefault((pool, outcome), _Distribution(_TOTAL_BUCKETS))
-        way = tally.ways[outcome] = _Ended(waits, totals)
+        way = tenant_totals.ways[outcome] = _Ended(waits, totals)
         return way
 
     def _in_histograms_as(self, pool: str, tenant: str) -> str:
@@ -208,10 +209,14 @@ class Metrics:
         requests = CounterMetricFamily(
             "fairgate_requests", "Requests ended.", labels=["pool", "tenant", "model", "outcome"]
         )
-        for (pool, tenant, model), tally in list(self._tallies.items()):
-            for kind, count in (("input", tally.input), ("output", tally.output), ("cached", tally.cached)):
+        for (pool, tenant, model), tenant_totals in list(self._by_tenant.items()):
+            for kind, count in (
+                ("input", tenant_totals.input),
+                ("output", tenant_totals.output),
+                ("cached", tenant_totals.cached),
+            ):
                 tokens.add_metric([pool, tenant, model, kind], count)
-            for outcome, way in list(tally.ways.items()):
+            for outcome, way in list(tenant_totals.ways.items()):
                 requests.add_metric([pool, tenant, model, outcome], way.requests)
         prompts = CounterMetricFamily(
             "fairgate_backend_prompt_tokens",
@@ -265,7 +270,7 @@ class Metrics:
 
     def shown(self) -> set[tuple[str, str]]:
         """Each (pool, tenant) that has been seen: a zero that is shown is what one looks for."""
-        return {(pool, tenant) for pool, tenant, _ in list(self._tallies)}
+        return {(pool, tenant) for pool, tenant, _ in list(self._by_tenant)}
 
     def render(self) -> bytes:
         """The page. Takes tens of milliseconds with many tenants: not on the loop."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.telemetry.trace import Trace
+from gateway.telemetry.trace import TraceContext
 from policies.admission.waits import seconds_of
 from policies.request import Request, ServiceTokens
 
-__all__ = ["Outcome", "Record"]
+__all__ = ["Outcome", "RequestRecord"]
 
 
 NO_SERVICE: Final = ServiceTokens(0, 0)
@@ -27,7 +27,7 @@ class Outcome:
     """It was queued, or asked to be, and was not served; or somebody, be it the engine, found it wrong by itself."""
 
 
-class Record:
+class RequestRecord:
     """Times in seconds on the monotonic clock, tokens as settled. Never any content."""
 
     __slots__ = (
@@ -49,7 +49,7 @@ class Record:
         self.stream = False
         self.request: Request | None = None
         """What asked for admission; None: it never came to that."""
-        self.trace: Trace | None = None
+        self.trace: TraceContext | None = None
         """Its place in a trace, if traces are followed."""
         self.backend = ""
         self.tries = 0

@@ -24,8 +24,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from gateway.config.sections.tracing import TracingConfig
 from gateway.telemetry.access_log import hidden, interaction_name
-from gateway.telemetry.record import Outcome, Record
-from gateway.telemetry.trace import Trace
+from gateway.telemetry.record import Outcome, RequestRecord
+from gateway.telemetry.trace import TraceContext
 
 __all__ = ["SpanExport"]
 
@@ -67,7 +67,7 @@ class SpanExport:
         self._scope = InstrumentationScope("fairgate", _version())
         self._made = 0
 
-    def ended(self, record: Record, policy: str) -> None:
+    def ended(self, record: RequestRecord, policy: str) -> None:
         """A request has ended; if its trace is recorded, this is its span. Never waits for anybody."""
         trace = record.trace
         if trace is None or not trace.is_sampled:
@@ -99,7 +99,7 @@ class SpanExport:
         spans.add_metric(["lost"], self.lost)
         yield spans
 
-    def _span(self, record: Record, trace: Trace, policy: str) -> ReadableSpan:
+    def _span(self, record: RequestRecord, trace: TraceContext, policy: str) -> ReadableSpan:
         epoch_s = time.time() - time.monotonic()
         state = TraceState.from_header([trace.state.decode("ascii", "replace")]) if trace.state else TraceState()
         parent = None
@@ -135,7 +135,7 @@ def _ns(seconds: float) -> int:
     return int(seconds * 1e9)
 
 
-def _events(record: Record, epoch_s: float) -> list[Event]:
+def _events(record: RequestRecord, epoch_s: float) -> list[Event]:
     at_s: list[tuple[str, float]] = []
     if record.request is not None:
         at_s.append(("queued", record.arrived_s))
@@ -146,7 +146,7 @@ def _events(record: Record, epoch_s: float) -> list[Event]:
     return [Event(name, timestamp=_ns(epoch_s + second)) for name, second in at_s]
 
 
-def _attributes(record: Record, trace: Trace, operation: str, policy: str) -> dict[str, AttributeValue]:
+def _attributes(record: RequestRecord, trace: TraceContext, operation: str, policy: str) -> dict[str, AttributeValue]:
     """By the conventions where they have a name for it, and else under `fairgate`. What is not known is left out."""
     found: dict[str, AttributeValue] = {
         "url.path": record.path,
@@ -178,7 +178,7 @@ def _attributes(record: Record, trace: Trace, operation: str, policy: str) -> di
     return found
 
 
-def _tell_of_admission(record: Record, found: dict[str, AttributeValue]) -> None:
+def _tell_of_admission(record: RequestRecord, found: dict[str, AttributeValue]) -> None:
     request, service = record.request, record.service
     assert request is not None
     found["gen_ai.request.stream"] = record.stream

@@ -1,7 +1,7 @@
 """Which trace is a request part of, and is it recorded? W3C Trace Context (`traceparent`), read when its head is there.
 
-Every request costs this where tracing is configured, so it is cheap; the span is made at the end, of those that are
-recorded only.
+Every request costs this where tracing is configured, so it is cheap; the span is made at the end, and only for a trace
+that is recorded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from random import getrandbits
 from typing import Final
 
-__all__ = ["TRACEPARENT", "Sampler", "Trace"]
+__all__ = ["TRACEPARENT", "Sampler", "TraceContext"]
 
 Header = tuple[bytes, bytes]
 
@@ -22,7 +22,7 @@ _STATE_BYTES_MAX: Final = 512
 _LOW_64_BITS: Final = (1 << 64) - 1
 
 
-class Trace:
+class TraceContext:
     """One request's place in a trace."""
 
     __slots__ = ("host", "is_sampled", "parent_id", "said", "span_id", "state", "trace_id")
@@ -57,7 +57,7 @@ class Sampler:
     def __init__(self, ratio: float) -> None:
         self._bound = round(ratio * (1 << 64))
 
-    def begin(self, headers: list[Header]) -> Trace | None:
+    def begin(self, headers: list[Header]) -> TraceContext | None:
         """None: the client has said that its trace is not recorded, and what it said is passed on as it is."""
         said = state = b""
         for name, value in headers:
@@ -70,11 +70,11 @@ class Sampler:
             digits = getrandbits(192)
             trace_id = digits >> 64
             is_sampled = trace_id & _LOW_64_BITS < self._bound  # as OpenTelemetry's own samplers do
-            trace = Trace(trace_id, digits & _LOW_64_BITS, is_sampled=is_sampled, said=bool(said or state))
+            trace = TraceContext(trace_id, digits & _LOW_64_BITS, is_sampled=is_sampled, said=bool(said or state))
         elif not int(found[3], 16) & 1:
             return None
         else:
-            trace = Trace(int(found[1], 16), getrandbits(64), is_sampled=True, said=True)
+            trace = TraceContext(int(found[1], 16), getrandbits(64), is_sampled=True, said=True)
             trace.parent_id = int(found[2], 16)
             trace.state = state if len(state) <= _STATE_BYTES_MAX else b""
         if trace.is_sampled:

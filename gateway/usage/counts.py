@@ -1,4 +1,4 @@
-"""What was used, by whom and of which model, since it was last written down? Sums in memory, one for each hour and key.
+"""What was used since the last write, by which tenant and with which model? Sums in memory, one for each hour and key.
 
 Runs for every request, so it only adds numbers. What there are many of is bounded: the users of a tenant in an hour,
 the tenants of an hour, and the sums that wait to be written.
@@ -10,23 +10,23 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.telemetry.record import Outcome, Record
+from gateway.telemetry.record import Outcome, RequestRecord
 
-__all__ = ["HOUR_S", "OTHERS", "OTHER_USERS", "Sums", "Tally", "UsageCounts"]
+__all__ = ["HOUR_S", "OTHERS", "OTHER_USERS", "Sums", "UsageCounts", "UsageTotals"]
 
 HOUR_S: Final = 3600
 OTHERS: Final = "other"
 NAMES_MAX: Final = 100_000
-"""Tenants and users of one hour; with open access, whoever makes up a key is a tenant."""
+"""Tenants and users of one hour; with open access, every made-up key is a tenant."""
 SUMS_MAX: Final = 50_000
 OTHER_USERS: Final = OTHERS * 26
-"""Stands for the users beyond those that are told apart. Longer than what is kept of any user's name."""
+"""Stands for the users beyond the bound of users counted one by one. Longer than what is kept of any user's name."""
 
 Key = tuple[int, str, str, str, str]
 """Hour (since the epoch), tenant, app, user and model."""
 
 
-class Tally:
+class UsageTotals:
     """What was used under one key."""
 
     __slots__ = ("cached", "input", "output", "queue_us", "refused", "requests", "wasted")
@@ -43,7 +43,7 @@ class Tally:
         """Time in the queue, in microseconds, summed as the access log rounds it: to hundredths of a millisecond."""
 
 
-Sums = dict[Key, Tally]
+Sums = dict[Key, UsageTotals]
 
 
 class UsageCounts:
@@ -52,9 +52,9 @@ class UsageCounts:
     __slots__ = ("_hour", "_names", "_names_max", "_seen", "_sums", "_sums_max", "_users_max", "requests_dropped")
 
     def __init__(self, users_max: int, sums_max: int = SUMS_MAX, names_max: int = NAMES_MAX) -> None:
-        """`users_max`: of one tenant in one hour; the rest are one user. Beyond `sums_max` sums nobody new is told
-        apart from them; beyond twice as many there are no new sums at all. Of the tenants and users of an hour at most
-        `names_max` are told apart."""
+        """`users_max`: users of one tenant that are counted one by one in an hour; the rest are one user. Beyond
+        `sums_max` sums no new user is counted on its own; beyond twice as many there are no new sums at all. At most
+        `names_max` tenants and users of an hour are counted by name."""
         self.requests_dropped = 0
         """Requests that no sum has, since there was no room for another sum."""
         self._users_max = users_max
@@ -69,7 +69,7 @@ class UsageCounts:
     def __len__(self) -> int:
         return len(self._sums)
 
-    def ended(self, record: Record) -> None:
+    def ended(self, record: RequestRecord) -> None:
         """A request ended, in whatever way. Every request that has a line in the access log is counted here."""
         request = record.request
         is_refused = record.outcome == Outcome.REFUSED
@@ -77,34 +77,34 @@ class UsageCounts:
         model = record.model if record.pool or not is_refused else ""
         user = "" if request is None else request.flow.user
         key = (int(time.time()) // HOUR_S, record.tenant, record.app, user, model)
-        tally = self._sums.get(key)
-        if tally is None:
-            tally = self._bounded(key)
-            if tally is None:
+        totals = self._sums.get(key)
+        if totals is None:
+            totals = self._bounded(key)
+            if totals is None:
                 self.requests_dropped += 1
                 return
         service = record.service
-        tally.requests += 1
-        tally.input += service.prompt
-        tally.cached += service.cached or 0
-        tally.output += service.output
-        tally.queue_us += int(record.queue_s * 100_000 + 0.5) * 10
+        totals.requests += 1
+        totals.input += service.prompt
+        totals.cached += service.cached or 0
+        totals.output += service.output
+        totals.queue_us += int(record.queue_s * 100_000 + 0.5) * 10
         if is_refused:
-            tally.refused += 1
+            totals.refused += 1
             if request is not None:
-                tally.wasted += request.progress.wasted_tokens
+                totals.wasted += request.progress.wasted_tokens
 
     def tokens(self) -> Iterator[tuple[str, int, int]]:
         """Of each sum the tenant, the day (since the epoch), and its prompt and output tokens."""
-        for (hour, tenant, *_), tally in self._sums.items():
-            yield tenant, hour // 24, tally.input + tally.output
+        for (hour, tenant, *_), totals in self._sums.items():
+            yield tenant, hour // 24, totals.input + totals.output
 
     def take(self) -> Sums:
         """All that was added since the last time."""
         sums, self._sums = self._sums, {}
         return sums
 
-    def _bounded(self, key: Key) -> Tally | None:
+    def _bounded(self, key: Key) -> UsageTotals | None:
         """A sum for a key that has none, or that of the others. None: there is no room."""
         hour, tenant, app, user, model = key
         if hour != self._hour:
@@ -125,7 +125,7 @@ class UsageCounts:
         if len(self._sums) >= self._sums_max:
             user = OTHER_USERS
         key = (hour, tenant, app, user, model)
-        tally = self._sums.get(key)
-        if tally is None and len(self._sums) < 2 * self._sums_max:
-            tally = self._sums[key] = Tally()
-        return tally
+        totals = self._sums.get(key)
+        if totals is None and len(self._sums) < 2 * self._sums_max:
+            totals = self._sums[key] = UsageTotals()
+        return totals

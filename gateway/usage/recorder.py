@@ -15,7 +15,7 @@ from functools import partial
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from gateway.background import Fault
+from gateway.background import OperationalError
 from gateway.config.memory import MEMORY_MAX, Bounds, bounds_of
 from gateway.config.sections.usage import UsageConfig
 from gateway.storage.errors import StoreError, StoreUnavailable
@@ -80,12 +80,12 @@ class UsageRecorder:
                 quotas.go_on(tenant, *used, time.monotonic())
 
     async def turn(self) -> None:
-        """Write after half a second. Raises `Fault`, having written, if the file is another one than before."""
+        """Write after half a second. Raises `OperationalError`, having written, if the file has been replaced."""
         await asyncio.sleep(FLUSH_S)
         await self.flush()
         replaced, self._replaced_said = self.database.replaced - self._replaced_said, self.database.replaced
         if replaced:
-            raise Fault(
+            raise OperationalError(
                 f"{self.database.place} was replaced or removed while it was open: usage goes into the file that is "
                 "there now, keys are those that it has, and what was counted into the one before is only there"
             )
@@ -122,7 +122,7 @@ class UsageRecorder:
             pass
         rest = [self.counts.take(), self._batch.sums if self._batch is not None else {}]
         self._batch = None
-        if lost := sum(tally.requests for sums in rest for tally in sums.values()):
+        if lost := sum(totals.requests for sums in rest for totals in sums.values()):
             logger.warning(
                 "the usage of %d requests was not written (%s); their lines in the access log remain", lost, self.fault
             )

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from gateway.config.sections.usage import PriceConfig
 from gateway.usage.database import Database
 
-__all__ = ["DIMENSIONS", "FORMATS", "BadQuestion", "Question", "Report", "Row", "read"]
+__all__ = ["DIMENSIONS", "FORMATS", "BadQuestion", "Question", "Report", "UsageRow", "read"]
 
 ROWS_MAX = 100_000
 _COLUMNS = {
@@ -81,8 +81,8 @@ def _text(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%MZ}"
 
 
-class Row:
-    """What was used by one of those that were asked for."""
+class UsageRow:
+    """What one group of the question used: a tenant, a user, a model, or what the question groups by."""
 
     __slots__ = ("by", "cost", *_MEASURES)
 
@@ -123,9 +123,9 @@ class Row:
 
 
 class Report:
-    """The answer: its rows, those that used most first (of each hour or day), and what they are together."""
+    """The answer: its rows, the largest use first (within each hour or day), and their total."""
 
-    def __init__(self, question: Question, rows: list[Row], total: Row, *, has_prices: bool) -> None:
+    def __init__(self, question: Question, rows: list[UsageRow], total: UsageRow, *, has_prices: bool) -> None:
         self.question = question
         self.rows = rows
         self.total = total
@@ -147,7 +147,7 @@ class Report:
         return json.dumps(answer, indent=2) + "\n"
 
     def as_csv(self) -> str:
-        """One line for each row, without the total: sums are for whoever reads it."""
+        """One line for each row, without the total: the program that reads the lines can add them up."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow([*self.question.by, *self.total.measures(has_prices=self.has_prices)])
@@ -173,7 +173,7 @@ class Report:
             for line in lines
         )
 
-    def _words(self, row: Row) -> list[str]:
+    def _words(self, row: UsageRow) -> list[str]:
         return ["-" if value is None else f"{value:,}" for value in row.measures(has_prices=self.has_prices).values()]
 
 
@@ -194,11 +194,11 @@ def read(database: Database, question: Question, prices: Mapping[str, PriceConfi
     if len(found) > ROWS_MAX:
         raise BadQuestion(f"the answer has more than {ROWS_MAX} rows: ask for a shorter time, or by less")
     count = len(question.by)
-    rows: dict[tuple[str, ...], Row] = {}
-    total = Row(())
+    rows: dict[tuple[str, ...], UsageRow] = {}
+    total = UsageRow(())
     for one in found:
         by = tuple(_label(name, value) for name, value in zip(question.by, one[:count], strict=True))
-        row = rows.get(by) or rows.setdefault(by, Row(by))
+        row = rows.get(by) or rows.setdefault(by, UsageRow(by))
         price = prices.get(one[count])
         row.add(one[count + 1 :], price)
         total.add(one[count + 1 :], price)

@@ -43,20 +43,20 @@ class Batch:
         return sorted(self._rows())
 
     def _rows(self) -> Iterator[tuple[object, ...]]:
-        for (hour, tenant, app, user, model), tally in self.sums.items():
+        for (hour, tenant, app, user, model), totals in self.sums.items():
             yield (
                 hour * HOUR_S,
                 _storable(tenant),
                 _storable(app),
                 OTHERS if user == OTHER_USERS else hidden(user),
                 _storable(model),
-                tally.requests,
-                tally.refused,
-                tally.input,
-                tally.cached,
-                tally.output,
-                tally.wasted,
-                tally.queue_us,
+                totals.requests,
+                totals.refused,
+                totals.input,
+                totals.cached,
+                totals.output,
+                totals.wasted,
+                totals.queue_us,
             )
 
 

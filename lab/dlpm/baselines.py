@@ -44,13 +44,13 @@ class RoundRobin(Assignment):
 
 
 def round_robin_lpm() -> Policy:
-    """Requests go round the engines, each of which serves the longest prefix first: SGLang's default."""
+    """Requests go round the engines; each engine serves the longest prefix first: SGLang's default."""
     prefixes = PrefixIndex()
     return AssignedPolicy(Dlpm(NO_FAIRNESS, prefixes=prefixes), RoundRobin(), prefixes=prefixes)
 
 
 def vtc_round_robin() -> Policy:
-    """Each tenant's requests go round the engines, each of which serves the least-served tenant first.
+    """Each tenant's requests go round the engines; each engine serves the least-served tenant first.
 
     As in the paper, cached input is charged in full; the gateway's own default is a tenth.
     """

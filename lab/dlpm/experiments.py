@@ -17,7 +17,7 @@ from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile
 from lab.dlpm.baselines import lpm, preble, round_robin_lpm, vtc_round_robin
 from lab.dlpm.workload import BLOCK_TOKENS, Misbehaviour, Programs, judge, long_context_qa, tree_of_thoughts
-from lab.experiment import Experiment, Figure, FromSourceError, Inputs, Outcome, Row, holds, shown
+from lab.experiment import Experiment, Figure, Findings, FromSourceError, Inputs, Row, holds, shown
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
@@ -43,13 +43,13 @@ A100 = EngineProfile(
     per_seq_s=3.0e-5,
     per_context_token_s=8.7e-8,
 )
-"""80 GB: 16 GB of weights read per step, 16 GFLOP per prefill token at half of peak, 128 KiB of KV per token, of which
-400,000 fit: about nineteen documents of the long-context workload."""
+"""80 GB: 16 GB of weights read per step, 16 GFLOP per prefill token at half of peak, 128 KiB of KV per token, so
+400,000 tokens fit: about nineteen documents of the long-context workload."""
 A10G = replace(
     A100, name="a10g-llama3.2-3b", num_gpu_blocks=1901, base_s=1.5e-2, per_prefill_token_s=1.07e-4, per_seq_s=5.0e-5,
     per_context_token_s=1.9e-7,
 )  # fmt: skip
-"""24 GB: 6.4 GB of weights per step, 112 KiB of KV per token, of which 120,000 fit."""
+"""24 GB: 6.4 GB of weights per step, 112 KiB of KV per token, so 120,000 tokens fit."""
 SEEDS = (42, 1, 2)
 """Of the workloads. What is shown is the mean: with one, a few reloads of documents decide a ratio."""
 QUANTA = (2000.0, 5000.0, 20_000.0, 80_000.0)
@@ -104,7 +104,7 @@ WORKERS_NOTES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Study:
+class LocalityRun:
     """One run. Rates in weighted tokens per second, times in seconds, which are those of all clients but the first."""
 
     throughput: float
@@ -123,7 +123,7 @@ def vtc() -> Policy:
     return named_policy("vtc", cached_weight=1.0, placement="least_loaded")
 
 
-def run(policy: Policy, programs: Programs, profile: EngineProfile, backends: int = 1) -> Study:
+def run(policy: Policy, programs: Programs, profile: EngineProfile, backends: int = 1) -> LocalityRun:
     """Serve these programs to the last one."""
     engine = AdmissionEngine(policy, limits=QueueLimits(requests_max=1_000_000, wait_s_max=1e6))
     models = {f"worker{number}": EngineModel(profile) for number in range(backends)}
@@ -143,7 +143,7 @@ def run(policy: Policy, programs: Programs, profile: EngineProfile, backends: in
         for record in records
         if record.arrival.flow.tenant != MISBEHAVES
     ]
-    return Study(
+    return LocalityRun(
         throughput=visible / (result.ended_s - begins_s),
         hits=sum(record.cached_tokens for record in records) / prompt_tokens,
         jain_visible=jain(service(records, start_s, end_s).values()),
@@ -165,13 +165,15 @@ def average(
     profile: EngineProfile,
     backends: int = 1,
     seeds: Sequence[int] = SEEDS,
-) -> Study:
+) -> LocalityRun:
     """The mean of every measure over the seeds."""
     studies = [run(make(), workload(seed), profile, backends) for seed in seeds]
-    return Study(**{each.name: mean(getattr(study, each.name) for study in studies) for each in fields(Study)})
+    return LocalityRun(
+        **{each.name: mean(getattr(study, each.name) for study in studies) for each in fields(LocalityRun)}
+    )
 
 
-def frontier(inputs: Inputs) -> Outcome:
+def frontier(inputs: Inputs) -> Findings:
     """Figures 1 and 7 (one GPU): DLPM between a fair order and the fastest one, along its quantum."""
     rows: list[Row] = []
     figures: list[Figure] = []
@@ -216,10 +218,10 @@ def frontier(inputs: Inputs) -> Outcome:
         name = f"dlpm-frontier-{label.lower()}"
         title = f"Throughput and fairness, {label}"
         figures.append(Figure(name, title, "Jain's index: 1 is equal", "service per second", series, x_from=0.9))
-    return Outcome(rows, figures, (*NOTES, FRONTIER_NOTE))
+    return Findings(rows, figures, (*NOTES, FRONTIER_NOTE))
 
 
-def clients(inputs: Inputs) -> Outcome:
+def clients(inputs: Inputs) -> Findings:
     """Figure 11: 5 to 50 clients at the same total rate, with two documents each, on one small GPU."""
     rates: dict[str, list[tuple[float, float]]] = {"DLPM": [], "LPM": [], "VTC": []}
     for number in (5, 10, 20, 50):
@@ -234,7 +236,7 @@ def clients(inputs: Inputs) -> Outcome:
         rows.append(holds(f"{count:.0f} clients: DLPM / LPM", "about 1", ours / fast, ">= 0.85", ours >= 0.85 * fast))
         rows.append(shown(f"{count:.0f} clients: DLPM / VTC", "above 1", ours / fair))
     series = [Series(name, points, dots=True) for name, points in rates.items()]
-    return Outcome(
+    return Findings(
         rows, [Figure("dlpm-clients", "More clients", "clients", "service per second", series)], (*NOTES, CLIENTS_NOTE)
     )
 
@@ -273,14 +275,14 @@ SCHEDULERS: Mapping[str, Callable[[], Policy]] = {
 }
 
 
-def workers(inputs: Inputs) -> Outcome:
+def workers(inputs: Inputs) -> Findings:
     """Figure 7: D2LPM against three ways to place requests, on 1 to 8 GPUs. Raises FromSourceError."""
     if not contract.__file__.endswith(".py"):
         raise FromSourceError  # since two of them are assignments of our own
     rows: list[Row] = []
     figures: list[Figure] = []
     for workload, loaded in WORKLOADS.items():
-        studies: dict[str, dict[int, Study]] = {name: {} for name in SCHEDULERS}
+        studies: dict[str, dict[int, LocalityRun]] = {name: {} for name in SCHEDULERS}
         for count in loaded.workers:
             programs = partial(loaded.programs, count)
             for name, make in SCHEDULERS.items():
@@ -295,7 +297,7 @@ def workers(inputs: Inputs) -> Outcome:
             _by_workers(f"d2lpm-rate-{slug}", f"Throughput, {workload}", "service per second", drawn, "throughput"),
             _by_workers(f"d2lpm-latency-{slug}", f"Well-behaved clients, {workload}", "mean seconds", drawn, "mean_s"),
         ]
-    return Outcome(rows, figures, (*NOTES, PREBLE_NOTE, *WORKERS_NOTES))
+    return Findings(rows, figures, (*NOTES, PREBLE_NOTE, *WORKERS_NOTES))
 
 
 PREBLE_NOTE = (
@@ -305,7 +307,7 @@ PREBLE_NOTE = (
 )
 
 
-def _against(where: str, studies: Mapping[str, Study]) -> list[Row]:
+def _against(where: str, studies: Mapping[str, LocalityRun]) -> list[Row]:
     ours, fair, cached = studies["D2LPM"], studies["VTC+RR"], studies["RR+LPM"]
     others = {name: study for name, study in studies.items() if name != "D2LPM"}
     share, latency = ours.throughput / fair.throughput, ours.mean_s / fair.mean_s
@@ -339,7 +341,7 @@ def _cells(values: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.3f}" for name, value in values.items())
 
 
-def backend_quantum(inputs: Inputs) -> Outcome:
+def backend_quantum(inputs: Inputs) -> Findings:
     """Figure 10: how long a client may stick to one worker (four workers)."""
     traffic = partial(WORKLOADS["judge, S1"].programs, 4)
     make = partial(named_policy, "d2lpm", quantum=LOCAL_QUANTUM)
@@ -357,7 +359,7 @@ def backend_quantum(inputs: Inputs) -> Outcome:
     rows.append(holds("throughput, largest finite / smallest Q^w", "> 1", rises, "> 1", rises > 1))
     points = [(quantum, study.throughput) for quantum, study in swept if quantum < inf]
     series = [Series("D2LPM", points, dots=True)]
-    return Outcome(
+    return Findings(
         rows,
         [
             Figure(
@@ -372,7 +374,9 @@ def _between(measure: str, low: float, ours: float, high: float) -> Row:
     return holds(measure, "between LPM and VTC", ours, f"{low:.3f} to {high:.3f}", low <= ours <= high)
 
 
-def _by_workers(name: str, title: str, y_label: str, studies: Mapping[str, Mapping[int, Study]], field: str) -> Figure:
+def _by_workers(
+    name: str, title: str, y_label: str, studies: Mapping[str, Mapping[int, LocalityRun]], field: str
+) -> Figure:
     series = [
         Series(scheduler, [(float(count), float(getattr(study, field))) for count, study in by.items()], dots=True)
         for scheduler, by in studies.items()

@@ -32,7 +32,7 @@ Misbehaviour = Literal["none", "more", "longer"]
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call. Its prompt: `pieces` as (name, tokens), of which equal beginnings are shared."""
+    """One call. Its prompt: `pieces` as (name, tokens); calls with equal first pieces share that part of the prompt."""
 
     pieces: tuple[tuple[int, int], ...]
     output_tokens: int

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from lab.experiment import Experiment, Figure, Inputs, Outcome, Row, holds, shown
+from lab.experiment import Experiment, Figure, Findings, Inputs, Row, holds, shown
 from lab.fairserve.study import (
     Study,
     ends_calls,
@@ -90,9 +90,9 @@ def seeds(first: Mapping[str, Study]) -> list[Seed]:
     return [Seed.of(first), *others]
 
 
-def _run(inputs: Inputs) -> Outcome:
+def _run(inputs: Inputs) -> Findings:
     studies = compare(POPULATION)
-    return Outcome(rows(studies, seeds(studies)), _waits_figures(studies.values()), NOTES)
+    return Findings(rows(studies, seeds(studies)), _waits_figures(studies.values()), NOTES)
 
 
 def rows(studies: Mapping[str, Study], found: Collection[Seed]) -> list[Row]:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 from policies.request import Claim, Flow
 from simulation.run import Arrival, Record
 
-__all__ = ["Call", "Course", "Interaction", "Interactions"]
+__all__ = ["Course", "InteractionClients", "PlannedCall", "PlannedInteraction"]
 
 
-class Call(NamedTuple):
+class PlannedCall(NamedTuple):
     """One call of an interaction. `system_tokens` of the prompt are the app's own instructions."""
 
     prompt_tokens: int
@@ -28,13 +28,13 @@ class Call(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Interaction:
+class PlannedInteraction:
     """The calls behind one answer, in order; the first is sent at `starts_s`."""
 
     id: str
     flow: Flow
     starts_s: float
-    calls: tuple[Call, ...]
+    calls: tuple[PlannedCall, ...]
     output_tokens_max: int = 4096
     weight: float = 1.0
 
@@ -52,7 +52,7 @@ class Interaction:
 class Course:
     """How far has one interaction come? `records` are its calls so far."""
 
-    interaction: Interaction
+    interaction: PlannedInteraction
     records: list[Record]
 
     @property
@@ -78,10 +78,10 @@ class Course:
         return sum(record.arrival.prompt_tokens + len(record.token_s) for record in self.records[:-1])
 
 
-class Interactions:
+class InteractionClients:
     """The clients of a simulation: gives the first calls, and each next one when the last has been answered."""
 
-    def __init__(self, interactions: Iterable[Interaction]) -> None:
+    def __init__(self, interactions: Iterable[PlannedInteraction]) -> None:
         self._planned = sorted(interactions, key=lambda one: (one.starts_s, one.id))
         self.courses: dict[str, Course] = {one.id: Course(one, []) for one in self._planned}
 

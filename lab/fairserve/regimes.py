@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean
 
-from lab.experiment import Experiment, Figure, Inputs, Outcome, Row, shown
+from lab.experiment import Experiment, Figure, Findings, Inputs, Row, shown
 from lab.fairserve.experiment import LIMIT, LIMITED, POPULATION
 from lab.fairserve.study import Study, ends_calls, percent, protects_interactions, study
 from lab.fairserve.workload import Population, workload
@@ -46,7 +46,7 @@ def served(population: Population, name: str, engine: AdmissionEngine) -> Study:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ThresholdPoint:
     """FairServe with one threshold against VTC, on one workload. Shares of 1; throughput is a ratio."""
 
     throughput: float
@@ -55,7 +55,7 @@ class Point:
     refused: int
 
 
-def _run(inputs: Inputs) -> Outcome:
+def _run(inputs: Inputs) -> Findings:
     rows: list[Row] = []
     for regime, population in REGIMES.items():
         vtc = served(population, "VTC", ends_calls("vtc"))
@@ -63,17 +63,19 @@ def _run(inputs: Inputs) -> Outcome:
         rows += [row for one in studies for row in _shown(regime, one, vtc)]
     frontier = {bounds: _points(bounds) for bounds in OVERLOAD}
     rows += [row for bounds, points in frontier.items() for row in _threshold(bounds, points)]
-    return Outcome(rows, [_figure(frontier)], NOTES)
+    return Findings(rows, [_figure(frontier)], NOTES)
 
 
-def _points(bounds: tuple[float, float]) -> list[Point]:
+def _points(bounds: tuple[float, float]) -> list[ThresholdPoint]:
     """This threshold on the workload of each seed."""
     points = []
     for seed in SEEDS:
         population = replace(FEW, seed=seed)
         engine = protects_interactions(throttle=LIMITED, overload=OverloadSettings(*bounds))
         one = served(population, "FairServe", engine)
-        points.append(Point(sum(one.throughput()), one.delayed(), one.delayed(inside=True), one.benign_users_refused()))
+        points.append(
+            ThresholdPoint(sum(one.throughput()), one.delayed(), one.delayed(inside=True), one.benign_users_refused())
+        )
     return points
 
 
@@ -94,7 +96,7 @@ def _rate(one: Study) -> float:
     return sum(one.throughput())
 
 
-def _threshold(bounds: tuple[float, float], points: Sequence[Point]) -> list[Row]:
+def _threshold(bounds: tuple[float, float], points: Sequence[ThresholdPoint]) -> list[Row]:
     where = f"overload {bounds[0]:g} / {bounds[1]:g}, mean of {len(points)} seeds"
     delayed = [
         percent(mean(shares)) for shares in zip(*((one.delayed, one.delayed_inside) for one in points), strict=True)
@@ -106,10 +108,10 @@ def _threshold(bounds: tuple[float, float], points: Sequence[Point]) -> list[Row
     ]
 
 
-def _figure(frontier: Mapping[tuple[float, float], Sequence[Point]]) -> Figure:
+def _figure(frontier: Mapping[tuple[float, float], Sequence[ThresholdPoint]]) -> Figure:
     """Throughput that a lower threshold costs, and users that it spares."""
 
-    def line(name: str, share: Callable[[Point], float]) -> Series:
+    def line(name: str, share: Callable[[ThresholdPoint], float]) -> Series:
         points = [
             (mean(one.throughput for one in found), 100 * mean(share(one) for one in found))
             for found in frontier.values()

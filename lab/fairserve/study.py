@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile, profile
-from lab.fairserve.interactions import Course, Interaction, Interactions
+from lab.fairserve.interactions import Course, InteractionClients, PlannedInteraction
 from lab.fairserve.workload import is_abuser
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
@@ -72,7 +72,7 @@ class Study:
     def provided(self) -> Provided:
         """Table 3: of what was asked for, how much came to its end? And how many of the users got any answer?
 
-        Interactions are those that were begun: a refused start is the refusal of a request.
+        Only interactions that began count: a refused start is the refusal of a request.
         """
         requests = [course for course in self.courses if len(course.interaction.calls) == 1 or course.refused]
         several = [course for course in self.courses if len(course.interaction.calls) > 1 and not course.refused]
@@ -108,7 +108,7 @@ class Study:
         return sum(wait_s > more_than_s for wait_s in waits_s) / len(waits_s)
 
     def mean_wait_s(self, *, inside: bool) -> float:
-        """Mean wait of benign users' calls, in seconds: of those inside an interaction, or of those that begin one."""
+        """Mean wait of benign users' calls, in seconds: of calls inside an interaction, or of calls that begin one."""
         waits_s = [
             _wait_s(record) for course in self.benign() for record in course.records[inside : None if inside else 1]
         ]
@@ -162,7 +162,7 @@ def _completed(courses: Sequence[Course]) -> float:
 
 
 def _users_answered(courses: Iterable[Course]) -> float:
-    """Of the users who heard anything, how many got a final response?"""
+    """Of the users who got any answer, how many got a final response?"""
     users: dict[str, bool] = defaultdict(bool)
     for course in courses:
         users[course.interaction.flow.tenant] |= course.completed
@@ -192,7 +192,7 @@ def protects_interactions(*, overload: OverloadSettings | None = None, **setting
 def study(
     name: str,
     engine: AdmissionEngine,
-    planned: Sequence[Interaction],
+    planned: Sequence[PlannedInteraction],
     start_s: float,
     end_s: float,
     like: EngineProfile = ENGINE,
@@ -203,7 +203,7 @@ def study(
     """
     engine.add_backend("one", max_num_seqs=like.max_num_seqs)
     model = EngineModel(like)
-    interactions = Interactions(planned)
+    interactions = InteractionClients(planned)
     kv_at_refusal: list[float] = []
     calm_refusals = 0
 

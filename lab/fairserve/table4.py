@@ -13,7 +13,7 @@ from statistics import mean
 from typing import NamedTuple
 
 from backends.simulated.profiles import EngineProfile
-from lab.experiment import Experiment, Inputs, Outcome, Row, holds, shown
+from lab.experiment import Experiment, Findings, Inputs, Row, holds, shown
 from lab.fairserve.study import ENGINE, Study, ends_calls, study
 from lab.fairserve.workload import TABLE_4, case_study
 from policies.admission.engine import AdmissionEngine
@@ -43,7 +43,7 @@ POLICIES: Mapping[str, Callable[[], AdmissionEngine]] = {
     "FairServe": partial(ends_calls, "fairserve", wait_s_max=TIMEOUT_S),
     "FairServe, no working set": partial(ends_calls, "fairserve", wait_s_max=TIMEOUT_S, working_set=False),
 }
-"""FS (W+I) as printed: whoever is inside an interaction goes first, however much others are owed."""
+"""FS (W+I) as printed: a call inside an interaction goes first, however much others are owed."""
 
 
 class Published(NamedTuple):
@@ -70,9 +70,9 @@ def case_studies(seed: int, only: Collection[str] = tuple(POLICIES)) -> dict[str
     }
 
 
-def _run(inputs: Inputs) -> Outcome:
+def _run(inputs: Inputs) -> Findings:
     by_seed = [case_studies(seed) for seed in SEEDS]
-    return Outcome(rows({name: [studies[name] for studies in by_seed] for name in POLICIES}), (), NOTES)
+    return Findings(rows({name: [studies[name] for studies in by_seed] for name in POLICIES}), (), NOTES)
 
 
 def rows(studies: Mapping[str, Sequence[Study]]) -> list[Row]:

@@ -19,7 +19,7 @@ from itertools import accumulate
 from random import Random
 from typing import NamedTuple
 
-from lab.fairserve.interactions import Call, Interaction
+from lab.fairserve.interactions import PlannedCall, PlannedInteraction
 from policies.request import Flow
 
 __all__ = ["ABUSER", "APPS", "GRAPHS", "TABLE_4", "Population", "case_study", "is_abuser", "workload"]
@@ -93,7 +93,7 @@ def is_abuser(flow: Flow) -> bool:
     return flow.tenant.startswith(ABUSER)
 
 
-def workload(population: Population) -> list[Interaction]:
+def workload(population: Population) -> list[PlannedInteraction]:
     """All interactions of a run. A user is a tenant of weight 1: what the paper calls a user shares the engine."""
     rng = Random(population.seed)
     apps = _apps(rng)
@@ -103,7 +103,7 @@ def workload(population: Population) -> list[Interaction]:
     return interactions
 
 
-def case_study(*, duration_s: float, users: int, seed: int) -> list[Interaction]:
+def case_study(*, duration_s: float, users: int, seed: int) -> list[PlannedInteraction]:
     """Table 4: so many users of each of three applications, who send as many requests as are printed, evenly spread.
 
     Requests have the printed mean lengths whether or not they stand alone; as many as in table 2 belong to interactions
@@ -115,7 +115,7 @@ def case_study(*, duration_s: float, users: int, seed: int) -> list[Interaction]
         prompt_tokens=single.prompt_tokens * (several.calls_min + several.calls_max) / 2,
         output_tokens=single.output_tokens * (several.calls_min + several.calls_max) / 2,
     )
-    interactions: list[Interaction] = []
+    interactions: list[PlannedInteraction] = []
     for app in _apps(rng)[: len(TABLE_4)]:
         left = TABLE_4[int(app.name.removeprefix("app"))][2]
         while left:
@@ -123,7 +123,7 @@ def case_study(*, duration_s: float, users: int, seed: int) -> list[Interaction]
             calls = _calls(app, graphs, rng)[:left]
             left -= len(calls)
             flow = Flow(f"{app.name}-user{rng.randrange(users)}", app.name)
-            interactions.append(Interaction(f"c{len(interactions)}", flow, rng.uniform(0.0, duration_s), calls))
+            interactions.append(PlannedInteraction(f"c{len(interactions)}", flow, rng.uniform(0.0, duration_s), calls))
     return interactions
 
 
@@ -159,7 +159,7 @@ def _left(given: Weighted, free: Weighted) -> float:
     return (total - sum(weight * value for weight, value in given)) / sum(weight * value for weight, value in free)
 
 
-def _benign(population: Population, apps: Sequence[_App], rate: float, rng: Random) -> list[Interaction]:
+def _benign(population: Population, apps: Sequence[_App], rate: float, rng: Random) -> list[PlannedInteraction]:
     """Users of one or two applications each, at rates orders of magnitude apart; everyone comes at least once."""
     weights = list(accumulate(app.popularity for app in apps))
     homes = [rng.choices(apps, cum_weights=weights, k=2) for _ in range(population.users)]
@@ -173,14 +173,14 @@ def _benign(population: Population, apps: Sequence[_App], rate: float, rng: Rand
         app = homes[user][rng.random() < 0.15]
         flow = Flow(f"user{user:04}", app.name)
         interactions.append(
-            Interaction(
+            PlannedInteraction(
                 f"b{serial}", flow, _starts_s(population, rng), _calls(app, graphs, rng), output_tokens_max=4096
             )
         )
     return interactions
 
 
-def _abusive(population: Population, apps: Sequence[_App], rate: float, rng: Random) -> list[Interaction]:
+def _abusive(population: Population, apps: Sequence[_App], rate: float, rng: Random) -> list[PlannedInteraction]:
     """A few who send without regard to answers, the sizes that their application has anyway."""
     by_name = {app.name: app for app in apps}
     number = round(rate * population.duration_s) if population.abusers else 0
@@ -191,7 +191,9 @@ def _abusive(population: Population, apps: Sequence[_App], rate: float, rng: Ran
         app = by_name[f"app{ABUSED_APPS[abuser % len(ABUSED_APPS)]}"]
         flow = Flow(f"{ABUSER}{abuser}", app.name)
         starts_s = rng.uniform(0.1, 1.0) * population.duration_s
-        interactions.append(Interaction(f"a{serial}", flow, starts_s, _calls(app, graphs, rng), output_tokens_max=4096))
+        interactions.append(
+            PlannedInteraction(f"a{serial}", flow, starts_s, _calls(app, graphs, rng), output_tokens_max=4096)
+        )
     return interactions
 
 
@@ -213,7 +215,7 @@ def _starts_s(population: Population, rng: Random) -> float:
             return at
 
 
-def _calls(app: _App, graphs: Graphs, rng: Random) -> tuple[Call, ...]:
+def _calls(app: _App, graphs: Graphs, rng: Random) -> tuple[PlannedCall, ...]:
     """The calls of one interaction. Prompts grow along it, as what was said before comes with every call."""
     count = rng.randint(graphs.calls_min, graphs.calls_max)
     mean = (graphs.calls_min + graphs.calls_max) / 2
@@ -224,7 +226,9 @@ def _calls(app: _App, graphs: Graphs, rng: Random) -> tuple[Call, ...]:
         output = graphs.output_tokens / mean * app.output_factor * _spread(0.5, rng)
         prompt_tokens = min(max(8, round(prompt)), TOKENS_MAX)
         output_tokens = min(max(1, round(output)), 4096, TOKENS_MAX - prompt_tokens + 512)
-        calls.append(Call(prompt_tokens, output_tokens, round(prompt_tokens * app.system_share), rng.uniform(0.1, 1.0)))
+        calls.append(
+            PlannedCall(prompt_tokens, output_tokens, round(prompt_tokens * app.system_share), rng.uniform(0.1, 1.0))
+        )
     return tuple(calls)
 
 

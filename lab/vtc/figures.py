@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lab.experiment import Experiment, Figure, Inputs, Outcome, Row, holds, shown, within
+from lab.experiment import Experiment, Figure, Findings, Inputs, Row, holds, shown, within
 from lab.vtc.fairness import (
     Served,
     accumulated_gap,
@@ -96,7 +96,7 @@ def _services(name: str, title: str, scenes: Sequence[tuple[str, _Scene]], end_s
     return Figure(name, f"{title}: service", "seconds", SERVICE, series)
 
 
-def fig3(inputs: Inputs) -> Outcome:
+def fig3(inputs: Inputs) -> Findings:
     fair, unfair = _Scene(vtc, overload((90, 180), 360.0)), _Scene(fcfs, overload((90, 180), 600.0))
     rates, shares = fair.rates(), unfair.rates()
     rows = [
@@ -108,10 +108,10 @@ def fig3(inputs: Inputs) -> Outcome:
     ]
     notes = ["As in the paper, VTC is measured on six minutes of arrivals, of which it serves the last after ten, and "
              "FCFS on ten."]  # fmt: skip
-    return Outcome(rows, [_gaps("fig3-gap", "Two clients, 90 and 180 requests a minute", fair, unfair)], notes)
+    return Findings(rows, [_gaps("fig3-gap", "Two clients, 90 and 180 requests a minute", fair, unfair)], notes)
 
 
-def fig4(inputs: Inputs) -> Outcome:
+def fig4(inputs: Inputs) -> Findings:
     scene = _Scene(vtc, overload((15, 30, 90)))
     published, rates = (187, 376, 762), scene.rates()
     rows = [within(f"service of client {i + 1}", published[i], rates[i], 0.05) for i in range(3)]
@@ -121,10 +121,10 @@ def fig4(inputs: Inputs) -> Outcome:
               all(rates[i] >= 0.97 * asked[i] for i in range(2))),
         shown("mean TTFT of clients 1 to 3, s", "4.8 / 4.9 / 124", _list(scene.waits_s())),
     ]  # fmt: skip
-    return Outcome(rows, [_services("fig4-service", "15, 30 and 90 requests a minute", [("", scene)])])
+    return Findings(rows, [_services("fig4-service", "15, 30 and 90 requests a minute", [("", scene)])])
 
 
-def fig5(inputs: Inputs) -> Outcome:
+def fig5(inputs: Inputs) -> Findings:
     scene = _Scene(vtc, on_off(30, 120))
     on = [scene.rates(begin, begin + 60.0)[0] for begin in range(0, 600, 120)]
     off = [scene.rates(begin, begin + 60.0)[1] for begin in range(60, 600, 120)]
@@ -136,10 +136,10 @@ def fig5(inputs: Inputs) -> Outcome:
         within("client 2 over all", 1125, overall[1], 0.05),
     ]
     notes = ["What client 1 leaves is used: service in all is the same whether it sends or pauses (work conservation)."]
-    return Outcome(rows, [_services("fig5-service", "Client 1 pauses every other minute", [("", scene)])], notes)
+    return Findings(rows, [_services("fig5-service", "Client 1 pauses every other minute", [("", scene)])], notes)
 
 
-def fig6(inputs: Inputs) -> Outcome:
+def fig6(inputs: Inputs) -> Findings:
     arrivals = on_off(120, 180)
     fair, unfair = _Scene(vtc, arrivals), _Scene(fcfs, arrivals)
     rates = fair.rates()
@@ -150,10 +150,10 @@ def fig6(inputs: Inputs) -> Outcome:
         _grows(unfair, "linear, 378,000"),
         _busy([fair, unfair], ""),
     ]
-    return Outcome(rows, [_gaps("fig6-gap", "Both ask for too much, client 1 pauses", fair, unfair)])
+    return Findings(rows, [_gaps("fig6-gap", "Both ask for too much, client 1 pauses", fair, unfair)])
 
 
-def fig7(inputs: Inputs) -> Outcome:
+def fig7(inputs: Inputs) -> Findings:
     arrivals = poisson_short_long((480, 90), ((64, 64), (256, 256)))
     fair, unfair = _Scene(vtc, arrivals), _Scene(fcfs, arrivals)
     rates = fair.rates()
@@ -164,10 +164,10 @@ def fig7(inputs: Inputs) -> Outcome:
         _grows(unfair, "linear, 223,000"),
         _busy([fair, unfair], "1445"),
     ]
-    return Outcome(rows, [_gaps("fig7-gap", "Poisson arrivals, short and long requests", fair, unfair)])
+    return Findings(rows, [_gaps("fig7-gap", "Poisson arrivals, short and long requests", fair, unfair)])
 
 
-def fig8(inputs: Inputs) -> Outcome:
+def fig8(inputs: Inputs) -> Findings:
     rates, tokens = (480, 90), ((512, 32), (32, 512))
     fair = _Scene(vtc, poisson_short_long(rates, tokens))
     unfair = _Scene(fcfs, poisson_short_long(rates, tokens, 300.0))
@@ -184,10 +184,10 @@ def fig8(inputs: Inputs) -> Outcome:
         "accumulated gap passes 2U there and here without a contradiction of theorem 4.4, which speaks of times when "
         "both clients wait: it comes up in the first half minute, when only client 1 does, and stays from then on."
     ]
-    return Outcome(rows, [_gaps("fig8-gap", "Long prompts against long answers", fair, unfair, 300.0)], notes)
+    return Findings(rows, [_gaps("fig8-gap", "Long prompts against long answers", fair, unfair, 300.0)], notes)
 
 
-def fig9(inputs: Inputs) -> Outcome:
+def fig9(inputs: Inputs) -> Findings:
     scene = _Scene(vtc, increase(30, 12, 120))
     spans = ((0.0, 200.0), (200.0, 400.0), (400.0, 600.0))
     waits = [scene.waits_s(*span) for span in spans]
@@ -207,10 +207,10 @@ def fig9(inputs: Inputs) -> Outcome:
         "front of its engine are not part of the model; how much of the difference is theirs has not been measured."
     ]
     figure = Figure("fig9-ttft", "Client 2 sends ever faster: TTFT by arrival", "seconds", "TTFT, seconds", series)
-    return Outcome(rows, [figure], notes)
+    return Findings(rows, [figure], notes)
 
 
-def fig10(inputs: Inputs) -> Outcome:
+def fig10(inputs: Inputs) -> Findings:
     arrivals = shift()
     lifted, banked = _Scene(vtc, arrivals), _Scene(lcf, arrivals)
     second, third = (300.0, 600.0), (600.0, 900.0)
@@ -226,10 +226,10 @@ def fig10(inputs: Inputs) -> Outcome:
     notes = ["Client 1 asks for little in the first five minutes. Without the lift it has banked that by the time both "
              "ask for too much, and client 2 pays."]  # fmt: skip
     scenes = [("VTC, ", lifted), ("LCF, ", banked)]
-    return Outcome(rows, [_services("fig10-service", "The load shifts at 300 and 600 s", scenes, 900.0)], notes)
+    return Findings(rows, [_services("fig10-service", "The load shifts at 300 and 600 s", scenes, 900.0)], notes)
 
 
-def weighted(inputs: Inputs) -> Outcome:
+def weighted(inputs: Inputs) -> Findings:
     weights = (1.0, 2.0, 3.0, 4.0)
     equal = overload((90,) * 4, weights=weights)
     fair, unfair = _Scene(vtc, equal), _Scene(fcfs, equal)
@@ -249,7 +249,7 @@ def weighted(inputs: Inputs) -> Outcome:
         "Everybody sends 90 requests a minute here. In figure 16 (b) of the paper the rates themselves are 1:2:3:4, so "
         "that arrival order alone gives these shares, as the last row shows."
     ]
-    return Outcome(rows, [_services("weighted-service", "Weights 1:2:3:4, equal rates", [("", fair)])], notes)
+    return Findings(rows, [_services("weighted-service", "Weights 1:2:3:4, equal rates", [("", fair)])], notes)
 
 
 FIG3 = Experiment("fig3", "VTC, figure 3: two overloaded clients", fig3)

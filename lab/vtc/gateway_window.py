@@ -13,7 +13,7 @@ from statistics import mean
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile, profile
-from lab.experiment import Experiment, Figure, Inputs, Outcome, holds, shown
+from lab.experiment import Experiment, Figure, Findings, Inputs, holds, shown
 from lab.vtc.runs import arena, measure, serve, step_times, vtc
 from lab.vtc.windows import Rule, in_flight, serve_with_rule, starts_now, waiting
 from policies.admission.engine import AdmissionEngine
@@ -28,7 +28,7 @@ from simulation.driver import simulate
 from simulation.plots import Series
 from simulation.run import Arrival, Run
 
-__all__ = ["GATEWAY_WINDOW", "Point", "gateway_window", "production"]
+__all__ = ["GATEWAY_WINDOW", "WindowPoint", "gateway_window", "production"]
 
 BACKEND = "engine"
 NOTHING_EXPIRES = QueueLimits(requests_max=1_000_000, wait_s_max=1e6)
@@ -38,7 +38,7 @@ CEILINGS = (0.7, 0.8, 0.9, 0.98, 1.05)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class WindowPoint:
     """A way to serve the trace: how far from fair, how fast, and what it costs in preemptions; means over a sweep."""
 
     gap: float
@@ -49,18 +49,18 @@ class Point:
         return f"{self.gap:.0f} / {self.tokens_per_s:.0f} / {self.preemptions:.0f}"
 
 
-def _mean(points: Sequence[Point]) -> Point:
-    return Point(
+def _mean(points: Sequence[WindowPoint]) -> WindowPoint:
+    return WindowPoint(
         mean(each.gap for each in points),
         mean(each.tokens_per_s for each in points),
         mean(each.preemptions for each in points),
     )
 
 
-def _point(run: Run) -> Point:
+def _point(run: Run) -> WindowPoint:
     measured = measure(run)
     preemptions = sum(record.preemptions for record in run.records.values())
-    return Point(measured.difference.avg, measured.tokens_per_s, preemptions)
+    return WindowPoint(measured.difference.avg, measured.tokens_per_s, preemptions)
 
 
 def _profiles(points: int) -> list[EngineProfile]:
@@ -74,18 +74,18 @@ def production(
     *,
     capacity: CapacitySettings | None = None,
     lengths: OutputPredictor | None = None,
-) -> Point:
+) -> WindowPoint:
     """VTC in the production engine, one millisecond away from a vLLM that it scrapes ten times a second."""
     engine = AdmissionEngine(named_policy("vtc"), limits=NOTHING_EXPIRES, capacity=capacity, lengths=lengths)
     engine.add_backend(BACKEND, max_num_seqs=engine_profile.max_num_seqs)
     return _point(simulate(arrivals, engine=engine, backends={BACKEND: EngineModel(engine_profile)}))
 
 
-def gateway_window(arrivals: Sequence[Arrival], points: int = 3) -> Outcome:
+def gateway_window(arrivals: Sequence[Arrival], points: int = 3) -> Findings:
     engines = _profiles(points)
     middle = engines[points // 2]
 
-    def ruled(order: Callable[[], Order], rule: Rule, profiles: Sequence[EngineProfile]) -> Point:
+    def ruled(order: Callable[[], Order], rule: Rule, profiles: Sequence[EngineProfile]) -> WindowPoint:
         return _mean([_point(serve_with_rule(arrivals, order(), each, rule)) for each in profiles])
 
     paper = _mean([_point(serve(vtc, arrivals, loop=loop)) for loop in step_times(points)])
@@ -93,7 +93,7 @@ def gateway_window(arrivals: Sequence[Arrival], points: int = 3) -> Outcome:
     direct = ruled(Fcfs, in_flight(1_000_000), engines)
     ours = _mean([production(arrivals, each) for each in engines])
     known = KnownLengths({arrival.id: float(arrival.output_tokens) for arrival in arrivals})
-    told = _mean([production(arrivals, each, lengths=known) for each in engines])
+    informed = _mean([production(arrivals, each, lengths=known) for each in engines])
     windows = {most: ruled(Vtc, in_flight(most), [middle]) for most in WINDOWS}
     targets = {most: ruled(Vtc, waiting(most), [middle]) for most in WAITING}
     ceilings = {share: production(arrivals, middle, capacity=CapacitySettings(kv_ceiling=share)) for share in CEILINGS}
@@ -104,7 +104,7 @@ def gateway_window(arrivals: Sequence[Arrival], points: int = 3) -> Outcome:
         shown("VTC inside vLLM", "", inside.cell()),
         shown("everything straight to vLLM", "", direct.cell()),
         shown("VTC at the gateway (production engine)", "", ours.cell()),
-        shown("the same, told the lengths of answers", "", told.cell()),
+        shown("the same, told the lengths of answers", "", informed.cell()),
         holds("avg difference, gateway / paper's engine", "", gap, "<= 1.10", gap <= 1.10),
         holds("tokens/s, gateway / inside vLLM", "", rate, ">= 0.98", rate >= 0.98),
         shown("tokens/s, gateway / paper's engine", "", ours.tokens_per_s / paper.tokens_per_s),
@@ -139,10 +139,10 @@ def gateway_window(arrivals: Sequence[Arrival], points: int = 3) -> Outcome:
         "answers are longer than that. Told them, it preempts nothing, but spreads the starts, which costs more where "
         "answers are as unlike as here than where all are alike.",
     ]
-    return Outcome(rows, figures, notes)
+    return Findings(rows, figures, notes)
 
 
-def _run(inputs: Inputs) -> Outcome:
+def _run(inputs: Inputs) -> Findings:
     return gateway_window(arena(inputs))
 
 

@@ -74,8 +74,8 @@ def serve_in_engine(
     """Serve the traffic until every request has ended, or for so long; what is running then stays unfinished.
 
     Args:
-        arrivals: in order of time; each tenant is a client of the paper.
-        lengths: what an order that charges predicted output is told, at dispatch.
+        arrivals: in order of time; each tenant is a client of the paper. lengths: output lengths for an order that
+        charges predicted output at dispatch.
     """
     return _Loop(order, loop, lengths).run(arrivals, until_s)
 

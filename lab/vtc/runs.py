@@ -22,8 +22,8 @@ from simulation.run import Arrival, Run
 from simulation.traces.reader import Trace
 
 __all__ = [
-    "TWO_U", "Measured", "Scheduler", "arena", "fcfs", "lcf", "measure", "medians", "noisy_oracle", "oracle", "predict",
-    "rpm", "serve", "step_times", "vtc",
+    "TWO_U", "MeasuredRun", "Scheduler", "arena", "fcfs", "lcf", "measure", "medians", "noisy_oracle", "oracle",
+    "predict", "rpm", "serve", "step_times", "vtc",
 ]  # fmt: skip
 
 TWO_U = 40_000.0
@@ -96,7 +96,7 @@ def serve(
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRun:
     """What the tables print of one run."""
 
     difference: Discrepancy
@@ -112,12 +112,12 @@ def cells(*numbers: float) -> str:
     return " / ".join(f"{number:.0f}" if number >= 100 else f"{number:.2f}" for number in numbers)
 
 
-def measure(run: Run, *, cost: Cost = LINEAR) -> Measured:
+def measure(run: Run, *, cost: Cost = LINEAR) -> MeasuredRun:
     requests = served(run.records.values())
-    return Measured(discrepancy(requests, cost=cost), tokens_per_s(requests, run.ended_s), requests)
+    return MeasuredRun(discrepancy(requests, cost=cost), tokens_per_s(requests, run.ended_s), requests)
 
 
-def medians(runs: Sequence[Measured]) -> str:
+def medians(runs: Sequence[MeasuredRun]) -> str:
     """The middle value of each column over a sweep."""
     differences = [run.difference for run in runs]
     columns = [[one.max for one in differences], [one.avg for one in differences], [one.var for one in differences]]

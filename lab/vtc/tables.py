@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import sqrt
 from statistics import mean, median, stdev
 
-from lab.experiment import Experiment, Figure, Inputs, Outcome, Row, holds, shown, within
+from lab.experiment import Experiment, Figure, Findings, Inputs, Row, holds, shown, within
 from lab.vtc.fairness import Discrepancy, accumulated_gap
 from lab.vtc.recorded import RunMeasures, measures, read_runs
 from lab.vtc.runs import (
     TWO_U,
-    Measured,
+    MeasuredRun,
     Scheduler,
     arena,
     cells,
@@ -48,10 +48,10 @@ RECORDED: Sequence[tuple[str, int, str, Printed]] = (
     ("table 5, VTC", 6, "linear", (192.88, 103.77, 6981.24)),
     ("table 5, VTC(oracle)", 11, "linear", (5.87, 0.51, 1.71)),
 )
-"""Cells of which the recorded run is published: name, run, cost, max, average and variance as printed."""
+"""Cells with a published record of their run: name, run, cost, max, average and variance as printed."""
 
 
-def recorded_metrics(inputs: Inputs) -> Outcome:
+def recorded_metrics(inputs: Inputs) -> Findings:
     runs = {run.run: measures(run) for run in read_runs(inputs.trace("vtc_artifact_runs.csv.gz"))}
     rows = [recorded_row(name, runs[str(run)], cost, printed) for name, run, cost, printed in RECORDED]
     notes = [
@@ -59,7 +59,7 @@ def recorded_metrics(inputs: Inputs) -> Outcome:
         "four decimals, which moves one cell across a rounding border: 743.2249 where the paper prints 743.23. The "
         "remaining cells of tables 3 to 6 come from runs whose records are not published in this form."
     ]
-    return Outcome(rows, notes=notes)
+    return Findings(rows, notes=notes)
 
 
 def recorded_row(name: str, run: RunMeasures, cost: str, printed: Printed) -> Row:
@@ -70,7 +70,7 @@ def recorded_row(name: str, run: RunMeasures, cost: str, printed: Printed) -> Ro
     return holds(f"{name}: max / avg / var", figures[0], figures[1], "± 0.01, variance ± 0.05", is_met)
 
 
-def rate_limits(inputs: Inputs) -> Outcome:
+def rate_limits(inputs: Inputs) -> Findings:
     arrivals = arena(inputs)
     rows = []
     targets = ((5, 581, 0, 340), (10, 900, 0, 532), (15, 1053, 0, 626), (20, 1158, 2, 694), (30, 1324, 2, 747))
@@ -84,7 +84,7 @@ def rate_limits(inputs: Inputs) -> Outcome:
         "The paper calls these output tokens per second; they are input and output tokens of admitted requests. Its "
         "text has 210 requests a minute, its trace 150."
     ]
-    return Outcome(rows, notes=notes)
+    return Findings(rows, notes=notes)
 
 
 NEIGHBOURS = "avg difference: oracle, predict, VTC"
@@ -94,7 +94,7 @@ SCHEDULERS: Sequence[tuple[str, Scheduler]] = (
 )  # fmt: skip
 
 
-def table2(inputs: Inputs, points: int = 11, points_vtc: int = 41) -> Outcome:
+def table2(inputs: Inputs, points: int = 11, points_vtc: int = 41) -> Findings:
     printed = {
         "FCFS": (759.97, 433.53, 32112.00, 777), "LCF": (750.49, 323.82, 29088.90, 778),
         "VTC": (368.40, 251.66, 6549.16, 779), "VTC(predict)": (365.47, 240.33, 5321.62, 773),
@@ -139,16 +139,16 @@ def table2(inputs: Inputs, points: int = 11, points_vtc: int = 41) -> Outcome:
         "11 step times for each, VTC and VTC(predict) came out equal. What the lift and the counters do (LCF, FCFS) is "
         "far outside of such errors."
     ]
-    return Outcome(rows, notes=notes)
+    return Findings(rows, notes=notes)
 
 
-def _difference(one: Sequence[Measured], other: Sequence[Measured]) -> str:
+def _difference(one: Sequence[MeasuredRun], other: Sequence[MeasuredRun]) -> str:
     """Mean difference of two schedulers, run by run, with its standard error."""
     differences = [a.difference.avg - b.difference.avg for a, b in zip(one, other, strict=True)]
     return f"{mean(differences):.1f} ± {stdev(differences) / sqrt(len(differences)):.1f}"
 
 
-def table3(inputs: Inputs, points: int = 5) -> Outcome:
+def table3(inputs: Inputs, points: int = 5) -> Findings:
     printed = {
         "FCFS": (743.23, 457.29, 26645.42, 777), "LCF": (709.35, 384.78, 23299.20, 778),
         "VTC": (707.35, 368.74, 21918.67, 780), "VTC(predict)": (617.22, 337.05, 11803.41, 778),
@@ -164,10 +164,10 @@ def table3(inputs: Inputs, points: int = 5) -> Outcome:
         "its tables, which is used here. VTC comes out fairer here than there, LCF less fair; the records of those "
         "runs are not published, and the cause is not known."
     ]
-    return Outcome(rows, notes=notes)
+    return Findings(rows, notes=notes)
 
 
-def table4(inputs: Inputs, points: int = 5) -> Outcome:
+def table4(inputs: Inputs, points: int = 5) -> Findings:
     printed = {
         "FCFS": (323.18, 317.13, 15.98, 876), "VTC": (137.27, 74.87, 2819.40, 900),
         "VTC(oracle)": (4.28, 0.34, 0.91, 893),
@@ -181,10 +181,10 @@ def table4(inputs: Inputs, points: int = 5) -> Outcome:
         ]
         rows.append(shown(f"{name}: max / avg / var / tokens/s", cells(*printed[name]), medians(runs)))
     notes = ["As in the paper, FCFS has ten minutes of arrivals and the others six; all are measured over ten."]
-    return Outcome(rows, notes=notes)
+    return Findings(rows, notes=notes)
 
 
-def table5(inputs: Inputs, points: int = 11) -> Outcome:
+def table5(inputs: Inputs, points: int = 11) -> Findings:
     printed = {
         "VTC": (192.88, 103.77, 6981.24, 893), "VTC(±50 %)": (33.98, 12.54, 111.94, 904),
         "VTC(oracle)": (5.87, 0.51, 1.71, 895),
@@ -192,7 +192,7 @@ def table5(inputs: Inputs, points: int = 11) -> Outcome:
     return overloaded("table5", (90, 180), printed, points, "Two clients")
 
 
-def table6(inputs: Inputs, points: int = 7) -> Outcome:
+def table6(inputs: Inputs, points: int = 7) -> Findings:
     printed = {
         "VTC": (322.16, 162.20, 5151.49, 875), "VTC(±50 %)": (99.43, 66.32, 487.10, 875),
         "VTC(oracle)": (43.23, 36.34, 56.52, 875),
@@ -202,9 +202,9 @@ def table6(inputs: Inputs, points: int = 7) -> Outcome:
 
 def overloaded(
     name: str, rates: Sequence[float], printed: Mapping[str, tuple[float, float, float, float]], points: int, title: str
-) -> Outcome:
+) -> Findings:
     """Everybody asks for more than a fair share: what does knowing the lengths of answers change?"""
-    runs: dict[str, list[Measured]] = {}
+    runs: dict[str, list[MeasuredRun]] = {}
     for label, scheduler in zip(printed, (vtc, noisy_oracle, oracle), strict=True):
         runs[label] = [
             measure(serve(scheduler, overload(rates, 360.0, seed=42 + seed), loop=loop, seed=seed))
@@ -240,7 +240,7 @@ def overloaded(
     ]
     drawn = f"{title}: largest gap in each {GAP_WINDOW_S:g} s (2U = 40,000)"
     figure = Figure(f"{name}-gap", drawn, "seconds", "weighted tokens", series)
-    return Outcome(rows, [figure], notes)
+    return Findings(rows, [figure], notes)
 
 
 GAP_WINDOW_S = 30.0

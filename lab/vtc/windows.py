@@ -64,10 +64,10 @@ def waiting(most: int) -> Rule:
 
 def serve_with_rule(arrivals: Iterable[Arrival], order: Order, profile: EngineProfile, rule: Rule) -> Run:
     """Serve the traffic until every request has ended; impossible ones are refused by the engine, as in vLLM."""
-    return _Gateway(order, profile, rule).run(arrivals)
+    return _EngineRoom(order, profile, rule).run(arrivals)
 
 
-class _Gateway:
+class _EngineRoom:
     """An engine, as the room that an order asks."""
 
     def __init__(self, order: Order, profile: EngineProfile, rule: Rule) -> None:

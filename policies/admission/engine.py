@@ -37,7 +37,7 @@ CHARGING_INTERVAL_S: Final = 0.01
 """Streamed tokens are charged in batches at this interval, so that a single token costs almost nothing."""
 NO_BACKEND_RETRY_S: Final = 5.0
 DRAIN_S_MAX: Final = 60.0
-"""Clients are told to come back within a minute at the latest, so that they do come back."""
+"""No Retry-After is longer than a minute, so that clients do come back."""
 
 NOTHING: Final[Sequence[Decision]] = ()
 
@@ -47,7 +47,7 @@ class Remembered(NamedTuple):
 
     decisions_max: int = 4096
     lengths_max: int = 4096
-    """Apps of which is known how long their answers were."""
+    """Apps whose lengths of answers are remembered."""
     tenants_max: int = 10_000
     """Tenants that may be active with nothing here."""
 
@@ -113,7 +113,7 @@ class AdmissionEngine:
 
     @property
     def queued(self) -> int:
-        """Requests that wait, including those that wait for the answer of other gateways."""
+        """Requests that wait, including requests that wait for the answer of other gateways."""
         return len(self._waiting)
 
     @property
@@ -208,7 +208,7 @@ class AdmissionEngine:
         refused = refused or self.working_set.refusal(request, self.limits.wait_s(request))
         return self._let_in(request, refused, now, pressure)
 
-    def told(self, request_id: str, now: float) -> None:
+    def peers_asked(self, request_id: str, now: float) -> None:
         """Other gateways are being asked about a request: from now on it counts."""
         request = self._waiting.get(request_id)
         if request is not None:

@@ -45,8 +45,8 @@ class Elsewhere(Protocol):
         """Must this request wait until the others have said whether a limit that all of them count has room for it?"""
 
     def ask(self, request: Request) -> None:
-        """Ask about it. The admission engine hears when they were asked (`told`), and what they answered
-        (`decided`).
+        """Ask the other gateways about the request. `AdmissionEngine.peers_asked` follows when they were asked, and
+        `AdmissionEngine.decided` with their answer.
         """
 
     def let_go(self, request: Request) -> None:
@@ -103,7 +103,7 @@ class _Standing:
         return self.absent is other.absent and self.spare is other.spare and self.paced is other.paced
 
 
-class _Answer:
+class _BlockedStart:
     """What was found out about a request that had no room."""
 
     __slots__ = ("again", "asked", "blocked", "standing")
@@ -133,7 +133,7 @@ class PoolRoom:
         self._backends: Final = backends
         self._tenants: Final = tenants
         self._working_set: Final = working_set
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, _BlockedStart] = {}
         """By request."""
         self._opens = DueTimes()
         """When an obstacle may be gone through time alone."""
@@ -197,7 +197,9 @@ class PoolRoom:
             self._open = dict(self._backends)
         return self._found(request, standing, self._full.copy(), list(self._open.values()))
 
-    def _asked_again(self, request: Request, standing: _Standing, known: _Answer) -> Sequence[BackendLedger] | Blocked:
+    def _asked_again(
+        self, request: Request, standing: _Standing, known: _BlockedStart
+    ) -> Sequence[BackendLedger] | Blocked:
         """Only where something has changed since."""
         names = known.again.copy()
         for name in reversed(self._changed):
@@ -238,7 +240,7 @@ class PoolRoom:
         blocked = Blocked(request, obstacles)
         if len(self._answers) >= ANSWERS_MAX:
             self._answers.clear()
-        self._answers[request.id] = _Answer(blocked, standing, self._changes, again)
+        self._answers[request.id] = _BlockedStart(blocked, standing, self._changes, again)
         return blocked
 
     def _soonest(
@@ -315,7 +317,7 @@ class PoolRoom:
 
 
 def _is_full(ledger: BackendLedger, *, keeps: bool) -> bool:
-    """Is there no slot for any request? `keeps`: of those that leave the headroom free."""
+    """Is there no slot for any request? `keeps`: for any request that must leave the headroom free."""
     return ledger.allowance is None and ledger.slots_taken >= ledger.slots.most(ahead=not keeps)
 
 

@@ -1,7 +1,7 @@
 """What changes when a pool goes on under another configuration, or what waits goes on in another pool? What stays?
 
 What waits keeps its place, what runs goes on, and what was counted and learned counts on. A policy is replaced only
-where its own settings changed: the new one is told what waits and what runs, and goes on with the counters of the old
+where its own settings changed: the new one takes in what waits and what runs, and goes on with the counters of the old
 one where both count the same. Where they do not (another cost of a token, say), all tenants begin equal.
 """
 
@@ -92,7 +92,7 @@ def remove_backend(engine: AdmissionEngine, name: str, now: float) -> Sequence[D
 
 
 def stranded(engine: AdmissionEngine) -> list[Request]:
-    """Some of those that wait though no engine is in service, the oldest first. One tenant has no more of them than
+    """Some of the requests that wait though no engine is in service, the oldest first. No tenant has more of them than
     another, as long as both have any."""
     found: list[Request] = []
     for ledger in engine.backends.values():

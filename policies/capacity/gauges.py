@@ -52,7 +52,7 @@ class Gauges:
     """The most that one step computes."""
     max_num_seqs: int | None = None
     deferred: int | None = None
-    """Of those that wait: for something else than room."""
+    """Requests that wait in the engine for something else than room."""
 
     @property
     def waiting_for_room(self) -> int:

@@ -81,7 +81,7 @@ class KvCache:
         self._prompts = self._outputs = 0.0
         """Held by the prompts of what has started, and by the outputs that were counted, half blocks included."""
         self._unstreamed: dict[str, Lease] = {}
-        """Those that have started and are not streamed: what they hold is estimated."""
+        """Leases of requests that have started and are not streamed: what they hold is estimated."""
         self._forecast = KvForecast()
         """Of all leases. `_forecast_s` and `_forecast_clock`: a time, and its clock then."""
         self._forecast_s = 0.0
@@ -118,7 +118,7 @@ class KvCache:
 
         Args:
             slots: the slots of the engine if starts are to be spread, because more of its tenant waits than can start.
-            sequences: those that would be dispatched, this request included.
+            sequences: sequences that would then be dispatched, this request's included.
         """
         capacity = self.capacity_tokens
         if capacity is None:
@@ -265,8 +265,8 @@ class KvCache:
     def _correct(
         self, used_tokens: float, starting_tokens: int, elsewhere: Allowance | None, prompt_part_share: float
     ) -> None:
-        """Compare the gauge with the books. A surplus belongs to others; a shortfall are prefixes in common, of which
-        this comparison says so much (`prompt_part_share`).
+        """Compare the gauge with the books. A surplus belongs to others. A shortfall comes from shared prefixes;
+        `prompt_part_share` says how far this comparison corrects their share.
         """
         prompts, outputs = self._held_now()
         others = 0

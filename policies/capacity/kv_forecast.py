@@ -144,7 +144,7 @@ class _Cell:
         """Sum of the places."""
         self.h0 = self.h1 = self.h2 = self.v0 = self.v1 = self.v2 = 0.0
         self.requests: dict[Growing, None] = {}
-        """Those that must be noted anew from here on."""
+        """Requests that must be noted anew from this place on."""
 
     def at(self) -> float:
         return self.place / self.count
@@ -199,7 +199,7 @@ class KvForecast:
 
     def __init__(self) -> None:
         self.clock = 0.0
-        """Steps of the engine, set by whoever asks. What was noted must not be due by then."""
+        """Steps of the engine, set by the caller before each question. No noted request may be due by then."""
         self._steps = _Cells()
         """Where the ends of requests become possible, and where they must have come: how what is held changes there,
         and its variance, as polynomials in the step."""
@@ -224,7 +224,7 @@ class KvForecast:
         self._lead_tokens = self._lead_clock = self._lead_capacity = -1.0
 
     def due(self) -> list[Growing]:
-        """Those that must be noted anew, as they are now."""
+        """Requests that must be noted anew, as they are now."""
         due: list[Growing] = []
         for cell in self._due.cells:
             if cell.at() >= self.clock:

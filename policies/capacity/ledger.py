@@ -62,7 +62,7 @@ class BackendLedger:
         self.slots_taken = 0
         """By them, as far as one request takes them (`Slots.taken_by`)."""
         self._streaming = 0
-        """Sequences of which a first token was seen, and that have not ended."""
+        """Sequences whose first token was seen and that have not ended."""
         self.starting: dict[str, Lease] = {}
         """Dispatched requests without a first token."""
         self.starting_tokens = 0
@@ -163,8 +163,8 @@ class BackendLedger:
 
         `head` is the request that waits for `obstacle`. If that is KV, the cache counts as full, because this request
         would take it to its ceiling. If starts are spread, or only an allowance is used up, the cache counts as full as
-        it would be with this request. A cache of which nothing is known is not called full: a busy engine need not be
-        short of KV.
+        it would be with this request. A cache without any gauge is not called full: a busy engine need not be short of
+        KV.
         """
         if not self.leases and (self.allowance is None or not self.allowance.sequences_elsewhere):
             return 0.0, "KV cache, idle,"
@@ -332,17 +332,17 @@ class BackendLedger:
             self.slots.refused(running)
 
     def observe(self, gauges: Gauges, now: float, *, arrived_s: float = float("-inf")) -> None:
-        """It said how it is, on a page of metrics or after a step: correct the model. A step that cannot be is not
-        believed, nor are those that follow it within the time for which a gauge is trusted. A page older than that
-        says only what does not change.
+        """Correct the model by the engine's gauges, from a page of metrics or after a step. An impossible step is not
+        believed, nor are the steps that follow it within the time for which a gauge is trusted. From a page older than
+        that, only what does not change is taken.
 
         `arrived_s`: when the last request arrived.
         """
         if gauges.is_step and not self._trust.believes(
             gauges, self.kv.capacity_tokens, now, self._settings.gauge_trust_s
         ):
-            self.slots.told(None)
-            self.prefill.told(None)
+            self.slots.reported(None)
+            self.prefill.reported(None)
             return
         self.usual.ran(self.sequences_in_all(), now)
         before, self._gauges = self._gauges, gauges
@@ -354,8 +354,8 @@ class BackendLedger:
         self._ends_since_gauges = 0
         if gauges.is_step:
             self.prefill_rate.saw_step(gauges, before)
-            self.slots.told(gauges.max_num_seqs)
-            self.prefill.told(gauges.scheduled_tokens_max)
+            self.slots.reported(gauges.max_num_seqs)
+            self.prefill.reported(gauges.scheduled_tokens_max)
         if gauges.waiting is not None:
             self._infer_starts(gauges, now)
             self._adapt(gauges, before, now, is_sustained=now - arrived_s < SUSTAINED_S)

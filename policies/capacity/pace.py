@@ -64,7 +64,8 @@ class Pace:
 class UsualLoad:
     """How many sequences does an engine run on average over the last `USUAL_S`?
 
-    It is brought up to date by whatever is heard of the engine. So one of which nothing is heard keeps its number.
+    Each event and each gauge of the engine brings the number up to date. So an engine without events and gauges keeps
+    its number.
     """
 
     def __init__(self) -> None:
@@ -88,13 +89,13 @@ class PrefillWindow:
     def __init__(self) -> None:
         self.tokens = PREFILL_TOKENS_MIN
         self._held_back = False
-        self._is_told = False
+        self._is_reported = False
 
-    def told(self, step_tokens_max: int | None) -> None:
+    def reported(self, step_tokens_max: int | None) -> None:
         """The engine says how many tokens one step of it computes at most; None: what it said is not believed any
         more.
         """
-        self._is_told = step_tokens_max is not None
+        self._is_reported = step_tokens_max is not None
         if step_tokens_max is not None:
             self.tokens = min(PREFILL_TOKENS_MAX, max(PREFILL_TOKENS_MIN, step_tokens_max))
 
@@ -104,7 +105,7 @@ class PrefillWindow:
 
     def observed(self, *, engine_queues: bool, engine_waits: bool) -> None:
         """The engine was scraped. `engine_queues`: more wait inside it than the target. `engine_waits`: any wait."""
-        if self._is_told:
+        if self._is_reported:
             return
         if engine_queues:
             self.tokens = max(PREFILL_TOKENS_MIN, self.tokens * 3 // 4)
@@ -132,7 +133,7 @@ class PrefillRate:
 
     def __init__(self) -> None:
         self.tokens_per_s: float | None = None
-        """R, as of the last time that it could be told; None: too little was seen, or prompts differed too little."""
+        """R, as of the last time that it could be fitted; None: too little was seen, or prompts differed too little."""
         self.seen = 0
         self._reports_steps = False
         self._is_fitted = False

@@ -32,7 +32,7 @@ class Slots:
         self.count = FIRST_SLOTS
         self._is_learned = False
         self._configured = max_num_seqs
-        self._told: int | None = None
+        self._reported: int | None = None
         self._learned_before = FIRST_SLOTS
         self.set(max_num_seqs, waiting_target=waiting_target, most=most)
         self._on_the_way = 0
@@ -50,20 +50,20 @@ class Slots:
         self._waiting_target = waiting_target
         self._most = most
 
-    def told(self, max_num_seqs: int | None) -> None:
+    def reported(self, max_num_seqs: int | None) -> None:
         """The engine says that it has this many; None: what it said is not believed any more."""
-        if max_num_seqs == self._told:
+        if max_num_seqs == self._reported:
             return
-        if self._told is None and self._configured is None:
+        if self._reported is None and self._configured is None:
             self._learned_before = self.count
-        self._told = max_num_seqs
+        self._reported = max_num_seqs
         if max_num_seqs is None and self._configured is None:
             self.count = min(self.count, self._learned_before)
         self._know()
 
     def _know(self) -> None:
         """What is configured and what the engine says are both upper bounds."""
-        known = [count for count in (self._configured, self._told) if count is not None]
+        known = [count for count in (self._configured, self._reported) if count is not None]
         self._is_known = bool(known)
         self.count = min(known) if known else self.count
 

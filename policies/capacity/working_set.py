@@ -69,7 +69,7 @@ class Context:
         self.is_parked = False
 
 
-class _Tenant:
+class _TenantContexts:
     """The contexts of one tenant that count, and its starts that wait."""
 
     __slots__ = ("contexts", "interval_s", "intervals", "let_in_s", "tokens", "waiting")
@@ -101,7 +101,7 @@ class WorkingSet:
         self._shares: Final = shares
         self._usual: OrderedDict[tuple[str, str], float] = OrderedDict()
         """Mean prompt of the calls of each app, by tenant and app."""
-        self._tenants: dict[str, _Tenant] = {}
+        self._tenants: dict[str, _TenantContexts] = {}
         self._contexts: dict[Interaction | str, Context] = {}
         self._idle: OrderedDict[Context, None] = OrderedDict()
         """Contexts that count though no call is under way, the longest idle first."""
@@ -132,7 +132,7 @@ class WorkingSet:
 
     def refusal(self, request: Request, wait_s_max: float) -> Refused | None:
         """Would there be no room for this start within `wait_s_max`, by the time that its tenant's starts wait for each
-        other of late? Then its client is told at once for how long. None: it may wait.
+        other of late? Then the request is refused at once, with how long the wait would be. None: it may wait.
         """
         own = self._tenants.get(request.flow.tenant)
         if own is None or not own.waiting or request.progress.inside or self.has_room(request):
@@ -297,10 +297,10 @@ class WorkingSet:
             context.is_parked = True
             self._parked[context] = None
 
-    def _tenant(self, name: str) -> _Tenant:
+    def _tenant(self, name: str) -> _TenantContexts:
         own = self._tenants.get(name)
         if own is None:
-            own = self._tenants[name] = _Tenant()
+            own = self._tenants[name] = _TenantContexts()
         return own
 
     def _forget_unused(self, name: str) -> None:

@@ -47,7 +47,7 @@ class Quotas:
     def __init__(
         self, default: Quota = UNLIMITED, tenants: Mapping[str, Quota] | None = None, *, tenants_max: int = 100_000
     ) -> None:
-        """`tenants_max`: those that are counted in a window."""
+        """`tenants_max`: tenants that are counted in a window."""
         self._default = default
         self._tenants = dict(tenants or {})
         self.minute = SlidingCounts(MINUTE_S, members_max=tenants_max)

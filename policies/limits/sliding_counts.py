@@ -17,12 +17,12 @@ __all__ = ["MEASURES", "NO_COUNT", "Count", "SlidingCounts"]
 class Count:
     """What was counted for one member in one period, and in the previous one."""
 
-    __slots__ = ("before", "members", "period", "requests", "starts", "tokens", "told")
+    __slots__ = ("before", "members", "period", "reported", "requests", "starts", "tokens")
 
     def __init__(self, before: Count | None, period: int = 0) -> None:
         self.starts = self.requests = self.tokens = self.members = 0
         self.period = period
-        self.told: Any = None
+        self.reported: Any = None
         """What other gateways know of it. Written by the code that tells them."""
         self.before = before
         if before is not None:

@@ -19,7 +19,7 @@ from policies.plain_data import fields, rows
 __all__ = ["NEUTRAL", "Profiles", "WscSettings"]
 
 NEUTRAL: Final = 1000.0
-"""Assumed for a call of which nothing is known."""
+"""Assumed for a call of an app without a profile."""
 ENOUGH: Final = 8
 """Answers after which a population is used by itself, instead of the wider one."""
 RATE: Final = 0.02

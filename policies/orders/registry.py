@@ -13,10 +13,10 @@ from policies.orders.rr import Rr, RrParams
 from policies.orders.vtc import CounterParams, Vtc, VtcParams
 from policies.orders.wsc import Wsc, WscParams
 
-__all__ = ["POLICIES", "Entry"]
+__all__ = ["POLICIES", "PolicyEntry"]
 
 
-class Entry(NamedTuple):
+class PolicyEntry(NamedTuple):
     """How is a policy made? The fields of `params` are its settings."""
 
     summary: str
@@ -28,16 +28,16 @@ class Entry(NamedTuple):
     """Name of its placement, unless another one is asked for; None: the usual one of its pool."""
 
 
-POLICIES: dict[str, Entry] = {
-    "fairserve": Entry(
+POLICIES: dict[str, PolicyEntry] = {
+    "fairserve": PolicyEntry(
         "fair, throttles only under overload and never inside an interaction", FairServe, FairServeParams
     ),
-    "wsc": Entry("as fairserve, never throttled", Wsc, WscParams),
-    "vtc": Entry("fair by weighted tokens (virtual token counter)", Vtc, VtcParams),
-    "dlpm": Entry("longest cached prefix first, within turns that keep it fair", Dlpm, DlpmParams, "prefix"),
-    "d2lpm": Entry("as dlpm, with a queue for each of several engines", Dlpm, DlpmParams, "deficits"),
-    "rr": Entry("vtc in turns (deficit round robin)", Rr, RrParams),
-    "lcf": Entry("vtc whose flows bank credit while idle", Lcf, CounterParams),
-    "rpm": Entry("so many requests a minute, then fcfs", Rpm, RpmParams),
-    "fcfs": Entry("first come, first served", Fcfs, FcfsParams),
+    "wsc": PolicyEntry("as fairserve, never throttled", Wsc, WscParams),
+    "vtc": PolicyEntry("fair by weighted tokens (virtual token counter)", Vtc, VtcParams),
+    "dlpm": PolicyEntry("longest cached prefix first, within turns that keep it fair", Dlpm, DlpmParams, "prefix"),
+    "d2lpm": PolicyEntry("as dlpm, with a queue for each of several engines", Dlpm, DlpmParams, "deficits"),
+    "rr": PolicyEntry("vtc in turns (deficit round robin)", Rr, RrParams),
+    "lcf": PolicyEntry("vtc whose flows bank credit while idle", Lcf, CounterParams),
+    "rpm": PolicyEntry("so many requests a minute, then fcfs", Rpm, RpmParams),
+    "fcfs": PolicyEntry("first come, first served", Fcfs, FcfsParams),
 }

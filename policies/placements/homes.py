@@ -1,7 +1,7 @@
-"""Which queued requests find at least half of their prompt cached at an engine? Those that are at home there.
+"""Which queued requests find at least half of their prompt cached at an engine? Such a request is at home there.
 
 A request is looked up when it is queued, and again when one that begins alike is sent somewhere. So what is noted here
-may be out of date: whoever asks looks again. Everything is O(1) in the length of the queue.
+may be out of date: the caller looks the request up again. Everything is O(1) in the length of the queue.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Homes:
         return homes is not None and homes[0] != NOWHERE
 
     def sent(self, prefix: Prefix) -> None:
-        """A request with this prefix was sent to an engine, so those that begin alike may be at home there now."""
+        """A request with this prefix was sent to an engine, so queued requests that begin alike may be at home there
+        now."""
         for request_id in list(self._siblings.nearest(prefix, SIBLINGS_LOOKED_UP)):
             request = self._requests[request_id]
             self._leave(request)

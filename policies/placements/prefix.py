@@ -15,9 +15,9 @@ An engine where no request runs with the adapter (LoRA) that is asked for must l
 `ADAPTER_TOKENS` more were not cached. What engines say of their adapters is not read: a page of vLLM has a line for
 every set of them that ran together.
 
-A prompt of which no engine has anything goes to an engine by rendezvous hashing with bounded load: each engine has a
-score made of the hash of the prompt's first block and its own name. The highest score wins among the engines that are
-not above the bound, if possible among those that run its adapter. All gateways compute the same scores, so prompts that
+A prompt without any block in a cache goes to an engine by rendezvous hashing with bounded load: each engine has a score
+made of the hash of the prompt's first block and its own name. The highest score wins among the engines that are not
+above the bound, if possible among engines that run its adapter. All gateways compute the same scores, so prompts that
 begin alike meet without a word between them.
 """
 
@@ -45,7 +45,7 @@ ADAPTER_TOKENS: Final = 1024.0
 """What it costs to load an adapter (LoRA), in prompt tokens to compute: some 100 MB, about a tenth of a second."""
 IMBALANCE: Final = 1.2
 CHANCE: Final = 2.0
-"""Standard deviations of what comes and goes by chance, of which the variance is the mean."""
+"""How many standard deviations count as chance. For arrivals by chance (Poisson), the variance is the mean."""
 SPARE: Final = 3.0
 """Sequences that an engine may run beyond the bound, so that few requests may all be where their prompts are."""
 _BITS: Final = (1 << 64) - 1

@@ -59,7 +59,7 @@ class _Cache:
 class PrefixIndex:
     """Leading blocks of a prompt that a backend is believed to hold. Matching is O(log blocks) per backend.
 
-    Bounded: at most `blocks_max` over all backends, of which each has an equal part.
+    Bounded: at most `blocks_max` blocks over all backends, in equal parts.
     """
 
     def __init__(self, *, blocks_max: int = ALL_BLOCKS_MAX) -> None:

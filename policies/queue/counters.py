@@ -50,8 +50,8 @@ class Member:
         "name",
         "preferred",
         "queued",
+        "reported",
         "running",
-        "told",
         "turn",
         "weight",
     )
@@ -74,7 +74,7 @@ class Member:
         self.weight = 1.0
         self.entry: Entry = None
         """Its valid heap entry; None while nothing of it waits."""
-        self.told: Any = None
+        self.reported: Any = None
         """What other gateways know of it. Written by the code that tells them."""
 
     def __hash__(self) -> int:
@@ -105,7 +105,7 @@ class Counters(Generic[M]):
         """The member whose queue emptied last."""
         self.times_left = 0
         """How often a queue emptied."""
-        self.told: Any = None
+        self.reported: Any = None
         """What other gateways know of the last departure. Written by the code that tells them."""
         self._turn = 0
         self._waiting = 0
@@ -272,7 +272,7 @@ class Counters(Generic[M]):
         return self._idle.popitem(last=False)[1] if self._idle else None
 
     def rank(self, member: M) -> float:
-        """Its place among those that wait, in service: the counter, less the window if it is preferred."""
+        """The member's rank among the waiting members, in service: its counter, less the window if it is preferred."""
         return member.counter - self.window if member.preferred else member.counter
 
     def _place(self, member: M) -> float:

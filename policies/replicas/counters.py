@@ -1,9 +1,9 @@
-"""Service counters of tenants and flows across several gateways: what one gateway tells, and what it hears back.
+"""Service counters of tenants and flows across several gateways: what one gateway reports, and what the reply changes.
 
-The store keeps one sum for each counter. A gateway tells what it has charged since it last told, and hears the new sum.
-Each charge is therefore counted once, and none is lost. A tenant or flow that returns while nobody waits at any gateway
-is lifted to the counter of the one that left last at any gateway, not only at this one. So idling banks no credit
-across gateways either.
+The store keeps one sum for each counter. A gateway reports what it has charged since its last report, and the reply has
+the new sum. Each charge is therefore counted once, and none is lost. A tenant or flow that returns while nobody waits
+at any gateway is lifted to the counter of the one that left last at any gateway, not only at this one. So idling banks
+no credit across gateways either.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from policies.request import Flow
 
 __all__ = ["AHEAD_S", "SharedCounters"]
 
-TOLD_MAX: Final = 256
-"""Tenants and flows told in one exchange. The rest follow in the next one."""
-TENANTS_TOLD: Final = 8
+REPORTED_MAX: Final = 256
+"""Tenants and flows reported in one sync round. The rest follow in the next one."""
+TENANTS_REPORTED: Final = 8
 TENANTS_ASKED: Final = 16
 FLOWS_ASKED: Final = 8
 """Each exchange asks what was charged elsewhere to this many tenants that are next, and to this many flows of each of
@@ -31,21 +31,22 @@ AHEAD: Final = 2.0
 """A request may go before one that waits elsewhere while its lead is at most this many usual requests. This tolerance
 keeps a free slot from passing back and forth between gateways."""
 AHEAD_EXCHANGES: Final = 2.0
-"""Its lead may also be what those that wait receive in so many exchanges. What is known of others is one exchange old:
-with a narrower lead, fast engines idle until the next news. More than 1, so that the lead grows with the pace that it
-allows."""
+"""Its lead may also be what the waiting tenants or flows receive in so many sync rounds. What is known of others is one
+sync round old: with a narrower lead, fast engines idle until the next news. More than 1, so that the lead grows with
+the pace that it allows."""
 AHEAD_S: Final = 0.1
 """A request may go before one of its own flow that waits elsewhere and came earlier by at most this much."""
 GROWTH_S: Final = 0.25
 """What is received in an exchange is averaged over about this time."""
 PAUSE_S: Final = 1.0
-"""What others received in a time longer than this, in which a gateway heard nothing, is no measure of an exchange."""
+"""If a gateway got no reply for longer than this, the service that others received meanwhile is no measure of one sync
+round."""
 
 
 M = TypeVar("M", bound=Member)
 
 
-class _Told:
+class _ReportedCounter:
     """What the other gateways know of one counter: its value, and how much of that value came from lifts."""
 
     __slots__ = ("counter", "lifted")
@@ -55,7 +56,7 @@ class _Told:
         self.lifted = lifted
 
 
-class _ToldLeft:
+class _ReportedLeft:
     """What the other gateways know of the member that left last: how many departures it was counted with, and when it
     left.
     """
@@ -68,7 +69,8 @@ class _ToldLeft:
 
 
 class _Growth:
-    """How much do those that wait receive between two exchanges, at all gateways together? A moving average."""
+    """How much does a waiting tenant or flow receive between two sync rounds, at all gateways together? A moving
+    average."""
 
     __slots__ = ("_members", "_sum", "usual")
 
@@ -99,8 +101,9 @@ class SharedCounters:
         self._epoch_s = epoch_s
         self._waiting_elsewhere: list[TenantMember] = []
         """Tenants that are known here and also wait at other gateways."""
-        self._told: list[tuple[Member, float | None]] = []
-        """Those told last, each with its counter before; None: it was told for the first time, or may be lifted."""
+        self._reported: list[tuple[Member, float | None]] = []
+        """The members of the last report, each with its counter before. None: the member was reported for the first
+        time, or may be lifted."""
         self._growth = _Growth()
         self._growth_of_flows = _Growth()
         self._last_left: Left | None = None
@@ -114,7 +117,7 @@ class SharedCounters:
     def standings(self, now: float) -> list[Standing]:
         """What rank have the tenants that are next, with the next flow of each?"""
         found = []
-        for tenant in self._backlog.tenants.first(TENANTS_TOLD, within=inf):
+        for tenant in self._backlog.tenants.first(TENANTS_REPORTED, within=inf):
             flow = tenant.flows.least()
             standing = self._standing(flow, now) if flow is not None else None
             if standing is not None:
@@ -124,8 +127,8 @@ class SharedCounters:
     def is_ahead(self, flow: Flow, elsewhere: Standing, now: float) -> bool:
         """Has this flow received more than one that waits elsewhere, by more than a few requests or exchanges?
 
-        If that is the same flow, their counter is one, and cannot tell. Then: did its next request there come earlier?
-        `now`: when the other one was heard of.
+        If the same flow waits at both places, it has one counter, so the counter decides nothing. Then: did the flow's
+        next request there come earlier? `now`: when the reply named the other flow.
         """
         backlog = self._backlog
         member = backlog.flow(flow)
@@ -150,7 +153,7 @@ class SharedCounters:
         """
         backlog = self._backlog
         changed = backlog.changed if backlog.changed is not None else {}
-        asked = dict.fromkeys(islice(changed, TOLD_MAX))
+        asked = dict.fromkeys(islice(changed, REPORTED_MAX))
         for member in asked:
             del changed[member]
         for place, tenant in enumerate(backlog.tenants.first(TENANTS_ASKED, within=inf)):
@@ -158,30 +161,30 @@ class SharedCounters:
             if place < FLOWS_ASKED:
                 asked.update(dict.fromkeys(tenant.flows.first(FLOWS_ASKED, within=inf)))
         charges: list[Charge] = []
-        self._told = told = []
+        self._reported = reported = []
         for member in asked:
-            is_known = member.told is not None and not member.is_sole
+            is_known = member.reported is not None and not member.is_sole
             charge = _charge(member)
             charges.append(charge)
-            told.append((member, charge.base if is_known else None))
+            reported.append((member, charge.base if is_known else None))
         return charges, self._lefts(asked, now)
 
     def hear(self, totals: Sequence[float], left: Left | None, since_s: float, *, is_forgotten: bool) -> None:
-        """Take the sums of all gateways for the counters that were told, with the lifts that the store applied.
+        """Take the sums of all gateways for the reported counters, with the lifts that the store applied.
 
-        `since_s`: how long after the exchange before this one was told.
+        `since_s`: the time between the last report and the one before it.
         """
-        for (member, before), total in zip(self._told, totals, strict=True):
+        for (member, before), total in zip(self._reported, totals, strict=True):
             if before is not None and member.queued:
                 (self._growth_of_flows if isinstance(member, FlowMember) else self._growth).add(total - before)
-            told: _Told = member.told
-            correction = total - told.counter
-            told.counter = total
+            reported: _ReportedCounter = member.reported
+            correction = total - reported.counter
+            reported.counter = total
             if isinstance(member, FlowMember):
                 member.tenant.flows.charged(member, correction)
             elif isinstance(member, TenantMember):
                 self._backlog.tenants.charged(member, correction)
-        self._told = []
+        self._reported = []
         self._growth.end(since_s)
         self._growth_of_flows.end(since_s)
         self._last_left = left
@@ -213,17 +216,17 @@ class SharedCounters:
             tenant.name[0], _name(flow), served, flow_served, now - request.arrived_s, request.id in flow.within_limits
         )
 
-    def _lefts(self, told: dict[Member, None], now: float) -> list[Left]:
-        """The tenant that left last at any gateway, as far as is known here, and which flows left last among those
-        told.
+    def _lefts(self, reported: dict[Member, None], now: float) -> list[Left]:
+        """The tenant that left last at any gateway, as far as is known here, and which flows of the reported tenants
+        left last.
         """
         left_s = now + self._epoch_s
         own = _left("", self._backlog.tenants, left_s, again=False)
         if own is not None:
             self._last_left = own
         lefts = [] if self._last_left is None else [self._last_left]
-        again = set(islice(self._to_tell_again, TOLD_MAX))
-        names = {member.name[0]: None for member in told if isinstance(member, TenantMember)}
+        again = set(islice(self._to_tell_again, REPORTED_MAX))
+        names = {member.name[0]: None for member in reported if isinstance(member, TenantMember)}
         for name in [*names, *sorted(again - names.keys())]:
             tenant = self._backlog.tenant(name)
             if tenant is None:
@@ -235,22 +238,22 @@ class SharedCounters:
 
 
 def _left(among: str, counters: Counters[M], now_s: float, *, again: bool) -> Left | None:
-    """Who left last here? None if the others have heard of it, unless `again` says that the store has forgotten it."""
+    """Who left last here? None if that is reported already, unless `again` says that the store has forgotten it."""
     last = counters.last_left
-    told: _ToldLeft | None = counters.told
-    if last is None or (told is not None and told.times == counters.times_left and not again):
+    reported: _ReportedLeft | None = counters.reported
+    if last is None or (reported is not None and reported.times == counters.times_left and not again):
         return None
-    if told is None or told.times != counters.times_left:
-        told = counters.told = _ToldLeft(counters.times_left, now_s)
-    return Left(among, _name(last), last.counter, told.left_s)
+    if reported is None or reported.times != counters.times_left:
+        reported = counters.reported = _ReportedLeft(counters.times_left, now_s)
+    return Left(among, _name(last), last.counter, reported.left_s)
 
 
 def _charge(member: Member) -> Charge:
-    told: _Told | None = member.told
-    known, lifted = (0.0, 0.0) if told is None else (told.counter, told.lifted)
+    reported: _ReportedCounter | None = member.reported
+    known, lifted = (0.0, 0.0) if reported is None else (reported.counter, reported.lifted)
     base = known + member.lifted - lifted
     charge = Charge(_name(member), base, member.counter - base, member.lifted != lifted, member.is_sole)
-    member.told = _Told(member.counter, member.lifted)
+    member.reported = _ReportedCounter(member.counter, member.lifted)
     member.is_sole = False
     return charge
 

@@ -54,7 +54,7 @@ class GrantedEngines:
     def __init__(self, ledgers: Mapping[str, BackendLedger]) -> None:
         self._ledgers = ledgers
         self._granted: dict[str, _Granted] = {}
-        self._told = list(ledgers)
+        self._reported = list(ledgers)
         """Names of the engines that grants were asked for."""
         self._replicas = 1
         """Gateways in front of the engines, this one included."""
@@ -75,7 +75,7 @@ class GrantedEngines:
         `waiting` is the number of requests that wait here.
         """
         self.follow()
-        self._told = list(self._ledgers)
+        self._reported = list(self._ledgers)
         spare, absent = head is not None and tenants.is_below(head), tenants.someone_is_absent()
         return [_holding(one, head, waiting, now, spare=spare, absent=absent) for one in self._ledgers.values()]
 
@@ -84,7 +84,7 @@ class GrantedEngines:
         holdings.
         """
         self._replicas = max(1, replicas)
-        for name, grant in zip(self._told, grants, strict=True):
+        for name, grant in zip(self._reported, grants, strict=True):
             ledger, granted = self._ledgers.get(name), self._granted.get(name)
             if ledger is None or granted is None:
                 continue  # it was removed meanwhile
@@ -93,7 +93,7 @@ class GrantedEngines:
             granted.note(grant, now)
 
     def cut_off(self) -> None:
-        """The other gateways cannot be heard: go on with the average of the recent grants, as they do.
+        """No reply comes from the store: go on with the average of the recent grants, as the other gateways do.
 
         Without any earlier grant the whole engine is used. What others run there then shows only in its gauges. A
         gateway that had nothing to send was granted nothing. It goes on with an equal part, or it could never send.
@@ -125,14 +125,14 @@ def _holding(
 ) -> Holding:
     use = ledger.kv.use(ledger.starting_tokens, now)
     most = ledger.slots.most(ahead=True)
-    told = Holding(ledger.name, ledger.sequences, use.peak, use.now, most, use.limit)
+    holding = Holding(ledger.name, ledger.sequences, use.peak, use.now, most, use.limit)
     if head is None:
-        return told
+        return holding
     obstacle = ledger.obstacle(head, spare=spare, absent=absent, now=now)
     if obstacle not in WANTS_STILL:
-        return told
+        return holding
     needed = ledger.kv.needed_tokens(head, use, now)
-    told = told._replace(waiting=waiting, next_sequences=head.sequences, next_kv_tokens=needed)
+    holding = holding._replace(waiting=waiting, next_sequences=head.sequences, next_kv_tokens=needed)
     if spare or not absent:
-        return told
-    return told._replace(left_sequences=most - ledger.slots.most(ahead=False), left_kv_tokens=use.kept)
+        return holding
+    return holding._replace(left_sequences=most - ledger.slots.most(ahead=False), left_kv_tokens=use.kept)

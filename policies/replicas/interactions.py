@@ -8,7 +8,7 @@ from typing import Final
 
 from policies.app_needs import PACE_S_MAX
 from policies.interactions import Interactions
-from policies.replicas.messages import Call, Opened
+from policies.replicas.messages import CallDelta, Opened
 from policies.request import Claim, Flow, Interaction, Request
 
 __all__ = ["SharedInteractions"]
@@ -23,14 +23,14 @@ class SharedInteractions:
     def __init__(self, interactions: Interactions) -> None:
         interactions.changed = {}
         self.interactions = interactions
-        self._told: list[Interaction | None] = []
-        """What the last exchange told of. None: only a witness of one."""
+        self._reported: list[Interaction | None] = []
+        """The interactions of the last report. None: an entry with only a witness of one."""
 
     def is_unknown(self, request: Request) -> bool:
         """May this request be a call of an interaction that was opened at another gateway?"""
         return request.progress.interaction is None and bool(_keys(request.claim))
 
-    def ask(self, request: Request) -> list[Call]:
+    def ask(self, request: Request) -> list[CallDelta]:
         """Ask whether an interaction that this request may continue is open elsewhere.
 
         The strongest witness is asked first; of a raw prompt, the longest known beginning.
@@ -38,7 +38,7 @@ class SharedInteractions:
         claim, needs = request.claim, self.interactions.needs
         hints = claim.shows.hints
         return [
-            Call(_name(request.flow, key), 0, 0, 0.0, PACE_S_MAX if key in hints else needs.asked_s, False)
+            CallDelta(_name(request.flow, key), 0, 0, 0.0, PACE_S_MAX if key in hints else needs.asked_s, False)
             for key in _keys(claim)
         ]
 
@@ -51,46 +51,46 @@ class SharedInteractions:
             key = (flow.app, flow.user, asked)
             if not self.interactions.is_open(flow.tenant, key):
                 interaction = self.interactions.open(flow, key, now)
-                interaction.calls, interaction.tokens = interaction.told = (known.calls, known.tokens)
+                interaction.calls, interaction.tokens = interaction.reported = (known.calls, known.tokens)
                 interaction.began_s = now - known.age_s
             return
 
-    def tell(self, most: int, now: float) -> list[Call]:
+    def tell(self, most: int, now: float) -> list[CallDelta]:
         """What was added since the last exchange, for about `most` interactions and witnesses."""
         changed, needs = self.interactions.changed or {}, self.interactions.needs
-        self._told = []
-        calls: list[Call] = []
+        self._reported = []
+        calls: list[CallDelta] = []
         for interaction in list(islice(changed, most)):
             if len(calls) >= most:
                 break
             del changed[interaction]
-            calls_told, tokens_told = interaction.told or (0, 0)
+            calls_reported, tokens_reported = interaction.reported or (0, 0)
             idle_s, is_over = needs.idle_s(interaction), interaction.over and not interaction.under_way
-            new, new_tokens = interaction.calls - calls_told, interaction.tokens - tokens_told
+            new, new_tokens = interaction.calls - calls_reported, interaction.tokens - tokens_reported
             age_s = now - interaction.began_s
             app, user, key = interaction.key
             flow = Flow(interaction.tenant, app, user)
-            calls.append(Call(_name(flow, key), new, new_tokens, age_s, idle_s, is_over))
-            self._told.append(interaction)
-            interaction.told = interaction.calls, interaction.tokens
-            for witness, (is_proof, is_new) in (interaction.untold or {}).items():
+            calls.append(CallDelta(_name(flow, key), new, new_tokens, age_s, idle_s, is_over))
+            self._reported.append(interaction)
+            interaction.reported = interaction.calls, interaction.tokens
+            for witness, (is_proof, is_new) in (interaction.unreported or {}).items():
                 # A witness that is new tells of all that the interaction had before it.
                 count, tokens = (interaction.calls, interaction.tokens) if is_new else (new, new_tokens)
                 kept_s = idle_s if is_proof else PACE_S_MAX
-                calls.append(Call(_name(flow, witness), count, tokens, age_s, kept_s, False))
-                self._told.append(None)
-            interaction.untold = None
+                calls.append(CallDelta(_name(flow, witness), count, tokens, age_s, kept_s, False))
+                self._reported.append(None)
+            interaction.unreported = None
         return calls
 
     def hear(self, opened: Sequence[Opened | None]) -> None:
-        """Take the sums of all gateways for the interactions that were told."""
-        for interaction, known in zip(self._told, opened, strict=True):
+        """Take the sums of all gateways for the reported interactions."""
+        for interaction, known in zip(self._reported, opened, strict=True):
             if known is not None and interaction is not None:
-                calls, tokens = interaction.told or (0, 0)
+                calls, tokens = interaction.reported or (0, 0)
                 interaction.calls += known.calls - calls
                 interaction.tokens += known.tokens - tokens
-                interaction.told = known.calls, known.tokens
-        self._told = []
+                interaction.reported = known.calls, known.tokens
+        self._reported = []
 
 
 def _keys(claim: Claim) -> Sequence[str | int]:

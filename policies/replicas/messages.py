@@ -1,9 +1,9 @@
-"""What do gateways that use the same engines tell each other? The values sent to their store, and the ones it returns.
+"""What do gateways that use the same engines report to each other? The values sent to their store, and the reply.
 
-Each gateway has an `AdmissionEngine` of its own and decides by itself. About forty times a second it tells the store
-what it uses, what it charged and what its next request needs (`Told`). It hears the sums over the other gateways, and
-how much of each backend it may use until the next exchange (`Heard`). docs/replicas.md says what is exact and what is
-bounded.
+Each gateway has an `AdmissionEngine` of its own and decides by itself. About forty times a second it reports to the
+store what it uses, what it charged and what its next request needs (`ReplicaReport`). The reply has the sums over the
+other gateways, and how much of each backend this gateway may use until the next sync round (`ReplicaView`).
+docs/replicas.md says what is exact and what is bounded.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 __all__ = [
-    "Call",
+    "CallDelta",
     "Charge",
+    "CountDelta",
     "Counted",
     "Grant",
-    "Heard",
     "Holding",
     "Left",
     "News",
     "Opened",
     "Presence",
+    "ReplicaReport",
+    "ReplicaView",
     "Standing",
-    "Tally",
-    "Told",
     "Unsound",
     "check",
-    "could_be_told",
     "is_answer",
+    "is_countable",
 ]
 
 NUMBER_MAX: Final = 1e18
@@ -50,7 +50,7 @@ SHAPES: Final = (
 
 
 class Unsound(ValueError):
-    """A gateway told a number that cannot be counted: it would stay in the sums of all gateways for ever."""
+    """A report has a number that cannot be counted: it would stay in the sums of all gateways for ever."""
 
 
 class Standing(NamedTuple):
@@ -66,7 +66,7 @@ class Standing(NamedTuple):
     served: float
     flow_served: float
     waited_s: float
-    """How long that flow's next request has waited, as of when this is told, or heard."""
+    """How long that flow's next request has waited, as of the report or the reply that says this."""
     inside: bool
     """Is that request inside an open interaction, so that it goes before others of its flow?"""
 
@@ -156,7 +156,7 @@ class Left(NamedTuple):
     """By the clock that all gateways have in common."""
 
 
-class Tally(NamedTuple):
+class CountDelta(NamedTuple):
     """What was counted for one member of a population in one period since the last exchange?"""
 
     name: str
@@ -168,7 +168,7 @@ class Tally(NamedTuple):
     base: tuple[int, int, int]
     """The counts of all gateways as they are known here: starts, requests, tokens."""
     is_new: bool
-    """Nothing was heard of it in this period yet. The answer then includes the counts of the previous period."""
+    """No reply has had its counts of this period yet. The answer then includes the counts of the previous period."""
 
 
 class Counted(NamedTuple):
@@ -182,7 +182,7 @@ class Counted(NamedTuple):
     tokens_before: int = 0
 
 
-class Call(NamedTuple):
+class CallDelta(NamedTuple):
     """What was added to an open interaction since the last exchange? Nothing added: is it open elsewhere?"""
 
     name: str
@@ -202,16 +202,16 @@ class Opened(NamedTuple):
     age_s: float
 
 
-class Told(NamedTuple):
-    """What one gateway tells the others, about one pool or about what its pools have in common."""
+class ReplicaReport(NamedTuple):
+    """What one gateway reports to the others, about one pool or about what its pools have in common."""
 
     standings: list[Standing]
     """Of the tenants that are next, in order."""
     presence: Presence
     holdings: list[Holding]
     charges: list[Charge]
-    tallies: list[Tally]
-    calls: list[Call]
+    tallies: list[CountDelta]
+    calls: list[CallDelta]
     under_way: list[tuple[str, int]]
     """Requests queued and dispatched, of tenants with a limit on concurrent requests."""
     lefts: list[Left]
@@ -221,8 +221,8 @@ class Told(NamedTuple):
     """Counters are lifted to the beginning of a round of this size; 0: there are no rounds."""
 
 
-class Heard(NamedTuple):
-    """What the store returns, in the order of what was told."""
+class ReplicaView(NamedTuple):
+    """The store's reply to a report, in the order of the report."""
 
     replicas: int
     next_elsewhere: Standing | None
@@ -241,66 +241,68 @@ class Heard(NamedTuple):
     left: Left | None
     """The tenant that left last at any gateway, as far as is known."""
     is_forgotten: bool
-    """The store does not know this gateway, although it told something before: the store has lost its data."""
+    """The store does not know this gateway, although the gateway has reported before: the store has lost its data."""
 
 
 class News(NamedTuple):
-    """What one gateway tells all others of the prompts that it sent since it last did (see `replicas.prefixes`)."""
+    """What one gateway reports to all others of the prompts that it sent since its last news (see
+    `replicas.prefixes`)."""
 
     version: int
     replica: str
-    """Its name: whoever tells hears it as well."""
+    """Its name. A gateway receives its own news as well, and drops them by this name."""
     sent: dict[str, list[tuple[int, ...]]]
     """By engine: the hashes of the blocks of each prompt, in the order in which they were sent."""
     charged: dict[str, dict[str, float]]
     """By engine and tenant: what was charged to the deficits there, where the policy has any."""
 
 
-def could_be_told(message: object) -> bool:
+def is_countable(message: object) -> bool:
     """Are all numbers in it within `NUMBER_MAX`? What is not a number, or infinite, would stay in the sums for ever."""
     if isinstance(message, (list, tuple)):
-        return all([could_be_told(each) for each in message])
+        return all([is_countable(each) for each in message])
     return not isinstance(message, (int, float)) or -NUMBER_MAX <= message <= NUMBER_MAX
 
 
-def check(number: int, told: Told) -> None:
+def check(number: int, report: ReplicaReport) -> None:
     """Raises Unsound for an exchange with a number that cannot be counted."""
-    place = _unsound_place(number, told)
+    place = _unsound_place(number, report)
     if place is not None:
         raise Unsound(f"{place} of what this gateway told is no number that can be counted here")
 
 
-def _unsound_place(number: int, told: Told) -> str | None:
+def _unsound_place(number: int, report: ReplicaReport) -> str | None:
     if not _is_sound("c", number):
         return "number"
     parts: tuple[Sequence[tuple[object, ...]], ...] = (
-        told.standings, [told.presence], told.holdings, told.charges, told.tallies, told.calls, told.under_way,
-        told.lefts,
+        report.standings, [report.presence], report.holdings, report.charges, report.tallies, report.calls,
+        report.under_way, report.lefts,
     )  # fmt: skip
     for (name, kinds), rows in zip(SHAPES, parts, strict=True):
         for i, row in enumerate(rows):
             for place, kind in enumerate(kinds):
                 if not _is_sound(kind, row[place]):
                     return f"{name}[{i}][{place}]"
-    return None if _is_sound("c", told.quantum) else "quantum"
+    return None if _is_sound("c", report.quantum) else "quantum"
 
 
 def _is_sound(kind: str, value: object) -> bool:
     if kind == "-":
         return True
     if kind == "b":
-        return isinstance(value, tuple) and len(value) == 3 and could_be_told(value)
+        return isinstance(value, tuple) and len(value) == 3 and is_countable(value)
     if not isinstance(value, (int, float)) or not -NUMBER_MAX <= value <= NUMBER_MAX:
         return False
     return kind == "n" or (value >= 0 if kind == "c" else 0 < value <= SECONDS_MAX)
 
 
-def is_answer(heard: Heard, told: Told) -> bool:
-    """Can this be what the store made of what was told: as much of everything, and of numbers that could be told?"""
+def is_answer(view: ReplicaView, report: ReplicaReport) -> bool:
+    """Can this be the store's reply to the report: an entry for each entry of the report, and only numbers that can be
+    counted?"""
     return (
-        len(heard.grants) == len(told.holdings)
-        and len(heard.totals) == len(told.charges)
-        and len(heard.counted) == len(told.tallies)
-        and len(heard.opened) == len(told.calls)
-        and could_be_told(heard)
+        len(view.grants) == len(report.holdings)
+        and len(view.totals) == len(report.charges)
+        and len(view.counted) == len(report.tallies)
+        and len(view.opened) == len(report.calls)
+        and is_countable(view)
     )

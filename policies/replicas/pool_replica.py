@@ -11,14 +11,14 @@ from policies.capacity.fair_shares import Activity
 from policies.capacity.obstacle import Obstacle
 from policies.replicas.counters import AHEAD_S, SharedCounters
 from policies.replicas.grants import GrantedEngines
-from policies.replicas.messages import Charge, Heard, Left, Presence, Standing, Told
+from policies.replicas.messages import Charge, Left, Presence, ReplicaReport, ReplicaView, Standing
 from policies.replicas.tallies import SharedCounts
 from policies.request import Request
 
 __all__ = ["PoolReplica"]
 
 TALLIES_MAX: Final = 256
-"""Members of each population that are told in one exchange."""
+"""Members of each population that are reported in one sync round."""
 WAITS_S: Final = 0.3
 """A request that waited elsewhere longer ago than this no longer delays one here."""
 
@@ -39,17 +39,17 @@ class PoolReplica:
         self._tallied: list[int] = []
         self._grants = GrantedEngines(engine.backends)
         self._next_elsewhere: Standing | None = None
-        self._told_s = self._heard_s = float("-inf")
+        self._reported_s = self._answered_s = float("-inf")
         engine.room.rivals = self
 
     def has_turn(self, request: Request, now: float) -> bool:
         """Does a request that waits at another gateway go before this one (`admission.room.Rivals`)?"""
         elsewhere = self._next_elsewhere
-        if elsewhere is None or now > self._heard_s + WAITS_S:
+        if elsewhere is None or now > self._answered_s + WAITS_S:
             return False
         if self._counters is None:
-            return elsewhere.is_earlier(_of_first_come(request, self._heard_s), by_s=AHEAD_S)
-        return self._counters.is_ahead(request.flow, elsewhere, self._heard_s)
+            return elsewhere.is_earlier(_of_first_come(request, self._answered_s), by_s=AHEAD_S)
+        return self._counters.is_ahead(request.flow, elsewhere, self._answered_s)
 
     def is_busy(self) -> bool:
         """Is anything queued or dispatched here that the others should hear of soon?"""
@@ -58,14 +58,14 @@ class PoolReplica:
     def is_urgent(self) -> bool:
         """Should an exchange begin at once? Yes if the next request came after the last one and lacks slots or KV."""
         blocked = self._engine.blocked
-        if blocked is None or blocked.request.arrived_s < self._told_s:
+        if blocked is None or blocked.request.arrived_s < self._reported_s:
             return False
         return any(why in (Obstacle.SLOTS, Obstacle.KV) for why in blocked.obstacles.values())
 
-    def tell(self, now: float) -> Told:
+    def tell(self, now: float) -> ReplicaReport:
         """What the others need to know, and what is wanted of them. `hear` or `cut_off` must follow."""
         engine, counters = self._engine, self._counters
-        now = self._told_s = engine.catch_up(now)
+        now = self._reported_s = engine.catch_up(now)
         head = engine.blocked.request if engine.blocked is not None else None
         charges: list[Charge] = []
         lefts: list[Left] = []
@@ -77,7 +77,7 @@ class PoolReplica:
         tallies = [counts.tell(TALLIES_MAX) for counts in self._counts]
         self._tallied = [len(of_population) for of_population in tallies]
         tenants = engine.books.tenants
-        return Told(
+        return ReplicaReport(
             standings,
             Presence(*tenants.activity()),
             self._grants.holdings(head, engine.queued, tenants, now),
@@ -89,27 +89,27 @@ class PoolReplica:
             counters.quantum if counters is not None else 0.0,
         )
 
-    def hear(self, heard: Heard, asked_s: float, now: float) -> Sequence[Decision]:
-        """Apply the answer to what was told last, at `asked_s`."""
+    def hear(self, view: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]:
+        """Apply the reply to the last report, which was made at `asked_s`."""
         engine = self._engine
         asked_s += engine.set_back_s
-        since_s = asked_s - self._heard_s
-        self._heard_s = asked_s
-        self._next_elsewhere = heard.next_elsewhere
-        engine.books.tenants.set_elsewhere(Activity(*heard.presence), {standing.tenant for standing in heard.standings})
+        since_s = asked_s - self._answered_s
+        self._answered_s = asked_s
+        self._next_elsewhere = view.next_elsewhere
+        engine.books.tenants.set_elsewhere(Activity(*view.presence), {standing.tenant for standing in view.standings})
         if self._counters is not None:
-            self._counters.hear(heard.totals, heard.left, since_s, is_forgotten=heard.is_forgotten)
-            self._counters.wait_elsewhere(heard.standings)
+            self._counters.hear(view.totals, view.left, since_s, is_forgotten=view.is_forgotten)
+            self._counters.wait_elsewhere(view.standings)
         place = 0
         for counts, tallied in zip(self._counts, self._tallied, strict=True):
-            counts.hear(heard.counted[place : place + tallied])
+            counts.hear(view.counted[place : place + tallied])
             place += tallied
-        self._grants.hear(heard.grants, heard.replicas, asked_s)
+        self._grants.hear(view.grants, view.replicas, asked_s)
         engine.room.changed()
         return engine.woke(now)
 
     def cut_off(self, now: float) -> Sequence[Decision]:
-        """The others cannot be heard: go on alone with the average of the recent grants."""
+        """No reply comes from the store: go on alone with the average of the recent grants."""
         self._next_elsewhere = None
         if self._counters is not None:
             self._counters.wait_elsewhere(())

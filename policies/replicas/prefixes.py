@@ -1,14 +1,15 @@
-"""What do gateways tell each other of the prompts that they sent? No I/O: `gateway.pool.replication.news` carries it.
+"""What do gateways report to each other of the prompts that they sent? No I/O.
 
-Each gateway keeps an index of its own of what engines have cached, and deficits of its own of who may send how much to
-which engine. Both follow from what was sent. So each gateway tells what it sent, and takes in what the others did as if
-it had sent it. That passes by the store: it is said once, nobody keeps it, and it may get lost. Both are estimates:
-a lost prompt is one that is taken to be new where it was not heard of.
+`gateway.pool.replication.news` carries the reports. Each gateway keeps an index of its own of what engines have cached,
+and deficits of its own of who may send how much to which engine. Both follow from what was sent. So each gateway
+reports the prompts that it sent, and applies the reports of the others as if it had sent their prompts itself. Reports
+pass by the store: each is published once, nobody keeps it, and it may get lost. Both tables are estimates: a gateway
+that missed a report takes the prompts in it for new ones.
 
-A prompt is told as its whole chain of blocks. Its end alone would be shorter. But whoever had missed the beginning, or
-has forgotten it, would know blocks without those before them, and `PrefixIndex` bisects on their not being there. With
-whole chains every message is right by itself, whatever was lost before it. It also tells that the beginning is still
-in use. It costs 9 bytes for each 512 of a prompt.
+A prompt is reported as its whole chain of blocks. Its end alone would be shorter. But a gateway that had missed the
+beginning, or has forgotten it, would then know blocks without the blocks before them, and `PrefixIndex` bisects on
+there being no such gaps. With whole chains every message is right by itself, whatever message was lost before. A whole
+chain also says that the beginning is still in use. It costs 9 bytes for each 512 of a prompt.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ SERVICE_MAX: Final = 1e12
 
 
 class SharedPrefixes:
-    """What one gateway tells of the prompts that it sent, and what it makes of those that others sent."""
+    """Reports the prompts that this gateway sent, and applies the reports of other gateways to its index and
+    deficits."""
 
     def __init__(self, policy: Policy, engines: Container[str], *, name: str) -> None:
         """`engines`: names of the pool's. `name`: of this gateway; no other has it."""
@@ -51,7 +53,7 @@ class SharedPrefixes:
 
     @property
     def has_news(self) -> bool:
-        """Is there anything to tell?"""
+        """Is there anything to report?"""
         return bool(self._sent or self._charged)
 
     def tell(self) -> News:
@@ -98,7 +100,7 @@ class SharedPrefixes:
 
 
 def _is_within_bounds(news: News) -> bool:
-    """What a gateway of this version could have told."""
+    """Could a gateway of this version have published this?"""
     blocks = sum([len(prefix) for prefixes in news.sent.values() for prefix in prefixes])
     services = [service for charged in news.charged.values() for service in charged.values()]
     return (

@@ -1,6 +1,6 @@
 """When does a gateway exchange with the others, what is repeated, and when is it alone? No I/O.
 
-Every exchange has a number. What it told is kept until an answer comes. After a loss the same content goes out again
+Every sync round has a number. Its report is kept until a reply comes. After a loss the same content goes out again
 under the same number, and the store counts it once. A gateway that got no answer for `ALONE_S` goes on alone with the
 average of its recent grants. A process may also have stood still without noticing. It then uses nothing until its next
 exchange (`TRUST_S` in `replicas.grants`), because its part may have been given to others.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from policies.admission.decisions import Decision
-from policies.replicas.messages import Heard, Told
+from policies.replicas.messages import ReplicaReport, ReplicaView
 
 __all__ = ["DEADLINE_S", "Schedule", "Speaker"]
 
@@ -35,12 +35,12 @@ class Speaker(Protocol):
 
     def is_busy(self) -> bool: ...
 
-    def tell(self, now: float) -> Told: ...
+    def tell(self, now: float) -> ReplicaReport: ...
 
-    def hear(self, heard: Heard, asked_s: float, now: float) -> Sequence[Decision]: ...
+    def hear(self, view: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]: ...
 
     def cut_off(self, now: float) -> Sequence[Decision]:
-        """Called again and again for as long as the others cannot be heard."""
+        """Called again and again for as long as no reply comes from the store."""
 
 
 class Schedule:
@@ -50,9 +50,9 @@ class Schedule:
         self.is_alone = False
         self._speaker = speaker
         self._number = 0
-        self._pending: Told | None = None
+        self._pending: ReplicaReport | None = None
         self._is_repeated = self._is_late = False
-        self._asked_s = self._heard_s = self._due_s = float("-inf")
+        self._asked_s = self._answered_s = self._due_s = float("-inf")
 
     def due_s(self) -> float:
         """When does the next exchange begin? Not to be asked while one is under way."""
@@ -64,10 +64,10 @@ class Schedule:
             return min(self._due_s, self._asked_s + INTERVAL_S)
         return self._due_s
 
-    def ask(self, now: float) -> tuple[int, Told]:
-        """Begin an exchange: its number and what is told. `heard` or `lost` must follow."""
-        if self._heard_s == float("-inf"):
-            self._heard_s = now
+    def ask(self, now: float) -> tuple[int, ReplicaReport]:
+        """Begin a sync round: its number and its report. `answered` or `lost` must follow."""
+        if self._answered_s == float("-inf"):
+            self._answered_s = now
         self._is_repeated = self._pending is not None
         # The process stood still, and has not yet read which requests ended meanwhile. What it tells may be out of
         # date.
@@ -78,22 +78,22 @@ class Schedule:
         self._asked_s = now
         return self._number, self._pending
 
-    def heard(self, heard: Heard, now: float) -> Sequence[Decision]:
+    def answered(self, view: ReplicaView, now: float) -> Sequence[Decision]:
         """The answer came."""
         self._pending = None
         # A grant based on the state before the process stood still is only as fresh as that state.
-        as_of_s = self._heard_s if self._is_late else self._asked_s
-        self._heard_s = self._asked_s
+        as_of_s = self._answered_s if self._is_late else self._asked_s
+        self._answered_s = self._asked_s
         # A repeated message is old: what has changed since is told at once.
         interval_s = INTERVAL_S if self._speaker.is_busy() else IDLE_S
         self._due_s = now if self._is_repeated or self._is_late else self._asked_s + interval_s
         self.is_alone = False
-        return self._speaker.hear(heard, as_of_s, now)
+        return self._speaker.hear(view, as_of_s, now)
 
     def lost(self, now: float) -> Sequence[Decision]:
         """No answer came."""
         self._due_s = now + AGAIN_S
-        if not self.is_alone and now - self._heard_s < ALONE_S:
+        if not self.is_alone and now - self._answered_s < ALONE_S:
             return ()
         self.is_alone = True
         return self._speaker.cut_off(now)

@@ -13,7 +13,7 @@ from typing import Final
 
 from policies.limits.quotas import UNLIMITED, Quotas
 from policies.limits.sliding_counts import MEASURES, Count, SlidingCounts
-from policies.replicas.messages import Counted, Tally
+from policies.replicas.messages import CountDelta, Counted
 from policies.request import Request
 
 __all__ = ["SharedCounts", "SharedQuotas"]
@@ -25,16 +25,16 @@ Measures = tuple[int, int, int]
 """Starts, requests and tokens."""
 
 
-class _Told:
+class _ReportedCounts:
     """What the other gateways know of one count."""
 
     __slots__ = ("last", "sums")
 
     def __init__(self) -> None:
         self.sums: Measures | None = None
-        """Includes what is reserved; None: nothing was told yet."""
+        """Includes what is reserved; None: nothing was reported yet."""
         self.last: Measures | None = None
-        """What was counted when it was last told."""
+        """The counts as of the last report."""
 
 
 class SharedCounts:
@@ -48,36 +48,36 @@ class SharedCounts:
         self._name = name
         self._asked: list[Count] = []
 
-    def tell(self, most: int, reserve: Callable[[Hashable], Measures] | None = None) -> list[Tally]:
+    def tell(self, most: int, reserve: Callable[[Hashable], Measures] | None = None) -> list[CountDelta]:
         """What was counted since the last exchange, for at most `most` members.
 
         `reserve`: how much to tell in advance as if it were counted, so that requests up to that amount need no asking.
         It is taken back when nothing more is counted.
         """
         self._asked = []
-        tallies: list[Tally] = []
+        tallies: list[CountDelta] = []
         changed = self.counts.changed or {}
         for count in list(islice(changed, most)):
             member, period = changed.pop(count), count.period
-            told = _told_of(count)
-            sums = told.sums or (0, 0, 0)
+            reported = _reported_of(count)
+            sums = reported.sums or (0, 0, 0)
             now = (count.starts, count.requests, count.tokens)
             extra = (0, 0, 0)
-            if reserve is not None and period == self.counts.period and told.last != now:
+            if reserve is not None and period == self.counts.period and reported.last != now:
                 extra = reserve(member)
                 if any(extra):
                     changed[count] = member
-            told.last = now
+            reported.last = now
             telling = (now[0] + extra[0], now[1] + extra[1], now[2] + extra[2])
             starts, requests, tokens = telling[0] - sums[0], telling[1] - sums[1], telling[2] - sums[2]
             name, ttl_s = f"{self._name}:{_joined(member)}", ceil(3 * self.counts.window_s)
-            tallies.append(Tally(name, period, ttl_s, starts, requests, tokens, sums, told.sums is None))
-            told.sums = telling
+            tallies.append(CountDelta(name, period, ttl_s, starts, requests, tokens, sums, reported.sums is None))
+            reported.sums = telling
             self._asked.append(count)
         return tallies
 
     def hear(self, counted: Sequence[Counted]) -> None:
-        """Take the sums of all gateways for the counts that were told."""
+        """Take the sums of all gateways for the reported counts."""
         for count, one in zip(self._asked, counted, strict=True):
             _take(count, one[:3])
             if any(one[3:]):
@@ -87,11 +87,12 @@ class SharedCounts:
         self._asked = []
 
     def own(self, member: Hashable, measure: str) -> tuple[float, float, bool]:
-        """Of one measure: counted here but not yet told, the sum that all have told, and whether that sum is known."""
+        """Of one measure: what is counted here and not reported yet, the sum that all gateways have reported, and
+        whether that sum is known."""
         count, before, left = self.counts.counted(member)
-        sums = _told_of(count).sums if count.told is not None else None
-        told = sums[MEASURES.index(measure)] if sums is not None else 0
-        return getattr(count, measure) - told, told + getattr(before, measure) * left, sums is not None
+        sums = _reported_of(count).sums if count.reported is not None else None
+        reported = sums[MEASURES.index(measure)] if sums is not None else 0
+        return getattr(count, measure) - reported, reported + getattr(before, measure) * left, sums is not None
 
 
 class SharedQuotas:
@@ -111,7 +112,7 @@ class SharedQuotas:
             return True
         return self.quotas.refusal(request, now) is not None or self._has_left(tenant, 1, request.prompt_tokens, 0.0)
 
-    def tell(self, most: int) -> list[Tally]:
+    def tell(self, most: int) -> list[CountDelta]:
         """What was counted since the last exchange, for at most `most` tenants in each window."""
         minute = self._minute.tell(most, self._reserve_of_minute)
         self._tallies_of_minute = len(minute)
@@ -131,7 +132,7 @@ class SharedQuotas:
         self.quotas.under_way_elsewhere = dict(under_way)
 
     def cut_off(self, *, refuses: bool) -> None:
-        """The others cannot be heard: keep to an equal part of what was left. `refuses`: refuse every tenant with a
+        """No reply comes from the store: keep to an equal part of what was left. `refuses`: refuse every tenant with a
         limit.
         """
 
@@ -149,8 +150,8 @@ class SharedQuotas:
             (self._day, "tokens", tokens, quota.tokens_per_day),
         ):
             if limit is not None:
-                own, known, is_heard = counts.own(tenant, measure)
-                if own + more > (limit - known) * part or not (is_heard or part):
+                own, known, is_known = counts.own(tenant, measure)
+                if own + more > (limit - known) * part or not (is_known or part):
                     return False
         return True
 
@@ -171,23 +172,23 @@ class SharedQuotas:
 
 
 def _take(count: Count, sums: Measures) -> None:
-    """Take the sums of all gateways. What was counted here and not told yet stays."""
-    told = _told_of(count)
-    known = told.sums or (0, 0, 0)
+    """Take the sums of all gateways. Counts of this gateway that are not reported yet stay."""
+    reported = _reported_of(count)
+    known = reported.sums or (0, 0, 0)
     more = (sums[0] - known[0], sums[1] - known[1], sums[2] - known[2])
     count.starts += more[0]
     count.requests += more[1]
     count.tokens += more[2]
-    told.sums = sums
-    if told.last is not None:
-        told.last = (told.last[0] + more[0], told.last[1] + more[1], told.last[2] + more[2])
+    reported.sums = sums
+    if reported.last is not None:
+        reported.last = (reported.last[0] + more[0], reported.last[1] + more[1], reported.last[2] + more[2])
 
 
-def _told_of(count: Count) -> _Told:
-    told: _Told | None = count.told
-    if told is None:
-        told = count.told = _Told()
-    return told
+def _reported_of(count: Count) -> _ReportedCounts:
+    reported: _ReportedCounts | None = count.reported
+    if reported is None:
+        reported = count.reported = _ReportedCounts()
+    return reported
 
 
 def _joined(member: Hashable) -> str:

@@ -16,14 +16,14 @@ from policies.admission.engine import AdmissionEngine
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.replicas.interactions import SharedInteractions
-from policies.replicas.messages import Call, Heard, Presence, Told
+from policies.replicas.messages import CallDelta, Presence, ReplicaReport, ReplicaView
 from policies.replicas.tallies import SharedQuotas
 from policies.request import Refused, Request
 
 __all__ = ["TenantReplica"]
 
-TOLD_MAX: Final = 256
-"""Members of each table that are told in one exchange."""
+REPORTED_MAX: Final = 256
+"""Members of each table that are reported in one sync round."""
 ASKED_MAX: Final = 256
 """Undecided requests that are asked about in one exchange."""
 
@@ -68,7 +68,7 @@ class TenantReplica:
     ) -> None:
         """`epoch_s`: how far a clock that all gateways have in common is ahead of the clock of the events here.
 
-        `refuses_alone`: while the others cannot be heard, tenants with a limit are refused.
+        `refuses_alone`: while no reply comes from the store, tenants with a limit are refused.
         """
         self._quotas = SharedQuotas(quotas, epoch_s=epoch_s) if quotas is not None else None
         self._interactions = SharedInteractions(interactions) if interactions is not None else None
@@ -116,42 +116,42 @@ class TenantReplica:
         """Never: what others may admit meanwhile is reserved, and a call takes longer than an exchange."""
         return False
 
-    def tell(self, now: float) -> Told:
+    def tell(self, now: float) -> ReplicaReport:
         """What was counted, and what is asked."""
-        calls: list[Call] = []
+        calls: list[CallDelta] = []
         for one in list(self._undecided.values())[:ASKED_MAX]:
             del self._undecided[one.request.id]
-            one.engine.told(one.request.id, now)
+            one.engine.peers_asked(one.request.id, now)
             asked = self._interactions.ask(one.request) if self._interactions is not None else []
             self._asked[one.request.id] = one._replace(begin=len(calls), end=len(calls) + len(asked))
             calls += asked
         self._keys_asked = len(calls)
         quotas = self._quotas
-        tallies = quotas.tell(TOLD_MAX) if quotas is not None else []
+        tallies = quotas.tell(REPORTED_MAX) if quotas is not None else []
         under_way = quotas.under_way() if quotas is not None else []
         if self._interactions is not None:
-            calls += self._interactions.tell(TOLD_MAX, now)
-        return Told([], Presence(), [], [], tallies, calls, under_way, [], 0.0)
+            calls += self._interactions.tell(REPORTED_MAX, now)
+        return ReplicaReport([], Presence(), [], [], tallies, calls, under_way, [], 0.0)
 
-    def hear(self, heard: Heard, asked_s: float, now: float) -> Sequence[Decision]:
+    def hear(self, view: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]:
         """Apply the answer. The decisions of each admission engine are taken with `decisions_of`."""
         self._is_alone = False
         if self._interactions is not None:
             for one in self._asked.values():
-                self._interactions.take_up(one.request, heard.opened[one.begin : one.end], now)
-            self._interactions.hear(heard.opened[self._keys_asked :])
+                self._interactions.take_up(one.request, view.opened[one.begin : one.end], now)
+            self._interactions.hear(view.opened[self._keys_asked :])
         if self._quotas is not None:
-            self._quotas.hear(heard.counted, heard.replicas, heard.under_way)
+            self._quotas.hear(view.counted, view.replicas, view.under_way)
         self._decide(now)
         return ()
 
     def cut_off(self, now: float) -> Sequence[Decision]:
-        """The others cannot be heard: each gateway keeps to its part of every limit."""
+        """No reply comes from the store: each gateway keeps to its part of every limit."""
         self._is_alone = True
         if self._quotas is not None:
             self._quotas.cut_off(refuses=self._refuses_alone)
         for one in self._undecided.values():
-            one.engine.told(one.request.id, now)
+            one.engine.peers_asked(one.request.id, now)
             self._asked[one.request.id] = one
         self._undecided.clear()
         self._decide(now)

@@ -1,4 +1,4 @@
-"""What traffic was recorded here? A trace of any known format, told by its content, as arrivals in order of time.
+"""What traffic was recorded here? A trace of any known format, recognised by its content, as arrivals in order of time.
 
 Files are read once to find their faults and what is in them, and again for every run, so that no run holds them in
 memory. A log may grow meanwhile: all readings end where it ended when it was first looked at.
@@ -20,12 +20,12 @@ from policies.orders.cost import LinearCost
 from policies.request import ServiceTokens
 from simulation.run import Arrival
 from simulation.traces.lines import TraceError, read_lines, readable_bytes
-from simulation.traces.rows import ROWS, Entry, Row
+from simulation.traces.rows import ROWS, TracedRequest, TraceLine
 from simulation.traces.tables import csv_cells, csv_rows, place_of, required_columns
 
 __all__ = ["FORMATS", "Trace"]
 
-FORMATS: Mapping[str, type[Row]] = {row.format: row for row in ROWS}
+FORMATS: Mapping[str, type[TraceLine]] = {row.format: row for row in ROWS}
 
 HELD_MAX = 1_000_000
 """Requests read ahead of their turn, where lines are not in order of arrival."""
@@ -69,7 +69,7 @@ class Trace:
         models: Collection[str] = (),
     ) -> None:
         """`speed`: 2 lets requests arrive in half the time. `limit`: only so many of the first requests. `weights`: of
-        tenants, whatever the trace says. `models`: those that matter; empty: all."""
+        tenants, whatever the trace says. `models`: only requests for these models count; empty: all."""
         self._ends = {path: readable_bytes(path) for path in paths}
         self.paths = [path for path in paths if next(self._lines(path), None) is not None]
         if not self.paths:
@@ -139,13 +139,13 @@ class Trace:
 
     # --- from lines to entries ---
 
-    def _limited(self) -> Iterator[Entry]:
+    def _limited(self) -> Iterator[TracedRequest]:
         return islice(self.entries(), self._limit)
 
-    def entries(self) -> Iterator[Entry]:
-        """All that the trace tells, in order of time by its own clock. Those that a later line may still precede are
-        held back."""
-        held: list[tuple[float, int, Entry]] = []
+    def entries(self) -> Iterator[TracedRequest]:
+        """All requests of the trace, in order of time by its own clock. A request is held back while a later line may
+        still precede it."""
+        held: list[tuple[float, int, TracedRequest]] = []
         settled_s = float("-inf")
         self.skipped = self.foreign = self.elsewhere = 0
         for number, (place, row) in enumerate(self._rows()):
@@ -169,7 +169,7 @@ class Trace:
         while held:
             yield heappop(held)[2]
 
-    def _entry(self, place: _Place, row: Row) -> Entry:
+    def _entry(self, place: _Place, row: TraceLine) -> TracedRequest:
         try:
             entry = row.entry()
         except ValueError as error:
@@ -179,10 +179,10 @@ class Trace:
         weight = self._given.get(entry.flow.tenant)
         return entry if weight is None else entry._replace(weight=weight)
 
-    def _rows(self) -> Iterator[tuple[_Place, Row]]:
+    def _rows(self) -> Iterator[tuple[_Place, TraceLine]]:
         return chain.from_iterable(map(self._rows_of, self.paths))
 
-    def _rows_of(self, path: Path) -> Iterator[tuple[_Place, Row]]:
+    def _rows_of(self, path: Path) -> Iterator[tuple[_Place, TraceLine]]:
         rows = csv_rows(path, self._row, self._ends[path]) if self._row.is_csv else self._json_rows(path)
         return ((_Place(path, number), row) for number, row in rows)
 
@@ -190,7 +190,7 @@ class Trace:
         """When? A file without a request comes first."""
         return next((self._entry(place, row).time_s for place, row in self._rows_of(path)), float("-inf"))
 
-    def _json_rows(self, path: Path) -> Iterator[tuple[int, Row]]:
+    def _json_rows(self, path: Path) -> Iterator[tuple[int, TraceLine]]:
         decoder = msgspec.json.Decoder(self._row)
         for number, line in self._lines(path):
             if self._row.is_log and not line.startswith("{"):
@@ -217,7 +217,7 @@ class Trace:
 
     # --- which format is it? ---
 
-    def _recognized(self, path: Path) -> type[Row]:
+    def _recognized(self, path: Path) -> type[TraceLine]:
         """By the columns of the first line: the format that needs most of them. A log may begin with something else."""
         number, line = next(self._lines(path))
         is_csv = not line.startswith("{")
@@ -237,7 +237,7 @@ class Trace:
         problem = f"this is no trace of a known format. Formats and their columns:{formats}"
         raise TraceError(path, problem, line=number)
 
-    def _logs(self, path: Path) -> list[type[Row]]:
+    def _logs(self, path: Path) -> list[type[TraceLine]]:
         """Logs that begin among lines of something else."""
         for number, line in islice(self._lines(path), FOREIGN_LINES_MAX):
             if line.startswith("{"):
@@ -260,7 +260,7 @@ class _MeanAnswers:
         self._everybody = [0, 0]
         self._populations: dict[tuple[str, ...], list[int]] = {}
 
-    def learn(self, entry: Entry) -> None:
+    def learn(self, entry: TracedRequest) -> None:
         totals = [self._everybody]
         key = entry.flow[:2]
         if key in self._populations or len(self._populations) < POPULATIONS_MAX:
@@ -269,7 +269,7 @@ class _MeanAnswers:
             total[0] += entry.output_tokens is not None
             total[1] += entry.output_tokens_min if entry.output_tokens is None else entry.output_tokens
 
-    def expected(self, entry: Entry) -> int:
+    def expected(self, entry: TracedRequest) -> int:
         """How long would the answer have been that was not seen to its end? No longer than it was allowed to be.
 
         All tokens that were seen, over the answers that ended, is the mean of lengths that say nothing of what is left.
@@ -281,7 +281,7 @@ class _MeanAnswers:
         return expected if entry.output_tokens_max is None else max(1, min(expected, entry.output_tokens_max))
 
 
-def _blocks(entry: Entry, number: int, block_size: int) -> tuple[int, ...]:
+def _blocks(entry: TracedRequest, number: int, block_size: int) -> tuple[int, ...]:
     """A trace's own blocks to chained hashes of an engine's: equal ones mean equal text up to their end.
 
     What the trace does not know of a prompt is taken to be nobody else's.

@@ -1,9 +1,9 @@
-"""What does a line of each format say? One class for each: its columns with their bounds, and the request it tells of.
+"""What does a line of each format say? One class for each format: its columns, and the request that a line describes.
 
-The columns are those that the publishers document: Mooncake (kvcache-ai/Mooncake, FAST25-release), BurstGPT
-(HPMLL/BurstGPT, releases 1.1 and 2.0), Qwen-Bailian (alibaba-edu/qwen-bailian-usagetraces-anon), Azure
-(Azure/AzurePublicDataset, LLM inference 2023 and 2024), agent sessions (LMCache/lmcache-agent-trace). What no publisher
-says may be added to the lines of any format: tenant, app, user and weight.
+The columns, with their bounds, are as the publishers document them: Mooncake (kvcache-ai/Mooncake, FAST25-release),
+BurstGPT (HPMLL/BurstGPT, releases 1.1 and 2.0), Qwen-Bailian (alibaba-edu/qwen-bailian-usagetraces-anon), Azure
+(Azure/AzurePublicDataset, LLM inference 2023 and 2024), agent sessions (LMCache/lmcache-agent-trace). Columns that no
+publisher has may be added to the lines of any format: tenant, app, user and weight.
 """
 
 from __future__ import annotations
@@ -19,8 +19,18 @@ from msgspec import Meta, Struct, field
 from policies.request import NO_CLAIM, Claim, Flow
 
 __all__ = [
-    "ROWS", "AccessLogLine", "AgentCall", "Azure", "BurstGpt", "Entry", "LmCache", "Mooncake", "Plain", "Qwen", "Row",
-    "Served",
+    "ROWS",
+    "AccessLogLine",
+    "AgentCall",
+    "Azure",
+    "BurstGpt",
+    "EngineStay",
+    "LmCache",
+    "Mooncake",
+    "Plain",
+    "Qwen",
+    "TraceLine",
+    "TracedRequest",
 ]  # fmt: skip
 
 Tokens = Annotated[int, Meta(ge=0, le=1 << 24)]
@@ -41,7 +51,7 @@ TOKEN_BYTES = 4
 TEXT_BLOCK_TOKENS = 64
 
 
-class Served(NamedTuple):
+class EngineStay(NamedTuple):
     """When did which engine have a request, and what had it waited for before?"""
 
     backend: str
@@ -51,7 +61,7 @@ class Served(NamedTuple):
     """Obstacles."""
 
 
-class Entry(NamedTuple):
+class TracedRequest(NamedTuple):
     """One request as a trace tells it."""
 
     time_s: float
@@ -76,11 +86,11 @@ class Entry(NamedTuple):
     """Which was asked; empty: not said."""
     output_tokens_min: int = 0
     """Without a whole answer: so many tokens the engine had made when the client left."""
-    served: Served | None = None
-    """None: not told."""
+    served: EngineStay | None = None
+    """None: the trace does not say it."""
 
 
-class Row(Struct, kw_only=True):
+class TraceLine(Struct, kw_only=True):
     """A line of a trace. Fields are its columns; those with a default may be absent."""
 
     format: ClassVar[str]
@@ -93,7 +103,7 @@ class Row(Struct, kw_only=True):
     user: Id = None
     weight: Weight = 1.0
 
-    def entry(self) -> Entry:
+    def entry(self) -> TracedRequest:
         """Raises ValueError if the time cannot be read."""
         raise NotImplementedError
 
@@ -106,7 +116,7 @@ def _named(said: Id, otherwise: str) -> str:
     return otherwise if said is None or said == "" else str(said)
 
 
-class Plain(Row):
+class Plain(TraceLine):
     """A table of one's own."""
 
     format = "csv"
@@ -118,12 +128,12 @@ class Plain(Row):
     client: Name = ""
     """Another word for tenant."""
 
-    def entry(self) -> Entry:
+    def entry(self) -> TracedRequest:
         flow = self.flow(self.client or EVERYBODY)
-        return Entry(self.t_s, self.input_tokens, self.output_tokens, flow, weight=self.weight)
+        return TracedRequest(self.t_s, self.input_tokens, self.output_tokens, flow, weight=self.weight)
 
 
-class Azure(Row):
+class Azure(TraceLine):
     """Azure LLM inference, 2023 (local times, 7 decimals) and 2024 (with an offset)."""
 
     format = "azure"
@@ -133,13 +143,13 @@ class Azure(Row):
     context_tokens: Tokens = field(name="ContextTokens")
     generated_tokens: Tokens = field(name="GeneratedTokens")
 
-    def entry(self) -> Entry:
+    def entry(self) -> TracedRequest:
         time = datetime.fromisoformat(self.timestamp)
         time_s = (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).timestamp()
-        return Entry(time_s, self.context_tokens, self.generated_tokens, self.flow(), weight=self.weight)
+        return TracedRequest(time_s, self.context_tokens, self.generated_tokens, self.flow(), weight=self.weight)
 
 
-class BurstGpt(Row):
+class BurstGpt(TraceLine):
     """BurstGPT; a response of 0 tokens is one that failed. Sessions are known since release 2.0."""
 
     format = "burstgpt"
@@ -151,12 +161,14 @@ class BurstGpt(Row):
     session: Name = field(name="Session ID", default="")
     log_type: Name = field(name="Log Type", default="")
 
-    def entry(self) -> Entry:
+    def entry(self) -> TracedRequest:
         flow = self.flow(app=self.log_type, user=self.session)
-        return Entry(self.timestamp, self.request_tokens, self.response_tokens or None, flow, weight=self.weight)
+        return TracedRequest(
+            self.timestamp, self.request_tokens, self.response_tokens or None, flow, weight=self.weight
+        )
 
 
-class Mooncake(Row):
+class Mooncake(TraceLine):
     """Mooncake: milliseconds, and the chained hashes of blocks of 512 tokens."""
 
     format = "mooncake"
@@ -167,14 +179,14 @@ class Mooncake(Row):
     output_length: Tokens
     hash_ids: list[int]
 
-    def entry(self) -> Entry:
-        return Entry(
+    def entry(self) -> TracedRequest:
+        return TracedRequest(
             self.timestamp / 1000, self.input_length, self.output_length, self.flow(), weight=self.weight,
             hash_ids=self.hash_ids, block_tokens=512,
         )  # fmt: skip
 
 
-class Qwen(Row):
+class Qwen(TraceLine):
     """Qwen-Bailian: seconds, and the hashes of blocks of 16 tokens."""
 
     format = "qwen"
@@ -188,17 +200,17 @@ class Qwen(Row):
     parent_chat_id: int
     type: Name = ""
 
-    def entry(self) -> Entry:
-        return Entry(
+    def entry(self) -> TracedRequest:
+        return TracedRequest(
             self.timestamp, self.input_length, self.output_length, self.flow(app=self.type), weight=self.weight,
             hash_ids=self.hash_ids, block_tokens=16,
         )  # fmt: skip
 
 
-class LmCache(Row):
+class LmCache(TraceLine):
     """LMCache's agent sessions as they are published: microseconds, and the text itself, in no order.
 
-    An answer without text asked for a tool, and how long that was is not told.
+    An answer without text asked for a tool, and the trace does not say how long that answer was.
     """
 
     format = "lmcache"
@@ -209,11 +221,11 @@ class LmCache(Row):
     output: str
     session_id: Name
 
-    def entry(self) -> Entry:
+    def entry(self) -> TracedRequest:
         text, answer = self.input.encode("utf-8", "replace"), self.output.encode("utf-8", "replace")
         block_bytes = TEXT_BLOCK_TOKENS * TOKEN_BYTES
         blocks = (text[end - block_bytes : end] for end in range(block_bytes, len(text) + 1, block_bytes))
-        return Entry(
+        return TracedRequest(
             self.timestamp / 1e6, -(-len(text) // TOKEN_BYTES), -(-len(answer) // TOKEN_BYTES) or None,
             self.flow(user=self.session_id), settled_s=float("-inf"), weight=self.weight,
             claim=Claim(self.session_id, explicit=True), hash_ids=[_hash(block) for block in blocks],
@@ -225,7 +237,7 @@ def _hash(text: bytes) -> int:
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
 
 
-class AgentCall(Row):
+class AgentCall(TraceLine):
     """The same with lengths in the place of text. Each session counts its time from its own first call, so all of them
     begin at once here."""
 
@@ -240,8 +252,8 @@ class AgentCall(Row):
     est_output_tokens: Tokens
     hash_ids: list[int]
 
-    def entry(self) -> Entry:
-        return Entry(
+    def entry(self) -> TracedRequest:
+        return TracedRequest(
             self.t_s, self.est_input_tokens, self.est_output_tokens, self.flow(self.app, user=self.session),
             settled_s=float("-inf"), weight=self.weight,
             claim=Claim(self.session, self.call + 1, begins=self.call == 0),
@@ -249,7 +261,7 @@ class AgentCall(Row):
         )  # fmt: skip
 
 
-class AccessLogLine(Row):
+class AccessLogLine(TraceLine):
     """fairgate's own access log. A line is written when a request ends, so it says when that began, too."""
 
     format = "fairgate"
@@ -274,7 +286,7 @@ class AccessLogLine(Row):
     waited_ms: dict[Name, Duration] = {}
     backend: Name = ""
 
-    def entry(self) -> Entry:
+    def entry(self) -> TracedRequest:
         group = f"{self.tenant}\n{self.app}\n{self.interaction}"
         # What the engine found in its cache is taken to be the beginning that requests of this kind have in common.
         shared = range(self.tokens_cached // LOGGED_BLOCK_TOKENS)
@@ -282,7 +294,7 @@ class AccessLogLine(Row):
         # Who leaves a stream may have read enough of it; who leaves before an answer in one piece has read nothing.
         is_whole = self.outcome == "completed" or (self.tokens_out > 0 and self.stream)
         arrived_s = self.ts - min(self.total_ms / 1000, REQUEST_S_MAX)
-        return Entry(
+        return TracedRequest(
             arrived_s,
             self.tokens_in or self.tokens_in_estimated,
             self.tokens_out if is_whole else None,
@@ -296,10 +308,12 @@ class AccessLogLine(Row):
             block_tokens=LOGGED_BLOCK_TOKENS,
             model=self.model,
             output_tokens_min=0 if is_whole else self.tokens_out,
-            served=Served(self.backend, min(arrived_s + self.queue_ms / 1000, self.ts), self.ts, self.waited_ms.keys())
+            served=EngineStay(
+                self.backend, min(arrived_s + self.queue_ms / 1000, self.ts), self.ts, self.waited_ms.keys()
+            )
             if self.backend
             else None,
         )
 
 
-ROWS: tuple[type[Row], ...] = (AccessLogLine, LmCache, AgentCall, Qwen, Mooncake, Azure, BurstGpt, Plain)
+ROWS: tuple[type[TraceLine], ...] = (AccessLogLine, LmCache, AgentCall, Qwen, Mooncake, Azure, BurstGpt, Plain)

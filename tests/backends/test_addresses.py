@@ -12,7 +12,7 @@ TTL_S = 10.0
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 
 
-class Heard:
+class Resolver:
     """One name, and a time that goes on by five seconds with each lookup."""
 
     def __init__(self, addresses_max: int = 64) -> None:
@@ -22,61 +22,61 @@ class Heard:
 
     def __call__(self, *addresses: str) -> list[str]:
         before = list(self.known)
-        is_changed = self.known.heard(addresses, self.now_s, ttl_s=TTL_S, addresses_max=self.addresses_max)
+        is_changed = self.known.resolved(addresses, self.now_s, ttl_s=TTL_S, addresses_max=self.addresses_max)
         assert is_changed == (list(self.known) != before)
         self.now_s += 5.0
         return list(self.known)
 
 
 def test_what_appears_counts_at_once_and_what_is_gone_for_a_time_to_live() -> None:
-    heard = Heard()
-    assert heard(B, A, A) == [A, B]
-    assert heard(A, B, C) == [A, B, C]
-    assert heard(A, C) == [A, B, C]
-    assert heard(A, C) == [A, B, C]
-    assert heard(A, C) == [A, C], "missed for ten seconds"
+    resolver = Resolver()
+    assert resolver(B, A, A) == [A, B]
+    assert resolver(A, B, C) == [A, B, C]
+    assert resolver(A, C) == [A, B, C]
+    assert resolver(A, C) == [A, B, C]
+    assert resolver(A, C) == [A, C], "missed for ten seconds"
 
 
 def test_an_address_that_comes_and_goes_stays() -> None:
-    heard = Heard()
-    heard(A, B)
+    resolver = Resolver()
+    resolver(A, B)
     for _ in range(20):
-        assert heard(A) == heard(A) == heard(A, B) == [A, B]
+        assert resolver(A) == resolver(A) == resolver(A, B) == [A, B]
 
 
 def test_answers_that_name_some_of_them_each_time_add_up() -> None:
-    heard, chance = Heard(), random.Random(7)
+    resolver, chance = Resolver(), random.Random(7)
     for _ in range(10):
-        heard(A, B, C)
+        resolver(A, B, C)
     for _ in range(100):
-        assert heard(*chance.sample([A, B, C], 3)[: chance.choice((2, 3))])[:1] != []
-    heard = Heard()
+        assert resolver(*chance.sample([A, B, C], 3)[: chance.choice((2, 3))])[:1] != []
+    resolver = Resolver()
     for _ in range(50):
-        assert set(heard(A) + heard(B)) == {A, B} or len(heard.known) == 1
-    assert sorted(heard.known) == [A, B]
+        assert set(resolver(A) + resolver(B)) == {A, B} or len(resolver.known) == 1
+    assert sorted(resolver.known) == [A, B]
 
 
 def test_of_too_many_the_known_stay() -> None:
-    heard = Heard(addresses_max=3)
+    resolver = Resolver(addresses_max=3)
     many = [f"10.1.{n // 250}.{n % 250}" for n in range(500)]
-    assert heard(A, B) == [A, B]
-    first = heard(A, B, *many)
+    assert resolver(A, B) == [A, B]
+    first = resolver(A, B, *many)
     assert first[:2] == [A, B]
     assert len(first) == 3
-    assert heard.known.left_out == 499
+    assert resolver.known.left_out == 499
     random.Random(1).shuffle(many)
-    assert heard(*many, B, A) == first
-    heard.addresses_max = 1
-    assert heard(*many, B, A) == [A], "the bound was lowered"
+    assert resolver(*many, B, A) == first
+    resolver.addresses_max = 1
+    assert resolver(*many, B, A) == [A], "the bound was lowered"
 
 
 def test_an_engine_with_addresses_of_both_families_is_one() -> None:
-    heard = Heard()
-    assert heard("fd00::1", A) == [A]
-    assert heard("fd00::1") == heard("fd00::1") == [A], "while a known one is left, the other family is no news"
-    assert heard("fd00::1") == []
-    assert heard("fd00::1", "fd00::2") == ["fd00::1", "fd00::2"]
-    assert heard(A, "fd00::1", "fd00::2") == ["fd00::1", "fd00::2"]
+    resolver = Resolver()
+    assert resolver("fd00::1", A) == [A]
+    assert resolver("fd00::1") == resolver("fd00::1") == [A], "while a known one is left, the other family is no news"
+    assert resolver("fd00::1") == []
+    assert resolver("fd00::1", "fd00::2") == ["fd00::1", "fd00::2"]
+    assert resolver(A, "fd00::1", "fd00::2") == ["fd00::1", "fd00::2"]
 
 
 async def test_the_system_is_asked() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backends.base import BackendSnapshot
-from backends.steps import LATE_S, _Believed, _Clock, _Connection, _Lost, _Wrong
+from backends.steps import LATE_S, _Believed, _Clock, _Lost, _StepStream, _Wrong
 from backends.vllm_plugin.steps import LISTENERS_MAX, Rank, Steps
 
 RANK = {
@@ -39,8 +39,8 @@ def rank(**fields: Any) -> list[dict[str, Any]]:
     return [{**RANK, **fields}]
 
 
-def connection(asked_s: float = 50.0) -> _Connection:
-    return _Connection(_Clock(asked_s))
+def connection(asked_s: float = 50.0) -> _StepStream:
+    return _StepStream(_Clock(asked_s))
 
 
 def steps() -> Steps:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from backends.client import upstream
-from backends.client.upstream import Call, UpstreamPool
+from backends.client.upstream import UpstreamCall, UpstreamPool
 from backends.errors import ConnectFailed, ConnectionLost, ReadTimedOut, UpstreamError
 from tests.backends.asking import Open, ask
 from tests.backends.corpus import CHUNKED, TRUNCATED
@@ -122,7 +122,7 @@ async def test_a_loop_that_is_late_does_not_drop_what_is_connected(
     limit_s = 0.05
     start = upstream._Connection.start
 
-    def start_late(connection: upstream._Connection, call: Call) -> None:
+    def start_late(connection: upstream._Connection, call: UpstreamCall) -> None:
         start(connection, call)
         time.sleep(2 * limit_s)  # a busy loop: the time to connect is over before the connecting task goes on
 
@@ -258,7 +258,7 @@ async def test_cancel_before_the_connection_is_made(open_pool: Open) -> None:
 
 
 class CancelsAtHead(Recorder):
-    call: Call
+    call: UpstreamCall
 
     def head_received(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         super().head_received(status, reason, headers)

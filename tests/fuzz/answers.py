@@ -8,11 +8,10 @@ from typing import Any, cast
 from backends.answers.sse import Dialect, StreamMeter
 from backends.answers.usage import made_bytes, read_answer, usage_finder, usage_found
 from backends.base import Usage
-from backends.client.upstream import Call, UpstreamPool, _Connection
+from backends.client.upstream import UpstreamCall, UpstreamPool, _Connection
 from backends.errors import UpstreamError
 from backends.health import read_models
-from backends.steps import _Clock, _Lost, _Wrong
-from backends.steps import _Connection as _StepConnection
+from backends.steps import _Clock, _Lost, _StepStream, _Wrong
 from backends.vllm import VllmAdapter
 from gateway.proxy.engine_errors import OWN_ERROR_EVENTS, engine_error
 from tests.fuzz.harness import Harness
@@ -101,7 +100,7 @@ def read_head(data: bytes) -> None:
 async def _answered(data: bytes) -> None:
     pool = UpstreamPool("b", "http://127.0.0.1:1")
     receiver = _Receiver()
-    call = Call(b"GET / HTTP/1.1\r\n\r\n", b"", receiver)
+    call = UpstreamCall(b"GET / HTTP/1.1\r\n\r\n", b"", receiver)
     connection = _Connection(pool, call)
     call.limit, call.connecting = cast("Any", _NoLimit()), cast("Any", _NoLimit())
     connection.connection_made(Transport())
@@ -139,7 +138,7 @@ def read_cards(data: bytes) -> None:
 
 def read_steps(data: bytes) -> None:
     """What an engine says of its steps is believed within bounds, or ends the feed."""
-    heard = _StepConnection(_Clock(0.0))
+    heard = _StepStream(_Clock(0.0))
     for number, piece in enumerate(pieces(data)):
         now = number / 1000
         said = heard.feed(piece, now)

@@ -19,7 +19,7 @@ from redis.exceptions import ResponseError
 from gateway.background import Background
 from gateway.keys.in_redis import RedisKeys
 from gateway.operator.snapshots.present import backends, queue
-from gateway.operator.snapshots.seen import Seen, decoded, moved, together
+from gateway.operator.snapshots.snapshot import GatewaySnapshot, decoded, moved, together
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.learned_file import FILE_BYTES_MAX, LearnedFile
 from gateway.pool.replication.learned import Lessons
@@ -40,9 +40,9 @@ from policies.interactions import Interactions
 from policies.limits.quotas import Quota, Quotas
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
-from policies.replicas.exchange import Exchange
-from policies.replicas.messages import Heard, could_be_told, is_answer
+from policies.replicas.messages import ReplicaView, is_answer, is_countable
 from policies.replicas.pool_replica import PoolReplica
+from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.schedule import Speaker
 from policies.replicas.tenant_replica import TenantReplica
 from policies.request import Claim, Flow, Request, ServiceTokens
@@ -130,14 +130,14 @@ class _Ours:
     def exchange(self) -> None:
         self.number += 1
         self.written = b""
-        told = self.replica.tell(float(self.number))
-        _say(self.end, [self.number, "exchange", "ours", "p", self.number, msgspec.msgpack.encode(told)])
+        report = self.replica.tell(float(self.number))
+        _say(self.end, [self.number, "exchange", "ours", "p", self.number, msgspec.msgpack.encode(report)])
         assert not self.transport.is_closing()
         number, content = msgspec.msgpack.decode(self.written[4:])
         assert number == self.number
-        heard = msgspec.msgpack.decode(content, type=Heard)
-        assert is_answer(heard, told)
-        self.replica.hear(heard, float(self.number), float(self.number))
+        view = msgspec.msgpack.decode(content, type=ReplicaView)
+        assert is_answer(view, report)
+        self.replica.hear(view, float(self.number), float(self.number))
 
 
 def _say(end: Frames, value: list[Any]) -> None:
@@ -156,7 +156,7 @@ class _Answers:
     def __init__(self, data: bytes) -> None:
         self._data = [data]
 
-    async def exchange(self, about: str, number: int, told: bytes) -> bytes:
+    async def exchange(self, about: str, number: int, report: bytes) -> bytes:
         return self._once()
 
     async def learned(self, pool: str) -> bytes | None:
@@ -165,8 +165,8 @@ class _Answers:
     async def learn(self, pool: str, content: bytes) -> None:
         assert len(content) < 10_000
 
-    async def hear_news(self, pool: str, heard: Callable[[bytes], None]) -> None:
-        heard(self._once())
+    async def hear_news(self, pool: str, view: Callable[[bytes], None]) -> None:
+        view(self._once())
         raise StoreUnavailable("no more")
 
     def _once(self) -> bytes:
@@ -233,7 +233,7 @@ async def _hear(data: bytes) -> None:
             exchanges = Exchanges(store(data), "p", replica, lambda decisions: None)
             await _runs(exchanges.turn)
             assert exchanges.answered + exchanges.lost >= 1
-            assert could_be_told(replica.tell(1e6))
+            assert is_countable(replica.tell(1e6))
 
 
 def read_news(data: bytes) -> None:
@@ -245,12 +245,12 @@ async def _hear_news(data: bytes) -> None:
     for policy in ("vtc", "dlpm"):
         channel = NewsChannel(store(data), "p", Dispatcher(Gateway(policy).engine))
         await _runs(channel.tell, channel.listen)
-        assert channel.heard + channel.ignored == 1
+        assert channel.received + channel.ignored == 1
 
 
 def read_seen(data: bytes) -> None:
     """Whatever another process says of how it stands, it can be shown beside this one, or is ignored."""
-    own = Seen(0.0, [], None, 1, [], [])
+    own = GatewaySnapshot(0.0, [], None, 1, [], [])
     try:
         found, _, _ = decoded(data)
     except ValueError:
@@ -333,16 +333,16 @@ async def _adopt(data: bytes) -> None:
 
 def said_here() -> dict[str, list[bytes]]:
     """Seeds, as our own code says it."""
-    exchange, gateways = Exchange(), [Gateway(), Gateway()]
+    exchange, gateways = ReferenceStore(), [Gateway(), Gateway()]
     replicas: list[Any] = [gateways[0].of_pool(), gateways[1].of_pool()]
     encode = msgspec.msgpack.encode
-    told = [encode(replica.tell(0.0)) for replica in replicas]
-    heard = [encode(exchange.exchange(str(at), 1, replicas[at].tell(0.0), 0)) for at in (0, 1)]
+    report = [encode(replica.tell(0.0)) for replica in replicas]
+    view = [encode(exchange.exchange(str(at), 1, replicas[at].tell(0.0), 0)) for at in (0, 1)]
     tenants = Gateway().of_tenants().tell(0.0)
-    heard.append(encode(exchange.exchange("tenants", 1, tenants, 0)))
+    view.append(encode(exchange.exchange("tenants", 1, tenants, 0)))
     said: list[list[Any]] = [
-        [1, "exchange", "a", "p", 1, told[0]], [2, "exchange", "ours", "p", 2, told[1]], [3, "leave", "a", "p"],
-        [4, "learned", "p"], [5, "learn", "p", b"{}"], [0, "news", "p", b"news"], [6, heard[0]], [0, "p", b"x"],
+        [1, "exchange", "a", "p", 1, report[0]], [2, "exchange", "ours", "p", 2, report[1]], [3, "leave", "a", "p"],
+        [4, "learned", "p"], [5, "learn", "p", b"{}"], [0, "news", "p", b"news"], [6, view[0]], [0, "p", b"x"],
     ]  # fmt: skip
     frames = [len(content := encode(each)).to_bytes(4, "big") + content for each in said]
     learned = snapshot(gateways[0].engine)
@@ -350,7 +350,7 @@ def said_here() -> dict[str, list[bytes]]:
     news = encode((1, "two", {"b": [(1, 2, 3), (1, 2)]}, {"b": {"t": 5.0}}))
     return {
         "frames": [*frames, b"".join(frames)],
-        "heard": heard,
+        "heard": view,
         "news": [news],
         "redis": [ANSWERS],
         "learned": [file, msgspec.json.encode(learned)],

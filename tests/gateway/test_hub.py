@@ -21,16 +21,16 @@ from gateway.process.supervisor import unix_listener
 from gateway.storage.hub.exchange_server import CONNECTIONS_PER_WORKER, ExchangeServer
 from gateway.storage.hub.seat import Meeting, Seat
 from gateway.storage.hub.wire import FRAME_BYTES_MAX
-from gateway.usage.counts import Tally
+from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
 from gateway.usage.written import Batch, add
-from policies.replicas.messages import Call, Presence, Told
+from policies.replicas.messages import CallDelta, Presence, ReplicaReport
 from tests.gateway.live import Starter, chat, simulated, until
 from tests.gateway.test_fairness_live import tenants
 from tests.gateway.test_shared_prefixes import ask, cached_in_turns, index_of, text
 
 WORKERS = 2
-TOLD = Told([], Presence(), [], [], [], [], [], [], 0.0)
+REPORT = ReplicaReport([], Presence(), [], [], [], [], [], [], 0.0)
 encode = msgspec.msgpack.encode
 
 
@@ -74,10 +74,12 @@ async def test_a_prompt_is_found_where_another_worker_sent_it(start: Starter) ->
         b"\x00\x00\x00\x09\x92\x01\xa6delete",
         b"\x00\x00\x00\x0b\x92\x01\xa8exchange",
         b"\x00\x01\x00\x00" + b"\x91" * 65_536,
-        frame([1, "exchange", 7, "default", 1, encode(TOLD)]),
-        frame([1, "exchange", "me", "default", 2**63, encode(TOLD)]),
-        frame([1, "exchange", "me", "default", 1, encode(TOLD._replace(quantum=math.nan))]),
-        frame([1, "exchange", "me", "*", 1, encode(TOLD._replace(calls=[Call("c", 1, 1, math.inf, 1.0, False)]))]),
+        frame([1, "exchange", 7, "default", 1, encode(REPORT)]),
+        frame([1, "exchange", "me", "default", 2**63, encode(REPORT)]),
+        frame([1, "exchange", "me", "default", 1, encode(REPORT._replace(quantum=math.nan))]),
+        frame(
+            [1, "exchange", "me", "*", 1, encode(REPORT._replace(calls=[CallDelta("c", 1, 1, math.inf, 1.0, False)]))]
+        ),
         frame([1, "learn", "default", 5]),
     ],
     ids=[
@@ -110,7 +112,7 @@ async def test_connections_are_bounded() -> None:
 
 async def test_a_limit_of_a_day_goes_on_from_what_was_used_before(start: Starter, tmp_path: Path) -> None:
     url = str(tmp_path / "usage.db")
-    tally = Tally()
+    tally = UsageTotals()
     tally.requests, tally.input, tally.output = 1, 480, 500
     config = Config.model_validate({
         "usage": url, "pools": [{"name": "p", "backends": [{"url": "http://a:1"}]}], "open_access": True,

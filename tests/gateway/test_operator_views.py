@@ -20,9 +20,9 @@ from gateway.config.load import Given, load_config
 from gateway.operator import views
 from gateway.operator.effective import effective
 from gateway.operator.snapshots import present
-from gateway.operator.snapshots.seen import decoded, encoded, moved, together
-from gateway.operator.snapshots.seen import seen as of_process
 from gateway.operator.snapshots.shares import due
+from gateway.operator.snapshots.snapshot import decoded, encoded, moved, together
+from gateway.operator.snapshots.snapshot import snapshot_of as of_process
 from tests.gateway.live import Live, Starter, chat, simulated, until
 from tests.gateway.test_command_line import FAIRGATE, config_file, run
 from tests.gateway.test_throttling import CHAT, full, question, tenants

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.background import Fault
+from gateway.background import OperationalError
 from gateway.pool.learned_file import LearnedFile
 from policies.admission import memory
 from tests.gateway.live import Live, Starter, chat, simulated, until
@@ -130,7 +130,7 @@ async def test_a_file_is_whole_at_every_moment(start: Starter, monkeypatch: pyte
 
         with monkeypatch.context() as broken:
             broken.setattr(Path, "replace", breaks)
-            with pytest.raises(Fault, match="the disk is gone"):
+            with pytest.raises(OperationalError, match="the disk is gone"):
                 await saved.save()
         assert file.read_bytes() == before
         await saved.save()

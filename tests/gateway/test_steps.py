@@ -214,7 +214,7 @@ async def test_while_it_is_heard_the_page_is_read_rarely_and_all_is_fact() -> No
     heard: list[BackendSnapshot] = []
     async with simulated() as sim, aiohttp.ClientSession() as http:
         async with watched(sim.url, http, heard) as feed:
-            await until(lambda: not feed.unheard.is_set())
+            await until(lambda: not feed.silent.is_set())
             heard.clear()
             pages = sim.server.scrapes
             async with http.post(sim.url + CHAT, json=chat(max_tokens=300, ignore_eos=True)) as response:
@@ -233,12 +233,12 @@ async def test_a_feed_that_lies_is_not_delivered_after_its_page_has_shown_it() -
     heard: list[BackendSnapshot] = []
     async with simulated() as sim, before(sim.url) as middleman, aiohttp.ClientSession() as http:
         async with watched(middleman.url, http, heard) as feed:
-            await until(lambda: not feed.unheard.is_set())
+            await until(lambda: not feed.silent.is_set())
             middleman.change = ranked(running=0, waiting=0, free_blocks=1024)
             body = chat(stream=True, max_tokens=2000, ignore_eos=True, n=8)
             async with http.post(sim.url + CHAT, json=body) as response:
                 await response.content.readany()
-                await until(feed.unheard.is_set)
+                await until(feed.silent.is_set)
                 heard.clear()
                 await until(lambda: len(heard) > 5)
                 assert not any(one.is_step for one in heard)

@@ -23,7 +23,7 @@ from gateway.config.model import hash_key
 from gateway.config.sections.usage import UsageConfig
 from gateway.storage.errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import hidden
-from gateway.usage.counts import OTHER_USERS, OTHERS, Tally
+from gateway.usage.counts import OTHER_USERS, OTHERS, UsageTotals
 from gateway.usage.database import Database
 from gateway.usage.recorder import UsageRecorder
 from gateway.usage.report import Question, read
@@ -188,7 +188,7 @@ async def test_a_batch_counts_once_in_postgresql() -> None:
 
 def _counts_once(url: str) -> None:
     hour = int(time.time()) // 3600
-    tally = Tally()
+    tally = UsageTotals()
     tally.requests, tally.input = 2, 10
     sums = {(hour, "t\0\ud800", "", user, ""): tally for user in ("a", "b", OTHER_USERS)}
     first, second = database_at(url), database_at(url)

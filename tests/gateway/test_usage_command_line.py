@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from gateway.config.sections.usage import PriceConfig, UsageConfig
 from gateway.telemetry.access_log import hidden
-from gateway.usage.counts import Tally
+from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
 from gateway.usage.report import BadQuestion, Question, read
 from gateway.usage.written import Batch, add
@@ -28,8 +28,8 @@ NOW = datetime(2027, 2, 3, 14, 30, tzinfo=UTC)
 NOWHERE = "http://127.0.0.1:1"
 
 
-def tally_of(**sums: int) -> Tally:
-    tally = Tally()
+def tally_of(**sums: int) -> UsageTotals:
+    tally = UsageTotals()
     for name, value in sums.items():
         setattr(tally, name, value)
     return tally

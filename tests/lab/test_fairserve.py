@@ -9,7 +9,7 @@ import pytest
 
 from lab.experiment import Verdict
 from lab.fairserve.experiment import Seed, compare, rows
-from lab.fairserve.interactions import Interaction
+from lab.fairserve.interactions import PlannedInteraction
 from lab.fairserve.study import Study, ends_calls, study
 from lab.fairserve.table4 import case_studies
 from lab.fairserve.workload import APPS, GRAPHS, TABLE_4, Population, case_study, is_abuser, workload
@@ -21,11 +21,11 @@ SMALL = Population(users=150, duration_s=90.0, swing_s=60.0)
 
 
 @pytest.fixture(scope="module")
-def large() -> list[Interaction]:
+def large() -> list[PlannedInteraction]:
     return workload(LARGE)
 
 
-def test_the_same_seed_gives_the_same_traffic(large: list[Interaction]) -> None:
+def test_the_same_seed_gives_the_same_traffic(large: list[PlannedInteraction]) -> None:
     assert workload(SMALL) == workload(SMALL)
     assert workload(Population(seed=1)) != workload(Population())
 
@@ -39,7 +39,7 @@ def test_there_are_as_many_apps_users_and_abusers_as_published() -> None:
     assert 0 < len(abusers) <= 0.01 * len(users)
 
 
-def test_graph_sizes_and_tokens_are_those_of_table_2(large: list[Interaction]) -> None:
+def test_graph_sizes_and_tokens_are_those_of_table_2(large: list[PlannedInteraction]) -> None:
     calls = sum(len(one.calls) for one in large if not is_abuser(one.flow))
     for graphs in GRAPHS[:2]:
         own = [one for one in large if graphs.calls_min <= len(one.calls) <= graphs.calls_max]
@@ -56,7 +56,7 @@ def test_graph_sizes_and_tokens_are_those_of_table_2(large: list[Interaction]) -
 
 @pytest.mark.parametrize(("app", "prompt", "output"), [("app14", 6370, 102), ("app7", 14854, 74), ("app12", 999, 32)])
 def test_single_calls_of_three_apps_are_those_of_table_4(
-    large: list[Interaction], app: str, prompt: int, output: int
+    large: list[PlannedInteraction], app: str, prompt: int, output: int
 ) -> None:
     calls = [one.calls[0] for one in large if one.flow.app == app and len(one.calls) == 1]
     assert sum(call.prompt_tokens for call in calls) / len(calls) == pytest.approx(prompt, rel=0.05)

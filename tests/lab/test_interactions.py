@@ -6,7 +6,7 @@ import pytest
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import profile
-from lab.fairserve.interactions import Call, Interaction, Interactions
+from lab.fairserve.interactions import InteractionClients, PlannedCall, PlannedInteraction
 from policies.admission.engine import AdmissionEngine
 from policies.admission.policy import Policy
 from policies.orders.fcfs import Fcfs
@@ -28,11 +28,11 @@ class RefusesStage(Fcfs):
         return None
 
 
-CALLS = (Call(100, 10, 40, tools_s=0.5), Call(150, 20, 40, tools_s=0.25), Call(200, 30, 40))
+CALLS = (PlannedCall(100, 10, 40, tools_s=0.5), PlannedCall(150, 20, 40, tools_s=0.25), PlannedCall(200, 30, 40))
 
 
-def run_one(order: Fcfs) -> tuple[Interactions, list[Arrival]]:
-    interactions = Interactions([Interaction("i", Flow("a"), 1.0, CALLS)])
+def run_one(order: Fcfs) -> tuple[InteractionClients, list[Arrival]]:
+    interactions = InteractionClients([PlannedInteraction("i", Flow("a"), 1.0, CALLS)])
     engine = AdmissionEngine(Policy(order))
     engine.add_backend("one")
     run = simulate(

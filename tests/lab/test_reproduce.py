@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from gateway.commands.main import main
 from gateway.commands.reproducing import NoExperimentsError
-from lab.experiment import Inputs, Outcome, Verdict, holds, shown, within
+from lab.experiment import Findings, Inputs, Verdict, holds, shown, within
 from lab.registry import EXPERIMENTS
 from lab.report import as_text, summary
 from lab.vtc import figures, tables
@@ -32,7 +32,7 @@ def command(*args: str) -> Result:
     return CliRunner().invoke(main, ["reproduce", *args])
 
 
-def missed(outcome: Outcome) -> list[str]:
+def missed(outcome: Findings) -> list[str]:
     return [row.measure for row in outcome.rows if row.verdict is Verdict.MISSED]
 
 
@@ -80,7 +80,7 @@ def test_verdicts() -> None:
     assert within("a", 100.0, 50.0, 0.03, target=50.0).verdict is Verdict.MET
     rows = [holds("a", "", 1.0, "> 2", False), shown("b", 1.0, 2.0), holds("c", "", 3.0, "> 2", True)]
     assert summary(rows) == "1 of 2 requirements met; missed: a"
-    assert "> 2       missed" in as_text(EXPERIMENTS["rpm"], Outcome(rows))
+    assert "> 2       missed" in as_text(EXPERIMENTS["rpm"], Findings(rows))
 
 
 def test_a_chart_is_well_formed_whatever_its_points() -> None:

@@ -14,7 +14,7 @@ from gateway.config.sections.interactions import InteractionRules
 from gateway.request.body.payload import USER_LENGTH_MAX
 from gateway.request.interaction_claim import ClaimReader
 from gateway.telemetry.lately import Lately
-from gateway.telemetry.record import Outcome, Record
+from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.usage.counts import UsageCounts
 from policies.admission.decisions import Dispatch, Recent
 from policies.admission.named import named_policy
@@ -49,8 +49,8 @@ def request(number: int, claim: Claim = NO_CLAIM, now: float = 0.0, *, tenants: 
     return Request(id, flow, 1.0, 100, 100, now, client_id=client_id, claim=claim)
 
 
-def record(number: int) -> Record:
-    made = Record(f"req_0123456789ab{number:010d}", "/v1/chat/completions", now=number + 0.5)
+def record(number: int) -> RequestRecord:
+    made = RequestRecord(f"req_0123456789ab{number:010d}", "/v1/chat/completions", now=number + 0.5)
     made.request = asked = request(number)
     made.tenant, made.app, made.model, made.pool = asked.flow.tenant, "app", "model", "pool"
     asked.progress.wait = wait(number)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from policies.app_needs import IDLE_S_MAX, IDLE_S_MIN, PACE_S_MAX, PACE_S_PEOPLE, PACE_S_UNKNOWN, PAUSES_MIN
 from policies.interactions import Interactions, InteractionSettings
-from policies.replicas.exchange import Exchange
 from policies.replicas.interactions import SharedInteractions
-from policies.replicas.messages import Presence, Told
+from policies.replicas.messages import Presence, ReplicaReport
+from policies.replicas.reference_store import ReferenceStore
 from policies.request import Claim, Interaction, Request, ServiceTokens, Witnesses
 from policies.witness_table import GIVEN_MAX, HOLDERS_MAX, WitnessTable
 from tests.policies.making import make_request
@@ -260,7 +260,7 @@ class Pair:
     def __init__(self) -> None:
         self.tables = [Interactions() for _ in range(2)]
         self.shared = [SharedInteractions(table) for table in self.tables]
-        self.exchange = Exchange()
+        self.exchange = ReferenceStore()
         self.number = count(1)
 
     def tell(self, at: int, now: float) -> None:
@@ -278,11 +278,11 @@ class Pair:
     def _exchange(self, at: int, asking: list[Request], now: float) -> None:
         asked = [call for request in asking for call in self.shared[at].ask(request)]
         calls = asked + self.shared[at].tell(100, now)
-        told = Told([], Presence(), [], [], [], calls, [], [], 0.0)
-        heard = self.exchange.exchange(str(at), next(self.number), told, round(now * 1000) + BEGAN_MS)
+        report = ReplicaReport([], Presence(), [], [], [], calls, [], [], 0.0)
+        view = self.exchange.exchange(str(at), next(self.number), report, round(now * 1000) + BEGAN_MS)
         for request in asking:
-            self.shared[at].take_up(request, heard.opened[: len(asked)], now)
-        self.shared[at].hear(heard.opened[len(asked) :])
+            self.shared[at].take_up(request, view.opened[: len(asked)], now)
+        self.shared[at].hear(view.opened[len(asked) :])
 
 
 def test_witnesses_hold_at_every_gateway() -> None:

@@ -15,8 +15,8 @@ from backends.simulated.profiles import EngineProfile
 from gateway.storage.redis.store import Script, pool_key
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.replicas.exchange import Exchange
-from policies.replicas.messages import Heard, News, Told
+from policies.replicas.messages import News, ReplicaReport, ReplicaView
+from policies.replicas.reference_store import ReferenceStore
 from policies.request import Flow
 from simulation.driver import simulate
 from simulation.run import LOST, Arrival, Record, Run, Stall
@@ -44,7 +44,7 @@ MEMBER_S = 3.0
 """Until a gateway that is not heard of has nothing any more: as the script has it."""
 _SCRIPT = Script("exchange.lua")
 _KEYS = (pool_key("p", "replicas"), pool_key("p", ""))
-_decode = msgspec.msgpack.Decoder(Heard).decode
+_decode = msgspec.msgpack.Decoder(ReplicaView).decode
 
 
 class TwinStore:
@@ -54,14 +54,14 @@ class TwinStore:
 
     def __init__(self, *, lost: float = 0.0, gone: Callable[[float], bool] = lambda now: False, seed: int = 0) -> None:
         """`lost`: so many of the requests get lost on the way, and of the answers; `gone`: does it not answer?"""
-        self.exchanges = Exchange()
+        self.exchanges = ReferenceStore()
         self._lost = lost
         self._gone = gone
         self._rng = random.Random(seed)
         self.granted: dict[int, int] = {}
         """Sequences of the last grant of each gateway."""
 
-    def exchange(self, gateway: int, number: int, told: Told, now: float) -> Heard | None:
+    def exchange(self, gateway: int, number: int, told: ReplicaReport, now: float) -> ReplicaView | None:
         if self._gone(now) or self._rng.random() < self._lost:
             return None
         heard = self.ask(f"gateway-{gateway}", number, told, EPOCH_MS + int(now * 1000))
@@ -71,12 +71,12 @@ class TwinStore:
     def carries(self, news: News, now: float) -> bool:
         return not self._gone(now) and self._rng.random() >= self._lost
 
-    def ask(self, gateway: str, number: int, told: Told, now_ms: int) -> Heard:
+    def ask(self, gateway: str, number: int, told: ReplicaReport, now_ms: int) -> ReplicaView:
         return self.exchanges.exchange(gateway, number, told, now_ms)
 
     def flush(self) -> None:
         """All is lost."""
-        self.exchanges = Exchange()
+        self.exchanges = ReferenceStore()
 
 
 class BothStore(TwinStore):
@@ -89,7 +89,7 @@ class BothStore(TwinStore):
         self._run = redis.register_script(_SCRIPT.source)
         redis.flushall()
 
-    def ask(self, gateway: str, number: int, told: Told, now_ms: int) -> Heard:
+    def ask(self, gateway: str, number: int, told: ReplicaReport, now_ms: int) -> ReplicaView:
         ours = super().ask(gateway, number, told, now_ms)
         theirs = self._run(keys=_KEYS, args=[gateway, number, msgspec.msgpack.encode(told), now_ms])
         assert as_plain(_decode(theirs)) == as_plain(ours)
@@ -101,7 +101,7 @@ class BothStore(TwinStore):
         self._redis.flushall()
 
 
-def as_plain(heard: Heard) -> list[object]:
+def as_plain(heard: ReplicaView) -> list[object]:
     """For comparison: tables of Lua have no order of their own."""
     return [*heard[:8], sorted(heard.under_way), *heard[9:]]
 

@@ -16,19 +16,19 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from gateway.storage.redis.store import Script, pool_key
-from policies.replicas.exchange import Exchange
 from policies.replicas.messages import (
-    Call,
+    CallDelta,
     Charge,
-    Heard,
+    CountDelta,
     Holding,
     Left,
     Presence,
+    ReplicaReport,
+    ReplicaView,
     Standing,
-    Tally,
-    Told,
     Unsound,
 )
+from policies.replicas.reference_store import ReferenceStore
 from tests.redis_server import redis_client
 from tests.simulation.replicas import as_plain
 
@@ -43,7 +43,7 @@ KV_EACH = 10
 
 _SCRIPT = Script("exchange.lua")
 _KEYS = (pool_key("p", "replicas"), pool_key("p", ""))
-_decode = msgspec.msgpack.Decoder(Heard).decode
+_decode = msgspec.msgpack.Decoder(ReplicaView).decode
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Replica:
     number: int = 0
     counters: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
     bases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
-    pending: Told | None = None
+    pending: ReplicaReport | None = None
     granted: int = 0
     held: int = 0
     left_s: float = 0.0
@@ -79,7 +79,7 @@ class Replica:
         """Dispatch, or end, until this part of what is granted is held."""
         self.held = round(self.granted * part)
 
-    def tell(self, waiting: int) -> Told:
+    def tell(self, waiting: int) -> ReplicaReport:
         if self.pending is None:
             self.number += 1
             charges = [
@@ -92,7 +92,7 @@ class Replica:
                 BACKEND, self.held, KV_EACH * self.held, 0, self.most, KV_EACH * self.most,
                 waiting, int(waiting > 0), KV_EACH * (waiting > 0),
             )  # fmt: skip
-            self.pending = Told(
+            self.pending = ReplicaReport(
                 [self.standing()] if waiting else [], Presence(), [held], charges, [], [], [], self.lefts(waiting), 0.0
             )
         return self.pending
@@ -103,7 +103,7 @@ class Replica:
         flow = name if turn else f"{name}\x1f{self.number % 3}"
         return Standing(name, flow, self.counters[name], float(turn), float(self.number % 7), inside=turn == 3)
 
-    def hear(self, heard: Heard) -> None:
+    def hear(self, heard: ReplicaView) -> None:
         assert self.pending is not None
         for charge, total in zip(self.pending.charges, heard.totals, strict=True):
             told = charge.base + charge.service
@@ -119,7 +119,7 @@ class World:
     def __init__(self, redis: Redis) -> None:
         redis.flushall()
         self.redis = redis
-        self.twin = Exchange()
+        self.twin = ReferenceStore()
         self.now_ms = 1_000_000
         self._run = redis.register_script(_SCRIPT.source)
         self._serial = 0
@@ -206,7 +206,7 @@ def play(world: World, steps: list[tuple[str, int, str, int]]) -> None:
             world.now_ms += amount
         else:
             world.redis.flushall()
-            world.twin = Exchange()
+            world.twin = ReferenceStore()
 
 
 async def test_what_was_charged_counts_once_and_no_room_is_given_twice() -> None:
@@ -277,13 +277,13 @@ async def test_the_twin_lifts_whom_the_script_lifts() -> None:
         check()
 
 
-SOUND = Told(
+SOUND = ReplicaReport(
     [Standing("a", "a\x1fx", 1.0, 1.0, -1.0, True)],
     Presence(1.0, 1, 1, 1),
     [Holding(BACKEND, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)],
     [Charge("a", 1.0, -0.5, True), Charge("a\x1fx", 1.0, 1.0, False)],
-    [Tally("users:a", 7, 180, 1, 1, -1, (1, 1, 1), True)],
-    [Call("i", 1, -1, -1.0, 60.0, False)],
+    [CountDelta("users:a", 7, 180, 1, 1, -1, (1, 1, 1), True)],
+    [CallDelta("i", 1, -1, -1.0, 60.0, False)],
     [("a", 1)],
     [Left("", "a", 1.0, 1.0)],
     1.0,
@@ -297,7 +297,7 @@ SIGNED = {
 }
 
 
-def spoiled(number: float) -> Iterator[tuple[str, Told]]:
+def spoiled(number: float) -> Iterator[tuple[str, ReplicaReport]]:
     """The same message with one number in the place of another, and which."""
     for name, rows in SOUND._asdict().items():
         if name == "quantum":
@@ -316,15 +316,15 @@ def spoiled(number: float) -> Iterator[tuple[str, Told]]:
 
 async def test_a_number_that_cannot_be_counted_is_refused_and_nothing_is_stored() -> None:
     async with redis_client() as redis:
-        run, twin = redis.register_script(_SCRIPT.source), Exchange()
+        run, twin = redis.register_script(_SCRIPT.source), ReferenceStore()
 
-        def ask(me: str, number: Any, told: Told) -> list[object]:
+        def ask(me: str, number: Any, told: ReplicaReport) -> list[object]:
             args: list[Any] = [me, number, msgspec.msgpack.encode(told), 1_000_000]
             theirs = as_plain(_decode(run(keys=_KEYS, args=args)))
             assert as_plain(twin.exchange(me, number, told, 1_000_000)) == theirs
             return theirs
 
-        def refused(place: str, number: Any, told: Told) -> None:
+        def refused(place: str, number: Any, told: ReplicaReport) -> None:
             args: list[Any] = ["bad", number, msgspec.msgpack.encode(told), 1_000_000]
             with pytest.raises(ResponseError) as of_script:
                 run(keys=_KEYS, args=args)

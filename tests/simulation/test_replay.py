@@ -18,7 +18,7 @@ from policies.orders.registry import POLICIES
 from policies.request import Flow, ServiceTokens
 from simulation.driver import simulate
 from simulation.metrics import percentile
-from simulation.replay import IMPOSSIBLE, OTHERS, Seen, UnknownPolicyError, policy_names, replay_under
+from simulation.replay import IMPOSSIBLE, OTHERS, ReplayResult, UnknownPolicyError, policy_names, replay_under
 from simulation.run import Arrival, Record
 from simulation.timeline import TICKS_MAX, Timeline
 from simulation.traces.reader import Trace
@@ -39,8 +39,8 @@ def flood(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     return Trace(write(tmp_path_factory.mktemp("flood"), "t_s,client,input_tokens,output_tokens", *text))
 
 
-def of_tenant(seen: Seen, name: str) -> float:
-    [found] = [each.ttft_s for each in seen.tenants if each.name == name]
+def of_tenant(result: ReplayResult, name: str) -> float:
+    [found] = [each.ttft_s for each in result.tenants if each.name == name]
     assert found is not None
     return found.p50
 
@@ -58,30 +58,30 @@ def test_a_fair_policy_is_told_from_an_unfair_one(flood: Trace) -> None:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_every_request_is_accounted_for_under_every_policy(flood: Trace, policy: str) -> None:
     heard = []
-    seen = replay_under(policy, flood, TINY, ended=lambda: heard.append(1))
-    assert len(heard) == seen.requests == flood.requests == seen.completed + sum(seen.refused.values())
-    assert sum(each.requests for each in seen.tenants) == seen.requests
-    assert sum(each.completed for each in seen.tenants) == seen.completed
-    tick_s = seen.gap[0][0]
-    for each in seen.tenants:
-        over_time = sum(rate for _, rate in seen.service[each.name]) * tick_s
+    result = replay_under(policy, flood, TINY, ended=lambda: heard.append(1))
+    assert len(heard) == result.requests == flood.requests == result.completed + sum(result.refused.values())
+    assert sum(each.requests for each in result.tenants) == result.requests
+    assert sum(each.completed for each in result.tenants) == result.completed
+    tick_s = result.gap[0][0]
+    for each in result.tenants:
+        over_time = sum(rate for _, rate in result.service[each.name]) * tick_s
         assert over_time == pytest.approx(each.service, rel=0.1), "averaging around the ends blurs a little"
-    assert replay_under(policy, flood, TINY) == seen, "the same input gives the same answer"
+    assert replay_under(policy, flood, TINY) == result, "the same input gives the same answer"
 
 
 def test_numbers_are_those_of_the_run_itself(flood: Trace) -> None:
     engine = AdmissionEngine(named_policy("vtc"))
     engine.add_backend("engine-1", max_num_seqs=TINY.max_num_seqs)
     run = simulate(flood.arrivals(TINY.block_size), engine=engine, backends={"engine-1": EngineModel(TINY)})
-    seen = replay_under("vtc", flood, TINY)
+    result = replay_under("vtc", flood, TINY)
     times = [record.ttft_s for record in run.records.values() if record.ttft_s is not None]
-    assert seen.ttft_s is not None
-    assert (seen.ttft_s.p50, seen.ttft_s.p99) == (percentile(times, 0.5), percentile(times, 0.99))
+    assert result.ttft_s is not None
+    assert (result.ttft_s.p50, result.ttft_s.p99) == (percentile(times, 0.5), percentile(times, 0.99))
     tokens = [len(record.token_s) for record in run.records.values()]
-    assert seen.output_tokens_per_s == pytest.approx(sum(tokens) / run.ended_s)
-    assert seen.preemptions == sum(record.preemptions for record in run.records.values())
+    assert result.output_tokens_per_s == pytest.approx(sum(tokens) / run.ended_s)
+    assert result.preemptions == sum(record.preemptions for record in run.records.values())
     price = LinearCost()
-    for tenant in seen.tenants:
+    for tenant in result.tenants:
         assert tenant.service == sum(
             price(ServiceTokens(record.arrival.prompt_tokens, len(record.token_s)))
             for record in run.records.values()
@@ -113,9 +113,9 @@ def test_more_engines_serve_faster(flood: Trace) -> None:
 def test_what_no_context_can_hold_is_refused_and_counted(tmp_path: Path) -> None:
     rows = ["0,a,100,10", "1,a,4000,97", "2,a,4096,0", "3,b,4000,96", "4,b,90000,1"]
     trace = Trace(write(tmp_path, "t_s,client,input_tokens,output_tokens", *rows))
-    seen = replay_under("vtc", trace, TINY)
-    assert (seen.requests, seen.completed, seen.refused) == (5, 2, {IMPOSSIBLE: 3})
-    assert [(each.name, each.completed, each.service) for each in seen.tenants] == [("b", 1, 4192.0), ("a", 1, 120.0)]
+    result = replay_under("vtc", trace, TINY)
+    assert (result.requests, result.completed, result.refused) == (5, 2, {IMPOSSIBLE: 3})
+    assert [(each.name, each.completed, each.service) for each in result.tenants] == [("b", 1, 4192.0), ("a", 1, 120.0)]
 
 
 def test_tokens_of_interactions_that_were_cut_are_wasted(tmp_path: Path) -> None:
@@ -130,18 +130,18 @@ def test_tokens_of_interactions_that_were_cut_are_wasted(tmp_path: Path) -> None
         name="slow", block_size=16, num_gpu_blocks=300, max_model_len=4096, max_num_seqs=1, max_num_batched_tokens=512,
         base_s=60.0, per_prefill_token_s=0.0, per_seq_s=0.0, per_context_token_s=0.0,
     )  # fmt: skip
-    seen = replay_under("fcfs", Trace(write(tmp_path, *entries)), slow)
-    assert seen.wasted_tokens == 102
-    assert seen.tenants[-1].name == "agents"
-    assert (seen.tenants[-1].requests, seen.tenants[-1].completed) == (2, 1)
+    result = replay_under("fcfs", Trace(write(tmp_path, *entries)), slow)
+    assert result.wasted_tokens == 102
+    assert result.tenants[-1].name == "agents"
+    assert (result.tenants[-1].requests, result.tenants[-1].completed) == (2, 1)
 
 
 def test_a_tenant_among_many_is_summed_with_the_others(tmp_path: Path) -> None:
     rows = [f"{number},t{number % 60},100,{10 if number % 60 < 8 else 5}" for number in range(120)]
-    seen = replay_under("vtc", Trace(write(tmp_path, "t_s,client,input_tokens,output_tokens", *rows)), TINY)
-    assert [each.name for each in seen.tenants] == [*(f"t{number}" for number in range(8)), OTHERS]
-    assert seen.tenants[-1].requests == 104
-    assert sum(each.service for each in seen.tenants) == 60 * 2 * 100 + 2 * (16 * 10 + 104 * 5)
+    result = replay_under("vtc", Trace(write(tmp_path, "t_s,client,input_tokens,output_tokens", *rows)), TINY)
+    assert [each.name for each in result.tenants] == [*(f"t{number}" for number in range(8)), OTHERS]
+    assert result.tenants[-1].requests == 104
+    assert sum(each.service for each in result.tenants) == 60 * 2 * 100 + 2 * (16 * 10 + 104 * 5)
 
 
 def test_an_unknown_policy_is_answered_with_those_that_there_are() -> None:

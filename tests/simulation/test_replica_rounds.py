@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends.simulated.engine import EngineModel
-from policies.replicas.messages import Heard, Told
+from policies.replicas.messages import ReplicaReport, ReplicaView
 from policies.request import Flow
 from simulation.driver import simulate
 from simulation.run import Arrival, Run, Stall
@@ -79,7 +79,7 @@ def test_rounds_after_the_store_has_lost_all() -> None:
     class Flushed(TwinStore):
         is_flushed = False
 
-        def exchange(self, gateway: int, number: int, told: Told, now: float) -> Heard | None:
+        def exchange(self, gateway: int, number: int, told: ReplicaReport, now: float) -> ReplicaView | None:
             if len(rounds.begins_s) == 2 and not self.is_flushed and now > rounds.begins_s[1] - 2.0:
                 self.is_flushed = True
                 self.flush()

@@ -9,7 +9,7 @@ from statistics import mean
 import pytest
 
 from backends.simulated.engine import EngineModel
-from policies.replicas.messages import Heard, Told
+from policies.replicas.messages import ReplicaReport, ReplicaView
 from policies.request import Flow
 from simulation.driver import simulate
 from simulation.run import LOST, Arrival, Record, Run, Stall
@@ -170,11 +170,11 @@ def test_what_a_gateway_had_that_died_comes_back() -> None:
     at: list[tuple[float, int]] = []
 
     class Watched(TwinStore):
-        def exchange(self, gateway: int, number: int, told: Told, now: float) -> Heard | None:
-            heard = super().exchange(gateway, number, told, now)
+        def exchange(self, gateway: int, number: int, report: ReplicaReport, now: float) -> ReplicaView | None:
+            view = super().exchange(gateway, number, report, now)
             if gateway == 0:
                 at.append((now, self.granted[0]))
-            return heard
+            return view
 
     floods = Floods(until_s, lambda tenant, now, rng: rng.randrange(2) if now < died_s else 0)
     found, _ = run(floods, 2, Watched(), stalls=[Stall(1, died_s)])

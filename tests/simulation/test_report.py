@@ -18,7 +18,7 @@ import pytest
 
 from backends.simulated.profiles import profile
 from simulation.measured import measured
-from simulation.replay import Percentiles, Seen, TenantSeen, replay_under
+from simulation.replay import Percentiles, ReplayResult, TenantResult, replay_under
 from simulation.report import Replayed, as_html, as_json, as_text, columns
 from simulation.traces.reader import Trace
 from simulation.verdict import verdict
@@ -56,7 +56,7 @@ def test_the_tables_have_what_was_seen(replayed: Replayed) -> None:
     assert (
         "access.log.gz: 215 requests of 3 tenants in 20.6 s (fairgate format), before 1 simulated engine like " in text
     )
-    for each in replayed.seen:
+    for each in replayed.results:
         assert each.ttft_s is not None
         assert re.search(rf"^{each.policy} +215 +215 +0 .* {each.gap_max:,.0f} ", text, re.MULTILINE)
         assert len(re.findall(rf"^(?:batch|people|agents) +1 +{each.policy} ", text, re.MULTILINE)) == 3
@@ -67,10 +67,10 @@ def test_json_has_every_number(replayed: Replayed) -> None:
     assert document["engines"] == {"backends": [1], "profile": "h100-llama3.1-8b"}
     assert document["trace"]["requests"] == 215
     assert [each["policy"] for each in document["policies"]] == ["fcfs", "vtc"]
-    for found, seen in zip(document["policies"], replayed.seen, strict=True):
-        assert found["ttft_s"] == {name: getattr(seen.ttft_s, name) for name in ("p50", "p95", "p99")}
+    for found, results in zip(document["policies"], replayed.results, strict=True):
+        assert found["ttft_s"] == {name: getattr(results.ttft_s, name) for name in ("p50", "p95", "p99")}
         assert {each["name"] for each in found["tenants"]} == set(found["service"]) == {"batch", "people", "agents"}
-        assert [tuple(point) for point in found["gap"]] == list(seen.gap)
+        assert [tuple(point) for point in found["gap"]] == list(results.gap)
 
 
 class _Page(HTMLParser):
@@ -115,8 +115,8 @@ def test_what_there_is_nothing_to_show_of_has_no_place_on_the_page(tmp_path: Pat
         return set(re.findall(r"<h2>(.*?)</h2>", as_html(replayed))) & shown
 
     assert sections(replayed) == shown - {"Refused, by reason"}
-    refusing = replace(replayed.seen[0], refused={"queue_timeout": 3})
-    assert sections(replace(replayed, seen=[refusing])) == shown
+    refusing = replace(replayed.results[0], refused={"queue_timeout": 3})
+    assert sections(replace(replayed, results=[refusing])) == shown
     trace, engine = Trace(write(tmp_path, "t_s,tenant,input_tokens,output_tokens", "0,a,10,5")), profile("demo")
     alone = Replayed(trace, engine, [replay_under("vtc", trace, engine)])
     assert sections(alone) == set()
@@ -124,14 +124,14 @@ def test_what_there_is_nothing_to_show_of_has_no_place_on_the_page(tmp_path: Pat
 
 
 def test_what_came_of_it_stands_on_top(replayed: Replayed) -> None:
-    sentence = verdict(replayed.seen)
+    sentence = verdict(replayed.results)
     assert as_text(replayed).startswith(f"{sentence}\n\naccess.log.gz: ")
     assert json.loads(as_json(replayed))["verdict"]["text"] == sentence
     assert f"What this traffic would have seen\n{sentence.replace('`', '')}\n" in read(as_html(replayed)).text
 
 
 def test_runs_before_several_numbers_of_engines_are_told_apart(replayed: Replayed) -> None:
-    more = replace(replayed, seen=[*replayed.seen, replace(replayed.seen[1], backends=2)])
+    more = replace(replayed, results=[*replayed.results, replace(replayed.results[1], backends=2)])
     text = as_text(more)
     assert "before 1 and 2 simulated engines like h100-llama3.1-8b" in text
     assert re.findall(r"^(\w+, \d engines?) ", text, re.MULTILINE) == [
@@ -145,9 +145,9 @@ def test_runs_before_several_numbers_of_engines_are_told_apart(replayed: Replaye
 
 def test_what_the_pointer_shows_is_what_the_lines_show(replayed: Replayed) -> None:
     """The page's script takes the nth line of a chart for the nth of its series, whatever their names."""
-    seen = [replace(each, service=dict(zip(("10", "9", "2"), each.service.values(), strict=True)))
-            for each in replayed.seen]  # fmt: skip
-    html = as_html(replace(replayed, seen=seen))
+    results = [replace(each, service=dict(zip(("10", "9", "2"), each.service.values(), strict=True)))
+            for each in replayed.results]  # fmt: skip
+    html = as_html(replace(replayed, results=results))
     figures = re.findall(r"<figure>.*?</figure>", html, re.DOTALL)
     assert len(figures) == 3
     for figure in figures:
@@ -169,10 +169,12 @@ def test_names_of_tenants_are_never_markup(tmp_path: Path) -> None:
     assert name in page.text, "it is shown as it is"
 
 
-def seen_by(policy: str, **fields: object) -> Seen:
+def seen_by(policy: str, **fields: object) -> ReplayResult:
     ttft_s = Percentiles(0.1234, 5.678, 90.12)
-    tenant = TenantSeen("a", 2.0, 10, 7, 1234.0, ttft_s)
-    base = Seen(policy, 2, 10, 7, {"queue_full": 3}, ttft_s, 100.0, 50.0, None, 0.0, 1, 2, 9.0, [tenant], {"a": []}, [])
+    tenant = TenantResult("a", 2.0, 10, 7, 1234.0, ttft_s)
+    base = ReplayResult(
+        policy, 2, 10, 7, {"queue_full": 3}, ttft_s, 100.0, 50.0, None, 0.0, 1, 2, 9.0, [tenant], {"a": []}, []
+    )
     return replace(base, **fields)  # type: ignore[arg-type]
 
 

@@ -20,7 +20,7 @@ from policies.capacity.gauges import Gauges
 from policies.interactions import Interactions
 from policies.limits.quotas import Quota, Quotas
 from policies.limits.throttle import Ceilings, ThrottleSettings
-from policies.replicas.messages import Heard
+from policies.replicas.messages import ReplicaView
 from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.schedule import DEADLINE_S, Schedule
 from policies.replicas.tenant_replica import TenantReplica
@@ -104,14 +104,14 @@ class Gateways:
             self.at(now + LOOK_S, lambda at: self._look(gateway, name, schedule, at))
             return
         number, told = schedule.ask(now)
-        heard: Heard | None = None
+        heard: ReplicaView | None = None
         if not self._is_down(now):
             args = [gateway.name, number, msgspec.msgpack.encode(told), int(now * 1000) + 10**9]
             answer = self._script(keys=[pool_key(name, "replicas"), pool_key(name, "")], args=args)
-            heard = msgspec.msgpack.decode(answer, type=Heard)
+            heard = msgspec.msgpack.decode(answer, type=ReplicaView)
 
         def ended(at: float) -> None:
-            decisions = schedule.lost(at) if heard is None else schedule.heard(heard, at)
+            decisions = schedule.lost(at) if heard is None else schedule.answered(heard, at)
             self._carry_out(gateway, decisions, at)
             self._carry_out(gateway, gateway.tenants.decisions_of(gateway.engine), at)
             self._look(gateway, name, schedule, at)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from simulation.replay import OTHERS, Percentiles, Seen, TenantSeen
+from simulation.replay import OTHERS, Percentiles, ReplayResult, TenantResult
 from simulation.verdict import compared, verdict
 
 
-def tenant(name: str, p95_s: float | None, *, requests: int = 100, completed: int | None = None) -> TenantSeen:
+def tenant(name: str, p95_s: float | None, *, requests: int = 100, completed: int | None = None) -> TenantResult:
     ttft_s = None if p95_s is None else Percentiles(p95_s / 2, p95_s, p95_s)
-    return TenantSeen(name, 1.0, requests, requests if completed is None else completed, 1.0, ttft_s)
+    return TenantResult(name, 1.0, requests, requests if completed is None else completed, 1.0, ttft_s)
 
 
-def run(policy: str, *tenants: TenantSeen, backends: int = 1) -> Seen:
-    return Seen(policy, backends, 1, 1, {}, None, 1.0, 1.0, None, 0.0, 0, 0, 1.0, tenants, {}, [])
+def run(policy: str, *tenants: TenantResult, backends: int = 1) -> ReplayResult:
+    return ReplayResult(policy, backends, 1, 1, {}, None, 1.0, 1.0, None, 0.0, 0, 0, 1.0, tenants, {}, [])
 
 
 def test_it_names_whom_the_choice_concerns_most_and_who_asked_for_most() -> None:

@@ -36,4 +36,4 @@ class AppConfig(Section):
     """How its interactions are recognised, instead of the common rules."""
     normal_service: PerStage | None = None
     """What a call of it normally takes (alpha, beta and gamma times its input, system and output tokens), instead of
-    what is learned: one number, or one for each stage, the last of which holds for all later ones. fairserve only."""
+    what is learned: one number, or one for each stage; the last number holds for all later stages. fairserve only."""

@@ -23,7 +23,7 @@ class BackendConfig(Section):
     """Every address behind the host's name is an engine of its own, called NAME@ADDRESS, as with a headless service of
     Kubernetes. The name is looked up all the time: see limits.upstream_addresses_s."""
     engine: Literal["vllm", "openai"] = "vllm"
-    """vllm: its metrics are read; openai: any compatible server, of which only the answers are known."""
+    """vllm: its metrics are read; openai: any compatible server; the gateway knows it by its answers only."""
     api_key: Annotated[SecretStr, AfterValidator(checked_api_key)] | None = None
     """Sent to the backend as a bearer token. Write ${NAME} to take it from the environment."""
     tls: BackendTlsConfig | None = None

@@ -23,15 +23,15 @@ class Limits(Section):
     queue_wait_s_max_inside: Seconds = 600
     """The same for a call inside an open interaction. fairserve only."""
     waiting_comment_s: Seconds | None = 15
-    """A stream that has had no answer for this time is begun with the comment `: waiting`, and told so again every such
-    time, since load balancers close what is silent. A refusal is then an error event in a 200. null: never."""
+    """A stream that has had no answer for this time gets the comment `: waiting`, and again after each such time, since
+    load balancers close silent connections. A refusal is then an error event in a 200. null: never."""
     body_bytes_max: int | None = Field(default=None, ge=1024)
     """Largest request body; larger ones get 413. Default: 32 MiB, or as much as memory_max has room for."""
     header_bytes_max: int = Field(default=65_536, ge=1024, le=16_777_216)
     """Largest head of a request or a response. An address may have so much of unfinished heads without a key."""
     connections_max: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Client connections open at once. When there are more, those that have been idle for longest are closed. Never
-    more than the limit of open files has room for. Default: as many as memory_max has room for."""
+    """Client connections open at once. When there are more, the connections that have been idle for longest are closed.
+    Never more than the limit of open files has room for. Default: as many as memory_max has room for."""
     client_connections_max: int | None = Field(default=None, ge=1, le=1_000_000)
     """Those of one tenant, and those from one address (of IPv6: one /64), unless that is a trusted proxy. Default: half
     of connections_max."""

@@ -66,7 +66,8 @@ class StateConfig(Section):
     """memory: one process, nothing is shared. redis://HOST:PORT/DATABASE, rediss:// (TLS) or unix:///PATH: one Redis,
     Valkey or Redis Cluster for all replicas. Write ${NAME} to take the password from the environment."""
     limits_without_redis: Literal["share", "refuse"] = "share"
-    """While Redis cannot be asked: each replica keeps to its share of every limit, or refuses whoever has a limit."""
+    """While Redis cannot be asked: each replica keeps to its share of every limit, or refuses every tenant that has a
+    limit."""
 
     @property
     def redis_url(self) -> str | None:

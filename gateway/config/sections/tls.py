@@ -47,13 +47,15 @@ class BackendTlsConfig(Section):
     """Whom the gateway trusts at an https url, and as whom it presents itself. Files are PEM."""
 
     ca_file: str | None = Field(default=None, min_length=1)
-    """Certificates of the authorities that may have signed the backend's. Default: those that the system trusts."""
+    """Certificates of the authorities that may have signed the backend's. Default: the authorities that the system
+    trusts."""
     cert_file: str | None = Field(default=None, min_length=1)
     """The gateway's own certificate, for a backend that asks for one (mutual TLS)."""
     key_file: str | None = Field(default=None, min_length=1)
     """Its key, without a password. Default: it is in cert_file."""
     verify: bool = True
-    """false: whoever answers at the url is believed. For tests only: they can read all prompts, and the api_key."""
+    """false: any server that answers at the url is trusted. For tests only: such a server can read all prompts, and the
+    api_key."""
 
     @model_validator(mode="after")
     def _usable(self) -> Self:

@@ -35,8 +35,8 @@ class TracingConfig(Section):
     """The url of a collector, such as http://collector:4318; /v1/traces is added where it has no path. Default: what
     OTEL_EXPORTER_OTLP_ENDPOINT says, or else http://localhost:4318."""
     sample_ratio: float = Field(default=0.01, ge=0, le=1)
-    """Part of the traces that is recorded, of those that begin here. Where a client's `traceparent` says whether its
-    trace is recorded, that counts."""
+    """Part of the traces begun at this gateway that is recorded. Where a client's `traceparent` says whether its trace
+    is recorded, that counts."""
     headers: dict[
         Annotated[str, AfterValidator(_checked_header)], Annotated[SecretStr, AfterValidator(checked_api_key)]
     ] = Field(default_factory=dict)

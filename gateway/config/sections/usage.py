@@ -49,7 +49,7 @@ class UsageConfig(Section):
     """The path of a file for SQLite, on a disk of this machine; or postgresql://USER:PASSWORD@HOST/DATABASE for several
     gateways. Write ${NAME} to take the password from the environment."""
     users_max: int = Field(default=100, ge=0, le=100_000)
-    """Users told apart of one tenant in one hour, by each gateway; the rest are counted together as "other"."""
+    """Users of one tenant that each gateway counts one by one in an hour; the rest are counted together as "other"."""
     keep_days: int = Field(default=400, ge=2, le=36_500)
     """Days after which an hour is forgotten."""
     prices: dict[Name, PriceConfig] = Field(default_factory=dict)

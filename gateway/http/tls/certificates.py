@@ -8,7 +8,7 @@ import os
 import ssl
 from collections.abc import Callable, Sequence
 
-from gateway.background import Fault
+from gateway.background import OperationalError
 
 __all__ = ["Certificates"]
 
@@ -42,14 +42,14 @@ class Certificates:
         return self._fault is None
 
     async def turn(self) -> None:
-        """Read what has changed, once it rests: certificate and key are seldom written in one moment. Raises `Fault`
-        for as long as the files cannot be used."""
+        """Read what has changed, once it rests: certificate and key are seldom written in one moment. Raises
+        `OperationalError` for as long as the files cannot be used."""
         await asyncio.sleep(LOOK_S)
         before, self._seen = self._seen, await asyncio.to_thread(self._look)
         if self._seen == before and (before != self._taken or self._fault is not None):
             await asyncio.to_thread(self._read)
         if self._fault is not None:
-            raise Fault(f"TLS goes on with the certificate that it had: {self._fault}")
+            raise OperationalError(f"TLS goes on with the certificate that it had: {self._fault}")
 
     def _read(self) -> None:
         self._taken = self._look()  # first: what changes while it is read is read again

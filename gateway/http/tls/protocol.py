@@ -27,8 +27,8 @@ _RECORD_BYTES: Final = 16384
 class TlsProtocol(asyncio.Protocol):
     """The protocol of one accepted connection, which counts from the start; a `Connection` once TLS is agreed on.
 
-    Whoever does not come so far gets no answer: it could not read one. It is counted and logged as who sends a
-    malformed request; who only connects and goes is not.
+    A client whose handshake fails gets no answer, because it could not read one. It is counted and logged like a client
+    with a malformed request; a client that only connects and goes is not.
     """
 
     __slots__ = (

@@ -20,7 +20,7 @@ from aiohttp import web
 from msgspec.json import encode
 
 from gateway.operator.snapshots.present import backends, queue, tenants
-from gateway.operator.snapshots.seen import Look, Seen
+from gateway.operator.snapshots.snapshot import GatewaySnapshot, Look
 from gateway.operator.snapshots.spans import SPAN_S, Taken, point
 from gateway.telemetry.lately import WINDOW_S, End
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL, OF_WAIT
@@ -146,26 +146,26 @@ class Feed:
             self._tell()
 
     def _tell(self) -> None:
-        told, self._changed = self._changed, asyncio.Event()
-        told.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     async def _look_once(self) -> float:
         """Returns the CPU seconds that it cost, about."""
         now = time.monotonic()
         is_span = now - self._pointed_s >= SPAN_S
-        source, seen = self._source, await self._source.look(with_running=is_span)
-        begun_s = time.thread_time() - seen.cost_s
-        self._put("gateway", encode(self._of_gateway(seen)))  # first: by it the page knows of a restart
+        source, snapshot = self._source, await self._source.look(with_running=is_span)
+        begun_s = time.thread_time() - snapshot.cost_s
+        self._put("gateway", encode(self._of_gateway(snapshot)))  # first: by it the page knows of a restart
         self._put("words", WORDS)
-        self._put("marks", encode([{**mark._asdict(), "at_s": self._epoch_s + mark.at_s} for mark in seen.marks]))
-        self._put("queue", encode(queue(seen, QUEUED_SHOWN)))
-        self._put("backends", encode(backends(seen)))
+        self._put("marks", encode([{**mark._asdict(), "at_s": self._epoch_s + mark.at_s} for mark in snapshot.marks]))
+        self._put("queue", encode(queue(snapshot, QUEUED_SHOWN)))
+        self._put("backends", encode(backends(snapshot)))
         self._put("ended", encode([self._ended(end) for end in source.lately.latest(ENDS_SHOWN)]))
         if not is_span:
             return time.thread_time() - begun_s
         ends, _ = source.lately.within(now, min(WINDOW_S, now - self._pointed_s))
-        taken = [Taken(pool.pool, now, ends, pool.running, pool.waiting) for pool in seen.pools]
-        sum_up = partial(self._sum_up, now, tenants(seen, source.lately, source.config.tenants), taken)
+        taken = [Taken(pool.pool, now, ends, pool.running, pool.waiting) for pool in snapshot.pools]
+        sum_up = partial(self._sum_up, now, tenants(snapshot, source.lately, source.config.tenants), taken)
         cost_s = time.thread_time() - begun_s
         summed, points, summing_s = await asyncio.to_thread(sum_up)
         self._put("tenants", summed)
@@ -189,17 +189,17 @@ class Feed:
             self._serial += 1
             part.data, part.serial = data, self._serial
 
-    def _of_gateway(self, seen: Seen) -> dict[str, Any]:
+    def _of_gateway(self, snapshot: GatewaySnapshot) -> dict[str, Any]:
         config = self._source.config
         return {
             "id": self._id,
             "at_s": round(time.time(), 1),
-            "not_ready": seen.not_ready,
-            "state": seen.state,
+            "not_ready": snapshot.not_ready,
+            "state": snapshot.state,
             "workers": config.workers,
-            "port": seen.port,
+            "port": snapshot.port,
             "tls": config.tls is not None,
-            "models": {pool.pool: next(iter(pool.models), "") for pool in seen.pools},
+            "models": {pool.pool: next(iter(pool.models), "") for pool in snapshot.pools},
             "cost_cores": round(self._spent_s / max(1.0, time.monotonic() - self._since_s), 5),
             "counts_usage": config.usage is not None,
         }
@@ -225,7 +225,7 @@ class Feed:
         }
 
     def _draw_tenants(self, summed: dict[str, Any]) -> None:
-        """Whoever is drawn stays so while it is seen at all, so that the pictures keep their places."""
+        """A tenant that is drawn stays drawn while it has any traffic, so that the pictures keep their places."""
         for pool in summed["pools"]:
             seen = {one["tenant"]: one["service_received"] for one in pool["tenants"]}
             stay = [name for name in self._drawn.get(pool["pool"], ()) if name in seen]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from gateway.background import Background
-from gateway.operator.snapshots.seen import Gathered, Seen, decoded, encoded, ended, moved, seen
+from gateway.operator.snapshots.snapshot import GatewaySnapshot, Gathered, decoded, encoded, ended, moved, snapshot_of
 from gateway.operator.snapshots.visible import Visible
 from gateway.storage.contract import ALL_POOLS, Store
 from gateway.storage.errors import StoreError
@@ -60,7 +60,7 @@ class Replicas:
         self._gathered = Gathered(ENDS_TOGETHER)
         self._names: list[str] = []
         """Who was seen at the last look."""
-        self._answers: dict[str, tuple[Seen, list[End], int]] = {}
+        self._answers: dict[str, tuple[GatewaySnapshot, list[End], int]] = {}
         self._answered = asyncio.Event()
         self._turn = asyncio.Lock()
 
@@ -80,7 +80,7 @@ class Replicas:
             pass  # the store says so
         await asyncio.sleep(RETRY_S)
 
-    async def look(self, *, with_running: bool = False) -> Seen:
+    async def look(self, *, with_running: bool = False) -> GatewaySnapshot:
         async with self._turn:
             known, lately = self._gathered.known, self._gateway.lately
             self._answers.clear()
@@ -92,7 +92,7 @@ class Replicas:
                         await self._answered.wait()
             except TimeoutError:
                 pass
-            own = seen(self._gateway, with_running=with_running)
+            own = snapshot_of(self._gateway, with_running=with_running)
             answers = {self._name: (own, lately.latest_after(known[self._name]), lately.count), **self._answers}
             silent = [name for name in self._names if name not in answers and others > 0]
             self._names = list(answers)
@@ -127,7 +127,7 @@ class Replicas:
 
     async def _answer(self, asked: _Said) -> None:
         gateway, store = self._gateway, self._store
-        found, lately = seen(gateway, with_running=asked.with_running), gateway.lately
+        found, lately = snapshot_of(gateway, with_running=asked.with_running), gateway.lately
         content = encoded(found, lately.latest_after(asked.known.get(self._name, 0)), lately.count)
         said = _Said(store.replica, {}, to=asked.replica, name=self._name, content=content, epoch_s=store.epoch_s)
         await self._tell(said)

@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from gateway.operator.snapshots.seen import Seen, SeenPool
 from gateway.operator.snapshots.shares import due
+from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot
 from gateway.operator.snapshots.spans import Usual, part_within, percentile
 from gateway.telemetry.lately import End, Lately
 from gateway.telemetry.record import Outcome
@@ -28,12 +28,12 @@ RUNNING_SHOWN: Final = 8
 """Of an engine, the tenants with most requests there."""
 
 
-def queue(seen: Seen, requests_max: int) -> dict[str, Any]:
+def queue(snapshot: GatewaySnapshot, requests_max: int) -> dict[str, Any]:
     """Who waits, and for what?"""
-    return {"pools": [_queue(pool, seen.at_s, requests_max) for pool in seen.pools]}
+    return {"pools": [_queue(pool, snapshot.at_s, requests_max) for pool in snapshot.pools]}
 
 
-def _queue(pool: SeenPool, now: float, requests_max: int) -> dict[str, Any]:
+def _queue(pool: PoolSnapshot, now: float, requests_max: int) -> dict[str, Any]:
     by_tenant = sorted(pool.waiting.items(), key=lambda item: (-item[1].requests, item[0]))
     oldest = pool.requests[:requests_max]
     return {
@@ -55,7 +55,7 @@ def _queue(pool: SeenPool, now: float, requests_max: int) -> dict[str, Any]:
     }
 
 
-class _Tenant:
+class _TenantView:
     """What is known of one tenant in one pool, within the window."""
 
     def __init__(self, weight: float = 1.0) -> None:
@@ -64,7 +64,7 @@ class _Tenant:
         self.running_requests = 0
         self.received = 0.0
         self.waiting = 0.0
-        """Service of the requests that wait, as far as can be told."""
+        """Service of the requests that wait, as far as it is known."""
         self.waits_s: list[float] = []
         self.outcomes: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -74,7 +74,7 @@ class _Taken:
     """The requests of one pool as they are now: taken on the loop, since that costs little, and summed up beside it."""
 
     def __init__(
-        self, pool: SeenPool, now: float, ends: Sequence[End], window_s: float, configured: Sequence[TenantConfig]
+        self, pool: PoolSnapshot, now: float, ends: Sequence[End], window_s: float, configured: Sequence[TenantConfig]
     ) -> None:
         self.pool = pool.pool
         self.policy = pool.policy
@@ -90,7 +90,7 @@ class _Taken:
         total = sum(one.received for one in asked.values())
         weights = sum(one.weight for one in asked.values())
         shares = due({name: (one.received, one.weight, one.waiting) for name, one in asked.items()})
-        idle = {one.name: _Tenant(one.weight) for one in self.configured if one.name not in asked}
+        idle = {one.name: _TenantView(one.weight) for one in self.configured if one.name not in asked}
         shown = sorted(asked.items(), key=lambda item: (-item[1].queued_requests, -item[1].received, item[0]))
         return {
             "pool": self.pool,
@@ -110,8 +110,8 @@ class _Taken:
             by[each.backend][each.tenant] += 1
         return {name: dict(counts.most_common(RUNNING_SHOWN)) for name, counts in by.items()}
 
-    def _sums(self) -> dict[str, _Tenant]:
-        found: defaultdict[str, _Tenant] = defaultdict(_Tenant)
+    def _sums(self) -> dict[str, _TenantView]:
+        found: defaultdict[str, _TenantView] = defaultdict(_TenantView)
         usual = Usual()
         for end in reversed(self.ends):
             if end.pool != self.pool:
@@ -136,18 +136,20 @@ class _Taken:
         return found
 
 
-def tenants(seen: Seen, lately: Lately, configured: Sequence[TenantConfig] = ()) -> Callable[[], dict[str, Any]]:
+def tenants(
+    snapshot: GatewaySnapshot, lately: Lately, configured: Sequence[TenantConfig] = ()
+) -> Callable[[], dict[str, Any]]:
     """Who received how much of the engines within the last minute, who was due how much, and how long did they wait?
 
-    `seen` with what runs. `configured`: those that are named although they asked for nothing; they come last. What is
-    returned sums it up, which takes milliseconds: call it beside the loop.
+    `snapshot` with what runs. `configured`: tenants of the config; the ones that asked for nothing are named too, and
+    come last. The function that is returned sums all up, which takes milliseconds: call it beside the loop.
     """
     ends, window_s = lately.within(time.monotonic())
-    taken = [_Taken(pool, seen.at_s, ends, window_s, configured) for pool in seen.pools]
+    taken = [_Taken(pool, snapshot.at_s, ends, window_s, configured) for pool in snapshot.pools]
     return lambda: {"window_s": round(window_s, 1), "pools": [one.answer() for one in taken]}
 
 
-def _tenant(name: str, one: _Tenant, total: float, share_due: float, by_weight: float) -> dict[str, Any]:
+def _tenant(name: str, one: _TenantView, total: float, share_due: float, by_weight: float) -> dict[str, Any]:
     waits_s = sorted(one.waits_s)
     return {
         "tenant": name,
@@ -166,20 +168,20 @@ def _tenant(name: str, one: _Tenant, total: float, share_due: float, by_weight: 
     }
 
 
-def backends(seen: Seen) -> dict[str, Any]:
+def backends(snapshot: GatewaySnapshot) -> dict[str, Any]:
     """How full is each engine, and what keeps the next request in order from starting there?"""
-    return {"pools": [{"pool": pool.pool, **_limit(pool), "backends": _backends(pool)} for pool in seen.pools]}
+    return {"pools": [{"pool": pool.pool, **_limit(pool), "backends": _backends(pool)} for pool in snapshot.pools]}
 
 
-def _backends(pool: SeenPool) -> list[dict[str, Any]]:
+def _backends(pool: PoolSnapshot) -> list[dict[str, Any]]:
     return [{**one, "obstacle_is": OF_OBSTACLE[one["obstacle"]] if one["obstacle"] else ""} for one in pool.backends]
 
 
-def _limit(pool: SeenPool) -> dict[str, Any]:
+def _limit(pool: PoolSnapshot) -> dict[str, Any]:
     return {"limited_by": pool.obstacle, "limited_by_is": limited_by(pool)}
 
 
-def limited_by(pool: SeenPool) -> str:
+def limited_by(pool: PoolSnapshot) -> str:
     """One sentence: what limits the pool just now?"""
     queued = _queued(pool)
     if not pool.is_healthy:
@@ -203,7 +205,7 @@ def limited_by(pool: SeenPool) -> str:
     return f"{queued}: {OF_OBSTACLE[Obstacle(pool.obstacle)]}{level}."
 
 
-def _queued(pool: SeenPool) -> str:
+def _queued(pool: PoolSnapshot) -> str:
     """62 requests in the queue, 48 of batch"""
     said = _requests(pool.queued_requests)
     if not pool.waiting:

@@ -10,8 +10,8 @@ __all__ = ["due"]
 def due(asked: Mapping[str, tuple[float, float, float]]) -> dict[str, float]:
     """By tenant, from what it received, its weight, and how much more of the same it asked for and waits for.
 
-    Whoever asked for less than its part by weight is due what it asked for. What that leaves is for the others, by
-    weight. The shares add up to 1; all are 0 as long as nobody has received anything.
+    A tenant that asked for less than its part by weight is due what it asked for. The rest of that part goes to the
+    other tenants, by weight. The shares add up to 1; all are 0 as long as nobody has received anything.
     """
     total = sum(service for service, _, _ in asked.values())
     shares = dict.fromkeys(asked, 0.0)

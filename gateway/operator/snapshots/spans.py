@@ -56,7 +56,8 @@ class Taken(NamedTuple):
 
 
 class Usual:
-    """What is a request usually worth? For those that wait: nobody knows yet what they will receive."""
+    """How much service does a request usually receive? For waiting requests: nobody knows yet what they will
+    receive."""
 
     def __init__(self) -> None:
         self._sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])

@@ -1,6 +1,7 @@
 """What have all gateways of a pool learned of its apps? One snapshot in the store, which each adds to in turn.
 
-Of every population whoever has seen most speaks for it. A gateway that starts goes on from there.
+For every population, the snapshot of the gateway that has seen most of it counts. A gateway that starts goes on from
+there.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class NewsChannel:
 
     def __init__(self, store: Store, pool: str, dispatcher: Dispatcher) -> None:
         self.pool = pool
-        self.told = self.heard = self.ignored = 0
-        """Messages. What is told may be heard as well."""
+        self.sent = self.received = self.ignored = 0
+        """Messages. A gateway may also receive the messages that it sent itself."""
         engine = dispatcher.engine
         self._shared = SharedPrefixes(engine.policy, engine.backends, name=store.replica)
         self._store = store
@@ -52,7 +52,7 @@ class NewsChannel:
         self._wakes.clear()
         try:
             await self._store.tell_news(self.pool, _encode(self._shared.tell()))
-            self.told += 1
+            self.sent += 1
         except StoreError as error:
             self._note(error)
         await asyncio.sleep(INTERVAL_S)
@@ -67,11 +67,11 @@ class NewsChannel:
 
     def _take(self, content: bytes) -> None:
         try:
-            is_heard = self._shared.hear(_decode(content))
+            is_applied = self._shared.hear(_decode(content))
         except ValueError:
-            is_heard = False
-        if is_heard:
-            self.heard += 1
+            is_applied = False
+        if is_applied:
+            self.received += 1
             return
         if not self.ignored:
             logger.warning("pool %s: news that make no sense are ignored; are all gateways of one version?", self.pool)

@@ -14,7 +14,7 @@ from gateway.storage.errors import StoreUnavailable
 from policies.admission.decisions import Decision
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
-from policies.replicas.messages import Heard, is_answer
+from policies.replicas.messages import ReplicaView, is_answer
 from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.schedule import Schedule, Speaker
 from policies.replicas.tenant_replica import TenantReplica
@@ -22,7 +22,7 @@ from policies.replicas.tenant_replica import TenantReplica
 __all__ = ["Exchanges"]
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Heard).decode
+_decode = msgspec.msgpack.Decoder(ReplicaView).decode
 
 
 class Exchanges:
@@ -102,10 +102,10 @@ class Exchanges:
 
     async def _exchange(self) -> None:
         schedule = self._schedule
-        number, told = schedule.ask(time.monotonic())
+        number, report = schedule.ask(time.monotonic())
         try:
-            heard = _decode(await self._store.exchange(self.about, number, _encode(told)))
-            if not is_answer(heard, told):
+            view = _decode(await self._store.exchange(self.about, number, _encode(report)))
+            if not is_answer(view, report):
                 raise ValueError("no answer to what was told")
         except (StoreUnavailable, ValueError):
             # The store says why, in the log and at /ready.
@@ -113,7 +113,7 @@ class Exchanges:
             self._carry_out(schedule.lost(time.monotonic()))
             return
         self.answered += 1
-        self._carry_out(schedule.heard(heard, time.monotonic()))
+        self._carry_out(schedule.answered(view, time.monotonic()))
 
     async def _until_due(self) -> None:
         loop = asyncio.get_running_loop()

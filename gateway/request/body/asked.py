@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.request.body.json_ranges import end_of_string
 from gateway.request.body.slices import WINDOW_BYTES, Slices, find
-from gateway.request.conversation.turns import MARK, MARKS_MAX, ONE_TEXT_HEAD, ONE_TEXT_TAIL, QUOTE, Kind, mark_at
+from gateway.request.conversation.turns import MARK, MARKS_MAX, ONE_TEXT_HEAD, ONE_TEXT_TAIL, QUOTE, TurnKind, mark_at
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -48,12 +48,12 @@ class Asked:
         self._last_pieces = yield from self._plain(at, end)
         yield from self._hash(self.all, self._last_pieces)
 
-    def note(self, kind: Kind) -> None:
+    def note(self, kind: TurnKind) -> None:
         """A turn that asks nothing. A tool's result shows that what was said beside it was no question."""
-        if kind is Kind.MODEL:
+        if kind is TurnKind.MODEL:
             self.all_answered, self.answered = self.all.copy(), self.count
             self._last_answered = self._last, self._last_pieces
-        elif kind is Kind.RESULT and self.count > self.answered:
+        elif kind is TurnKind.RESULT and self.count > self.answered:
             self.all, self.count = self.all_answered.copy(), self.answered
             self._last, self._last_pieces = self._last_answered
 

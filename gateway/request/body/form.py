@@ -52,7 +52,7 @@ _READ: Final = frozenset({"model", "stream", "user"})
 
 
 class FormPayload(Payload):
-    """A form, of which one value may be written anew: the model's name."""
+    """A form. The gateway may replace one of its values: the model's name."""
 
     __slots__ = ("_model_at",)
 

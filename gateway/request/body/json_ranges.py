@@ -19,7 +19,7 @@ from gateway.http.errors import ApiError, Reason
 from gateway.request.body.slices import WINDOW_BYTES, Slices
 from gateway.request.fields import decode_name
 
-__all__ = ["ITEM_COST", "Member", "broken", "end_of_string", "items", "members", "past_space"]
+__all__ = ["ITEM_COST", "ObjectMember", "broken", "end_of_string", "items", "members", "past_space"]
 
 DEPTH_MAX: Final = 512
 MEMBERS_MAX: Final = 1024
@@ -39,7 +39,7 @@ _QUOTE, _BACKSLASH, _COMMA, _COLON = 0x22, 0x5C, 0x2C, 0x3A
 _OPEN_LIST, _CLOSE_LIST, _OPEN_OBJECT, _CLOSE_OBJECT = 0x5B, 0x5D, 0x7B, 0x7D
 
 
-class Member:
+class ObjectMember:
     """One member of an object: where its name begins, and where its value begins and ends. Of a name too long to be
     anybody's, `name` is empty."""
 
@@ -57,7 +57,7 @@ def broken(what: str) -> ApiError:
     return ApiError(Reason.INVALID_JSON, f"the body is not valid JSON: {what}")
 
 
-def members(body: bytes, at: int, found: list[Member]) -> Generator[None, None, int]:
+def members(body: bytes, at: int, found: list[ObjectMember]) -> Generator[None, None, int]:
     """Find the members of the object that begins at `at`; returns where it ends."""
     at += 1
     at = yield from past_space(body, at)
@@ -80,7 +80,7 @@ def members(body: bytes, at: int, found: list[Member]) -> Generator[None, None, 
             raise broken(f"a colon is expected at byte {at}")
         value = yield from past_space(body, at + 1)
         end = yield from _end_of_value(body, value)
-        found.append(Member(name, start, value, end))
+        found.append(ObjectMember(name, start, value, end))
         at = yield from past_space(body, end)
         mark = _byte(body, at)
         if mark == _CLOSE_OBJECT:

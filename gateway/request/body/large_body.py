@@ -1,7 +1,7 @@
 """How is a large JSON body read while others wait? In slices, and without a copy of what is long in it.
 
-The generators here yield whenever they have read some more; whoever runs them decides when they go on. What comes out
-is a `Payload` like that of a small body, whose answers to the questions that would need the whole text are ready-made.
+The generators here yield whenever they have read some more; their caller decides when they go on. What comes out is a
+`Payload` like that of a small body, whose answers to the questions that would need the whole text are ready-made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec import Raw
 from gateway.http.errors import ApiError, Reason
 from gateway.request.apis import COMPLETIONS, NAMES, Api
 from gateway.request.body.asked import Asked
-from gateway.request.body.json_ranges import ITEM_COST, Member, broken, items, members, past_space
+from gateway.request.body.json_ranges import ITEM_COST, ObjectMember, broken, items, members, past_space
 from gateway.request.body.payload import SEQUENCES_MAX, STEERING, JsonPayload, fields_of, user_of, with_usage
 from gateway.request.body.slices import WINDOW_BYTES, Slices, find
 from gateway.request.conversation.shown import FIRST_TURNS, LAST_TURNS, NOTHING_SHOWN, TEXT_BYTES_MAX, Shown, shown_by
@@ -26,8 +26,8 @@ from gateway.request.conversation.turns import (
     NO_TURNS,
     QUOTE,
     TOOL_RESULT,
-    Kind,
     Shape,
+    TurnKind,
     Turns,
     holds_result,
     is_of_result,
@@ -56,7 +56,7 @@ _OPEN_LIST, _OPEN_OBJECT = 0x5B, 0x7B
 
 
 class HashedTurns(Turns):
-    """Turns of which only the names of their questions are kept."""
+    """The turns of a large body: only a hash of each question is kept, not its text."""
 
     __slots__ = ("_all", "_all_before", "_asks", "_last")
 
@@ -98,8 +98,8 @@ class LargePayload(JsonPayload):
         api: Api,
         prompt: Prompt,
         prompts: int,
-        places: dict[str, Member],
-        found: list[Member],
+        places: dict[str, ObjectMember],
+        found: list[ObjectMember],
         turns: Turns,
     ) -> None:
         super().__init__(body, fields, api, prompt, prompts, fields.model, bool(fields.stream), user_of(fields))
@@ -186,7 +186,7 @@ def read_large_json(body: bytes, api: Api) -> Generator[None, None, LargePayload
     at = yield from past_space(body, 0)
     if at == len(body) or body[at] != _OPEN_OBJECT:
         raise ApiError(Reason.INVALID_JSON, "the body must be a JSON object")
-    found: list[Member] = []
+    found: list[ObjectMember] = []
     end = yield from members(body, at, found)
     end = yield from past_space(body, end)
     if end != len(body):
@@ -199,7 +199,7 @@ def read_large_json(body: bytes, api: Api) -> Generator[None, None, LargePayload
     return LargePayload(body, fields, api, prompt, prompts, places, found, turns)
 
 
-def _short_fields(body: bytes, places: dict[str, Member]) -> Fields:
+def _short_fields(body: bytes, places: dict[str, ObjectMember]) -> Fields:
     parts: list[bytes] = []
     for name in NAMES[:_PROMPT_AT]:
         place = places.get(name)
@@ -216,7 +216,7 @@ def _short_fields(body: bytes, places: dict[str, Member]) -> Fields:
 # --- the prompt ---
 
 
-def _prompt(body: bytes, parts: list[Member]) -> Generator[None, None, Prompt]:
+def _prompt(body: bytes, parts: list[ObjectMember]) -> Generator[None, None, Prompt]:
     size = attachments = attached_bytes = looked = 0
     head: list[bytes] = []
     for part in parts:
@@ -247,7 +247,7 @@ def _end_of_base64(body: bytes, at: int, end: int) -> Generator[None, None, int]
         yield
 
 
-def _prompts(body: bytes, place: Member | None) -> Generator[None, None, int]:
+def _prompts(body: bytes, place: ObjectMember | None) -> Generator[None, None, int]:
     if place is None or body[place.value] != _OPEN_LIST:
         return 1
     found = array("q")
@@ -261,7 +261,7 @@ def _prompts(body: bytes, place: Member | None) -> Generator[None, None, int]:
 # --- the conversation ---
 
 
-def _turns(body: bytes, place: Member | None, param: str) -> Generator[None, None, Turns]:
+def _turns(body: bytes, place: ObjectMember | None, param: str) -> Generator[None, None, Turns]:
     if place is None:
         return NO_TURNS
     shape, asked = Shape(), Asked(body)
@@ -305,7 +305,7 @@ def _read_turns(body: bytes, found: array[int], shape: Shape, asked: Asked) -> S
             asked.note(shape.of_other(turn, len(content)))
             continue
         kind = shape.of_user(is_question=not (content.startswith(b"[") and holds_result(content)))
-        if kind is Kind.ASKS:
+        if kind is TurnKind.ASKS:
             asked.add(same_text(content))
         else:
             asked.note(kind)
@@ -328,7 +328,7 @@ def _read_long_turn(body: bytes, at: int, shape: Shape, asked: Asked) -> Slices:
             result = yield from find(body, TOOL_RESULT, result + 1, place.end)
         is_question = result < 0
     kind = shape.of_user(is_question=is_question)
-    if kind is not Kind.ASKS:
+    if kind is not TurnKind.ASKS:
         asked.note(kind)
     elif place is None:
         asked.add(b"")
@@ -353,11 +353,11 @@ def _some_turns(body: bytes, found: array[int]) -> Generator[None, None, list[Tu
     return turns
 
 
-def _long_turn(body: bytes, at: int) -> Generator[None, None, tuple[Turn, Member | None]]:
+def _long_turn(body: bytes, at: int) -> Generator[None, None, tuple[Turn, ObjectMember | None]]:
     """A turn without its content, and where that is."""
     if body[at] != _OPEN_OBJECT:
         raise msgspec.ValidationError("a turn is no object")
-    found: list[Member] = []
+    found: list[ObjectMember] = []
     yield from members(body, at, found)
     places = {member.name: member for member in found}
     parts: list[bytes] = []

@@ -2,8 +2,8 @@
 
 The body goes to the engine as the client wrote it, but for this: fields that steer the engine are taken out (a client
 can refine who it is, never raise its claim), and the model is asked for by the engine's name. In JSON usage is asked
-for in streams, and vLLM is told whose cached blocks it may use. Each kind of body has its own edits, and no others:
-what is right for JSON would damage a form.
+for in streams, and vLLM gets the salt that says whose cached blocks it may use. Each kind of body has its own edits,
+and no others: what is right for JSON would damage a form.
 
 What is read here is read at one go. A large body is read in slices, by `large_body`; forms by `form`.
 """

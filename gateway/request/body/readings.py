@@ -100,7 +100,7 @@ class Readings:
         self._schedule()
 
     def _may_begin(self, reading: Reading) -> bool:
-        """Is there room for it beside those that have begun?"""
+        """Is there memory to read this body beside the bodies whose reading has begun?"""
         if self._next is not None and self._next is not reading:
             return False
         if self._begun_bytes and self._begun_bytes + reading.size > self._bytes_max:

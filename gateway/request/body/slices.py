@@ -1,6 +1,6 @@
 """How is a long text read while others wait? By generators that yield after every window of it.
 
-Whoever runs them decides when they go on: `Readings` for a body that is large, `at_once` for one that is not.
+The caller of a generator decides when it goes on: `Readings` for a large body, `at_once` for a small one.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ IDS_MAX: Final = 64
 """Ids of calls of tools that are looked at in one request or answer."""
 FIRST_TURNS: Final = 2
 LAST_TURNS: Final = 48
-"""Turns at the end of which some more are looked at: results of tools that were called side by side."""
+"""Turns at the end of a conversation that are read: more than at its beginning, because each result of a tool called in
+parallel is a turn."""
 READ_TURNS: Final = 5
 """Of these, as many are read for lines of earlier answers."""
 TEXT_BYTES_MAX: Final = 1 << 13

@@ -26,8 +26,8 @@ __all__ = [
     "ONE_TEXT_TAIL",
     "QUOTE",
     "TOOL_RESULT",
-    "Kind",
     "Shape",
+    "TurnKind",
     "Turns",
     "hashed",
     "holds_result",
@@ -61,9 +61,8 @@ class Turns:
 
     Attributes:
         questions: the user's own turns up to the question, the last one being the question; empty if there is none.
-        stage: the call's place among those that answer the question, from 1.
-        begins: True if the question comes last; False if a tool's result does; None if neither does.
-        instruction_bytes: of the system and developer turns.
+        stage: the call's place among the calls that answer the question, from 1. begins: True if the question comes
+        last; False if a tool's result does; None if neither does. instruction_bytes: of the system and developer turns.
         shown: by what its interaction may be known again.
     """
 
@@ -98,7 +97,7 @@ class Turns:
         return hashed(*[same_text(question) for question in self.questions[: self._answered]], *rest)
 
 
-class Kind(Enum):
+class TurnKind(Enum):
     """What is a turn?"""
 
     ASKS = 1
@@ -124,34 +123,34 @@ class Shape:
         """A tool's result has come since the model's last turn."""
         self.instruction_bytes = 0
 
-    def of_user(self, *, is_question: bool) -> Kind:
+    def of_user(self, *, is_question: bool) -> TurnKind:
         """A turn of the user, who asks, or hands in a tool's result. Beside a result nothing is asked: reminders and
         images stand there."""
         if not is_question or self._has_result:
             return self._result()
         self._begins, self._in_models_turn = True, False
         self._calls = 0
-        return Kind.ASKS
+        return TurnKind.ASKS
 
-    def of_other(self, turn: Turn, content_bytes: int) -> Kind:
+    def of_other(self, turn: Turn, content_bytes: int) -> TurnKind:
         """Any other turn."""
         role = turn.role
         if role == "system" or role == "developer":
             self.instruction_bytes += content_bytes
-            return Kind.OTHER
+            return TurnKind.OTHER
         if role == "tool" or role == "function" or (role is None and (turn.type or "").endswith("_output")):
             return self._result()
         # One call may answer with several items in a row: reasoning, a text, the calls of tools.
         self._calls += not self._in_models_turn
         self._calls_before = self._calls
         self._begins, self._in_models_turn, self._has_result = None, True, False
-        return Kind.MODEL
+        return TurnKind.MODEL
 
-    def _result(self) -> Kind:
+    def _result(self) -> TurnKind:
         self._begins = self._in_models_turn = False
         self._has_result = True
         self._calls = self._calls_before
-        return Kind.RESULT
+        return TurnKind.RESULT
 
     def stage(self) -> int:
         # A turn of the model that comes last is the beginning of an answer that this call is to go on with.
@@ -185,11 +184,11 @@ def read_turns(conversation: Raw) -> Turns:
             kind = shape.of_user(is_question=not (content.startswith(b"[") and holds_result(content)))
         else:
             kind = shape.of_other(turn, len(turn.content))
-        if kind is Kind.ASKS:
+        if kind is TurnKind.ASKS:
             questions.append(content)
-        elif kind is Kind.RESULT:
+        elif kind is TurnKind.RESULT:
             del questions[answered:]
-        elif kind is Kind.MODEL:
+        elif kind is TurnKind.MODEL:
             answered = len(questions)
     return Turns(questions, answered, shape, shown_by(turns[:FIRST_TURNS], turns[-LAST_TURNS:]))
 

@@ -1,7 +1,8 @@
 """Who answers the exchanges of the workers of one gateway? The hub: what Redis does for replicas on many machines.
 
-The state is the twin's (`policies.replicas.exchange`), one for each pool and one for all pools. It lives as long as the
-hub. When the hub is started again, workers tell what they know, as after a Redis that lost its data.
+The state is the reference implementation's (`policies.replicas.reference_store`), one for each pool and one for all
+pools. It lives as long as the hub. When the hub is started again, workers report what they know, as after a Redis that
+lost its data.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ import msgspec
 from gateway.storage.contract import ALL_POOLS
 from gateway.storage.hub.seat import Meeting
 from gateway.storage.hub.wire import Frames
-from policies.replicas.exchange import Exchange
-from policies.replicas.messages import Presence, Tally, Told
+from policies.replicas.messages import CountDelta, Presence, ReplicaReport
+from policies.replicas.reference_store import ReferenceStore
 
 __all__ = ["ExchangeServer"]
 
 logger = logging.getLogger("fairgate")
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Told).decode
+_decode = msgspec.msgpack.Decoder(ReplicaReport).decode
 CONNECTIONS_PER_WORKER: Final = 2
 """A worker has one; the one of its predecessor may not have ended yet."""
 EARLIER: Final = "earlier"
@@ -54,7 +55,7 @@ class ExchangeServer:
         self.connections: set[_Worker] = set()
         self.connections_max = CONNECTIONS_PER_WORKER * meeting.workers
         self._epoch_s = meeting.epoch_s
-        self._exchanges: dict[str, Exchange] = {}
+        self._exchanges: dict[str, ReferenceStore] = {}
         self._learned: dict[str, bytes] = {}
         self._server: asyncio.Server | None = None
 
@@ -70,19 +71,19 @@ class ExchangeServer:
             if worker.transport is not None:
                 worker.transport.close()
 
-    def about(self, pool: str) -> Exchange:
+    def about(self, pool: str) -> ReferenceStore:
         """What is shared of one pool, or of all."""
         if pool not in self._exchanges:
             if len(self._exchanges) >= POOLS_MAX:
                 raise ValueError("too many pools")
-            self._exchanges[pool] = Exchange()
+            self._exchanges[pool] = ReferenceStore()
         return self._exchanges[pool]
 
-    def count(self, tallies: list[Tally]) -> None:
+    def count(self, tallies: list[CountDelta]) -> None:
         """Add what was counted before this gateway was started."""
-        told = Told([], Presence(), [], [], tallies, [], [], [], 0.0)
+        report = ReplicaReport([], Presence(), [], [], tallies, [], [], [], 0.0)
         exchange = self.about(ALL_POOLS)
-        exchange.exchange(EARLIER, 1, told, self.now_ms())
+        exchange.exchange(EARLIER, 1, report, self.now_ms())
         exchange.leave(EARLIER)
 
     def now_ms(self) -> int:
@@ -97,9 +98,9 @@ class ExchangeServer:
         arguments = msgspec.convert(arguments, kinds)
         if what == "exchange":
             me, pool, number, content = arguments
-            heard = self.about(pool).exchange(me, number, _decode(content), self.now_ms())
+            view = self.about(pool).exchange(me, number, _decode(content), self.now_ms())
             worker.names.add((me, pool))
-            return _encode(heard)
+            return _encode(view)
         if what == "leave":
             me, pool = arguments
             self.about(pool).leave(me)

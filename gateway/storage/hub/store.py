@@ -60,9 +60,9 @@ class HubStore:
         except StoreUnavailable:
             pass  # the fault says it
 
-    async def exchange(self, about: str, number: int, told: bytes) -> bytes:
-        heard: bytes = await self._ask("exchange", self.replica, about, number, told)
-        return heard
+    async def exchange(self, about: str, number: int, report: bytes) -> bytes:
+        reply: bytes = await self._ask("exchange", self.replica, about, number, report)
+        return reply
 
     async def leave(self, about: str) -> None:
         await self._ask("leave", self.replica, about)
@@ -78,13 +78,13 @@ class HubStore:
         self._hub().send([0, "news", pool, content])
         return 0
 
-    async def hear_news(self, pool: str, heard: Callable[[bytes], None]) -> None:
+    async def hear_news(self, pool: str, received: Callable[[bytes], None]) -> None:
         hub = self._hub()
-        hub.listeners.setdefault(pool, []).append(heard)
+        hub.listeners.setdefault(pool, []).append(received)
         try:
             await self._ended.wait()
         finally:
-            hub.listeners[pool].remove(heard)
+            hub.listeners[pool].remove(received)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -157,8 +157,8 @@ class _Hub(Frames):
                 asked.set_result(answer)
             return
         pool, content = rest
-        for heard in self.listeners.get(pool, ()):
-            heard(content)
+        for received in self.listeners.get(pool, ()):
+            received(content)
 
     def connection_lost(self, error: Exception | None) -> None:
         for asked in self._asked.values():

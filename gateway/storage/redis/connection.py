@@ -85,7 +85,7 @@ class Lane:
         self._kind: type[AbstractConnection] = self._options.pop("connection_class", Connection)
         self._home: Node = (self._options.get("host", "localhost"), self._options.get("port", 6379))
         self._nodes = [self._home]
-        """Where the keys may be: the url's server, and those that it has named."""
+        """Servers that may have the keys: the url's server, and the servers that it has named."""
         self._at = 0
         self._connection: AbstractConnection | None = None
         self._lock = asyncio.Lock()

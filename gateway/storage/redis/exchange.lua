@@ -1,11 +1,12 @@
--- One exchange: a gateway tells what it uses and charged, and hears what the others did. policies/replicas/messages.py
--- names the values, policies/replicas/exchange.py is the twin in Python, and docs/replicas.md gives the reasons.
+-- One sync round: a gateway reports what it uses and charged, and the reply has what the others did.
+-- policies/replicas/messages.py names the values, policies/replicas/reference_store.py is the reference implementation
+-- in Python, and docs/replicas.md gives the reasons.
 --
 -- KEYS[1]  the gateways: a hash from a gateway's name to what it told last
 -- KEYS[2]  prefix of the names of counters and tallies, with the hash tag of the pool
 -- ARGV[1]  name of the gateway that asks
 -- ARGV[2]  number of this exchange
--- ARGV[3]  `Told`, as MessagePack
+-- ARGV[3]  `ReplicaReport`, as MessagePack
 -- ARGV[4]  the time in milliseconds, or "" for the time of this server
 --
 -- The same exchange may come twice, because its answer was lost. It is then answered again, but counted once.

@@ -1,4 +1,4 @@
-"""Who carries news by Redis? One channel for each pool, heard on a connection of its own."""
+"""Who carries news by Redis? One channel for each pool, subscribed on a connection of its own."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ SILENT_S: Final = 5.0
 """A connection on which nothing came for so long is asked whether it lives, and given up after as long again."""
 
 
-async def hear(lane: Lane, channel: str, heard: Callable[[bytes], None]) -> None:
+async def hear(lane: Lane, channel: str, received: Callable[[bytes], None]) -> None:
     """What is published there, until cancelled. Raises StoreError when the connection ends."""
     connection = lane.beside()
     try:
-        await _hear(connection, channel, heard)
+        await _hear(connection, channel, received)
     except Exception as error:  # where an answer is garbage, redis-py raises whatever comes of it
         raise lane.failure(error) from error
     finally:
         await connection.disconnect(nowait=True)
 
 
-async def _hear(connection: AbstractConnection, channel: str, heard: Callable[[bytes], None]) -> None:
+async def _hear(connection: AbstractConnection, channel: str, received: Callable[[bytes], None]) -> None:
     async with asyncio.timeout(CONNECT_S):
         await connection.connect()  # type: ignore[no-untyped-call]
         await connection.send_command("SUBSCRIBE", channel)
@@ -44,4 +44,4 @@ async def _hear(connection: AbstractConnection, channel: str, heard: Callable[[b
             is_asked = True
             continue
         if kind == b"message":
-            heard(content)
+            received(content)

@@ -30,7 +30,7 @@ LAYOUT = 3
 """Version of the layout of the keys. Replicas of another one see other keys, so the two are kept apart."""
 VERSION_MIN = (6, 2)
 MEMBER_S = 30.0
-"""A replica counts as one of its deployment for so long after it was last heard of."""
+"""A replica counts as part of its deployment for so long after its last report."""
 RENEW_S = 10.0
 RETRY_S = 1.0
 LEARNED_KEPT_S = 7 * 86_400
@@ -142,11 +142,11 @@ class RedisStore:
 
     # --- as a `Store` ---
 
-    async def exchange(self, about: str, number: int, told: bytes) -> bytes:
-        args = (self.replica, number, told, BY_THE_CLOCK_OF_REDIS)
+    async def exchange(self, about: str, number: int, report: bytes) -> bytes:
+        args = (self.replica, number, report, BY_THE_CLOCK_OF_REDIS)
         keys = (pool_key(about, "replicas"), pool_key(about, ""))
-        heard: bytes = self.shaped(bytes, await self.run(_EXCHANGE, keys, args))
-        return heard
+        reply: bytes = self.shaped(bytes, await self.run(_EXCHANGE, keys, args))
+        return reply
 
     async def leave(self, about: str) -> None:
         await self.command("HDEL", pool_key(about, "replicas"), self.replica)
@@ -160,12 +160,12 @@ class RedisStore:
 
     async def tell_news(self, pool: str, content: bytes) -> int:
         lane = self._lane_of_news(pool)
-        heard: int = self.shaped(int, await lane.ask("PUBLISH", _channel(pool, lane), content))
-        return heard
+        receivers: int = self.shaped(int, await lane.ask("PUBLISH", _channel(pool, lane), content))
+        return receivers
 
-    async def hear_news(self, pool: str, heard: Callable[[bytes], None]) -> None:
+    async def hear_news(self, pool: str, received: Callable[[bytes], None]) -> None:
         lane = self._lane_of_news(pool)
-        await news.hear(lane, _channel(pool, lane), heard)
+        await news.hear(lane, _channel(pool, lane), received)
 
     async def close(self) -> None:
         """Leave, so that others need not wait until this replica is forgotten, and disconnect."""

@@ -195,7 +195,7 @@ def test_the_answer_of_other_gateways_is_waited_for(refused: Refused | None) -> 
     request = make_request("a", id="x", arrived_s=1.0)
     assert not engine.arrived(request, 1.0)
     assert request.progress.state is State.UNDECIDED
-    engine.told("x", 1.25)
+    engine.peers_asked("x", 1.25)
     assert "0.5 s for the answer of other gateways" in waited(engine, "x", 1.5)
     decisions = engine.decided("x", refused, 2.0)
     if refused is not None:

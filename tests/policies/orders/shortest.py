@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from policies.capacity.obstacle import Blocked
 from policies.orders.contract import Order, Room, Selection
-from policies.orders.registry import Entry
+from policies.orders.registry import PolicyEntry
 from policies.request import Flow, Request, ServiceTokens
 from policies.settings import setting
 
@@ -58,4 +58,4 @@ class Shortest(Order):
         return len(self._queue)
 
 
-ENTRY = Entry("shortest prompt first", Shortest, ShortestParams)
+ENTRY = PolicyEntry("shortest prompt first", Shortest, ShortestParams)

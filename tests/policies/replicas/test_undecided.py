@@ -8,8 +8,8 @@ from policies.admission.named import named_policy
 from policies.interactions import Interactions
 from policies.limits.quotas import Quota, Quotas
 from policies.queue.bounds import QueueLimits
-from policies.replicas.exchange import Exchange
 from policies.replicas.pool_replica import PoolReplica
+from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.tenant_replica import TenantReplica
 from policies.request import Refusal, Request, ServiceTokens, State
 from tests.policies.making import make_request
@@ -20,7 +20,7 @@ LIMITS = QueueLimits(requests_max=10, bytes_max=1000, wait_s_max=2.0)
 class Gateway:
     """One of several, with a tight limit on every tenant."""
 
-    def __init__(self, store: Exchange, name: str, *, requests_per_minute: int = 5) -> None:
+    def __init__(self, store: ReferenceStore, name: str, *, requests_per_minute: int = 5) -> None:
         self.name = name
         self.store = store
         self.number = 0
@@ -36,14 +36,14 @@ class Gateway:
 
     def exchange(self, now: float) -> list[Decision]:
         self.number += 1
-        told = self.replica.tell(now)
-        heard = self.store.exchange(self.name, self.number, told, int(now * 1000))
-        self.replica.hear(heard, now, now)
+        report = self.replica.tell(now)
+        view = self.store.exchange(self.name, self.number, report, int(now * 1000))
+        self.replica.hear(view, now, now)
         return list(self.replica.decisions_of(self.engine))
 
 
 def test_they_count_in_the_queue_and_its_bounds_hold() -> None:
-    gateway = Gateway(Exchange(), "one")
+    gateway = Gateway(ReferenceStore(), "one")
     decisions: list[Decision] = []
     for number in range(50):
         decisions += gateway.ask(make_request("a", id=f"r{number}", body_bytes=300), 0.0)
@@ -54,7 +54,7 @@ def test_they_count_in_the_queue_and_its_bounds_hold() -> None:
 
 
 def test_explain_knows_what_they_wait_for() -> None:
-    gateway = Gateway(Exchange(), "one")
+    gateway = Gateway(ReferenceStore(), "one")
     request = make_request("a", id="x")
     assert gateway.ask(request, 0.0) == []
     assert request.progress.state is State.UNDECIDED
@@ -66,7 +66,7 @@ def test_explain_knows_what_they_wait_for() -> None:
 
 
 def test_they_expire_when_nobody_answers() -> None:
-    gateway = Gateway(Exchange(), "one")
+    gateway = Gateway(ReferenceStore(), "one")
     gateway.ask(make_request("a", id="x"), 0.0)
     wakeup_s = gateway.engine.next_wakeup()
     assert wakeup_s == 2.0
@@ -78,7 +78,7 @@ def test_they_expire_when_nobody_answers() -> None:
 
 
 def test_one_that_has_room_is_dispatched_with_the_answer_and_one_beyond_is_refused() -> None:
-    store = Exchange()
+    store = ReferenceStore()
     one, other = Gateway(store, "one"), Gateway(store, "other")
     outcomes: list[Decision] = []
     for number in range(8):
@@ -95,14 +95,14 @@ def test_one_that_has_room_is_dispatched_with_the_answer_and_one_beyond_is_refus
 
 
 def test_one_whose_client_leaves_is_not_counted() -> None:
-    store = Exchange()
+    store = ReferenceStore()
     gateway = Gateway(store, "one")
     for number in range(5):
         gateway.ask(make_request("a", id=f"r{number}"), 0.0)
     assert gateway.engine.cancelled("r0", 0.05) == []
-    told = gateway.replica.tell(0.1)
+    report = gateway.replica.tell(0.1)
     assert gateway.engine.cancelled("r1", 0.11) == [], "it was being asked for"
-    gateway.replica.hear(store.exchange("one", 1, told, 100), 0.1, 0.12)
+    gateway.replica.hear(store.exchange("one", 1, report, 100), 0.1, 0.12)
     decisions = gateway.replica.decisions_of(gateway.engine)
     assert {decision.id for decision in decisions} == {"r2", "r3", "r4"}
     gateway.number = 1
@@ -114,7 +114,7 @@ def test_one_whose_client_leaves_is_not_counted() -> None:
 
 
 def test_a_queued_one_gives_way_to_who_has_less_also_while_it_is_undecided() -> None:
-    gateway = Gateway(Exchange(), "one", requests_per_minute=1)
+    gateway = Gateway(ReferenceStore(), "one", requests_per_minute=1)
     for number in range(10):
         gateway.ask(make_request("a", id=f"a{number}"), 0.0)
     assert gateway.engine.queued == 10
@@ -125,7 +125,7 @@ def test_a_queued_one_gives_way_to_who_has_less_also_while_it_is_undecided() -> 
 
 
 def test_explain_says_that_another_gateway_has_the_turn() -> None:
-    store = Exchange()
+    store = ReferenceStore()
     engines = {}
     replicas = {}
     for name in ("one", "other"):
@@ -136,8 +136,8 @@ def test_explain_says_that_another_gateway_has_the_turn() -> None:
 
     def exchange(name: str, now: float) -> None:
         numbers[name] += 1
-        heard = store.exchange(name, numbers[name], replicas[name].tell(now), int(now * 1000))
-        replicas[name].hear(heard, now, now)
+        view = store.exchange(name, numbers[name], replicas[name].tell(now), int(now * 1000))
+        replicas[name].hear(view, now, now)
 
     for name, engine in engines.items():
         for number in range(30):

@@ -12,10 +12,10 @@ from gateway.http.errors import ApiError, Reason
 from gateway.http.request import HttpRequest
 from gateway.http.state import BUSY_RETRY_S, ServerState
 
-__all__ = ["Holding"]
+__all__ = ["BufferAccounting"]
 
 
-class Holding:
+class BufferAccounting:
     """The bytes of one connection. Who holds too many gets an `ApiError`, and they are counted until released."""
 
     __slots__ = ("_body_bytes", "_head_bytes", "_request", "_server")

@@ -1,8 +1,8 @@
-"""What the gateways have told, and what each one hears back: the Python twin of the script that Redis runs.
+"""What have the gateways reported, and what does the store reply? The reference implementation of the script in Redis.
 
-This class and `gateway/storage/redis/exchange.lua` decide the same things: who goes first, how an engine is divided,
-and what all gateways counted together. It is plain Python without a clock. A differential test checks that both give
-equal answers. The hub of a gateway with several workers uses this class, and so do simulations.
+`ReferenceStore` and `gateway/storage/redis/exchange.lua` decide the same things: who goes first, how an engine is
+divided, and what all gateways counted together. The class is plain Python without a clock. A differential test checks
+that both give equal answers. The hub of a gateway with several workers uses this class, and so do simulations.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from math import floor as rounded_down
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from policies.replicas.messages import (
-    Call,
+    CallDelta,
     Charge,
+    CountDelta,
     Counted,
     Grant,
-    Heard,
     Holding,
     Left,
     Opened,
     Presence,
+    ReplicaReport,
+    ReplicaView,
     Standing,
-    Tally,
-    Told,
     check,
 )
 
-__all__ = ["Exchange"]
+__all__ = ["ReferenceStore"]
 
 MEMBER_MS: Final = 3_000
 """A gateway that has been silent for this long no longer has a part of any engine."""
@@ -49,24 +49,24 @@ class _Kept(NamedTuple, Generic[T]):
 
 
 class _Held(NamedTuple):
-    """What one gateway told of one engine, and what it was granted there."""
+    """What one gateway reported of one engine, and what it was granted there."""
 
-    told: Holding
+    holding: Holding
     granted: int
     granted_kv: int
 
 
 class _Record:
-    """What one gateway told last."""
+    """The last report of one gateway."""
 
-    def __init__(self, number: int, seen_ms: int, told: Told) -> None:
+    def __init__(self, number: int, seen_ms: int, report: ReplicaReport) -> None:
         self.number = number
         self.seen_ms = seen_ms
-        self.standings = told.standings
+        self.standings = report.standings
         self.counters: tuple[float, float] | None = None
-        """Sums of the counters of the first standing's tenant and flow, as of when they were told."""
-        self.presence = told.presence
-        self.under_way = told.under_way
+        """Sums of the counters of the first standing's tenant and flow, as of the report."""
+        self.presence = report.presence
+        self.under_way = report.under_way
         self.holdings: dict[str, _Held] = {}
 
 
@@ -84,7 +84,7 @@ class _Other(NamedTuple):
         return self.standings if self.first is None else [self.first, *self.standings[1:]]
 
 
-class Exchange:
+class ReferenceStore:
     """The store that the gateways of one pool have in common, or the one for what all pools have in common."""
 
     def __init__(self) -> None:
@@ -96,46 +96,46 @@ class Exchange:
         """Calls, tokens, and the time it began (ms)."""
         self._swept_ms = 0
 
-    def exchange(self, me: str, number: int, told: Told, now_ms: int) -> Heard:
-        """One gateway tells, and hears the answer.
+    def exchange(self, me: str, number: int, report: ReplicaReport, now_ms: int) -> ReplicaView:
+        """The reply to the report of one gateway.
 
         The same `number` may come twice, because its answer was lost. It is then answered again, but counted once.
         Raises Unsound for a number that cannot be counted; nothing of the message is kept then.
         """
-        check(number, told)
+        check(number, report)
         self._sweep(now_ms)
         before = self._records.get(me)
         others = self._others(me, now_ms)
         is_repeated = before is not None and number <= before.number
         waiting = [one for record in others for one in self._seen(record, now_ms).standings_now()]
-        floors = [self._floor(one.name, waiting, told.quantum) if one.is_sole else None for one in told.charges]
+        floors = [self._floor(one.name, waiting, report.quantum) if one.is_sole else None for one in report.charges]
         totals = [
             self._charged(one, floor, now_ms, is_repeated, before is not None)
-            for one, floor in zip(told.charges, floors, strict=True)
+            for one, floor in zip(report.charges, floors, strict=True)
         ]
-        for left in told.lefts:
+        for left in report.lefts:
             known = self._lefts.get(left.among)
             if known is None or left.left_s > known.value.left_s:
                 self._lefts[left.among] = _Kept(left, now_ms + COUNTERS_MS)
-        sums = [self._tallied(one, now_ms, is_repeated, before is not None) for one in told.tallies]
-        opened = [self._called(one, now_ms, is_repeated) for one in told.calls]
-        standing, counters = _as_of_now(told, totals)
+        sums = [self._tallied(one, now_ms, is_repeated, before is not None) for one in report.tallies]
+        opened = [self._called(one, now_ms, is_repeated) for one in report.calls]
+        standing, counters = _as_of_now(report, totals)
         seen = [self._seen(record, now_ms) for record in others]
         next_elsewhere: Standing | None = None
         for other in seen:
             for held in other.record.holdings.values():
                 first = other.first
-                if first is None or not held.told.waiting:
+                if first is None or not held.holding.waiting:
                     continue
                 if next_elsewhere is None or first.goes_first(next_elsewhere):
                     next_elsewhere = first
-        mine = [_divided(holding, standing, seen) for holding in told.holdings]
-        record = _Record(max(number, before.number if before is not None else 0), now_ms, told)
-        record.standings = [standing, *told.standings[1:]] if standing is not None else []
+        mine = [_divided(holding, standing, seen) for holding in report.holdings]
+        record = _Record(max(number, before.number if before is not None else 0), now_ms, report)
+        record.standings = [standing, *report.standings[1:]] if standing is not None else []
         record.counters = counters
-        record.holdings = {one.told.backend: one for one, _ in mine}
+        record.holdings = {one.holding.backend: one for one, _ in mine}
         self._records[me] = record
-        return Heard(
+        return ReplicaView(
             len(others) + 1,
             next_elsewhere,
             [one for other in seen for one in other.standings],
@@ -257,7 +257,7 @@ class Exchange:
 
     # --- what was counted, and which interactions are open ---
 
-    def _tallied(self, tally: Tally, now_ms: int, is_repeated: bool, was_here: bool) -> Counted:
+    def _tallied(self, tally: CountDelta, now_ms: int, is_repeated: bool, was_here: bool) -> Counted:
         key = (tally.period, tally.name)
         kept = self._sums.get(key)
         sums = tally.base if kept is None else kept.value
@@ -269,7 +269,7 @@ class Exchange:
         earlier = self._sums.get((tally.period - 1, tally.name)) if tally.is_new else None
         return Counted(*sums, *(earlier.value if earlier is not None else (0, 0, 0)))
 
-    def _called(self, call: Call, now_ms: int, is_repeated: bool) -> Opened | None:
+    def _called(self, call: CallDelta, now_ms: int, is_repeated: bool) -> Opened | None:
         kept = self._open.get(call.name)
         known = kept.value if kept is not None else (0, 0, 0)
         if call.is_over:
@@ -285,12 +285,12 @@ class Exchange:
         return Opened(known[0], known[1], (now_ms - known[2]) / 1000)
 
 
-def _as_of_now(told: Told, totals: list[float]) -> tuple[Standing | None, tuple[float, float] | None]:
-    """The first standing plus what others charged to it, and the sums of its two counters if they were told."""
-    standing = told.standings[0] if told.standings else None
+def _as_of_now(report: ReplicaReport, totals: list[float]) -> tuple[Standing | None, tuple[float, float] | None]:
+    """The first standing plus what others charged to it, and the sums of its two counters if the report has them."""
+    standing = report.standings[0] if report.standings else None
     if standing is None or not standing.flow:
         return standing, None
-    at = {one.name: (one.base + one.service, total) for one, total in zip(told.charges, totals, strict=True)}
+    at = {one.name: (one.base + one.service, total) for one, total in zip(report.charges, totals, strict=True)}
     tenant, flow = at.get(standing.tenant), at.get(standing.flow)
     if tenant is None or flow is None:
         return standing, None
@@ -310,17 +310,17 @@ def _divided(own: Holding, standing: Standing | None, others: list[_Other]) -> t
         if held is None:
             continue
         # A gateway that has used the engine for longer may have seen it run more sequences.
-        most, kv_most = max(most, held.told.sequences_max), max(kv_most, held.told.kv_tokens_max)
+        most, kv_most = max(most, held.holding.sequences_max), max(kv_most, held.holding.kv_tokens_max)
         granted, granted_kv = granted + held.granted, granted_kv + held.granted_kv
-        waits = other.first is not None and held.told.waiting > 0
+        waits = other.first is not None and held.holding.waiting > 0
         if not other.is_silent:
             # What a silent gateway still has running there is seen better by the engine's own gauges.
-            elsewhere, kv_elsewhere = elsewhere + held.told.sequences, kv_elsewhere + held.told.kv_tokens_now
-            sharers += held.told.sequences > 0 or waits
+            elsewhere, kv_elsewhere = elsewhere + held.holding.sequences, kv_elsewhere + held.holding.kv_tokens_now
+            sharers += held.holding.sequences > 0 or waits
         if waits and other.first is not None:
             is_wanted = True
             if standing is None or other.first.goes_first(standing):
-                first.append(held.told)
+                first.append(held.holding)
     wanted, wanted_kv = 0, 0
     # Only requests that find a free slot can start, so only those need KV now. Otherwise the requests that wait for
     # slots would keep all of the KV cache free.

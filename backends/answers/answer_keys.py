@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["MADE_BYTES_MAX", "Made"]
+__all__ = ["KEY_BYTES_MAX", "AnswerKeys"]
 
-MADE_BYTES_MAX: Final = 1024
+KEY_BYTES_MAX: Final = 1024
 """Of the text of an answer, as much is kept."""
 IDS_MAX: Final = 64
 """Calls of tools whose ids are kept."""
@@ -20,7 +20,7 @@ _CALL_ID: Final = re.compile(rb'"call_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
 _ID: Final = re.compile(rb'"id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
 
 
-class Made:
+class AnswerKeys:
     """What is kept of one answer.
 
     Attributes:
@@ -41,19 +41,19 @@ class Made:
     def add(self, text: bytes) -> None:
         """This comes next in its text."""
         self.text += text
-        self.is_full = len(self.text) >= MADE_BYTES_MAX
+        self.is_full = len(self.text) >= KEY_BYTES_MAX
 
     def add_texts(self, json: bytes) -> None:
         """So do the texts in this JSON."""
         for found in _TEXT.finditer(json):
-            self.add(found[1][:MADE_BYTES_MAX])
+            self.add(found[1][:KEY_BYTES_MAX])
             if self.is_full:
                 return
 
     def add_calls(self, json: bytes, at: int = 0) -> None:
         """It asks for the calls of tools in this JSON."""
-        if len(self.arguments) < MADE_BYTES_MAX:
-            self.arguments += b"".join(_ARGUMENTS.findall(json, at))[:MADE_BYTES_MAX]
+        if len(self.arguments) < KEY_BYTES_MAX:
+            self.arguments += b"".join(_ARGUMENTS.findall(json, at))[:KEY_BYTES_MAX]
         if len(self.tool_ids) < IDS_MAX:
             for found in (_CALL_ID.findall(json, at) or _ID.findall(json, at))[:IDS_MAX]:
                 self.tool_ids[found] = None

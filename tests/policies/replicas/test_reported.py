@@ -10,8 +10,8 @@ from policies.limits.quotas import Quota, Quotas
 from policies.limits.sliding_counts import SlidingCounts
 from policies.queue.backlog import Backlog
 from policies.replicas.counters import SharedCounters
-from policies.replicas.exchange import Exchange
-from policies.replicas.messages import Charge, Heard, Holding, Presence, Told, is_answer
+from policies.replicas.messages import Charge, Holding, Presence, ReplicaReport, ReplicaView, is_answer
+from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.tallies import SharedCounts, SharedQuotas
 from tests.policies.making import make_request
 
@@ -41,7 +41,7 @@ def test_counts_that_cannot_be_told_to_other_gateways_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heard", "why"),
+    ("view", "why"),
     [
         ({"totals": [nan]}, "not a number"),
         ({"totals": [inf]}, "infinite"),
@@ -53,26 +53,28 @@ def test_counts_that_cannot_be_told_to_other_gateways_are_bounded() -> None:
         ({"opened": [None]}, "an interaction that was not told"),
     ],
 )
-def test_what_is_no_answer_to_what_was_told_is_known(heard: dict[str, object], why: str) -> None:
-    told = Told([], Presence(), [Holding("b", 1, 10, 10, 4, 0)], [Charge("t", 0.0, 5.0, False)], [], [], [], [], 0.0)
-    answer: Heard = Exchange().exchange("one", 1, told, 0)
-    assert is_answer(answer, told)
-    assert not is_answer(answer._replace(**heard), told), why  # type: ignore[arg-type]
+def test_what_is_no_answer_to_what_was_told_is_known(view: dict[str, object], why: str) -> None:
+    report = ReplicaReport(
+        [], Presence(), [Holding("b", 1, 10, 10, 4, 0)], [Charge("t", 0.0, 5.0, False)], [], [], [], [], 0.0
+    )
+    answer: ReplicaView = ReferenceStore().exchange("one", 1, report, 0)
+    assert is_answer(answer, report)
+    assert not is_answer(answer._replace(**view), report), why  # type: ignore[arg-type]
 
 
 class Gateway:
     """One gateway that counts quotas together with others."""
 
-    def __init__(self, name: str, exchange: Exchange) -> None:
+    def __init__(self, name: str, exchange: ReferenceStore) -> None:
         self.quotas = Quotas(Quota(tokens_per_minute=1000))
         self.shared = SharedQuotas(self.quotas, epoch_s=0.0)
         self._name, self._exchange, self._number = name, exchange, 0
 
     def tells(self, now: float) -> None:
         self._number += 1
-        told = Told([], Presence(), [], [], self.shared.tell(100), [], [], [], 0.0)
-        heard = self._exchange.exchange(self._name, self._number, told, int(1000 * now))
-        self.shared.hear(heard.counted, 2, [])
+        report = ReplicaReport([], Presence(), [], [], self.shared.tell(100), [], [], [], 0.0)
+        view = self._exchange.exchange(self._name, self._number, report, int(1000 * now))
+        self.shared.hear(view.counted, 2, [])
 
     def tokens(self) -> tuple[int, int]:
         """Counted in this minute, and in the one before."""
@@ -82,7 +84,7 @@ class Gateway:
 
 @pytest.mark.parametrize("told_s", [[], [58.5], [58.5, 61.5], [61.5]], ids=str)
 def test_what_ends_in_a_later_minute_is_taken_back_from_the_minute_that_all_gateways_count(told_s: list[float]) -> None:
-    exchange = Exchange()
+    exchange = ReferenceStore()
     one, other = Gateway("one", exchange), Gateway("other", exchange)
     for gateway in (one, other):
         gone, served = make_request("t", prompt=300), make_request("t", prompt=50)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.answers.made import MADE_BYTES_MAX
+from backends.answers.answer_keys import KEY_BYTES_MAX
 from backends.answers.sse import Dialect, StreamMeter
 from backends.answers.usage import read_answer
 from tests.gateway.capture import DONE, named
@@ -79,10 +79,10 @@ def test_a_stream_tells_it_however_it_is_cut(dialect: Dialect, cuts: list[int]) 
         meter.feed(whole[at:end])
         at = end
     meter.flush()
-    assert json.loads(b'"' + meter.made.text + b'"') == TEXT
-    assert list(meter.made.tool_ids) == [b"call-a", b"call-b"]
+    assert json.loads(b'"' + meter.keys.text + b'"') == TEXT
+    assert list(meter.keys.tool_ids) == [b"call-a", b"call-b"]
     if dialect is not Dialect.RESPONSES:  # there they come whole, with the item that is done
-        assert json.loads(b'"' + meter.made.arguments + b'"').startswith('{"id": "no"}')
+        assert json.loads(b'"' + meter.keys.arguments + b'"').startswith('{"id": "no"}')
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_stream_tells_it_however_it_is_cut(dialect: Dialect, cuts: list[int]) 
     ids=["chat", "responses", "messages"],
 )
 def test_a_whole_answer_tells_the_same(answer: dict[str, Any]) -> None:
-    made = read_answer(json.dumps(answer).encode()).made
+    made = read_answer(json.dumps(answer).encode()).keys
     decoded, _ = json.JSONDecoder().raw_decode('"' + made.text.decode() + '"')
     assert decoded == TEXT
     assert list(made.tool_ids) == [b"call-a", b"call-b"]
@@ -114,15 +114,15 @@ def test_a_whole_answer_tells_the_same(answer: dict[str, Any]) -> None:
 def test_of_a_long_text_only_the_beginning_is_kept(dialect: Dialect) -> None:
     event = STREAMS[dialect].split(b"\n\n")[2] + b"\n\n"
     meter = StreamMeter(dialect, strip_usage=False)
-    for _ in range(10 * MADE_BYTES_MAX):
+    for _ in range(10 * KEY_BYTES_MAX):
         meter.feed(event)
-    assert meter.made.is_full
-    assert len(meter.made.text) < 2 * MADE_BYTES_MAX
+    assert meter.keys.is_full
+    assert len(meter.keys.text) < 2 * KEY_BYTES_MAX
     long = read_answer(json.dumps({"choices": [{"message": {"content": "x" * 10**6}}]}).encode())
-    assert len(long.made.text) <= MADE_BYTES_MAX
+    assert len(long.keys.text) <= KEY_BYTES_MAX
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"choices":[{"message":"x"}]}', b'{"output":7}', b"\xff"])
 def test_what_is_no_answer_tells_nothing(body: bytes) -> None:
-    made = read_answer(body).made
+    made = read_answer(body).keys
     assert (made.text, made.tool_ids) == (b"", {})

@@ -1,8 +1,8 @@
 """How does it stand just now, as plain data that a process can send to another? What all views of the present show.
 
-A gateway of one process sees itself. Of several workers the hub asks each, and puts together what they see: counts are
-added up, and what every worker sees of the same engine is taken from whoever sees most (docs/workers.md). Nothing here
-changes a decision. All times are on the monotonic clock, which the processes of one machine have in common.
+A gateway of one process sees itself. Where there are several workers, the hub asks each and merges their snapshots:
+counts are added up, and the state of an engine is taken from the worker that sees most of it (docs/workers.md). Nothing
+here changes a decision. All times are on the monotonic clock, which the processes of one machine have in common.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_ANSWER",
     "REQUESTS_MAX",
+    "GatewaySnapshot",
     "Gathered",
     "Here",
     "Look",
-    "Seen",
-    "SeenPool",
+    "PoolSnapshot",
     "decoded",
     "encoded",
     "ended",
     "moved",
-    "seen",
+    "snapshot_of",
     "together",
 ]
 
@@ -51,7 +51,7 @@ WAITING_SHOWN: Final = 3
 NO_ANSWER: Final = "does not answer"
 
 
-class SeenRequest(TypedDict):
+class RequestSnapshot(TypedDict):
     """One that waits."""
 
     request_id: str
@@ -66,7 +66,7 @@ class SeenRequest(TypedDict):
     prompt_tokens_estimated: int
 
 
-class SeenEngine(TypedDict):
+class EngineSnapshot(TypedDict):
     """One engine."""
 
     backend: str
@@ -86,7 +86,7 @@ class SeenEngine(TypedDict):
     obstacle: Obstacle | None
 
 
-class SeenGateway(TypedDict):
+class ReplicaSnapshot(TypedDict):
     """Who waits at one of several processes? Of the tenants, those with most."""
 
     gateway: str
@@ -95,7 +95,7 @@ class SeenGateway(TypedDict):
     queued_most: dict[str, int]
 
 
-class SeenPool(msgspec.Struct):
+class PoolSnapshot(msgspec.Struct):
     """One pool."""
 
     pool: str
@@ -109,23 +109,23 @@ class SeenPool(msgspec.Struct):
     next_request_id: str | None
     waiting: dict[str, Waiting]
     """By tenant."""
-    requests: list[SeenRequest]
+    requests: list[RequestSnapshot]
     """The oldest that wait."""
-    backends: list[SeenEngine]
+    backends: list[EngineSnapshot]
     running: list[Running]
     """Empty unless it was asked for."""
-    gateways: list[SeenGateway] = []
+    gateways: list[ReplicaSnapshot] = []
     """Who waits where? One entry for each process, where there are several."""
 
 
-class Seen(msgspec.Struct):
+class GatewaySnapshot(msgspec.Struct):
     """One gateway process, or all workers together."""
 
     at_s: float
     not_ready: list[str]
     state: str | None
     port: int
-    pools: list[SeenPool]
+    pools: list[PoolSnapshot]
     marks: list[Mark]
     cost_s: float = 0.0
     """CPU seconds that it took to see it here."""
@@ -141,7 +141,7 @@ class Look(Protocol):
     def lately(self) -> Lately:
         """The latest ends, as of the last look."""
 
-    async def look(self, *, with_running: bool = False) -> Seen: ...
+    async def look(self, *, with_running: bool = False) -> GatewaySnapshot: ...
 
 
 class Here:
@@ -158,24 +158,24 @@ class Here:
     def lately(self) -> Lately:
         return self._gateway.lately
 
-    async def look(self, *, with_running: bool = False) -> Seen:
-        return seen(self._gateway, with_running=with_running)
+    async def look(self, *, with_running: bool = False) -> GatewaySnapshot:
+        return snapshot_of(self._gateway, with_running=with_running)
 
 
-def seen(gateway: Visible, *, with_running: bool) -> Seen:
+def snapshot_of(gateway: Visible, *, with_running: bool) -> GatewaySnapshot:
     """`with_running`: each request that is dispatched, too; O(dispatched)."""
     begun_s, pools = time.thread_time(), gateway.pools
     now = pools[0].dispatcher.clock() if pools else 0.0
     found = [_pool(pool, with_running=with_running) for pool in pools]
     marks, cost_s = list(gateway.lately.marks), time.thread_time() - begun_s
-    return Seen(now, gateway.not_ready(), gateway.state(), gateway.port, found, marks, cost_s)
+    return GatewaySnapshot(now, gateway.not_ready(), gateway.state(), gateway.port, found, marks, cost_s)
 
 
-def _pool(pool: Pool, *, with_running: bool) -> SeenPool:
+def _pool(pool: Pool, *, with_running: bool) -> PoolSnapshot:
     dispatcher = pool.dispatcher
     engine, now = dispatcher.engine, dispatcher.clock()
     waiting, blocked = engine.books.waiting, engine.blocked if engine.queued else None
-    return SeenPool(
+    return PoolSnapshot(
         pool=pool.name,
         policy=pool.policy_name,
         models=list(pool.models()),
@@ -192,7 +192,7 @@ def _pool(pool: Pool, *, with_running: bool) -> SeenPool:
     )
 
 
-def _waiting(request: Request, now: float) -> SeenRequest:
+def _waiting(request: Request, now: float) -> RequestSnapshot:
     flow, progress = request.flow, request.progress
     return {
         "request_id": request.id,
@@ -208,10 +208,10 @@ def _waiting(request: Request, now: float) -> SeenRequest:
     }
 
 
-def _backends(pool: Pool, blocked: Blocked | None, now: float) -> list[SeenEngine]:
+def _backends(pool: Pool, blocked: Blocked | None, now: float) -> list[EngineSnapshot]:
     engine = pool.dispatcher.engine
     obstacles = _obstacles(blocked)
-    found: list[SeenEngine] = []
+    found: list[EngineSnapshot] = []
     for name, ledger in engine.backends.items():
         backend = pool.backends.get(name)
         kv_ratio, known_by = ledger.occupancy(None, None, now)
@@ -250,15 +250,15 @@ def _obstacles(blocked: Blocked | None) -> dict[str, Obstacle]:
 # --- of several workers ---
 
 
-def together(workers: Sequence[tuple[str, Seen]]) -> Seen:
+def together(workers: Sequence[tuple[str, GatewaySnapshot]]) -> GatewaySnapshot:
     """What several see, by their names; at least one."""
     begun_s = time.thread_time()
-    named: dict[str, list[tuple[str, SeenPool]]] = {}
+    named: dict[str, list[tuple[str, PoolSnapshot]]] = {}
     for name, each in workers:
         for pool in each.pools:
             named.setdefault(pool.pool, []).append((name, pool))
     first = workers[0][1]
-    return Seen(
+    return GatewaySnapshot(
         max(each.at_s for _, each in workers),
         said_by([(name, each.not_ready) for name, each in workers]),
         state_of([(name, each.state) for name, each in workers]),
@@ -277,8 +277,11 @@ class Gathered:
         self.known: Counter[str] = Counter()
         """How many ends of each process are known here."""
 
-    def take(self, answers: Sequence[tuple[str, Seen, list[End], int]], silent: Sequence[str]) -> Seen:
-        """Of at least one, the first of which asks; `silent`: who did not answer."""
+    def take(
+        self, answers: Sequence[tuple[str, GatewaySnapshot, list[End], int]], silent: Sequence[str]
+    ) -> GatewaySnapshot:
+        """Merge the answers of one worker or more; the first is the worker that asks. `silent`: workers that did not
+        answer."""
         ends: list[End] = []
         for name, _, latest, count in answers:
             self.known[name] = count
@@ -290,7 +293,7 @@ class Gathered:
 
 
 def _marks(found: Iterable[Mark]) -> list[Mark]:
-    """What all were told at about the same time is one change."""
+    """Equal changes that all workers took over at about the same time count as one change."""
     latest: dict[tuple[str, str], float] = {}
     marks = []
     for mark in sorted(found):
@@ -301,7 +304,7 @@ def _marks(found: Iterable[Mark]) -> list[Mark]:
 
 
 def said_by(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
-    """What several say: once if all say it, else with the names of those that do."""
+    """What several workers say: once if all of them say it, else with the names of the workers that do."""
     by: dict[str, list[str]] = {}
     for name, said in workers:
         for one in said:
@@ -310,17 +313,17 @@ def said_by(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
 
 
 def state_of(workers: Sequence[tuple[str, str | None]]) -> str | None:
-    """Is state shared? Where not, of which worker."""
+    """How do the workers share state? If one does not, with the name of that worker."""
     faults = [(name, [state]) for name, state in workers if state is not None and state != "shared"]
     return "; ".join(said_by(faults)) if faults else next((state for _, state in workers if state), None)
 
 
-def _together(processes: Sequence[tuple[str, SeenPool]]) -> SeenPool:
+def _together(processes: Sequence[tuple[str, PoolSnapshot]]) -> PoolSnapshot:
     pools = [pool for _, pool in processes]
     if len(pools) == 1:
         return pools[0]
     fullest = max(pools, key=lambda pool: pool.queued_requests)
-    return SeenPool(
+    return PoolSnapshot(
         pool=fullest.pool,
         policy=fullest.policy,
         models=list(dict.fromkeys(model for pool in pools for model in pool.models)),
@@ -340,7 +343,7 @@ def _together(processes: Sequence[tuple[str, SeenPool]]) -> SeenPool:
     )
 
 
-def _gateway(name: str, pool: SeenPool) -> SeenGateway:
+def _gateway(name: str, pool: PoolSnapshot) -> ReplicaSnapshot:
     most = sorted(pool.waiting.items(), key=lambda item: -item[1].requests)[:WAITING_SHOWN]
     return {
         "gateway": name,
@@ -366,7 +369,7 @@ _ADDED: Final = ("running_sequences", "starting_requests", "starting_prompt_toke
 _MOST: Final = ("slots", "kv_expected_ratio", "kv_capacity_tokens")
 
 
-def _engines(pools: Sequence[SeenPool], fullest: SeenPool) -> list[Any]:
+def _engines(pools: Sequence[PoolSnapshot], fullest: PoolSnapshot) -> list[Any]:
     named: dict[str, list[Any]] = {}
     for pool in pools:
         for one in pool.backends:
@@ -386,7 +389,7 @@ def _engines(pools: Sequence[SeenPool], fullest: SeenPool) -> list[Any]:
 # --- between processes ---
 
 
-def moved(one: Seen, by_s: float) -> Seen:
+def moved(one: GatewaySnapshot, by_s: float) -> GatewaySnapshot:
     """As seen by a process whose monotonic clock is so much behind."""
     one.at_s += by_s
     one.marks = [mark._replace(at_s=mark.at_s + by_s) for mark in one.marks]
@@ -405,14 +408,14 @@ def ended(end: End, by_s: float) -> End:
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(tuple[Seen, list[End], int]).decode
+_decode = msgspec.msgpack.Decoder(tuple[GatewaySnapshot, list[End], int]).decode
 
 
-def encoded(one: Seen, ends: Sequence[End], ends_count: int) -> bytes:
+def encoded(one: GatewaySnapshot, ends: Sequence[End], ends_count: int) -> bytes:
     """What a worker tells the hub: how it stands, its latest ends, and how many it had in all."""
     return _encode((one, ends, ends_count))
 
 
-def decoded(content: bytes) -> tuple[Seen, list[End], int]:
+def decoded(content: bytes) -> tuple[GatewaySnapshot, list[End], int]:
     """The same at the hub. ValueError: it is something else."""
     return _decode(content)
