@@ -1,6 +1,8 @@
 """What does one request cost, station by station, in what does not depend on the machine?
 
-    python -m bench.stations
+    python -m bench.stations [--functions] [--json] [--write]
+
+--functions: the functions of each station as well. --write: the table of docs/budget.md, which tests hold.
 
 A whole gateway in this process, as production composes it, with its default policy; one request of each kind is sent
 again and again, and every instruction of our code is followed. Counted for each station: calls of our functions,
@@ -13,25 +15,30 @@ of several requests counts: some are disturbed by timers, and by tables that gro
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
+import json
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
 from bench import report
 from bench.kinds import KINDS, Client, Kind, engine
 from gateway.config.model import Config
 from gateway.process.gateway import Gateway
+from tests.waiting import until
 
-__all__ = ["MEASURES", "STATIONS", "Cost", "costs", "table"]
+__all__ = ["MEASURES", "PAGE", "STATIONS", "Cost", "costs", "written"]
 
 ROOT: Final = Path(__file__).parents[1]
+PAGE: Final = ROOT / "docs" / "budget.md"
 OURS: Final = tuple(f"{ROOT / package}/" for package in ("gateway", "policies", "backends"))
-REQUESTS: Final = 4
+REQUESTS: Final = 2
 APART_S: Final = 61.0
 """Between two requests, by the clock of admission: each finds that the one before can be forgotten, as one of long ago
 can under load."""
@@ -41,7 +48,7 @@ FRAME: Final = 1
 
 STATIONS: Final[dict[str, tuple[str, ...]]] = {
     "read": (
-        "gateway/http/connection.py", "gateway/http/request.py", "Pipeline.handle", "Pipeline.refused",
+        "gateway/http/connection.py", "gateway/http/request.py", "Pipeline.handle",
     ),
     "identify": ("Pipeline.authorize", "Principal.app"),
     "interaction": (
@@ -62,6 +69,10 @@ STATIONS: Final[dict[str, tuple[str, ...]]] = {
 MEASURES: Final = ("calls", "instructions", "blocks", "objects")
 
 
+BEGIN: Final = range(1000, 1000 + len(MEASURES))
+"""Counts begin here: smaller numbers are no objects of their own."""
+
+
 class Cost(NamedTuple):
     """What was done for one request at one station?"""
 
@@ -71,18 +82,19 @@ class Cost(NamedTuple):
     objects: int
 
 
+Costs = dict[str, tuple[dict[str, Cost], dict[str, Cost]]]
+"""Of each kind of request, by station and by function."""
+
+
 class Follower:
     """Counts what our code does, by station. It follows instruction after instruction, so all is slow meanwhile."""
 
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self.counts: dict[str, list[int]] = {}
+    def __init__(self) -> None:
+        self.stations: dict[str, list[int]] = {}
         self.functions: dict[str, list[int]] = {}
-        """The same by function."""
-        self._stations: list[str] = []
-        self._names: list[str] = []
+        self._under_way: list[tuple[str, list[int], list[int]]] = []
+        """Of each call that is under way its station, and the counts of that and of the function."""
         self._blocks = self._objects = 0
-        self._own: dict[Any, str | None] = {}
         self._follow = self._stepped  # made once: it is an object, too
 
     def __enter__(self) -> Follower:
@@ -93,65 +105,62 @@ class Follower:
     def __exit__(self, *error: object) -> None:
         sys.settrace(None)
 
-    def _station_of(self, frame: FrameType) -> str | None:
-        """Where a call of this function is the first of a station's work; None: it is that of its caller."""
-        code = frame.f_code
-        if code in self._own:
-            return self._own[code]
-        path, name = code.co_filename.removeprefix(self._root), code.co_qualname
-        found = None
-        for station, begins in STATIONS.items():
-            if name in begins:
-                found = station
-                break
-            if found is None and path.startswith(tuple(each for each in begins if "/" in each)):
-                found = station
-        self._own[code] = found
-        return found
-
     def _called(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
         code = frame.f_code
         if not code.co_filename.startswith(OURS):
             return None
-        station = self._station_of(frame)
-        if station is None:
-            station = self._stations[-1] if self._stations else ""
-        if self._stations:
+        station = _station_of(code)
+        if self._under_way:
             self._note(FRAME)
-        self._stations.append(station)
-        self._names.append(f"{station:12} {code.co_filename.removeprefix(self._root)}:{code.co_qualname}")
-        if station not in self.counts:
-            self.counts[station] = [0, 0, 0, 0]
-        if self._names[-1] not in self.functions:
-            self.functions[self._names[-1]] = [0, 0, 0, 0]
-        self.counts[station][0] += 1
-        self.functions[self._names[-1]][0] += 1
-        frame.f_trace_lines = False
-        frame.f_trace_opcodes = True
-        self._objects = gc.get_count()[0]
-        self._blocks = sys.getallocatedblocks()
+            station = station or self._under_way[-1][0]
+        name = f"{station:12}{code.co_filename.removeprefix(f'{ROOT}/')}:{code.co_qualname}"
+        counts = (self.stations.setdefault(station, [*BEGIN]), self.functions.setdefault(name, [*BEGIN]))
+        self._under_way.append((station, *counts))
+        for each in counts:
+            each[0] += 1
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        self._look()
         return self._follow
 
-    def _stepped(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
-        self._note()
+    def _stepped(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any]:
+        self._note(0)
         if event == "opcode":
-            self.counts[self._stations[-1]][1] += 1
-            self.functions[self._names[-1]][1] += 1
+            _, station, function = self._under_way[-1]
+            station[1] += 1
+            function[1] += 1
         elif event == "return":
-            self._stations.pop()
-            self._names.pop()
-        self._objects = gc.get_count()[0]
-        self._blocks = sys.getallocatedblocks()
+            self._under_way.pop()
+            self._look()
         return self._follow
 
-    def _note(self, frames: int = 0) -> None:
-        blocks = sys.getallocatedblocks() - self._blocks - frames
-        objects = gc.get_count()[0] - self._objects - frames
-        for counts in (self.counts[self._stations[-1]], self.functions[self._names[-1]]):
-            if blocks > 0:
-                counts[2] += blocks
-            if objects > 0:
-                counts[3] += objects
+    def _look(self) -> None:
+        self._blocks = sys.getallocatedblocks()
+        self._objects = gc.get_count()[0]
+
+    def _note(self, frames: int) -> None:
+        """What has been allocated since the last look."""
+        blocks, objects = sys.getallocatedblocks(), gc.get_count()[0]
+        _, station, function = self._under_way[-1]
+        if blocks > self._blocks + frames:
+            station[2] += blocks - self._blocks - frames
+            function[2] += blocks - self._blocks - frames
+        if objects > self._objects + frames:
+            station[3] += objects - self._objects - frames
+            function[3] += objects - self._objects - frames
+        self._blocks = blocks
+        self._objects = objects
+
+
+@cache
+def _station_of(code: CodeType) -> str:
+    """At which station does a call of this begin work? "": at that of its caller."""
+    path, name, found = code.co_filename.removeprefix(f"{ROOT}/"), code.co_qualname, ""
+    for station, begins in STATIONS.items():
+        if name in begins:
+            return station
+        if path.startswith(tuple(each for each in begins if "/" in each)):
+            found = station
+    return found
 
 
 def _keep_spares() -> None:
@@ -190,8 +199,7 @@ async def composed(log: str, **fields: Any) -> AsyncIterator[tuple[Client, Clock
         clock = Clock()
         try:
             await gateway.start()
-            while gateway.not_ready():
-                await asyncio.sleep(0.01)
+            await until(lambda: not gateway.not_ready())
             for pool in gateway.pools:
                 pool.dispatcher.clock = clock
             client = Client(gateway.port, "a key")
@@ -216,25 +224,27 @@ async def cost_of(kind: Kind, client: Client, clock: Clock) -> tuple[dict[str, C
         if number < REQUESTS:  # what is made once is there
             await client.ask(body)
             continue
-        with Follower(f"{ROOT}/") as follower:
+        with Follower() as follower:
             await client.ask(body)
             await asyncio.sleep(0)
         runs.append(follower)
     for run in runs:
-        run.counts.pop("", None)  # timers
-    return _least([run.counts for run in runs]), _least([run.functions for run in runs])
+        run.stations.pop("", None)  # timers
+    return _least([run.stations for run in runs]), _least([run.functions for run in runs])
 
 
 def _least(runs: list[dict[str, list[int]]]) -> dict[str, Cost]:
     names = [name for name in runs[0] if all(name in run for run in runs)]
-    return {name: Cost(*[min(run[name][at] for run in runs) for at in range(len(MEASURES))]) for name in names}
+    return {
+        name: Cost(*[min(run[name][at] for run in runs) - BEGIN[at] for at in range(len(MEASURES))]) for name in names
+    }
 
 
-async def _costs(log: str, fields: dict[str, Any]) -> dict[str, tuple[dict[str, Cost], dict[str, Cost]]]:
+async def _costs(log: str, fields: dict[str, Any]) -> Costs:
     gc.collect()
     gc.disable()
     try:
-        found = {}
+        found: Costs = {}
         for kind in KINDS:
             async with composed(log, **fields) as (client, clock):
                 found[kind.name] = await cost_of(kind, client, clock)
@@ -243,20 +253,53 @@ async def _costs(log: str, fields: dict[str, Any]) -> dict[str, tuple[dict[str, 
         gc.enable()
 
 
-def costs(log: str = "/dev/null", **fields: Any) -> dict[str, tuple[dict[str, Cost], dict[str, Cost]]]:
+def costs(log: str = "/dev/null", **fields: Any) -> Costs:
     """Of each kind of request, by station and by function. `fields` go over the config."""
     return asyncio.run(_costs(log, fields))
 
 
+def table(found: Costs) -> str:
+    """All of it, a row for each station."""
+    rows = [[station, *[_cell(found[kind.name][0].get(station)) for kind in KINDS]] for station in STATIONS]
+    total = [_cell(Cost(*map(sum, zip(*found[kind.name][0].values(), strict=True)))) for kind in KINDS]
+    return report.table(["station", *[kind.name for kind in KINDS]], [*rows, ["all", *total]])
+
+
+def _cell(cost: Cost | None) -> str:
+    return "-" if cost is None else " / ".join(f"{count:,}" for count in cost)
+
+
+def written(page: str) -> dict[str, dict[str, Cost]]:
+    """The costs that the page states, by kind and station."""
+    heads, _, *rows = [line.strip("|").split("|") for line in page.splitlines() if line.startswith("|")]
+    found: dict[str, dict[str, Cost]] = {head.strip(): {} for head in heads[1:]}
+    for station, *cells in rows:
+        for own, cell in zip(found.values(), cells, strict=True):
+            own[station.strip()] = Cost(*[int(count.replace(",", "")) for count in cell.split("/")])
+    return found
+
+
 def main() -> None:
-    policy = sys.argv[1:2]
-    for kind, (stations, functions) in costs(**({"policy": policy[0]} if policy else {})).items():
-        rows = [[name, *map(str, cost)] for name, cost in stations.items()]
-        total = [str(sum(cost[at] for cost in stations.values())) for at in range(len(MEASURES))]
-        print(f"\n{kind}\n\n{report.table(['station', *MEASURES], [*rows, ['all', *total]])}")
-        if len(sys.argv) > 2:
-            for name, cost in sorted(functions.items(), key=lambda item: -item[1].instructions):
-                print(f"{cost.instructions:6} {cost.calls:4} {cost.blocks:4} {cost.objects:4}  {name}")
+    parser = argparse.ArgumentParser(description="what one request costs, station by station")
+    parser.add_argument("--functions", action="store_true")
+    parser.add_argument("--json", action="store_true", help="of each kind, by station and by function")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--policy", help="instead of the default")
+    options = parser.parse_args()
+    found = costs(**({} if options.policy is None else {"policy": options.policy}))
+    if options.json:
+        print(json.dumps(found))
+        return
+    for kind, (_, functions) in found.items() if options.functions else ():
+        rows = [[*map(str, cost), *name.split()] for name, cost in functions.items() if len(name.split()) > 1]
+        rows.sort(key=lambda row: (row[4], -int(row[1])))
+        print(f"{kind}\n\n{report.table([*MEASURES, 'station', 'function'], rows)}\n")
+    print(table(found))
+    if options.write:
+        page = PAGE.read_text(encoding="utf-8")
+        begin = page.index("| station |")
+        end = page.index("\n\n", begin)
+        PAGE.write_text(page[:begin] + table(found).strip() + page[end:], encoding="utf-8")
 
 
 if __name__ == "__main__":
