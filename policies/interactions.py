@@ -151,7 +151,8 @@ class Interactions:
         interaction.calls += 1
         interaction.under_way += 1
         interaction.seen_s = now
-        self._note_change(interaction)
+        if self.changed is not None:
+            self._note_change(interaction)
 
     def served(self, request: Request, service: ServiceTokens, now: float, awaits_more: bool | None) -> None:
         """A call got its whole answer. `awaits_more`: the answer asks for a tool; None: that is not known."""
@@ -223,7 +224,10 @@ class Interactions:
                 found = known[0] if len(known) == 1 and self._is_there(known[0], now) else self._of_several(known, now)
                 if found is not None:
                     return found
-        return self._hinted(request, now) if claim.shows is not NO_WITNESSES else None
+        shows = claim.shows
+        if shows.hints or (shows.lines and self._witnesses.has_any(flow, shows.lines)):
+            return self._hinted(request, now)
+        return None
 
     def _known_by(self, flow: Flow, key: str | int) -> Sequence[Interaction]:
         """The interactions of this flow that have this name or witness."""
@@ -264,8 +268,9 @@ class Interactions:
     def _with_lines(self, request: Request, among: list[Interaction], now: float, pace_s: float) -> list[Interaction]:
         """The interactions that share the most lines with the request: among `among`, unless that is empty."""
         counts: dict[Interaction, int] = {}
+        tenant, app, user = request.flow
         for line in request.claim.shows.lines:
-            for one in self._known_by(request.flow, line):
+            for one in self._witnesses.of(tenant, app, user, line):
                 if _is_in_time(one, now, pace_s) and (not among or one in among):
                     counts[one] = counts.get(one, 0) + 1
         most = max(counts.values(), default=0)
@@ -294,7 +299,7 @@ class Interactions:
     def open(self, flow: Flow, key: Key, now: float) -> Interaction:
         """Open a new interaction."""
         self._collect(now)
-        interaction = Interaction(flow.tenant, key, self.caps(flow.tenant, flow.app), now)
+        interaction = Interaction(flow.tenant, key, self.needs.caps(flow.tenant, flow.app), now)
         self._enter(interaction)
         return interaction
 
@@ -320,12 +325,14 @@ class Interactions:
         self._enter(interaction)
 
     def _give_all(self, interaction: Interaction, gives: Witnesses) -> None:
+        if self.changed is None:
+            self._witnesses.give_all(interaction, (*gives.proofs, *gives.hints, *gives.lines))
+            return
         for proof in gives.proofs:
             self._give(interaction, proof, is_proof=True)
         for hint in gives.hints:
             self._give(interaction, hint, is_proof=False)
-        for line in gives.lines:
-            self._witnesses.give(interaction, line)
+        self._witnesses.give_all(interaction, gives.lines)
 
     def _give(self, interaction: Interaction, witness: str, *, is_proof: bool, alone: bool = False) -> None:
         is_new = self._witnesses.give(interaction, witness, alone=alone)
@@ -355,7 +362,8 @@ class Interactions:
         interaction.uncut_tokens += tokens
         interaction.under_way -= 1
         interaction.seen_s = now
-        self._note_change(interaction)
+        if self.changed is not None:
+            self._note_change(interaction)
         if not interaction.under_way and (interaction.over or not interaction.tokens):
             self._close(interaction, rests=interaction.over)
 
@@ -415,10 +423,13 @@ class Interactions:
                 looked.append(interaction)
             else:
                 interaction.look_s = -1.0
-        for interaction in list(islice(self._resting, LOOKED_AT)) if self._resting else ():
-            if abs(now - interaction.seen_s) <= PACE_S_MAX:
+        for _ in range(LOOKED_AT):
+            if not self._resting:
                 return
-            self._close(interaction)
+            oldest = next(iter(self._resting))
+            if abs(now - oldest.seen_s) <= PACE_S_MAX:
+                return
+            self._close(oldest)
 
     def is_open(self, tenant: str, key: Key) -> bool:
         """Is an interaction with this key open?"""
@@ -429,20 +440,6 @@ class Interactions:
             self.changed[interaction] = None
             if len(self.changed) > self.settings.open_max:
                 del self.changed[next(iter(self.changed))]
-
-    # --- what was learned ---
-
-    def snapshot(self) -> list[list[object]]:
-        """What the apps need, as plain data."""
-        return self.needs.snapshot()
-
-    def restore(self, learned: object) -> None:
-        """Continue from a snapshot. ValueError if it is not valid; then nothing has changed."""
-        self.needs.restore(learned)
-
-    def adopt(self, learned: object) -> None:
-        """Take over from another gateway's snapshot what it has seen more of. ValueError if it is not valid."""
-        self.needs.adopt(learned)
 
 
 def _is_in_time(interaction: Interaction, now: float, pace_s: float) -> bool:

@@ -6,11 +6,11 @@ models number their calls of tools from 1 in each answer. The caller chooses amo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from policies.limits.fullness import given_up
-from policies.request import Interaction
+from policies.request import Flow, Interaction
 
 __all__ = ["WitnessTable"]
 
@@ -51,6 +51,16 @@ class WitnessTable:
             return NOBODY
         return held if isinstance(held, list) else (held,)
 
+    def has_any(self, flow: Flow, witnesses: Iterable[str | int]) -> bool:
+        """Is something of this flow known by one of these?"""
+        own = self._tenants.get(flow.tenant)
+        if own is not None:
+            _, app, user = flow
+            for witness in witnesses:
+                if hash((app, user, witness)) in own:
+                    return True
+        return False
+
     def give(self, interaction: Interaction, witness: str | int, *, alone: bool = False) -> bool:
         """From now on the interaction is known by this witness. `alone`: and no other one is. False: it was already."""
         own = self._tenants.get(interaction.tenant)
@@ -61,13 +71,13 @@ class WitnessTable:
         given = interaction.given
         if given is None:
             given = interaction.given = []
-        if not _is_new(own, place, interaction):
-            given.remove(place)
-            given.append(place)
-            return False
         held = own.get(place)
         if held is None:
             own[place] = interaction
+        elif held is interaction or (isinstance(held, list) and any([one is interaction for one in held])):
+            given.remove(place)
+            given.append(place)
+            return False
         else:
             holders = held if isinstance(held, list) else [held]
             while holders and (alone or len(holders) >= HOLDERS_MAX):
@@ -83,13 +93,30 @@ class WitnessTable:
             self._forget_oldest()
         return True
 
+    def give_all(self, interaction: Interaction, witnesses: Iterable[str | int]) -> None:
+        """The same of several witnesses, one after another."""
+        app, user, _ = interaction.key
+        for witness in witnesses:
+            own, given = self._tenants.get(interaction.tenant), interaction.given
+            place = hash((app, user, witness))
+            if own is None or given is None or place in own or len(given) >= GIVEN_MAX or self._count >= self._most:
+                self.give(interaction, witness)
+            else:  # as nearly always: nobody has it yet, and there is room
+                own[place] = interaction
+                given.append(place)
+                self._count += 1
+
     def forget(self, interaction: Interaction) -> None:
         """It is known by nothing any longer."""
         given = interaction.given
         if given:
             own = self._tenants[interaction.tenant]
             for place in given:
-                self._take(own, interaction, place)
+                if own[place] is interaction:
+                    del own[place]
+                    self._count -= 1
+                else:
+                    self._take(own, interaction, place)
             if not own:
                 del self._tenants[interaction.tenant]
         interaction.given = None
@@ -114,13 +141,6 @@ class WitnessTable:
             self._count -= len(holders)
             if not own:
                 del self._tenants[tenant]
-
-
-def _is_new(own: dict[int, Held], place: int, interaction: Interaction) -> bool:
-    held = own.get(place)
-    if isinstance(held, list):
-        return not any([one is interaction for one in held])
-    return held is not interaction
 
 
 def _given(interaction: Interaction) -> list[int]:

@@ -203,8 +203,11 @@ class Pool:
 
     def is_adapter(self, model: str) -> bool:
         """Does a backend say that it is an adapter of another model?"""
-        cards = [backend.models.get(model) for backend in self.backends.values()]
-        return any(card is not None and card.is_adapter for card in cards)
+        for backend in self.backends.values():
+            card = backend.models.get(model)
+            if card is not None and card.is_adapter:
+                return True
+        return False
 
     @property
     def holds_too_much(self) -> bool:
@@ -212,7 +215,7 @@ class Pool:
         return self.answers_bytes > self._answers_bytes_max
 
     def is_healthy(self) -> bool:
-        return any(backend.in_service for backend in self.backends.values())
+        return any([backend.in_service for backend in self.backends.values()])
 
     def has_other(self, backend: Backend) -> bool:
         """Is an engine in service besides this one?"""

@@ -27,7 +27,7 @@ from gateway.request.conversation.shown import IDS_MAX, decoded, lines_in, lines
 from gateway.request.conversation.turns import NO_TURNS, QUOTE, Turns, hashed
 from gateway.request.fields import Fields, decode_claimed
 from gateway.telemetry.trace import TRACEPARENT
-from policies.request import NO_CLAIM, Claim, Flow, Witnesses
+from policies.request import NO_CLAIM, NO_WITNESSES, Claim, Flow, Witnesses
 
 __all__ = ["ClaimReader", "ClaimReading", "given"]
 
@@ -157,7 +157,7 @@ def given(claim: Claim, tool_ids: Iterable[bytes], text: bytes, answer_id: str, 
     `text` and `arguments`: the beginning of what the answer says, and of what it hands to tools, as they stand in a
     string of JSON. `answer_id`: by which a later call may go on from it.
     """
-    proofs = [_of_call(id_) for id_ in islice(tool_ids, IDS_MAX)]
+    proofs = [_of_call(id_) for id_ in islice(tool_ids, IDS_MAX)] if tool_ids else []
     if answer_id:
         proofs.append(_of_answer(answer_id.encode()))
     session, echoed = claim.session, claim.shows.lines
@@ -174,6 +174,8 @@ def given(claim: Claim, tool_ids: Iterable[bytes], text: bytes, answer_id: str, 
 
 def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
     """The claim of a conversation, in a session or none (b""), that goes on from an earlier answer or from none."""
+    if not session and not previous and turns.is_lone:
+        return _of_question(turns)
     shown, begins = turns.shown, turns.begins
     name = hashed(b"session", session) if session else ""
     proofs = [_of_call(id_) for id_ in shown.tool_ids]
@@ -198,6 +200,15 @@ def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
         return Claim(begins=begins)
     shows = Witnesses(tuple(proofs), tuple(hints), tuple(lines), LINES_OF_A_NEW_TALK if is_new else 1)
     return Claim(id_, turns.stage, begins, shows=shows, session=name, last_turn=shown.last_turn)
+
+
+def _of_question(turns: Turns) -> Claim:
+    """The same of a question to which nothing was said before, and which is in no session: as most requests are."""
+    lines = [hash(("", line)) for line in turns.shown.lines]
+    if lines:
+        lines += [line ^ _TASK for line in lines]
+    shows = Witnesses((), (), tuple(lines), LINES_OF_A_NEW_TALK) if lines else NO_WITNESSES
+    return Claim(turns.named(b"asked", b""), 1, True, False, (), False, shows, "", turns.shown.last_turn)
 
 
 def _named(turns: Turns, session: bytes, previous: bytes, proofs: list[str]) -> str:
@@ -237,10 +248,11 @@ def _trace(rule: str | None, fields: Mapping[bytes, bytes]) -> bytes | None:
 
 def _session(headers: Mapping[bytes, bytes], fields: Fields) -> bytes:
     """The session that it names, if it is a name; else b"": nobody promised us a format."""
-    for name in SESSION_HEADERS:
-        value = headers.get(name)
-        if value is not None:
-            return value if _is_id(value) else b""
+    if headers:
+        for name in SESSION_HEADERS:
+            value = headers.get(name)
+            if value is not None:
+                return value if _is_id(value) else b""
     if not (fields.metadata or fields.conversation or fields.prompt_cache_key or fields.session_id):
         return b""
     for raw in (fields.session_id, fields.conversation):

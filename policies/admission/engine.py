@@ -192,7 +192,7 @@ class AdmissionEngine:
         """A request wants service. It is queued, refused at once, or waits for what other gateways say."""
         now = self._arrived_s = self._time(now)
         self.interactions.arrived(request, now)
-        pressure = self._observe(now) if self.queued or self.overload.active else CALM
+        pressure = self._observe(now) if self._waiting or self.overload.active else CALM
         for ledger in self.backends.values():
             if ledger.healthy:
                 break
@@ -386,7 +386,7 @@ class AdmissionEngine:
         if engine is not None:
             self.room.changed(engine)
             self.books.touched[engine] = None
-        if not self.queued:
+        if not self._waiting:
             if self.blocked is not None:
                 self.blocked = None
                 self._waits.blocked(None, now)
@@ -405,7 +405,7 @@ class AdmissionEngine:
         if now - self._charged_s >= CHARGING_INTERVAL_S:
             self.catch_up(now - self.set_back_s)
         while True:
-            popped = self.policy.pop(now, self.room) if self.queued else None
+            popped = self.policy.pop(now, self.room) if self._waiting else None
             if not isinstance(popped, Selection):
                 self.blocked = popped
                 self._waits.blocked(popped, now)

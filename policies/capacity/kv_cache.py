@@ -330,7 +330,9 @@ class KvCache:
 
     def _look_anew(self, now: float) -> None:
         """Note all leases as they are now."""
-        self._forecast = KvForecast()
+        if self._forecast:
+            self._forecast = KvForecast()
+        self._forecast.clock = 0.0
         self._forecast_s, self._forecast_clock, self._forecast_part = now, 0.0, self._prompt_part
         for lease in self._leases.values():
             lease.growing = None

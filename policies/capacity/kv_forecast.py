@@ -223,6 +223,10 @@ class KvForecast:
         """At this step the last candidate did not fit, and so much is held without it."""
         self._lead_tokens = self._lead_clock = self._lead_capacity = -1.0
 
+    def __len__(self) -> int:
+        """Requests that are noted."""
+        return self._count
+
     def due(self) -> list[Growing]:
         """Requests that must be noted anew, as they are now."""
         due: list[Growing] = []

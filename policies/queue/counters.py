@@ -117,9 +117,10 @@ class Counters(Generic[M]):
         """Least rank of the members that wait here, asleep or not, or elsewhere. If nobody waits: that of the member
         that left last."""
         least, elsewhere = self.least(), self.least_elsewhere
+        rank = 0.0 if least is None else self.rank(least)
         is_preferred = False
-        if least is not None and (elsewhere is None or self.rank(least) <= elsewhere):
-            floor, is_preferred = self.rank(least), least.preferred
+        if least is not None and (elsewhere is None or rank <= elsewhere):
+            floor, is_preferred = rank, least.preferred
         elif elsewhere is not None:
             floor, is_preferred = elsewhere, self._is_preferred_elsewhere
         elif self.last_left is not None:

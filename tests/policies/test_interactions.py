@@ -327,9 +327,9 @@ def test_what_was_learned_is_restored_and_nothing_else_is_taken_for_it() -> None
         for _ in range(50):
             serve(table, call(f"i{number}", app="agent"))
         serve(table, call(Claim(f"i{number}", ends=True), app="agent"))
-    learned = table.snapshot()
+    learned = table.needs.snapshot()
     fresh = Interactions()
-    fresh.restore(learned)
+    fresh.needs.restore(learned)
     assert fresh.caps("a", "agent") == table.caps("a", "agent") != fresh.caps("a", "")
     for wrong in (
         None,
@@ -340,5 +340,5 @@ def test_what_was_learned_is_restored_and_nothing_else_is_taken_for_it() -> None
         [[1, 2, 3, 4, 5, 6]],
     ):
         with pytest.raises(ValueError, match=r"expected|row 0"):
-            fresh.restore(wrong)
-    assert fresh.snapshot() == learned
+            fresh.needs.restore(wrong)
+    assert fresh.needs.snapshot() == learned

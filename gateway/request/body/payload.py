@@ -83,7 +83,7 @@ class Payload:
         self.output_tokens_max: int | None = None
         self.output_param: str | None = None
         for name in api.limits:
-            limit = _number(fields, name)
+            limit = _number(fields, name) if getattr(fields, name) else None
             if limit is not None:
                 if limit < 1:
                     raise _bad(name, f"'{name}' must be at least 1, got {limit}")
@@ -219,11 +219,8 @@ def _bad(param: str, message: str) -> ApiError:
 
 
 def _number(fields: Fields, name: str) -> int | None:
-    value: Raw = getattr(fields, name)
-    if not value:
-        return None
     try:
-        number: int | None = decode_number(value)
+        number: int | None = decode_number(getattr(fields, name))
     except msgspec.ValidationError as error:
         raise _bad(name, f"'{name}': {error}") from None
     return number
@@ -232,7 +229,7 @@ def _number(fields: Fields, name: str) -> int | None:
 def _sequences(fields: Fields, api: Api, prompts: int) -> int:
     sequences = 1
     for name in api.counts:
-        value = _number(fields, name)
+        value = _number(fields, name) if getattr(fields, name) else None
         if value is None:
             continue
         if not 1 <= value <= SEQUENCES_MAX:

@@ -166,6 +166,11 @@ def lines_in(json: str) -> list[str]:
 def text_of(content: bytes) -> str:
     """The beginning of the text of a turn: a string of JSON, or a list of blocks."""
     if content[:1] == b'"':
+        if len(content) <= TEXT_BYTES_MAX:
+            try:
+                return decode_name(content)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                pass  # cut
         return decoded(content, 1)
     if content[:1] != b"[":
         return ""

@@ -72,7 +72,7 @@ class Turns:
         """`answered`: how many of the questions the model has said something to."""
         self.questions = questions
         self.stage = shape.stage()
-        self.begins = shape.begins()
+        self.begins = shape.begins
         self.instruction_bytes = shape.instruction_bytes
         self.shown = shown
         self._answered = answered
@@ -87,9 +87,17 @@ class Turns:
         """Was there a question before the last ones, and an answer to it?"""
         return self._answered > 0
 
+    @property
+    def is_lone(self) -> bool:
+        """Is it one question, and nothing was said before it?"""
+        shown = self.shown
+        return self.begins is True and not self._answered and not shown.turn and not shown.tool_ids
+
     def named(self, *rest: bytes, last_only: bool = False) -> str:
         """A short name for all that was asked, or for the last question, and for the rest that sets it apart."""
-        questions = self.questions[-1:] if last_only else self.questions
+        questions = self.questions
+        if last_only or len(questions) == 1:
+            return hashed(same_text(questions[-1]), *rest)
         return hashed(*[same_text(question) for question in questions], *rest)
 
     def named_before(self, *rest: bytes) -> str:
@@ -111,13 +119,13 @@ class TurnKind(Enum):
 class Shape:
     """Turns as they come by, one after another: what they come to."""
 
-    __slots__ = ("_begins", "_calls", "_calls_before", "_has_result", "_in_models_turn", "instruction_bytes")
+    __slots__ = ("_calls", "_calls_before", "_has_result", "_in_models_turn", "begins", "instruction_bytes")
 
     def __init__(self) -> None:
         self._calls = 0
         self._calls_before = 0
         """Calls up to the last turn of the model, whatever was asked since."""
-        self._begins: bool | None = None
+        self.begins: bool | None = None
         self._in_models_turn = False
         self._has_result = False
         """A tool's result has come since the model's last turn."""
@@ -128,7 +136,7 @@ class Shape:
         images stand there."""
         if not is_question or self._has_result:
             return self._result()
-        self._begins, self._in_models_turn = True, False
+        self.begins, self._in_models_turn = True, False
         self._calls = 0
         return TurnKind.ASKS
 
@@ -143,11 +151,11 @@ class Shape:
         # One call may answer with several items in a row: reasoning, a text, the calls of tools.
         self._calls += not self._in_models_turn
         self._calls_before = self._calls
-        self._begins, self._in_models_turn, self._has_result = None, True, False
+        self.begins, self._in_models_turn, self._has_result = None, True, False
         return TurnKind.MODEL
 
     def _result(self) -> TurnKind:
-        self._begins = self._in_models_turn = False
+        self.begins = self._in_models_turn = False
         self._has_result = True
         self._calls = self._calls_before
         return TurnKind.RESULT
@@ -155,9 +163,6 @@ class Shape:
     def stage(self) -> int:
         # A turn of the model that comes last is the beginning of an answer that this call is to go on with.
         return self._calls if self._in_models_turn else self._calls + 1
-
-    def begins(self) -> bool | None:
-        return self._begins
 
 
 NO_TURNS: Final = Turns([], 0, Shape(), NOTHING_SHOWN)

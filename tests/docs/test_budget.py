@@ -1,0 +1,59 @@
+"""No station of a request takes more than docs/budget.md states: calls, instructions, allocations, followed objects."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bench.stations import MEASURES, PAGE, STATIONS, written
+
+BUDGET = written(PAGE.read_text(encoding="utf-8"))
+ALLOCATOR = 4, 0.04
+"""So many more blocks, or such a part, differ by what else the process has allocated. All else is always the same."""
+NOTED_IN = (3, 11)
+"""Each version of Python has instructions of its own."""
+
+Measured = dict[str, tuple[dict[str, list[int]], dict[str, list[int]]]]
+
+
+@pytest.fixture(scope="module")
+def measured() -> Measured:
+    """Of each kind, by station and by function. In a process of its own, into which nothing else has been loaded."""
+    said = subprocess.run(
+        [sys.executable, "-m", "bench.stations", "--json"],
+        cwd=PAGE.parents[1],
+        env={**os.environ, "PYTHONHASHSEED": "0"},
+        check=True,
+        capture_output=True,
+    )
+    found: Measured = json.loads(said.stdout)
+    return found
+
+
+pytestmark = [
+    pytest.mark.skipif(sys.version_info[:2] != NOTED_IN, reason="the budget is that of another version of Python"),
+    pytest.mark.interpreted_only("what is compiled has no instructions of Python"),
+]
+
+
+def test_no_station_exceeds_its_budget(measured: Measured) -> None:
+    beyond = []
+    for kind, (stations, _) in measured.items():
+        assert stations.keys() == STATIONS.keys(), kind
+        for station, cost in stations.items():
+            for measure, budget, count in zip(MEASURES, BUDGET[kind][station], cost, strict=True):
+                tolerated = max(ALLOCATOR[0], ALLOCATOR[1] * budget) if measure == "blocks" else 0
+                if count > budget + tolerated:
+                    beyond.append(f"{kind}, {station}: {count} {measure}, {budget} budgeted")
+    assert not beyond, "see docs/budget.md"
+
+
+def test_every_station_begins_where_it_is_said_to(measured: Measured) -> None:
+    """A function that was renamed would leave its work to the station before."""
+    seen = {name.split()[-1] for _, functions in measured.values() for name in functions}
+    begins = {each for station in STATIONS.values() for each in station}
+    assert {each for each in begins if not any(each in name for name in seen)} == set()
