@@ -14,7 +14,6 @@ __all__ = [
     "CALM",
     "NO_CLAIM",
     "NO_WITNESSES",
-    "Caps",
     "Claim",
     "Flow",
     "Interaction",
@@ -93,22 +92,19 @@ _NEVER: Final = float("inf")
 
 Key = tuple[str, str, str | int]
 """App, user, and the claimed id or the last hash of the prompt."""
-Caps = tuple[float, float, float]
 
 
 class Interaction:
     """One open interaction: its calls so far, those under way, and the tokens it took."""
 
     __slots__ = (
-        "awaited", "began_s", "calls", "caps", "given", "key", "look_s", "over", "seen_s", "tenant", "tokens", "told",
+        "awaited", "began_s", "calls", "given", "key", "look_s", "over", "seen_s", "tenant", "tokens", "told",
         "uncut_tokens", "under_way", "untold",
     )  # fmt: skip
 
-    def __init__(self, tenant: str, key: Key, caps: Caps, now: float) -> None:
+    def __init__(self, tenant: str, key: Key, now: float) -> None:
         self.tenant = tenant
         self.key = key
-        self.caps = caps
-        """Calls, tokens and seconds that its app was seen to need when it began."""
         self.calls = 0
         self.under_way = 0
         self.tokens = 0

@@ -11,7 +11,7 @@ from policies.plain_data import Learned, fields
 
 __all__ = ["VERSION", "adopt", "restore", "snapshot"]
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 def snapshot(engine: AdmissionEngine) -> dict[str, object]:
