@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
+from policies.averages import USUAL
+from policies.capacity.output_lengths import ENOUGH
 from policies.plain_data import rows
 
 __all__ = ["PACE_S_MAX", "AppPaces", "Median"]
 
-REPLIES_MIN: Final = 8
 PACE_S_PEOPLE: Final = 10.0
 PACE_S_UNKNOWN: Final = 20.0
 PACE_S_MAX: Final = 60.0
@@ -30,8 +31,6 @@ class Median:
 
     __slots__ = ("seen", "value")
 
-    RATE = 0.025
-
     def __init__(self, value: float = 0.0, seen: int = 0) -> None:
         self.value = value
         self.seen = seen
@@ -41,7 +40,7 @@ class Median:
         if self.seen == 1:
             self.value = value
             return
-        step = max(self.RATE, 0.5 / self.seen) * max(self.value, 1.0)
+        step = max(USUAL, 1.0 / self.seen) / 2 * max(self.value, 1.0)
         self.value = max(0.0, self.value + (step if value > self.value else -step))
 
 
@@ -55,7 +54,7 @@ class AppPaces:
     def pace_s(self, tenant: str, app: str) -> float:
         """Within which time must a call follow an answer to be no new question of a person?"""
         reply_s = self._apps.get((tenant, app))
-        if reply_s is None or reply_s.seen < REPLIES_MIN:
+        if reply_s is None or reply_s.seen < ENOUGH:
             return PACE_S_UNKNOWN
         return PACE_S_MAX if reply_s.value <= AGENTS_REPLY_S else PACE_S_PEOPLE
 

@@ -28,6 +28,7 @@ from itertools import islice
 from typing import Final, Literal
 
 from policies.app_paces import PACE_S_MAX, AppPaces
+from policies.capacity.output_lengths import APPS_MAX
 from policies.limits.fullness import given_up
 from policies.request import NO_CLAIM, NO_WITNESSES, Flow, Interaction, Key, Request, ServiceTokens, Witnesses
 from policies.witness_table import GIVEN_MAX, WitnessTable
@@ -52,11 +53,11 @@ class InteractionSettings:
 
     idle_s: float | Literal["auto"] = "auto"
     """"auto": `IDLE_S`, or `IDLE_S_AWAITED` where its last answer asked for something."""
-    calls_max: int = 400
+    calls_max: int = 200
     tokens_max: int = 20_000_000
     lifetime_s_max: float = 86_400.0
     open_max: int = 250_000
-    apps_max: int = 4096
+    apps_max: int = APPS_MAX
     """Apps of which is known how soon their users answer."""
 
     def __post_init__(self) -> None:
@@ -423,20 +424,6 @@ class Interactions:
             self.changed[interaction] = None
             if len(self.changed) > self.settings.open_max:
                 del self.changed[next(iter(self.changed))]
-
-    # --- what was learned ---
-
-    def snapshot(self) -> list[list[object]]:
-        """The paces of the apps, as plain data."""
-        return self.paces.snapshot()
-
-    def restore(self, learned: object) -> None:
-        """Continue from a snapshot. ValueError if it is not valid; then nothing has changed."""
-        self.paces.restore(learned)
-
-    def adopt(self, learned: object) -> None:
-        """Take over from another gateway's snapshot what it has seen more of. ValueError if it is not valid."""
-        self.paces.adopt(learned)
 
 
 def _is_in_time(interaction: Interaction, now: float, pace_s: float) -> bool:

@@ -14,6 +14,7 @@ __all__ = [
     "CALM",
     "NO_CLAIM",
     "NO_WITNESSES",
+    "RETRY_S_MAX",
     "Claim",
     "Flow",
     "Interaction",
@@ -374,5 +375,7 @@ class Pressure(NamedTuple):
     """How long the waiting requests take at the measured rate of dispatch."""
 
 
+RETRY_S_MAX: Final = 60.0
+"""Clients are told to come back within a minute at the latest, so that they do come back."""
 CALM: Final = Pressure(False, "", 1.0)
 """Nothing waits."""

@@ -25,7 +25,7 @@ from policies.capacity.pace import Pace, PrefillRate, PrefillWindow, UsualLoad
 from policies.capacity.slots import Slots
 from policies.request import Request
 
-__all__ = ["BackendLedger"]
+__all__ = ["LOOK_AGAIN_S", "BackendLedger"]
 
 KV_IS_SHORT: Final = 0.7
 """Above this KV occupancy a request in the engine's queue may wait for KV. It then says nothing about the number of
@@ -407,4 +407,10 @@ class BackendLedger:
         elif not waiting:
             self.slots.seen_running(running)
         self.prefill.observed(engine_queues=queues, engine_waits=waiting > 0)
-        self.slots.seen(running, waiting, now, lifetime_s=self.pace.lifetime_s, is_sustained=is_sustained)
+        self.slots.seen(
+            running,
+            waiting,
+            now,
+            period_s=max(self._settings.gauge_trust_s, self.pace.lifetime_s),
+            is_sustained=is_sustained,
+        )
