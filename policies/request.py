@@ -11,26 +11,9 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 __all__ = [
-    "CALM",
-    "NO_CLAIM",
-    "NO_WITNESSES",
-    "RETRY_S_MAX",
-    "Claim",
-    "Flow",
-    "Interaction",
-    "Key",
-    "Limit",
-    "Placed",
-    "Pressure",
-    "Progress",
-    "Refusal",
-    "Refused",
-    "Request",
-    "ServiceTokens",
-    "State",
-    "Wait",
-    "Witnesses",
-]
+    "CALM", "NO_CLAIM", "NO_WITNESSES", "RETRY_S_MAX", "Claim", "Flow", "Interaction", "Key", "Limit", "Placed",
+    "Pressure", "Progress", "Refusal", "Refused", "Request", "ServiceTokens", "State", "Wait", "Witnesses",
+]  # fmt: skip
 
 
 class Flow(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from math import ceil
-from typing import Final
+from typing import Final, NamedTuple
 
 from policies.averages import USUAL
 from policies.capacity.gauges import Allowance, CapacitySettings, Gauges
@@ -41,20 +41,17 @@ CLOCK_MAX: Final = 65536.0
 NOTHING_MORE: Final = Growing(0.0, 0.0, 0, 0.0, 0.0)
 
 
-class KvUse:
+class KvUse(NamedTuple):
     """KV tokens of one gateway at one engine: held now, expected peak, limit, and the headroom kept free below the
     limit.
     """
 
-    __slots__ = ("kept", "limit", "now", "peak")
-
-    def __init__(self, now: int, peak: int, limit: int, kept: int) -> None:
-        self.now = now
-        self.peak = peak
-        self.limit = limit
-        """0: the capacity is not known."""
-        self.kept = kept
-        """Kept for the next request of a tenant below its fair share."""
+    now: int
+    peak: int
+    limit: int
+    """0: the capacity is not known."""
+    kept: int
+    """Kept for the next request of a tenant below its fair share."""
 
 
 class KvCache:

@@ -52,11 +52,7 @@ class BackendLedger:
         self.prefill = PrefillWindow()
         self.prefill_rate = PrefillRate()
         self.kv = KvCache(settings, self.leases, self.pace)
-        self.slots = Slots(
-            max_num_seqs,
-            waiting_target=settings.waiting_target,
-            most=settings.concurrency_max,
-        )
+        self.slots = Slots(max_num_seqs, waiting_target=settings.waiting_target, most=settings.concurrency_max)
         self.sequences = 0
         """Dispatched sequences."""
         self.slots_taken = 0
@@ -92,14 +88,7 @@ class BackendLedger:
     # --- questions ---
 
     def obstacle(
-        self,
-        request: Request,
-        *,
-        spare: bool,
-        absent: bool,
-        now: float,
-        paced: bool = False,
-        cached_tokens: int = 0,
+        self, request: Request, *, spare: bool, absent: bool, now: float, paced: bool = False, cached_tokens: int = 0
     ) -> Obstacle | None:
         """What keeps this request from starting now? None: nothing.
 
@@ -221,11 +210,7 @@ class BackendLedger:
     def set(self, settings: CapacitySettings, *, max_num_seqs: int | None) -> None:
         """From now on its capacity is judged like this. What runs there stays, and so does what was learned."""
         self._settings = self.kv.settings = settings
-        self.slots.set(
-            max_num_seqs,
-            waiting_target=settings.waiting_target,
-            most=settings.concurrency_max,
-        )
+        self.slots.set(max_num_seqs, waiting_target=settings.waiting_target, most=settings.concurrency_max)
 
     def held_back(self, request: Request, obstacle: Obstacle) -> None:
         """The next request in order could not start here for this reason. The ledger learns from it."""

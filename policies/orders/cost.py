@@ -9,17 +9,9 @@ from policies.request import ServiceTokens
 from policies.settings import setting
 
 __all__ = [
-    "LONG_PROMPT",
-    "Cost",
-    "LinearCost",
-    "ProfiledCost",
-    "cached_weight_setting",
-    "charged_input",
-    "cost_of",
-    "cost_setting",
-    "input_weight_setting",
-    "output_weight_setting",
-]
+    "LONG_PROMPT", "Cost", "LinearCost", "ProfiledCost", "cached_weight_setting", "charged_input", "cost_of",
+    "cost_setting", "input_weight_setting", "output_weight_setting",
+]  # fmt: skip
 
 
 LONG_PROMPT: Final = 20_000.0

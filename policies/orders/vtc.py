@@ -55,12 +55,8 @@ from policies.request import Flow, Request, ServiceTokens
 from policies.settings import setting
 
 __all__ = [
-    "CounterOrder",
-    "CounterParams",
-    "Vtc",
-    "VtcParams",
-    "window_tokens_setting",
-]
+    "CounterOrder", "CounterParams", "Vtc", "VtcParams", "window_tokens_setting",
+]  # fmt: skip
 
 
 def window_tokens_setting() -> Any:

@@ -94,11 +94,7 @@ class Wsc(CounterOrder):
     knows_interactions = True
 
     def __init__(
-        self,
-        params: WscParams | None = None,
-        *,
-        flows_max: int = 10_000,
-        profiles: Profiles | None = None,
+        self, params: WscParams | None = None, *, flows_max: int = 10_000, profiles: Profiles | None = None
     ) -> None:
         """`profiles`: given where several queues learn together what is normal."""
         self._params = params = params or WscParams()

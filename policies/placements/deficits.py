@@ -94,11 +94,7 @@ class ByDeficits(Assignment):
     idle_takes = True
 
     def __init__(
-        self,
-        params: DeficitParams | None = None,
-        *,
-        prefixes: PrefixIndex | None = None,
-        flows_max: int = 10_000,
+        self, params: DeficitParams | None = None, *, prefixes: PrefixIndex | None = None, flows_max: int = 10_000
     ) -> None:
         params = params or DeficitParams()
         self._input_weight = params.input_weight

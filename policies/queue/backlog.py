@@ -113,12 +113,7 @@ class Backlog:
     """
 
     def __init__(
-        self,
-        *,
-        flows_max: int,
-        lift: bool = True,
-        quantum: float = 0.0,
-        windows: tuple[float, float] = (0.0, 0.0),
+        self, *, flows_max: int, lift: bool = True, quantum: float = 0.0, windows: tuple[float, float] = (0.0, 0.0)
     ) -> None:
         self._flows_max = flows_max
         self._lift = lift

@@ -42,19 +42,9 @@ class Member:
     """One that waits: a tenant among tenants, or a flow inside its tenant."""
 
     __slots__ = (
-        "counter",
-        "entry",
-        "is_asleep",
-        "is_sole",
-        "lifted",
-        "name",
-        "preferred",
-        "queued",
-        "running",
-        "told",
-        "turn",
-        "weight",
-    )
+        "counter", "entry", "is_asleep", "is_sole", "lifted", "name", "preferred", "queued", "running", "told",
+        "turn", "weight",
+    )  # fmt: skip
 
     def __init__(self, name: tuple[str, ...]) -> None:
         self.name = name

@@ -12,25 +12,9 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 __all__ = [
-    "TOLD_MAX",
-    "Call",
-    "Charge",
-    "Counted",
-    "Grant",
-    "Heard",
-    "Holding",
-    "Left",
-    "News",
-    "Opened",
-    "Presence",
-    "Standing",
-    "Tally",
-    "Told",
-    "Unsound",
-    "check",
-    "could_be_told",
-    "is_answer",
-]
+    "TOLD_MAX", "Call", "Charge", "Counted", "Grant", "Heard", "Holding", "Left", "News", "Opened", "Presence",
+    "Standing", "Tally", "Told", "Unsound", "check", "could_be_told", "is_answer",
+]  # fmt: skip
 
 NUMBER_MAX: Final = 1e18
 """More than any gateway counts, and sums of it have room in 64 bits."""

@@ -365,7 +365,7 @@ def test_when_gateways_exchange() -> None:
         assert schedule.due_s() == pytest.approx(due_s)
     schedule.ask(1.0)
     assert schedule.lost(0.99) == ()
-    assert schedule.lost(1.01) == ("alone",)
+    assert len(schedule.lost(1.01)) == 1
     assert schedule.due_s() == pytest.approx(1.11)
 
 
