@@ -13,8 +13,9 @@ It is looked for within one flow only: a client that claims the id of another cl
 opens when its first call is admitted, not when a request claims it. A new question opens another one, even if the same
 question is open already.
 
-It ends when its client says so, after a final answer unless the client named it, or after some time without a call
-(`app_needs`). For a moment after a final answer it rests: an agent that calls its tools in its text follows up at once.
+It ends when its client says so, after a final answer unless the client named it, or after some time without a call,
+which is longer if its last answer asked for more. For a moment after a final answer it rests: an agent that calls its
+tools in its text follows up at once.
 Beyond its caps it continues, but its calls no longer count as inside it.
 """
 
@@ -26,12 +27,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal
 
-from policies.app_needs import APPS_MAX, IDLE_S_MIN, PACE_S_MAX, AppNeeds
+from policies.app_paces import PACE_S_MAX, AppPaces
+from policies.capacity.output_lengths import APPS_MAX
 from policies.limits.fullness import given_up
-from policies.request import NO_CLAIM, NO_WITNESSES, Caps, Flow, Interaction, Key, Request, ServiceTokens, Witnesses
+from policies.request import NO_CLAIM, NO_WITNESSES, Flow, Interaction, Key, Request, ServiceTokens, Witnesses
 from policies.witness_table import GIVEN_MAX, WitnessTable
 
-__all__ = ["InteractionSettings", "Interactions", "Waste"]
+__all__ = ["IDLE_S", "IDLE_S_AWAITED", "InteractionSettings", "Interactions", "Waste"]
 
 EXTENDED_MAX: Final = 256
 """Number of hashes of a raw prompt that are looked up, the longest beginning first."""
@@ -40,21 +42,23 @@ LOOKED_AT: Final = 8
 WITNESSES_EACH, RESTING_PART = 2, 4
 """Witnesses over `open_max`, and that over the interactions that rest after a final answer."""
 TENANTS_MAX: Final = 1000
+IDLE_S: Final = 300.0
+IDLE_S_AWAITED: Final = 3600.0
+"""An interaction is silent for so long before it is over; the longer time if its last answer asked for something."""
 
 
 @dataclass(frozen=True, slots=True)
 class InteractionSettings:
-    """When is an interaction over, and how far does its immunity go? "auto": several times what its app usually
-    needs.
-    """
+    """When is an interaction over, and how far does its immunity go?"""
 
     idle_s: float | Literal["auto"] = "auto"
-    calls_max: int | Literal["auto"] = "auto"
-    tokens_max: int | Literal["auto"] = "auto"
-    lifetime_s_max: float | Literal["auto"] = "auto"
+    """"auto": `IDLE_S`, or `IDLE_S_AWAITED` where its last answer asked for something."""
+    calls_max: int = 200
+    tokens_max: int = 20_000_000
+    lifetime_s_max: float = 86_400.0
     open_max: int = 250_000
     apps_max: int = APPS_MAX
-    """Apps whose interactions' needs are remembered."""
+    """Apps of which is known how soon their users answer."""
 
     def __post_init__(self) -> None:
         for name in ("idle_s", "calls_max", "tokens_max", "lifetime_s_max", "open_max", "apps_max"):
@@ -80,9 +84,10 @@ class Interactions:
     def __init__(self, settings: InteractionSettings | None = None) -> None:
         self.wasted: dict[str, Waste] = {}
         """By tenant. Empty as long as no interaction was cut."""
-        self.needs = AppNeeds()
+        settings = settings or InteractionSettings()
+        self.paces = AppPaces(settings.apps_max)
         self._witnesses = WitnessTable()
-        self.set(settings or InteractionSettings())
+        self.set(settings)
         self._open: dict[str, dict[Key, Interaction]] = {}
         self._count = 0
         self._resting: OrderedDict[Interaction, None] = OrderedDict()
@@ -100,12 +105,11 @@ class Interactions:
         return f"<Interactions: {self._count} open, of {len(self._open)} tenants>"
 
     def set(self, settings: InteractionSettings) -> None:
-        """From now on these are the rules. What is open stays open, with the caps that it began with."""
+        """From now on these are the rules, for what is open too."""
         self.settings = settings
         self._witnesses.set(WITNESSES_EACH * settings.open_max)
-        self.needs.set(settings.calls_max, settings.tokens_max, settings.lifetime_s_max, settings.idle_s)
-        self.needs.apps_max = settings.apps_max
-        self._look_s = IDLE_S_MIN if settings.idle_s == "auto" else settings.idle_s
+        self.paces.apps_max = settings.apps_max
+        self._look_s = IDLE_S if settings.idle_s == "auto" else settings.idle_s
         """The shortest silence that may end one, and how often one is looked at."""
 
     # --- events ---
@@ -125,11 +129,11 @@ class Interactions:
         if claim.stage is not None and 1 <= claim.stage < request.progress.stage and interaction.key[2] == claim.id:
             # Parallel calls have the same stage. A client may claim an earlier stage, but none beyond the calls so far.
             request.progress.stage = claim.stage
-        calls_max, tokens_max, lifetime_s_max = interaction.caps
+        settings = self.settings
         request.progress.inside = (
-            interaction.calls < calls_max
-            and interaction.tokens < tokens_max
-            and now - interaction.began_s < lifetime_s_max
+            interaction.calls < settings.calls_max
+            and interaction.tokens < settings.tokens_max
+            and now - interaction.began_s < settings.lifetime_s_max
         )
 
     def admitted(self, request: Request, now: float) -> None:
@@ -190,9 +194,9 @@ class Interactions:
         request.progress.wasted_tokens = interaction.uncut_tokens
         interaction.uncut_tokens = 0
 
-    def caps(self, tenant: str, app: str) -> Caps:
-        """Calls, tokens and seconds up to which an interaction of this app has its immunity."""
-        return self.needs.caps(tenant, app)
+    def idle_s(self, interaction: Interaction) -> float:
+        """How long may it be silent before it is over? Longer if its last answer asked for something."""
+        return IDLE_S_AWAITED if interaction.awaited and self.settings.idle_s == "auto" else self._look_s
 
     # --- which interaction is it? ---
 
@@ -215,8 +219,6 @@ class Interactions:
                 known = [one for one in known if one in asked] or known
             found = self._of_several(known, now)
             if found is not None:
-                if not found.under_way:
-                    self.needs.paused(flow.tenant, flow.app, now - found.seen_s)
                 return found
         if claim.id and not claim.begins:
             known = self._known_by(flow, claim.id)
@@ -249,7 +251,7 @@ class Interactions:
         Where a hint is that of several, those are looked for that weaker ones speak for as well.
         """
         flow = request.flow
-        pace_s = self.needs.pace_s(flow.tenant, flow.app)
+        pace_s = self.paces.pace_s(flow.tenant, flow.app)
         found: list[Interaction] = []
         for hint in request.claim.shows.hints:
             known = [one for one in tuple(self._known_by(flow, hint)) if self._is_there(one, now)]
@@ -257,7 +259,7 @@ class Interactions:
             if known and not found:
                 last = max(known, key=lambda one: one.seen_s)
                 if not last.under_way:
-                    self.needs.replied(flow.tenant, flow.app, now - last.seen_s)
+                    self.paces.replied(flow.tenant, flow.app, now - last.seen_s)
                 if not in_time:
                     return None
             found = [one for one in in_time if one in found] or found or in_time
@@ -280,9 +282,7 @@ class Interactions:
 
     def _is_there(self, interaction: Interaction, now: float) -> bool:
         """Is it not over? One that has been silent for too long is closed."""
-        if interaction.under_way or now - interaction.seen_s <= self._look_s:
-            return True
-        if now - interaction.seen_s <= self.needs.idle_s(interaction):
+        if interaction.under_way or now - interaction.seen_s <= self.idle_s(interaction):
             return True
         self._close(interaction)
         return False
@@ -299,7 +299,7 @@ class Interactions:
     def open(self, flow: Flow, key: Key, now: float) -> Interaction:
         """Open a new interaction."""
         self._collect(now)
-        interaction = Interaction(flow.tenant, key, self.needs.caps(flow.tenant, flow.app), now)
+        interaction = Interaction(flow.tenant, key, now)
         self._enter(interaction)
         return interaction
 
@@ -382,7 +382,7 @@ class Interactions:
             self._rests_no_more(interaction)
         else:
             return
-        self._end(interaction)
+        self._witnesses.forget(interaction)
 
     def _rest(self, interaction: Interaction) -> None:
         self._resting[interaction] = None
@@ -397,11 +397,6 @@ class Interactions:
         del own[interaction]
         if not own:
             del self._resting_of[interaction.tenant]
-
-    def _end(self, interaction: Interaction) -> None:
-        self._witnesses.forget(interaction)
-        if interaction.tokens:
-            self.needs.ended(interaction)
 
     def _collect(self, now: float) -> None:
         """Close the idle interactions at the head of the list, and drop the closed ones."""

@@ -11,26 +11,9 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 __all__ = [
-    "CALM",
-    "NO_CLAIM",
-    "NO_WITNESSES",
-    "Caps",
-    "Claim",
-    "Flow",
-    "Interaction",
-    "Key",
-    "Limit",
-    "Placed",
-    "Pressure",
-    "Progress",
-    "Refusal",
-    "Refused",
-    "Request",
-    "ServiceTokens",
-    "State",
-    "Wait",
-    "Witnesses",
-]
+    "CALM", "NO_CLAIM", "NO_WITNESSES", "RETRY_S_MAX", "Claim", "Flow", "Interaction", "Key", "Limit", "Placed",
+    "Pressure", "Progress", "Refusal", "Refused", "Request", "ServiceTokens", "State", "Wait", "Witnesses",
+]  # fmt: skip
 
 
 class Flow(NamedTuple):
@@ -93,22 +76,19 @@ _NEVER: Final = float("inf")
 
 Key = tuple[str, str, str | int]
 """App, user, and the claimed id or the last hash of the prompt."""
-Caps = tuple[float, float, float]
 
 
 class Interaction:
     """One open interaction: its calls so far, those under way, and the tokens it took."""
 
     __slots__ = (
-        "awaited", "began_s", "calls", "caps", "given", "key", "look_s", "over", "reported", "seen_s", "tenant",
+        "awaited", "began_s", "calls", "given", "key", "look_s", "over", "reported", "seen_s", "tenant",
         "tokens", "uncut_tokens", "under_way", "unreported",
     )  # fmt: skip
 
-    def __init__(self, tenant: str, key: Key, caps: Caps, now: float) -> None:
+    def __init__(self, tenant: str, key: Key, now: float) -> None:
         self.tenant = tenant
         self.key = key
-        self.caps = caps
-        """Calls, tokens and seconds that its app was seen to need when it began."""
         self.calls = 0
         self.under_way = 0
         self.tokens = 0
@@ -374,5 +354,7 @@ class Pressure(NamedTuple):
     """How long the waiting requests take at the measured rate of dispatch."""
 
 
+RETRY_S_MAX: Final = 60.0
+"""Clients are told to come back within a minute at the latest, so that they do come back."""
 CALM: Final = Pressure(False, "", 1.0)
 """Nothing waits."""

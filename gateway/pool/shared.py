@@ -61,4 +61,4 @@ def _claims(config: Config) -> ClaimReader:
 
 def _settings(config: Config) -> InteractionSettings:
     bounds = config.bounds
-    return replace(config.interactions.settings(), open_max=bounds.of("interactions"), apps_max=bounds.of("needs"))
+    return replace(config.interactions.settings(), open_max=bounds.of("interactions"), apps_max=bounds.of("paces"))

@@ -14,12 +14,13 @@ from statistics import mean
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile, profile
 from lab.experiment import Experiment, Figure, Findings, Inputs, holds, shown
+from lab.vtc.known_lengths import KnownLengths
 from lab.vtc.runs import arena, measure, serve, step_times, vtc
 from lab.vtc.windows import Rule, in_flight, serve_with_rule, starts_now, waiting
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings
-from policies.capacity.output_lengths import KnownLengths, OutputPredictor
+from policies.capacity.output_lengths import OutputPredictor
 from policies.orders.contract import Order
 from policies.orders.fcfs import Fcfs
 from policies.orders.vtc import Vtc

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from lab.experiment import Inputs
 from lab.vtc.fairness import Discrepancy, Served, discrepancy, served, tokens_per_s
 from lab.vtc.in_engine import A10G_LLAMA2_7B, EngineLoop, serve_in_engine
-from policies.capacity.output_lengths import KnownLengths, OutputLengths, OutputPredictor
+from lab.vtc.known_lengths import KnownLengths
+from policies.capacity.output_lengths import OutputLengths, OutputPredictor
 from policies.orders.contract import Order
 from policies.orders.cost import Cost, LinearCost, ProfiledCost
 from policies.orders.fcfs import Fcfs

@@ -8,22 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from policies.admission.lifecycle import (
-    ADMITTED,
-    ASKED,
-    BROKEN,
-    DISPATCHED,
-    FINISHED,
-    HANDED_OVER,
-    REFUSED,
-    RETURNED,
-    TAKEN_IN,
-    UNDECIDED,
-    WITHDRAWN,
-    Event,
-    IllegalEvent,
-    UnknownRequest,
-)
+from policies.admission import lifecycle
+from policies.admission.lifecycle import Event, IllegalEvent, UnknownRequest
 from policies.admission.policy import Policy
 from policies.admission.room import DueTimes
 from policies.admission.waits import Waits
@@ -74,33 +60,33 @@ class Books:
 
     def undecided(self, request: Request) -> None:
         """It waits until other gateways are asked whether a limit has room for it."""
-        self._apply(UNDECIDED, request)
+        self._apply(lifecycle.UNDECIDED, request)
         self._wait(request)
 
     def asked(self, request: Request, now: float) -> None:
         """Other gateways are being asked about it: from now on it counts."""
-        self._apply(ASKED, request)
+        self._apply(lifecycle.ASKED, request)
         self._count(request, now)
 
     def admitted(self, request: Request, now: float) -> None:
         """It waits for its turn. If other gateways were asked about it, it waits and counts already."""
-        if self._apply(ADMITTED, request) is State.NEW:
+        if self._apply(lifecycle.ADMITTED, request) is State.NEW:
             self._wait(request)
             self._count(request, now)
-        self._seen(request, now)
+        self.tenants.seen(request, now)
         self.interactions.admitted(request, now)  # before the order asks for its stage
         self.working_set.queued(request, now)
         self.policy.push(request, now)
 
     def refused(self, request: Request, now: float) -> None:
         """It is beyond a limit, or there is no room for it. If other gateways were asked about it, it has waited."""
-        if self._apply(REFUSED, request) is State.ASKED:
+        if self._apply(lifecycle.REFUSED, request) is State.ASKED:
             self._wait_no_more(request, now)
             self._uncount(request, now)
 
     def withdrawn(self, request: Request, now: float) -> None:
         """It was cancelled, has expired or gives way before it was dispatched."""
-        before = self._apply(WITHDRAWN, request)
+        before = self._apply(lifecycle.WITHDRAWN, request)
         self._wait_no_more(request, now)
         if before is State.ASKED:
             self._uncount(request, now)
@@ -112,7 +98,7 @@ class Books:
 
     def handed_over(self, request: Request, now: float) -> None:
         """It leaves this pool, which has no engine. Its interaction stays busy with it."""
-        self._apply(HANDED_OVER, request)
+        self._apply(lifecycle.HANDED_OVER, request)
         self._wait_no_more(request, now)
         self._leave_order(request, now)
         self.working_set.left(request, NO_SERVICE, now)
@@ -120,16 +106,16 @@ class Books:
 
     def taken_in(self, request: Request, now: float) -> None:
         """It comes from a pool without an engine, and waits for its turn here."""
-        self._apply(TAKEN_IN, request)
+        self._apply(lifecycle.TAKEN_IN, request)
         self._wait(request)
-        self._seen(request, now)
+        self.tenants.seen(request, now)
         self.working_set.queued(request, now)
         self.policy.push(request, now)
         self._count(request, now)
 
     def dispatched(self, request: Request, backend: str, now: float) -> None:
         """The order has let it go to this engine. Its prompt is charged."""
-        self._apply(DISPATCHED, request)
+        self._apply(lifecycle.DISPATCHED, request)
         self.waiting.remove(request)
         self.waits.ended(request, now)
         self._expect(request)  # more is known than when it began to wait
@@ -142,7 +128,7 @@ class Books:
 
     def returned(self, request: Request, now: float) -> None:
         """Its engine refused it or was not reached. It is charged nothing, and waits at the head of its flow."""
-        self._apply(RETURNED, request)
+        self._apply(lifecycle.RETURNED, request)
         self._end_lease(request, NO_SERVICE, now)
         request.weight = self.tenants.weight(request)  # it may have been changed while the request ran
         self._wait(request, front=True)
@@ -154,7 +140,7 @@ class Books:
 
         `awaits_more`: the answer asks for another call; None: that is not known.
         """
-        self._apply(FINISHED, request)
+        self._apply(lifecycle.FINISHED, request)
         self._end_lease(request, _charged(request, service), now)
         self.interactions.served(request, service, now, awaits_more)
         self.working_set.left(request, service, now)
@@ -162,7 +148,7 @@ class Books:
 
     def broken(self, request: Request, service: ServiceTokens, now: float) -> None:
         """It ends without its whole answer, and took this much."""
-        self._apply(BROKEN, request)
+        self._apply(lifecycle.BROKEN, request)
         self._end_lease(request, _charged(request, service), now)
         self.interactions.broke_off(request, service, now)
         self.working_set.left(request, service, now)
@@ -226,9 +212,6 @@ class Books:
         progress = request.progress
         progress.output_tokens_expected = self.lengths.expected(request)
         progress.output_tokens_reserved = self.lengths.reserved(request)
-
-    def _seen(self, request: Request, now: float) -> None:
-        self.tenants.seen(request, now)
 
     def _leave_order(self, request: Request, now: float) -> None:
         self.policy.remove(request, now)

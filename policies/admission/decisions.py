@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, Wait
 
-__all__ = ["Decided", "Decision", "Dispatch", "Failure", "Recent", "Reject"]
+__all__ = ["RECENT_MAX", "Decided", "Decision", "Dispatch", "Failure", "Recent", "Reject"]
 
 RECENT_MAX: Final = 4096
 
@@ -75,7 +75,7 @@ class Recent:
     less for Python's garbage collector, which looks through whatever is kept for a while.
     """
 
-    def __init__(self, most: int = RECENT_MAX) -> None:
+    def __init__(self, most: int) -> None:
         self._decided: deque[_Noted] = deque(maxlen=min(most, RECENT_MAX))
 
     def set(self, most: int) -> None:

@@ -14,30 +14,25 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from policies.admission.books import NO_SERVICE, Books
-from policies.admission.decisions import Decision, Dispatch, Failure, Recent, Reject
+from policies.admission.decisions import RECENT_MAX, Decision, Dispatch, Failure, Recent, Reject
 from policies.admission.explanation import Explanation, Situation, explain
 from policies.admission.policy import Policy
 from policies.admission.room import Elsewhere, PoolRoom
 from policies.admission.waits import NEVER_WAITED
+from policies.averages import USUAL
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import Allowance, CapacitySettings, Gauges
-from policies.capacity.ledger import BackendLedger
+from policies.capacity.ledger import LOOK_AGAIN_S, BackendLedger
 from policies.capacity.obstacle import Blocked
-from policies.capacity.output_lengths import OutputLengths, OutputPredictor
+from policies.capacity.output_lengths import APPS_MAX, OutputLengths, OutputPredictor
 from policies.capacity.overload import Overload, Overloaded, OverloadSettings
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.orders.contract import Selection
 from policies.queue.bounds import QueueLimits
-from policies.request import CALM, Pressure, Refusal, Refused, Request, ServiceTokens, State
+from policies.request import CALM, RETRY_S_MAX, Pressure, Refusal, Refused, Request, ServiceTokens, State
 
 __all__ = ["REMEMBERED", "AdmissionEngine", "Remembered"]
-
-CHARGING_INTERVAL_S: Final = 0.01
-"""Streamed tokens are charged in batches at this interval, so that a single token costs almost nothing."""
-NO_BACKEND_RETRY_S: Final = 5.0
-DRAIN_S_MAX: Final = 60.0
-"""No Retry-After is longer than a minute, so that clients do come back."""
 
 NOTHING: Final[Sequence[Decision]] = ()
 
@@ -45,9 +40,9 @@ NOTHING: Final[Sequence[Decision]] = ()
 class Remembered(NamedTuple):
     """How much is remembered of what is over?"""
 
-    decisions_max: int = 4096
-    lengths_max: int = 4096
-    """Apps whose lengths of answers are remembered."""
+    decisions_max: int = RECENT_MAX
+    lengths_max: int = APPS_MAX
+    """Apps of which is known how long their answers were."""
     tenants_max: int = 10_000
     """Tenants that may be active with nothing here."""
 
@@ -197,11 +192,11 @@ class AdmissionEngine:
             if ledger.healthy:
                 break
         else:
-            return self._let_in(request, Refused(Refusal.NO_BACKEND, NO_BACKEND_RETRY_S), now, pressure)
+            return self._let_in(request, Refused(Refusal.NO_BACKEND, self.capacity.retry_backoff_s_max), now, pressure)
         if self.elsewhere is not None and self.elsewhere.must_ask(request, now, is_calm=pressure is CALM):
             decisions = self._let_in(request, None, now, pressure, asks=True)
             if request.progress.state is State.UNDECIDED:
-                self.elsewhere.ask(request)
+                self.elsewhere.ask(self, request)
             return decisions
         refused = self.quotas.refusal(request, now) if self.quotas is not None else None
         refused = refused or self.policy.refusal(request, now, pressure)
@@ -352,7 +347,7 @@ class AdmissionEngine:
         return self._pressure(self.overload.observe(self.backends.values(), blocked, now))
 
     def _pressure(self, overloaded: Overloaded) -> Pressure:
-        drain_s = min(DRAIN_S_MAX, max(1.0, self.queued * self._dispatch_interval_s))
+        drain_s = min(RETRY_S_MAX, max(1.0, self.queued * self._dispatch_interval_s))
         return Pressure(overloaded.active, overloaded.reason, drain_s)
 
     def _let_in(
@@ -402,7 +397,7 @@ class AdmissionEngine:
     def _decide(self, now: float, decisions: list[Decision]) -> None:
         """Dispatch in the policy's order for as long as the next in order fits."""
         self.room.at(now)
-        if now - self._charged_s >= CHARGING_INTERVAL_S:
+        if now - self._charged_s >= LOOK_AGAIN_S:  # in batches, so that a single token costs almost nothing
             self.catch_up(now - self.set_back_s)
         while True:
             popped = self.policy.pop(now, self.room) if self._waiting else None
@@ -416,7 +411,7 @@ class AdmissionEngine:
         self.books.dispatched(request, backend, now)
         if request.arrived_s < self._dispatched_s:
             # It was waiting at the last dispatch, so the time since then is the time per place in the queue.
-            self._dispatch_interval_s += 0.05 * (now - self._dispatched_s - self._dispatch_interval_s)
+            self._dispatch_interval_s += USUAL * (now - self._dispatched_s - self._dispatch_interval_s)
         self._dispatched_s = now
         self.room.changed(backend)
         dispatch = Dispatch(request.id, backend)

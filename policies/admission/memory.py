@@ -11,13 +11,13 @@ from policies.plain_data import Learned, fields
 
 __all__ = ["VERSION", "adopt", "restore", "snapshot"]
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 def snapshot(engine: AdmissionEngine) -> dict[str, object]:
     """What was learned, as plain data that JSON can represent."""
     learned = {name: part.snapshot() for name, part in engine.policy.order.learned.items()}
-    return {"version": VERSION, "interactions": engine.interactions.needs.snapshot(), "policy": learned}
+    return {"version": VERSION, "interactions": engine.interactions.paces.snapshot(), "policy": learned}
 
 
 def restore(engine: AdmissionEngine, learned: object) -> None:
@@ -56,4 +56,4 @@ def _parts(engine: AdmissionEngine, learned: object) -> list[tuple[Learned, obje
         raise ValueError(f"version {version!r:.20}; this is version {VERSION}")
     own = engine.policy.order.learned
     found = zip(own.values(), fields(policy, *own), strict=True) if policy else ()
-    return [(engine.interactions.needs, interactions), *found]
+    return [(engine.interactions.paces, interactions), *found]

@@ -8,7 +8,7 @@ where the order or the placement reads it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -20,10 +20,6 @@ from policies.placements.prefix_index import Prefix, PrefixIndex, blocks_of_toke
 from policies.request import Flow, Placed, Pressure, Refused, Request, ServiceTokens
 
 __all__ = ["CachedRoom", "Engines", "Policy", "run_at"]
-
-
-PLACES_TRIED: Final = 3
-"""Requests that are tried at an engine instead of the next one, at most."""
 
 
 class Engines(Protocol):
@@ -70,7 +66,7 @@ class CachedRoom:
                 tokens = tokens_of_blocks(depth, request.prefix, request.prompt_tokens)
                 found.append((-tokens, len(found), request))
         found.sort()
-        for _, _, request in found[:PLACES_TRIED]:
+        for _, _, request in found:
             if self.engines.obstacle_at(request, engine) is None:
                 request.progress.placed = Placed.PASSED
                 return request

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from policies.admission.policy import Policy
 from policies.capacity.fair_shares import FairShares
@@ -44,9 +44,9 @@ class Elsewhere(Protocol):
     def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
         """Must this request wait until the others have said whether a limit that all of them count has room for it?"""
 
-    def ask(self, request: Request) -> None:
-        """Ask the other gateways about the request. `AdmissionEngine.peers_asked` follows when they were asked, and
-        `AdmissionEngine.decided` with their answer.
+    def ask(self, engine: Any, request: Request) -> None:
+        """Ask the other gateways about this request of `engine`. `AdmissionEngine.peers_asked` follows when they were
+        asked, and `AdmissionEngine.decided` with their answer.
         """
 
     def let_go(self, request: Request) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from math import ceil
-from typing import Final
+from typing import Final, NamedTuple
 
+from policies.averages import USUAL
 from policies.capacity.gauges import Allowance, CapacitySettings, Gauges
 from policies.capacity.kv_forecast import Growing, KvForecast, lasts, still_to_come
 from policies.capacity.lease import OUTGROWN, Lease
@@ -27,10 +28,9 @@ EVENLY: Final = 0.94
 """Starts are spread as if only this part of the cache could be filled. A gap between starts comes back as a gap between
 ends, and then as one between the starts that wait for them, with each generation. Starts that are a little slower close
 it; what is then still missing is filled by starts in place of ends."""
-PROMPT_PART_SHARE_MAX: Final = 0.05
 PROMPT_PART_SHARE_PER_S: Final = 0.5
-"""What one comparison of gauge and books counts for, at most and for each second since the one before it: hundreds of
-steps in a second say no more of prefixes in common than ten pages do."""
+"""What a comparison of gauge and books counts for, for each second since the one before it: hundreds of steps in a
+second say no more of prefixes in common than ten pages do."""
 OFF_BY_TOKENS: Final = 1.0
 OFF_BY_TOKENS_PER_LEASE: Final = 0.01
 """A request that is farther from where the forecast takes it to be is noted anew."""
@@ -41,20 +41,17 @@ CLOCK_MAX: Final = 65536.0
 NOTHING_MORE: Final = Growing(0.0, 0.0, 0, 0.0, 0.0)
 
 
-class KvUse:
+class KvUse(NamedTuple):
     """KV tokens of one gateway at one engine: held now, expected peak, limit, and the headroom kept free below the
     limit.
     """
 
-    __slots__ = ("kept", "limit", "now", "peak")
-
-    def __init__(self, now: int, peak: int, limit: int, kept: int) -> None:
-        self.now = now
-        self.peak = peak
-        self.limit = limit
-        """0: the capacity is not known."""
-        self.kept = kept
-        """Kept for the next request of a tenant below its fair share."""
+    now: int
+    peak: int
+    limit: int
+    """0: the capacity is not known."""
+    kept: int
+    """Kept for the next request of a tenant below its fair share."""
 
 
 class KvCache:
@@ -256,7 +253,7 @@ class KvCache:
             held_then = sum([tokens for ended_s, tokens in self._ended if ended_s >= gauges.taken_s])
             used_tokens = gauges.kv_usage * self.capacity_tokens - held_then
             passed_s, self._compared_s = gauges.taken_s - self._compared_s, gauges.taken_s
-            share = 0.0 if preempted else min(PROMPT_PART_SHARE_MAX, PROMPT_PART_SHARE_PER_S * max(0.0, passed_s))
+            share = 0.0 if preempted else min(USUAL, PROMPT_PART_SHARE_PER_S * max(0.0, passed_s))
             self._correct(used_tokens, starting_tokens, elsewhere, share)
         self._ended.clear()
 

@@ -25,7 +25,7 @@ from policies.capacity.pace import Pace, PrefillRate, PrefillWindow, UsualLoad
 from policies.capacity.slots import Slots
 from policies.request import Request
 
-__all__ = ["BackendLedger"]
+__all__ = ["LOOK_AGAIN_S", "BackendLedger"]
 
 KV_IS_SHORT: Final = 0.7
 """Above this KV occupancy a request in the engine's queue may wait for KV. It then says nothing about the number of
@@ -52,11 +52,7 @@ class BackendLedger:
         self.prefill = PrefillWindow()
         self.prefill_rate = PrefillRate()
         self.kv = KvCache(settings, self.leases, self.pace)
-        self.slots = Slots(
-            max_num_seqs,
-            waiting_target=settings.waiting_target,
-            most=settings.concurrency_max,
-        )
+        self.slots = Slots(max_num_seqs, waiting_target=settings.waiting_target, most=settings.concurrency_max)
         self.sequences = 0
         """Dispatched sequences."""
         self.slots_taken = 0
@@ -92,14 +88,7 @@ class BackendLedger:
     # --- questions ---
 
     def obstacle(
-        self,
-        request: Request,
-        *,
-        spare: bool,
-        absent: bool,
-        now: float,
-        paced: bool = False,
-        cached_tokens: int = 0,
+        self, request: Request, *, spare: bool, absent: bool, now: float, paced: bool = False, cached_tokens: int = 0
     ) -> Obstacle | None:
         """What keeps this request from starting now? None: nothing.
 
@@ -221,11 +210,7 @@ class BackendLedger:
     def set(self, settings: CapacitySettings, *, max_num_seqs: int | None) -> None:
         """From now on its capacity is judged like this. What runs there stays, and so does what was learned."""
         self._settings = self.kv.settings = settings
-        self.slots.set(
-            max_num_seqs,
-            waiting_target=settings.waiting_target,
-            most=settings.concurrency_max,
-        )
+        self.slots.set(max_num_seqs, waiting_target=settings.waiting_target, most=settings.concurrency_max)
 
     def held_back(self, request: Request, obstacle: Obstacle) -> None:
         """The next request in order could not start here for this reason. The ledger learns from it."""
@@ -407,4 +392,10 @@ class BackendLedger:
         elif not waiting:
             self.slots.seen_running(running)
         self.prefill.observed(engine_queues=queues, engine_waits=waiting > 0)
-        self.slots.seen(running, waiting, now, lifetime_s=self.pace.lifetime_s, is_sustained=is_sustained)
+        self.slots.seen(
+            running,
+            waiting,
+            now,
+            period_s=max(self._settings.gauge_trust_s, self.pace.lifetime_s),
+            is_sustained=is_sustained,
+        )

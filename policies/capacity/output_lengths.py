@@ -9,14 +9,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Mapping
-from math import ceil
 from typing import Final, Protocol
 
 from policies.request import Request
 
-__all__ = ["KnownLengths", "OutputLengths", "OutputPredictor"]
+__all__ = ["APPS_MAX", "ENOUGH", "OutputLengths", "OutputPredictor"]
 
+APPS_MAX: Final = 4096
+"""Apps of which is known how their requests usually are."""
 WINDOW: Final = 64
 """Answers remembered per population. Older ones are forgotten."""
 ENOUGH: Final = 8
@@ -65,7 +65,7 @@ class OutputLengths:
     Bounded: at most `populations_max` (tenant, app) pairs. The least recently used is forgotten first.
     """
 
-    def __init__(self, *, quantile: float = 0.9, unknown_tokens: int = 256, populations_max: int = 4096) -> None:
+    def __init__(self, *, quantile: float = 0.9, unknown_tokens: int = 256, populations_max: int = APPS_MAX) -> None:
         self._quantile = quantile
         self._unknown_tokens = unknown_tokens
         self.populations_max = populations_max
@@ -104,25 +104,3 @@ class OutputLengths:
             self._populations.move_to_end(key)
         population.learn(output_tokens)
         self._everybody.learn(output_tokens)
-
-
-class KnownLengths:
-    """What would a predictor say that knows the lengths? For simulation: `expected_tokens` by request id.
-
-    With the true lengths this is the oracle of VTC (section 4.4). If the caller multiplies each by a random factor from
-    0.5 to 1.5, it is the paper's noisy oracle. It learns nothing and draws nothing at random: the same table gives the
-    same answers.
-    """
-
-    def __init__(self, expected_tokens: Mapping[str, float]) -> None:
-        self._expected_tokens = expected_tokens
-
-    def expected(self, request: Request) -> float:
-        """Its entry, at most what the request allows. KeyError for a request that is not in the table."""
-        return min(self._expected_tokens[request.id], float(request.output_tokens_max))
-
-    def reserved(self, request: Request) -> int:
-        return ceil(self.expected(request))
-
-    def learn(self, request: Request, output_tokens: int) -> None:
-        """Nothing to learn."""

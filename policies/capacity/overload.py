@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -30,15 +31,12 @@ class OverloadSettings:
             raise ValueError(f"overload: dwell_s is {self.dwell_s}; it cannot be negative")
 
 
-class Overloaded:
+class Overloaded(NamedTuple):
     """Is the pool overloaded, why, and since when is it in this state?"""
 
-    __slots__ = ("active", "reason", "since_s")
-
-    def __init__(self, active: bool, reason: str, since_s: float) -> None:
-        self.active = active
-        self.reason = reason
-        self.since_s = since_s
+    active: bool
+    reason: str
+    since_s: float
 
 
 class Overload:

@@ -5,26 +5,21 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from policies.averages import QUICK, STEADY
 from policies.capacity.gauges import Gauges
 from policies.capacity.lease import Lease
 from policies.request import ServiceTokens
 
 __all__ = ["PREFILL_TOKENS_MAX", "PREFILL_TOKENS_MIN", "Pace", "PrefillRate", "PrefillWindow", "UsualLoad"]
 
-RATE: Final = 0.1
-"""Weight of one request in a moving average."""
-ANSWERS_MIN: Final = 20
-"""A moving average still shows its first guess before."""
+SEEN_MIN: Final = 20
+"""The first guess of a moving average weighs too much before."""
 TOKEN_S_MIN: Final = 1e-6
 """No engine makes a token faster. A whole answer may come in one piece, and so take no time."""
 USUAL_S: Final = 10.0
 """Longer than most requests run, so that what chance brings and takes counts little."""
 PREFILL_TOKENS_MIN: Final = 2048
 PREFILL_TOKENS_MAX: Final = 262_144
-FITTED_RATE: Final = 0.02
-"""Weight of one request in the moments of a fit: about the last fifty count."""
-SEEN_MIN: Final = 20
-"""The first guess of a moving average weighs too much before."""
 EXPLAINED_MIN: Final = 0.5
 """The part of the variance of the times that the tokens must explain (r squared), or the slope is noise."""
 
@@ -39,18 +34,18 @@ class Pace:
         self._answers = 0
 
     def started(self, lease: Lease, now: float) -> None:
-        self.first_token_s += RATE * (now - lease.dispatched_s - self.first_token_s)
+        self.first_token_s += QUICK * (now - lease.dispatched_s - self.first_token_s)
 
     def ended(self, lease: Lease, now: float) -> None:
-        self.lifetime_s += RATE * (now - lease.dispatched_s - self.lifetime_s)
+        self.lifetime_s += QUICK * (now - lease.dispatched_s - self.lifetime_s)
         if lease.started_s is not None and lease.output_each() >= 1:
             token_s = (now - lease.started_s) / lease.output_each()
-            self.token_s = max(TOKEN_S_MIN, self.token_s + RATE * (token_s - self.token_s))
+            self.token_s = max(TOKEN_S_MIN, self.token_s + QUICK * (token_s - self.token_s))
             self._answers += 1
 
     def known_token_s(self) -> float | None:
         """Seconds per token after the first; None: too few answers have been seen."""
-        return self.token_s if self._answers >= ANSWERS_MIN else None
+        return self.token_s if self._answers >= SEEN_MIN else None
 
     def output_tokens(self, lease: Lease, now: float) -> int:
         """How many tokens has an answer that is not streamed now, over all its sequences? At most its reserve."""
@@ -178,7 +173,7 @@ class PrefillRate:
     def observed(self, uncached_tokens: float, output_tokens: float, seconds: float) -> None:
         """A request that found nobody's prompt before it took so long."""
         self.seen += 1
-        share = max(FITTED_RATE, 1.0 / self.seen)
+        share = max(STEADY, 1.0 / self.seen)
         mean = self._mean
         u, o, s = uncached_tokens - mean[0], output_tokens - mean[1], seconds - mean[2]
         for place, delta in enumerate((u, o, s)):
@@ -193,7 +188,7 @@ class PrefillRate:
     def _computed(self, uncached_tokens: float, seconds: float) -> None:
         """A prompt that had others before it took the engine so long after the one before."""
         self._queued += 1
-        share = max(FITTED_RATE, 1.0 / self._queued)
+        share = max(STEADY, 1.0 / self._queued)
         self._queued_tokens += share * (uncached_tokens - self._queued_tokens)
         self._queued_s += share * (seconds - self._queued_s)
         if self._queued >= SEEN_MIN and not self._is_fitted and self._queued_s > 0:

@@ -10,16 +10,14 @@ from __future__ import annotations
 from math import ceil
 from typing import Final
 
+from policies.averages import QUICK
+
 __all__ = ["Slots"]
 
 FIRST_SLOTS: Final = 4
 """Assumed for an engine that has not shown anything yet."""
-PROBING: Final = 2
-"""Dispatched beyond the target, to find out whether there are more slots."""
 TAKEN_MAX: Final = 0.25
 """Part of the slots that one request takes at most."""
-PERIOD_S_MIN: Final = 1.0
-"""Least time over which slots are seen to stay empty."""
 
 
 class Slots:
@@ -70,10 +68,11 @@ class Slots:
     def most(self, *, ahead: bool) -> int:
         """How many sequences may be dispatched in all?
 
-        `ahead`: also what would have to wait inside the engine, where nothing can pass it.
+        `ahead`: also what would have to wait inside the engine, where nothing can pass it. As long as nothing is known,
+        as many again are dispatched, to find out whether there are more slots.
         """
         if not (self._is_known or self._is_learned):
-            limit = self.count + self._on_the_way + self._waiting_target + (PROBING if ahead else 0)
+            limit = self.count + self._on_the_way + self._waiting_target * (2 if ahead else 1)
         elif ahead:
             limit = self.count + self._on_the_way + self._waiting_target
         else:
@@ -109,21 +108,21 @@ class Slots:
             self.count = min(self.count, running)
             self._is_learned = True
 
-    def seen(self, running: int, waiting: int, now: float, *, lifetime_s: float, is_sustained: bool) -> None:
+    def seen(self, running: int, waiting: int, now: float, *, period_s: float, is_sustained: bool) -> None:
         """The engine runs and queues this many.
 
-        Suppose slots stay empty on average, over as long as a request lives, although requests wait for a slot all that
-        time. Then sequences are missing because they are still on their way, and half as many more may be under way. A
-        shorter observation may be a burst that has just begun, or a wave of requests that ended together. A queue that
-        only drains is soon over (`is_sustained`: requests keep coming). In those cases more dispatches would only wait
-        inside the engine.
+        Suppose slots stay empty on average, over as long as a request lives (`period_s`), although requests wait for a
+        slot all that time. Then sequences are missing because they are still on their way, and half as many more may be
+        under way. A shorter observation may be a burst that has just begun, or a wave of requests that ended together.
+        A queue that only drains is soon over (`is_sustained`: requests keep coming). In those cases more dispatches
+        would only wait inside the engine.
         """
         if not self._was_short and waiting <= self._waiting_target:
             self._forget()  # nobody waits for a slot, so empty slots say nothing
             return
         self._was_short = False
         if not self._seen:
-            self._period_ends_s = now + max(PERIOD_S_MIN, lifetime_s)
+            self._period_ends_s = now + period_s
         self._seen += 1
         self._running_seen += running
         self._waiting_seen += waiting
@@ -160,7 +159,7 @@ class Slots:
         """
         if self._is_known:
             return
-        self._answer_s += 0.1 * (seconds_per_token - self._answer_s) if self._answer_s else seconds_per_token
+        self._answer_s += QUICK * (seconds_per_token - self._answer_s) if self._answer_s else seconds_per_token
         self._answer_s_best = min(self._answer_s_best * 1.001, seconds_per_token)
         if self._answer_s > 2 * self._answer_s_best:
             self.count = max(FIRST_SLOTS, self.count - 1)

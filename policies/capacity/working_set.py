@@ -34,8 +34,10 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import Final
 
+from policies.averages import QUICK, STEADY
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
+from policies.capacity.output_lengths import APPS_MAX
 from policies.request import NO_CLAIM, Interaction, Refusal, Refused, Request, ServiceTokens
 
 __all__ = ["Context", "WorkingSet"]
@@ -44,11 +46,6 @@ MEASURED_EVERY_S: Final = 0.5
 """How often K and R are read, and whether the set has outgrown K."""
 OVER: Final = 1.1
 """Contexts are parked above this multiple of K. What was expected of a start is a mean, so the set varies about K."""
-USUAL_RATE: Final = 0.02
-"""Weight of one call in the mean prompt of its app's calls."""
-APPS_MAX: Final = 4096
-INTERVAL_RATE: Final = 0.1
-"""Weight of one start in the mean time between two of a tenant."""
 
 
 class Context:
@@ -176,7 +173,7 @@ class WorkingSet:
         if own.waiting and own.let_in_s > request.arrived_s:
             passed_s = now - own.let_in_s
             own.intervals += 1
-            own.interval_s += max(INTERVAL_RATE, 1.0 / own.intervals) * (passed_s - own.interval_s)
+            own.interval_s += max(QUICK, 1.0 / own.intervals) * (passed_s - own.interval_s)
         own.let_in_s = now
         self._count(request, now)
 
@@ -260,7 +257,7 @@ class WorkingSet:
 
     def _learn(self, app: tuple[str, str], prompt_tokens: int) -> None:
         usual = self._usual.pop(app, None)
-        self._usual[app] = prompt_tokens if usual is None else usual + USUAL_RATE * (prompt_tokens - usual)
+        self._usual[app] = prompt_tokens if usual is None else usual + STEADY * (prompt_tokens - usual)
         if len(self._usual) > APPS_MAX:
             self._usual.popitem(last=False)
 

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from policies.limits.sliding_counts import MEASURES, NO_COUNT, Count, SlidingCounts
-from policies.request import Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
+from policies.request import RETRY_S_MAX, Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
 
 __all__ = ["Ceilings", "Throttle", "ThrottleSettings"]
 
 TOKENS: Final = 2
-RETRY_S_MAX: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)

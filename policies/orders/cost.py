@@ -9,19 +9,13 @@ from policies.request import ServiceTokens
 from policies.settings import setting
 
 __all__ = [
-    "Cost",
-    "LinearCost",
-    "ProfiledCost",
-    "cached_weight_setting",
-    "charged_input",
-    "cost_of",
-    "cost_setting",
-    "input_weight_setting",
-    "output_weight_setting",
-]
+    "LONG_PROMPT", "Cost", "LinearCost", "ProfiledCost", "cached_weight_setting", "charged_input", "cost_of",
+    "cost_setting", "input_weight_setting", "output_weight_setting",
+]  # fmt: skip
 
 
-CACHED_WEIGHT: Final = 0.1
+LONG_PROMPT: Final = 20_000.0
+"""About the cost of computing one long document. A smaller window or quantum evicts prompts before they are used."""
 
 
 class Cost(Protocol):
@@ -82,7 +76,7 @@ def output_weight_setting() -> Any:
     return setting(2.0, "What one generated token costs its tenant; cost: linear.", above=0, most=1000)
 
 
-def cached_weight_setting(default: float = CACHED_WEIGHT) -> Any:
+def cached_weight_setting(default: float = 0.1) -> Any:
     return setting(
         default,
         "What a prompt token costs that the engine found in its cache, as a part of other input; cost: linear.",

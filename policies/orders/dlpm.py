@@ -40,6 +40,7 @@ from typing import Any, Final
 from policies.capacity.obstacle import Blocked
 from policies.orders.contract import Order, Room, Selection
 from policies.orders.cost import (
+    LONG_PROMPT,
     Cost,
     LinearCost,
     cached_weight_setting,
@@ -48,18 +49,11 @@ from policies.orders.cost import (
 )
 from policies.placements.prefix_index import Prefix, PrefixIndex, tokens_of_blocks
 from policies.placements.siblings import Siblings
-from policies.queue.backlog import FLOWS_TRIED, TENANTS_TRIED, Backlog
+from policies.queue.backlog import TRIED, Backlog
 from policies.request import Flow, Request, ServiceTokens
 from policies.settings import setting
 
-__all__ = ["QUANTUM", "Dlpm", "DlpmParams"]
-
-QUANTUM: Final = 20_000.0
-"""About the cost of loading one long document. A smaller quantum evicts hot prefixes before they were used."""
-SIBLINGS_REMATCHED: Final = 4
-"""Looked up again at each dispatch. They are the next of their siblings, and their dispatch looks up the others."""
-REMATCHED_MAX: Final = 16
-"""Requests looked up again in one `pop`, at most."""
+__all__ = ["Dlpm", "DlpmParams"]
 
 _CAME_BITS: Final = 40
 """A place in the order is one number: the longer match first, then the earlier arrival. The arrival number has this
@@ -121,7 +115,7 @@ class _MatchedBacklog(Backlog):
 
     def head(self) -> Request | None:
         """The best-matched request in the earliest round."""
-        looks = REMATCHED_MAX
+        looks = TRIED
         while (tenant := self.tenants.least()) is not None:
             member = tenant.flows.least()
             assert member is not None  # a tenant waits as long as one of its flows does
@@ -137,13 +131,13 @@ class _MatchedBacklog(Backlog):
 
     def others(self, head: Request) -> Iterator[Request]:
         """The requests to try if the head does not fit: the heads of some flows in this round and the next."""
-        for tenant in self.tenants.first(TENANTS_TRIED):
-            for member in tenant.flows.first(FLOWS_TRIED):
+        for tenant in self.tenants.first(TRIED // 2):
+            for member in tenant.flows.first(2):
                 yield self._best(self._heaps[member.flow]).request
 
     def rematch_siblings(self, prefix: Prefix) -> None:
         """This prefix is in a cache now, so waiting requests with the same beginning have a longer match."""
-        for request_id in list(self._siblings.nearest(prefix, SIBLINGS_REMATCHED)):
+        for request_id in list(self._siblings.nearest(prefix)):
             self._match(self._waiting[request_id])
 
     def _match(self, waiting: _Waiting) -> None:
@@ -208,7 +202,7 @@ class DlpmParams:
     output_weight: float = output_weight_setting()
     cached_weight: float = cached_weight_setting(0.0)
     quantum: float = setting(
-        QUANTUM, "Service that a flow receives per turn and weight before the next one's turn.", least=1, most=1e9
+        LONG_PROMPT, "Service that a flow receives per turn and weight before the next one's turn.", least=1, most=1e9
     )
 
 

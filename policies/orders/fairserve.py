@@ -35,8 +35,7 @@ class FairServeParams(WscParams):
 
     throttle: ThrottleSettings = field(default_factory=ThrottleSettings)
     working_set: bool = setting(
-        True,
-        "Starts wait while the contexts of the interactions under way fill the KV cache (docs/working-sets.md).",
+        True, "Starts wait while the contexts of the interactions under way fill the KV cache (docs/working-sets.md)."
     )
 
 

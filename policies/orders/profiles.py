@@ -11,19 +11,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
+from policies.averages import STEADY
+from policies.capacity.output_lengths import ENOUGH
 from policies.plain_data import fields, rows
 
-__all__ = ["NEUTRAL", "Profiles", "WscSettings"]
+__all__ = ["NEUTRAL", "Profiles", "stages"]
 
 NEUTRAL: Final = 1000.0
-"""Assumed for a call of an app without a profile."""
-ENOUGH: Final = 8
-"""Answers after which a population is used by itself, instead of the wider one."""
-RATE: Final = 0.02
-"""Least weight of one answer in a mean: older answers fade after about fifty."""
+"""Assumed for a call of which nothing is known."""
 OUTLIER: Final = 4.0
 """An answer moves the means as if it were at most this many times the usual."""
 CLAMP: Final = 16.0
@@ -32,36 +29,6 @@ STAGES_MAX: Final = 32
 """This stage and all later ones count as one."""
 ANY_STAGE: Final = 0
 ANY_APP, WHOLE_SCOPE = "", STAGES_MAX + 1
-
-
-@dataclass(frozen=True, slots=True)
-class WscSettings:
-    """How are calls weighed?
-
-    alpha, beta and gamma are 1, 2 and 1 as printed, for input, system and output tokens, "following OpenAI
-    conventions". Those conventions charge more for output than for input, so beta and gamma may be swapped in print.
-
-    Attributes:
-        weights: w by app, for all its stages or one for each (the last one is used for all later stages); not learned.
-        across_tenants: also compare tenants by what is normal for their apps, as the paper does with all users. What is
-            normal is then learned from all tenants together, and a tenant can gain by claiming a heavier app.
-    """
-
-    alpha: float = 1.0
-    beta: float = 2.0
-    gamma: float = 1.0
-    weights: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
-    across_tenants: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("alpha", "beta", "gamma"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"wsc: {name} is {getattr(self, name)}; it cannot be negative")
-        if not self.alpha + self.gamma > 0:
-            raise ValueError("wsc: alpha and gamma are both 0: no call would cost anything")
-        for app, weights in self.weights.items():
-            if not (of_app := _stages(weights)) or not all(weight > 0 for weight in of_app):
-                raise ValueError(f"wsc: the weights of app '{app}' are {weights}; each must be greater than 0")
 
 
 class _Worth:
@@ -85,7 +52,7 @@ class _Worth:
         if worth > most:
             worth = most
         rate = 1.0 / self.seen
-        self.mean = mean + (rate if rate > RATE else RATE) * (worth - mean)
+        self.mean = mean + (rate if rate > STEADY else STEADY) * (worth - mean)
 
 
 class Profiles:
@@ -94,10 +61,17 @@ class Profiles:
     Bounded: beyond `populations_max` populations, the one longest without an answer is forgotten.
     """
 
-    def __init__(self, settings: WscSettings | None = None, *, populations_max: int = 16_384) -> None:
-        self.settings = settings or WscSettings()
+    def __init__(
+        self,
+        units: tuple[float, float, float] = (1.0, 2.0, 1.0),
+        weights: Mapping[str, float | Sequence[float]] | None = None,
+        *,
+        populations_max: int = 16_384,
+    ) -> None:
+        """`units`: alpha, beta and gamma. `weights`: w by app, where that is configured (`orders.wsc.WscParams`)."""
+        self.units = units
         self._populations_max = populations_max
-        self._fixed = {app: _stages(weights) for app, weights in self.settings.weights.items()}
+        self._fixed = {app: stages(each) for app, each in (weights or {}).items()}
         self._worths: OrderedDict[tuple[str, str, int], _Worth] = OrderedDict()
         self._pool = _Worth()
 
@@ -106,8 +80,8 @@ class Profiles:
 
     def worth(self, prompt: int, system: int, output: int) -> float:
         """alpha * input + beta * system + gamma * output, where the system tokens are part of the prompt."""
-        settings = self.settings
-        return settings.alpha * (prompt - system) + settings.beta * system + settings.gamma * output
+        alpha, beta, gamma = self.units
+        return alpha * (prompt - system) + beta * system + gamma * output
 
     def norm(self, scope: str, app: str, stage: int) -> float:
         """Worth of a normal call, greater than 0."""
@@ -144,17 +118,16 @@ class Profiles:
 
     def snapshot(self) -> dict[str, object]:
         """What was learned, as plain data: by scope, app and stage, the calls seen and their mean worth."""
-        settings = self.settings
         pool: list[Any] = [self._pool.seen, self._pool.mean]
         return {
-            "units": [settings.alpha, settings.beta, settings.gamma],
+            "units": list(self.units),
             "worths": [[*key, own.seen, own.mean] for key, own in self._worths.items()],
             "pool": [pool],
         }
 
     def adopt(self, learned: object) -> None:
         """Take over from another gateway's snapshot what it has seen more of. ValueError if it is not valid."""
-        others = Profiles(self.settings, populations_max=self._populations_max)
+        others = Profiles(self.units, populations_max=self._populations_max)
         others.restore(learned)
         for key, theirs in others._worths.items():
             own = self._worths.get(key)
@@ -168,8 +141,7 @@ class Profiles:
     def restore(self, learned: object) -> None:
         """Continue from a snapshot. ValueError if it is not valid or has other units; then nothing has changed."""
         units, worths, pool = fields(learned, "units", "worths", "pool")
-        settings = self.settings
-        if units != [settings.alpha, settings.beta, settings.gamma]:
+        if units != list(self.units):
             raise ValueError(f"learned with alpha, beta, gamma of {units!r:.60}, which are others now")
         worths = rows(worths, (str, str, int, int, float))
         if len(rows(pool, (int, float))) != 1:
@@ -178,5 +150,6 @@ class Profiles:
         self._pool = _Worth(*pool[0])
 
 
-def _stages(weights: float | Sequence[float]) -> tuple[float, ...]:
+def stages(weights: float | Sequence[float]) -> tuple[float, ...]:
+    """The weight of each stage of an app; the last one is that of all later stages."""
     return tuple(weights) if isinstance(weights, Sequence) else (weights,)

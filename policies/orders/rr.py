@@ -18,7 +18,6 @@ because a new member is raised to the beginning of that round. Waiting counters 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from policies.orders.vtc import CounterOrder, CounterParams
 from policies.queue.backlog import Backlog
@@ -26,16 +25,16 @@ from policies.settings import setting
 
 __all__ = ["Rr", "RrParams"]
 
-QUANTUM: Final = 500.0
-"""The quantum of the paper's own round robin: a twentieth of the 10,000 tokens that its engine holds."""
-
 
 @dataclass(frozen=True, slots=True)
 class RrParams(CounterParams):
-    """What is service, is it charged ahead, and how much of it is a turn?"""
+    """What is service, is it charged ahead, and how much of it is a turn?
+
+    The quantum is that of the paper's own round robin: a twentieth of the 10,000 tokens that its engine holds.
+    """
 
     quantum: float = setting(
-        QUANTUM, "Service that a flow receives per turn and weight before the next one's turn.", least=1, most=1e9
+        500.0, "Service that a flow receives per turn and weight before the next one's turn.", least=1, most=1e9
     )
 
 

@@ -37,11 +37,12 @@ within one charging interval.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.contract import Order, Room, Selection
 from policies.orders.cost import (
+    LONG_PROMPT,
     Cost,
     cached_weight_setting,
     cost_of,
@@ -54,31 +55,17 @@ from policies.request import Flow, Request, ServiceTokens
 from policies.settings import setting
 
 __all__ = [
-    "CounterOrder",
-    "CounterParams",
-    "Vtc",
-    "VtcParams",
-    "predict_output_setting",
-    "window_tokens_setting",
-]
-
-
-WINDOW_TOKENS: Final = 20_000.0
+    "CounterOrder", "CounterParams", "Vtc", "VtcParams", "window_tokens_setting",
+]  # fmt: skip
 
 
 def window_tokens_setting() -> Any:
     return setting(
-        WINDOW_TOKENS,
+        LONG_PROMPT,
         "Tokens per weight that calls inside interactions, and requests whose prompt an engine has cached, may receive "
         "ahead of others; 0: none.",
         least=0,
         most=1e9,
-    )
-
-
-def predict_output_setting() -> Any:
-    return setting(
-        False, "Charge the output that a flow's requests usually have at dispatch, and correct it at the end."
     )
 
 
@@ -90,7 +77,9 @@ class CounterParams:
     input_weight: float = input_weight_setting()
     output_weight: float = output_weight_setting()
     cached_weight: float = cached_weight_setting()
-    predict_output: bool = predict_output_setting()
+    predict_output: bool = setting(
+        False, "Charge the output that a flow's requests usually have at dispatch, and correct it at the end."
+    )
 
     def charges(self) -> Cost:
         """The cost that these settings name."""

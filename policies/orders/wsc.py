@@ -10,7 +10,7 @@ output, as it streams beyond that, and corrected at the end. The paper charges a
 counter moves. Its priority factor E multiplies the cost of a user; here the tenant's weight divides it.
 
 What is learned from a tenant never decides between tenants. Otherwise a tenant with long prompts would teach that long
-prompts are normal, and a tenant that claims the heaviest app would be charged least. `WscSettings.across_tenants`
+prompts are normal, and a tenant that claims the heaviest app would be charged least. `WscParams.across_tenants`
 compares tenants as the paper compares users, for tenants that trust each other.
 
 Bound between tenants: that of VTC (`orders.vtc`), 2 (U + L). Between flows of one tenant, in normal calls:
@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
 
 from policies.orders.cost import (
     cached_weight_setting,
@@ -35,66 +34,58 @@ from policies.orders.cost import (
     input_weight_setting,
     output_weight_setting,
 )
-from policies.orders.profiles import Profiles, WscSettings
+from policies.orders.profiles import Profiles, stages
 from policies.orders.vtc import CounterOrder, window_tokens_setting
 from policies.queue.backlog import Backlog
 from policies.request import Request, ServiceTokens
 from policies.settings import setting
 
-__all__ = ["Wsc", "WscParams", "alpha_setting", "beta_setting", "gamma_setting"]
-
-
-WINDOW_CALLS: Final = 1.0
-
-
-def alpha_setting() -> Any:
-    return setting(
-        1.0, "What a call's input tokens count in what is normal for its app at its stage.", above=0, most=1000
-    )
-
-
-def beta_setting() -> Any:
-    return setting(
-        2.0,
-        "The same of system tokens. The paper prints 1, 2, 1; it may have meant 2 for the output (gamma).",
-        least=0,
-        most=1000,
-    )
-
-
-def gamma_setting() -> Any:
-    return setting(1.0, "The same of output tokens.", least=0, most=1000)
-
-
-def window_calls_setting() -> Any:
-    return setting(
-        WINDOW_CALLS,
-        "The same of one user's calls ahead of the tenant's other users, in normal calls.",
-        least=0,
-        most=1e6,
-    )
+__all__ = ["Wsc", "WscParams"]
 
 
 @dataclass(frozen=True, slots=True)
 class WscParams:
     """What is service between tenants, and what is a call worth inside a tenant?
 
+    alpha, beta and gamma are 1, 2 and 1 as printed, for input, system and output tokens, "following OpenAI
+    conventions". Those conventions charge more for output than for input, so beta and gamma may be swapped in print.
+
     Attributes:
-        weights: what a call of an app is worth, where that is configured (`WscSettings`).
-        across_tenants: tenants are compared as the paper compares users (`WscSettings`).
+        weights: w by app, for all its stages or one for each (the last one is used for all later stages); not learned.
+        across_tenants: also compare tenants by what is normal for their apps, as the paper does with all users. What is
+            normal is then learned from all tenants together, and a tenant can gain by claiming a heavier app.
     """
 
     cost: str = cost_setting()
     input_weight: float = input_weight_setting()
     output_weight: float = output_weight_setting()
     cached_weight: float = cached_weight_setting()
-    alpha: float = alpha_setting()
-    beta: float = beta_setting()
-    gamma: float = gamma_setting()
+    alpha: float = setting(
+        1.0, "What a call's input tokens count in what is normal for its app at its stage.", above=0, most=1000
+    )
+    beta: float = setting(
+        2.0,
+        "The same of system tokens. The paper prints 1, 2, 1; it may have meant 2 for the output (gamma).",
+        least=0,
+        most=1000,
+    )
+    gamma: float = setting(1.0, "The same of output tokens.", least=0, most=1000)
     weights: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     across_tenants: bool = False
     window_tokens: float = window_tokens_setting()
-    window_calls: float = window_calls_setting()
+    window_calls: float = setting(
+        1.0, "The same of one user's calls ahead of the tenant's other users, in normal calls.", least=0, most=1e6
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta", "gamma"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"wsc: {name} is {getattr(self, name)}; it cannot be negative")
+        if not self.alpha + self.gamma > 0:
+            raise ValueError("wsc: alpha and gamma are both 0: no call would cost anything")
+        for app, weights in self.weights.items():
+            if not (of_app := stages(weights)) or not all(weight > 0 for weight in of_app):
+                raise ValueError(f"wsc: the weights of app '{app}' are {weights}; each must be greater than 0")
 
 
 class Wsc(CounterOrder):
@@ -103,11 +94,7 @@ class Wsc(CounterOrder):
     knows_interactions = True
 
     def __init__(
-        self,
-        params: WscParams | None = None,
-        *,
-        flows_max: int = 10_000,
-        profiles: Profiles | None = None,
+        self, params: WscParams | None = None, *, flows_max: int = 10_000, profiles: Profiles | None = None
     ) -> None:
         """`profiles`: given where several queues learn together what is normal."""
         self._params = params = params or WscParams()
@@ -115,10 +102,11 @@ class Wsc(CounterOrder):
         cost = cost_of(params.cost, params.input_weight, params.output_weight, params.cached_weight)
         windows = (params.window_calls if params.across_tenants else params.window_tokens, params.window_calls)
         super().__init__(Backlog(flows_max=flows_max, windows=windows), cost, predict_output=True)
-        calls = ("calls", params.alpha, params.beta, params.gamma)
+        calls = (params.alpha, params.beta, params.gamma)
         self.units = (calls if params.across_tenants else cost, calls)
-        settings = WscSettings(params.alpha, params.beta, params.gamma, params.weights, params.across_tenants)
-        self.profiles = profiles if profiles is not None else Profiles(settings, populations_max=max(1, flows_max // 4))
+        if profiles is None:
+            profiles = Profiles(calls, params.weights, populations_max=max(1, flows_max // 4))
+        self.profiles = profiles
         self.learned = {"profiles": self.profiles}
 
     def beside(self, engine: str) -> Wsc:

@@ -22,27 +22,27 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from policies.placements.contract import Assignment
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Request, ServiceTokens
 from policies.settings import setting
 
-__all__ = ["BACKEND_QUANTUM", "ByDeficits", "DeficitParams"]
-
-BACKEND_QUANTUM: Final = 1_000_000.0
-"""Some tens of long prompts. Placement charges input in full, so a smaller one drives a tenant away from its cache."""
+__all__ = ["ByDeficits", "DeficitParams"]
 
 
 @dataclass(frozen=True, slots=True)
 class DeficitParams:
-    """What is service, and how much of it does a tenant receive at one backend before it is sent to others?"""
+    """What is service, and how much of it does a tenant receive at one backend before it is sent to others?
+
+    The quantum is some tens of long prompts. Placement charges input in full, so a smaller one drives a tenant away
+    from its cache.
+    """
 
     input_weight: float = 1.0
     output_weight: float = 2.0
     backend_quantum: float = setting(
-        BACKEND_QUANTUM, "Service that a tenant receives at one backend before it is sent to others.", least=1, most=1e9
+        1_000_000.0, "Service that a tenant receives at one backend before it is sent to others.", least=1, most=1e9
     )
 
 
@@ -94,11 +94,7 @@ class ByDeficits(Assignment):
     idle_takes = True
 
     def __init__(
-        self,
-        params: DeficitParams | None = None,
-        *,
-        prefixes: PrefixIndex | None = None,
-        flows_max: int = 10_000,
+        self, params: DeficitParams | None = None, *, prefixes: PrefixIndex | None = None, flows_max: int = 10_000
     ) -> None:
         params = params or DeficitParams()
         self._input_weight = params.input_weight

@@ -12,18 +12,15 @@ from typing import Final
 
 from policies.placements.prefix_index import Prefix, PrefixIndex
 from policies.placements.siblings import Siblings
+from policies.queue.backlog import TRIED
 from policies.request import Request
 
 __all__ = ["NOWHERE", "Homes", "is_local"]
 
 HOMES_MAX: Final = 4
 """Engines that one request is noted at. Where more have its prompt, it finds it wherever it goes."""
-SIBLINGS_LOOKED_UP: Final = 2
-"""Requests looked up again at each dispatch. They are the next of their siblings; their own looks up the others."""
 NOWHERE: Final = ""
 """Stands for the engine of requests whose prompt no engine has."""
-TRIED: Final = 8
-"""Requests that are named for an engine at once, of as many tenants as there are."""
 
 
 def is_local(depth: int, prefix: Prefix) -> bool:
@@ -61,15 +58,14 @@ class Homes:
         return homes is not None and homes[0] != NOWHERE
 
     def sent(self, prefix: Prefix) -> None:
-        """A request with this prefix was sent to an engine, so queued requests that begin alike may be at home there
-        now."""
-        for request_id in list(self._siblings.nearest(prefix, SIBLINGS_LOOKED_UP)):
+        """A request with this prefix was sent to an engine, so those that begin alike may be at home there now."""
+        for request_id in list(self._siblings.nearest(prefix)):
             request = self._requests[request_id]
             self._leave(request)
             self._look_up(request)
 
     def at(self, engine: str) -> Iterator[Request]:
-        """Some of the requests at home there: the next of some tenants. What is named now comes later the next time."""
+        """The requests to try there: of as many tenants as there are. What is named now comes later the next time."""
         tenants = self._at.get(engine)
         if not tenants:
             return

@@ -20,7 +20,7 @@ __all__ = ["PrefixIndex", "blocks_of_tokens", "tokens_of_blocks"]
 
 BLOCKS_MAX: Final = 65_536
 """Per backend. At 512 bytes of text a block this is about eight million tokens, more than most caches hold."""
-ALL_BLOCKS_MAX: Final = 1 << 20
+ALL_BLOCKS_MAX: Final = 16 * BLOCKS_MAX
 BLOCKS_MIN: Final = 256
 """This much is remembered however wrong the estimates were: about one long prompt."""
 CAUTION: Final = 16

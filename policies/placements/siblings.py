@@ -6,11 +6,15 @@ They are found by the hashes of the blocks at depths 1, 2, 4, 8, ..., so a reque
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from policies.placements.prefix_index import Prefix
 from policies.request import Request
 
 __all__ = ["Siblings"]
+
+LOOKED_UP: Final = 2
+"""Looked up again at each dispatch. They are the next of their siblings, and their dispatch looks up the others."""
 
 
 class Siblings:
@@ -30,8 +34,8 @@ class Siblings:
             if not alike:
                 del self._waiting[block]
 
-    def nearest(self, prefix: Prefix, most: int) -> Iterator[str]:
-        """Ids of at most `most` requests: those with the longest common beginning first, otherwise in order of
+    def nearest(self, prefix: Prefix) -> Iterator[str]:
+        """Ids of `LOOKED_UP` requests at most: those with the longest common beginning first, otherwise in order of
         arrival.
         """
         found: set[str] = set()
@@ -40,7 +44,7 @@ class Siblings:
                 if request_id not in found:
                     found.add(request_id)
                     yield request_id
-                    if len(found) == most:
+                    if len(found) == LOOKED_UP:
                         return
 
     def depth(self, prefix: Prefix) -> int:

@@ -20,19 +20,16 @@ from itertools import islice
 from math import inf
 from typing import Final
 
+from policies.averages import USUAL
 from policies.queue.counters import Counters, Member
 from policies.request import Flow, Request
 
-__all__ = ["FLOWS_TRIED", "TENANTS_TRIED", "Backlog", "FlowMember", "TenantMember"]
+__all__ = ["TRIED", "Backlog", "FlowMember", "TenantMember"]
 
-USUAL_RATE: Final = 0.05
 CALLS_PASSED: Final = 48
 """The window of the requests of one flow, in calls: about as many as run at once."""
-
-
-TENANTS_TRIED: Final = 4
-FLOWS_TRIED: Final = 2
-"""If the next request does not fit, the next ones of this many tenants are tried, of this many flows of each."""
+TRIED: Final = 8
+"""Requests that are tried in one decision instead of the next one: of half as many tenants where it does not fit."""
 
 
 class FlowMember(Member):
@@ -116,12 +113,7 @@ class Backlog:
     """
 
     def __init__(
-        self,
-        *,
-        flows_max: int,
-        lift: bool = True,
-        quantum: float = 0.0,
-        windows: tuple[float, float] = (0.0, 0.0),
+        self, *, flows_max: int, lift: bool = True, quantum: float = 0.0, windows: tuple[float, float] = (0.0, 0.0)
     ) -> None:
         self._flows_max = flows_max
         self._lift = lift
@@ -211,8 +203,8 @@ class Backlog:
 
     def others(self, head: Request) -> Iterator[Request]:
         """The requests to try where the head has no room: the next ones of some tenants and flows, in order."""
-        for tenant in self.tenants.first(TENANTS_TRIED, within=inf):
-            for flow in tenant.flows.first(FLOWS_TRIED, within=inf):
+        for tenant in self.tenants.first(TRIED // 2, within=inf):
+            for flow in tenant.flows.first(2, within=inf):
                 for request in islice(flow.requests.values(), 2):
                     if request is not head and flow.may_go(request):
                         yield request
@@ -270,8 +262,8 @@ class Backlog:
         flow.tenant.flows.ended(flow)
         self.tenants.ended(flow.tenant)
         charged = request.progress.charged
-        self.usual += USUAL_RATE * (charged / request.weight - self.usual)
-        self.usual_of_flow += USUAL_RATE * ((request.progress.normalised or charged) - self.usual_of_flow)
+        self.usual += USUAL * (charged / request.weight - self.usual)
+        self.usual_of_flow += USUAL * ((request.progress.normalised or charged) - self.usual_of_flow)
         self._forget_beyond(self._flows_max, flow.tenant.flows)
 
     def reweigh(self, weights: Mapping[str, float]) -> None:

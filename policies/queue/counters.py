@@ -54,7 +54,7 @@ class Member:
         "running",
         "turn",
         "weight",
-    )
+    )  # fmt: skip
 
     def __init__(self, name: tuple[str, ...]) -> None:
         self.name = name

@@ -13,34 +13,23 @@ from itertools import islice
 from math import inf
 from typing import Final, TypeVar
 
-from policies.queue.backlog import Backlog, FlowMember, TenantMember
+from policies.queue.backlog import TRIED, Backlog, FlowMember, TenantMember
 from policies.queue.counters import Counters, Member
-from policies.replicas.messages import Charge, Left, Standing
+from policies.replicas.messages import REPORTED_MAX, Charge, Left, Standing
+from policies.replicas.schedule import ALONE_S, IDLE_S, INTERVAL_S
 from policies.request import Flow
 
 __all__ = ["AHEAD_S", "SharedCounters"]
 
-REPORTED_MAX: Final = 256
-"""Tenants and flows reported in one sync round. The rest follow in the next one."""
-TENANTS_REPORTED: Final = 8
-TENANTS_ASKED: Final = 16
-FLOWS_ASKED: Final = 8
-"""Each exchange asks what was charged elsewhere to this many tenants that are next, and to this many flows of each of
-the first tenants."""
 AHEAD: Final = 2.0
-"""A request may go before one that waits elsewhere while its lead is at most this many usual requests. This tolerance
-keeps a free slot from passing back and forth between gateways."""
-AHEAD_EXCHANGES: Final = 2.0
-"""Its lead may also be what the waiting tenants or flows receive in so many sync rounds. What is known of others is one
-sync round old: with a narrower lead, fast engines idle until the next news. More than 1, so that the lead grows with
-the pace that it allows."""
-AHEAD_S: Final = 0.1
+"""A request may go before one that waits elsewhere while its lead is at most this many usual requests: this tolerance
+keeps a free slot from passing back and forth between gateways. Its lead may also be what those that wait receive in so
+many exchanges: what is known of others is one exchange old, and with a narrower lead fast engines idle until the next
+news. More than 1, so that the lead grows with the pace that it allows."""
+AHEAD_S: Final = IDLE_S
 """A request may go before one of its own flow that waits elsewhere and came earlier by at most this much."""
-GROWTH_S: Final = 0.25
+GROWTH_S: Final = 10 * INTERVAL_S
 """What is received in an exchange is averaged over about this time."""
-PAUSE_S: Final = 1.0
-"""If a gateway got no reply for longer than this, the service that others received meanwhile is no measure of one sync
-round."""
 
 
 M = TypeVar("M", bound=Member)
@@ -85,8 +74,11 @@ class _Growth:
         self._members += 1
 
     def end(self, since_s: float) -> None:
-        """That was all of this exchange, so long after the last one. Long ones count more: they need the lead."""
-        mean = self._sum / self._members if self._members and since_s <= PAUSE_S else 0.0
+        """That was all of this exchange, so long after the last one. Long ones count more: they need the lead.
+
+        What was received while a gateway was alone is no measure of an exchange.
+        """
+        mean = self._sum / self._members if self._members and since_s <= ALONE_S else 0.0
         self.usual += min(1.0, max(0.0, since_s) / GROWTH_S) * (max(0.0, mean) - self.usual)
         self._sum = 0.0
         self._members = 0
@@ -117,7 +109,7 @@ class SharedCounters:
     def standings(self, now: float) -> list[Standing]:
         """What rank have the tenants that are next, with the next flow of each?"""
         found = []
-        for tenant in self._backlog.tenants.first(TENANTS_REPORTED, within=inf):
+        for tenant in self._backlog.tenants.first(TRIED, within=inf):
             flow = tenant.flows.least()
             standing = self._standing(flow, now) if flow is not None else None
             if standing is not None:
@@ -143,23 +135,23 @@ class SharedCounters:
         return own.served - elsewhere.served > self._tolerated(backlog.usual, self._growth)
 
     def _tolerated(self, usual_request: float, growth: _Growth) -> float:
-        return max(AHEAD * usual_request, self._backlog.quantum, AHEAD_EXCHANGES * growth.usual)
+        return max(AHEAD * usual_request, self._backlog.quantum, AHEAD * growth.usual)
 
     def tell(self, now: float) -> tuple[list[Charge], list[Left]]:
         """What was charged since the last exchange, and who left.
 
         The charges also name the tenants and flows that are next, even without a new charge. So their sums come back as
-        well.
+        well: of twice as many tenants as are told of, and of so many flows of each of the first.
         """
         backlog = self._backlog
         changed = backlog.changed if backlog.changed is not None else {}
         asked = dict.fromkeys(islice(changed, REPORTED_MAX))
         for member in asked:
             del changed[member]
-        for place, tenant in enumerate(backlog.tenants.first(TENANTS_ASKED, within=inf)):
+        for place, tenant in enumerate(backlog.tenants.first(2 * TRIED, within=inf)):
             asked[tenant] = None
-            if place < FLOWS_ASKED:
-                asked.update(dict.fromkeys(tenant.flows.first(FLOWS_ASKED, within=inf)))
+            if place < TRIED:
+                asked.update(dict.fromkeys(tenant.flows.first(TRIED, within=inf)))
         charges: list[Charge] = []
         self._reported = reported = []
         for member in asked:

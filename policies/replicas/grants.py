@@ -15,11 +15,12 @@ from policies.capacity.gauges import Allowance
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.replicas.messages import Grant, Holding
+from policies.replicas.schedule import ALONE_S
 from policies.request import Request
 
 __all__ = ["GrantedEngines"]
 
-TRUST_S: Final = 2.0
+TRUST_S: Final = 2 * ALONE_S
 """A grant older than this may have been given to another gateway by now."""
 GRANT_MEMORY_S: Final = 5.0
 """The grants of an engine are averaged over this time. The gateway continues with the average when it cannot hear the

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
-from policies.app_needs import PACE_S_MAX
-from policies.interactions import Interactions
+from policies.app_paces import PACE_S_MAX
+from policies.interactions import IDLE_S_AWAITED, Interactions
 from policies.replicas.messages import CallDelta, Opened
 from policies.request import Claim, Flow, Interaction, Request
 
@@ -35,10 +35,10 @@ class SharedInteractions:
 
         The strongest witness is asked first; of a raw prompt, the longest known beginning.
         """
-        claim, needs = request.claim, self.interactions.needs
-        hints = claim.shows.hints
+        claim, idle_s = request.claim, self.interactions.settings.idle_s
+        hints, asked_s = claim.shows.hints, IDLE_S_AWAITED if idle_s == "auto" else idle_s
         return [
-            CallDelta(_name(request.flow, key), 0, 0, 0.0, PACE_S_MAX if key in hints else needs.asked_s, False)
+            CallDelta(_name(request.flow, key), 0, 0, 0.0, PACE_S_MAX if key in hints else asked_s, False)
             for key in _keys(claim)
         ]
 
@@ -57,7 +57,7 @@ class SharedInteractions:
 
     def tell(self, most: int, now: float) -> list[CallDelta]:
         """What was added since the last exchange, for about `most` interactions and witnesses."""
-        changed, needs = self.interactions.changed or {}, self.interactions.needs
+        changed = self.interactions.changed or {}
         self._reported = []
         calls: list[CallDelta] = []
         for interaction in list(islice(changed, most)):
@@ -65,7 +65,7 @@ class SharedInteractions:
                 break
             del changed[interaction]
             calls_reported, tokens_reported = interaction.reported or (0, 0)
-            idle_s, is_over = needs.idle_s(interaction), interaction.over and not interaction.under_way
+            idle_s, is_over = self.interactions.idle_s(interaction), interaction.over and not interaction.under_way
             new, new_tokens = interaction.calls - calls_reported, interaction.tokens - tokens_reported
             age_s = now - interaction.began_s
             app, user, key = interaction.key

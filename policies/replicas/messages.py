@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 __all__ = [
+    "REPORTED_MAX",
     "CallDelta",
     "Charge",
     "CountDelta",
@@ -29,10 +30,12 @@ __all__ = [
     "check",
     "is_answer",
     "is_countable",
-]
+]  # fmt: skip
 
 NUMBER_MAX: Final = 1e18
 """More than any gateway counts, and sums of it have room in 64 bits."""
+REPORTED_MAX: Final = 256
+"""Rows of one kind that are told in one exchange. The rest follow in the next one."""
 SECONDS_MAX: Final = 1e12
 """The longest time that something is kept. Redis takes no longer one."""
 SHAPES: Final = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
@@ -11,16 +10,12 @@ from policies.capacity.fair_shares import Activity
 from policies.capacity.obstacle import Obstacle
 from policies.replicas.counters import AHEAD_S, SharedCounters
 from policies.replicas.grants import GrantedEngines
-from policies.replicas.messages import Charge, Left, Presence, ReplicaReport, ReplicaView, Standing
+from policies.replicas.messages import REPORTED_MAX, Charge, Left, Presence, ReplicaReport, ReplicaView, Standing
+from policies.replicas.schedule import WAITS_S
 from policies.replicas.tallies import SharedCounts
 from policies.request import Request
 
 __all__ = ["PoolReplica"]
-
-TALLIES_MAX: Final = 256
-"""Members of each population that are reported in one sync round."""
-WAITS_S: Final = 0.3
-"""A request that waited elsewhere longer ago than this no longer delays one here."""
 
 
 class PoolReplica:
@@ -74,7 +69,7 @@ class PoolReplica:
             charges, lefts = counters.tell(now)
         else:
             standings = [] if head is None else [_of_first_come(head, now)]
-        tallies = [counts.tell(TALLIES_MAX) for counts in self._counts]
+        tallies = [counts.tell(REPORTED_MAX) for counts in self._counts]
         self._tallied = [len(of_population) for of_population in tallies]
         tenants = engine.books.tenants
         return ReplicaReport(

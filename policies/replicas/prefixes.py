@@ -21,18 +21,14 @@ from typing import Final
 from policies.admission.policy import Policy
 from policies.placements.contract import Assignment
 from policies.placements.prefix_index import Prefix
-from policies.replicas.messages import News
+from policies.replicas.messages import REPORTED_MAX, News, is_countable
 
-__all__ = ["BLOCKS_MAX", "CHARGES_MAX", "VERSION", "SharedPrefixes"]
+__all__ = ["BLOCKS_MAX", "VERSION", "SharedPrefixes"]
 
 VERSION: Final = 1
 """Of the message and of how prompts are cut into blocks and hashed: other hashes would only fill the index."""
 BLOCKS_MAX: Final = 4096
 """Of one message: 2 MB of prompts. With one each 25 ms, those of 84 MB in a second."""
-CHARGES_MAX: Final = 256
-"""Of one message: pairs of tenant and engine."""
-SERVICE_MAX: Final = 1e12
-"""More than any gateway charges within one message. Far larger numbers would stay in the deficits for ever."""
 
 
 class SharedPrefixes:
@@ -95,7 +91,7 @@ class SharedPrefixes:
     def _note_charged(self, tenant: str, engine: str, service: float) -> None:
         key = (engine, tenant)
         self._charged[key] = self._charged.get(key, 0.0) + service
-        if len(self._charged) > CHARGES_MAX:
+        if len(self._charged) > REPORTED_MAX:
             del self._charged[next(iter(self._charged))]
 
 
@@ -105,6 +101,6 @@ def _is_within_bounds(news: News) -> bool:
     services = [service for charged in news.charged.values() for service in charged.values()]
     return (
         blocks <= BLOCKS_MAX
-        and len(services) <= CHARGES_MAX
-        and all([abs(service) <= SERVICE_MAX for service in services])  # not so of what is not a number
+        and len(services) <= REPORTED_MAX
+        and is_countable(services)  # far larger numbers would stay in the deficits for ever
     )

@@ -26,13 +26,13 @@ from policies.replicas.messages import (
     Standing,
     check,
 )
+from policies.replicas.schedule import ALONE_S, WAITS_S
 
 __all__ = ["ReferenceStore"]
 
-MEMBER_MS: Final = 3_000
+MEMBER_MS: Final = 3000 * ALONE_S
 """A gateway that has been silent for this long no longer has a part of any engine."""
-WAITS_MS: Final = 300
-"""After this long, a silent gateway also has no request that waits for its turn."""
+WAITS_MS: Final = 1000 * WAITS_S
 NUMBERS_MS: Final = 3_600_000
 """The number of a gateway's last exchange is kept longer, because the gateway may only have been paused."""
 COUNTERS_MS: Final = 900_000

@@ -9,23 +9,23 @@ exchange (`TRUST_S` in `replicas.grants`), because its part may have been given 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from policies.admission.decisions import Decision
 from policies.replicas.messages import ReplicaReport, ReplicaView
 
-__all__ = ["DEADLINE_S", "Schedule", "Speaker"]
+__all__ = ["ALONE_S", "DEADLINE_S", "IDLE_S", "INTERVAL_S", "WAITS_S", "Schedule", "Speaker"]
 
-INTERVAL_S = 0.025
-IDLE_S = 0.1
-"""Between exchanges while nothing is queued or dispatched here."""
-URGENT_S = 0.005
+INTERVAL_S: Final = 0.025
+IDLE_S: Final = 4 * INTERVAL_S
+"""Between exchanges while nothing is queued or dispatched here, and until the next try after a loss."""
+WAITS_S: Final = 3 * IDLE_S
+"""A request that waited at another gateway longer ago than this no longer delays one here."""
+URGENT_S: Final = INTERVAL_S / 5
 """The least time between two exchanges."""
-DEADLINE_S = 0.5
+DEADLINE_S: Final = 0.5
 """An answer that takes longer counts as lost."""
-AGAIN_S = 0.1
-"""Until the next try after a loss."""
-ALONE_S = 1.0
+ALONE_S: Final = 2 * DEADLINE_S
 
 
 class Speaker(Protocol):
@@ -92,7 +92,7 @@ class Schedule:
 
     def lost(self, now: float) -> Sequence[Decision]:
         """No answer came."""
-        self._due_s = now + AGAIN_S
+        self._due_s = now + IDLE_S
         if not self.is_alone and now - self._answered_s < ALONE_S:
             return ()
         self.is_alone = True

@@ -9,23 +9,18 @@ then does it matter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, NamedTuple
 
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.replicas.interactions import SharedInteractions
-from policies.replicas.messages import CallDelta, Presence, ReplicaReport, ReplicaView
+from policies.replicas.messages import REPORTED_MAX, CallDelta, Presence, ReplicaReport, ReplicaView
 from policies.replicas.tallies import SharedQuotas
 from policies.request import Refused, Request
 
 __all__ = ["TenantReplica"]
-
-REPORTED_MAX: Final = 256
-"""Members of each table that are reported in one sync round."""
-ASKED_MAX: Final = 256
-"""Undecided requests that are asked about in one exchange."""
 
 
 class _Undecided(NamedTuple):
@@ -35,23 +30,6 @@ class _Undecided(NamedTuple):
     engine: AdmissionEngine
     begin: int = 0
     end: int = 0
-
-
-class _OfEngine:
-    """What one engine asks of the others (`admission.room.Elsewhere`)."""
-
-    def __init__(self, replica: TenantReplica, engine: AdmissionEngine) -> None:
-        self._replica = replica
-        self._engine = engine
-
-    def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
-        return self._replica.must_ask(request, now, is_calm=is_calm)
-
-    def ask(self, request: Request) -> None:
-        self._replica.ask(self._engine, request)
-
-    def let_go(self, request: Request) -> None:
-        self._replica.let_go(request)
 
 
 class TenantReplica:
@@ -81,7 +59,7 @@ class TenantReplica:
         self._keys_asked = 0
         self._decisions: dict[AdmissionEngine, list[Decision]] = {engine: [] for engine in engines}
         for engine in engines:
-            engine.elsewhere = _OfEngine(self, engine)
+            engine.elsewhere = self
 
     # --- for the admission engines ---
 
@@ -93,7 +71,7 @@ class TenantReplica:
             return True
         return not is_calm and self._interactions is not None and self._interactions.is_unknown(request)
 
-    def ask(self, engine: AdmissionEngine, request: Request) -> None:
+    def ask(self, engine: Any, request: Request) -> None:
         """Ask about it in the next exchange."""
         self._undecided[request.id] = _Undecided(request, engine)
 
@@ -119,7 +97,7 @@ class TenantReplica:
     def tell(self, now: float) -> ReplicaReport:
         """What was counted, and what is asked."""
         calls: list[CallDelta] = []
-        for one in list(self._undecided.values())[:ASKED_MAX]:
+        for one in list(self._undecided.values())[:REPORTED_MAX]:
             del self._undecided[one.request.id]
             one.engine.peers_asked(one.request.id, now)
             asked = self._interactions.ask(one.request) if self._interactions is not None else []

@@ -259,8 +259,7 @@ tenants: [{{name: t, quota: {{concurrent: 0}}}}]
 state_file: ''
 """
 CEILING = "should be a whole number from 1, or auto (no number: starts wait for the working set)"
-IDLE = "should be a number above 0, up to 86400, or auto (learned from the pauses of the app)"
-CAP = "should be a whole number from 1, or auto (several times what the app is seen to need)"
+IDLE = "should be a number above 0, up to 86400, or auto (longer after an answer that asks for a tool)"
 
 
 def test_limits_that_are_no_limits_or_contradict_each_other(tmp_path: Path) -> None:
@@ -271,8 +270,9 @@ def test_limits_that_are_no_limits_or_contradict_each_other(tmp_path: Path) -> N
         ":6:36: throttle.app_user.requests: 5 is less than starts (10), each of which is a request",
         f":7:19: throttle.app.requests: {CEILING}",
         ":8:48: quota.tokens_per_day: 5 is less than tokens_per_minute (10): never reached",
-        f":9:27: interactions.calls_max: {CAP}",
-        f":9:42: interactions.tokens_max: {CAP}",
+        ":9:27: interactions.calls_max: should be greater than or equal to 1",
+        ":9:42: interactions.tokens_max: should be a whole number, not text; "
+        "write plain decimal digits, without quotes, leading zeros, underscores or colons",
         ":9:60: interactions.trace: should be traceparent, or baggage:KEY such as baggage:interaction",
         f":9:77: interactions.idle_s: {IDLE}",
         ":12:21: apps[0].normal_service: is empty; give at least one",

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import profile
 from lab.vtc.in_engine import A10G_LLAMA2_7B, serve_in_engine
+from lab.vtc.known_lengths import KnownLengths
 from lab.vtc.windows import in_flight, serve_with_rule, starts_now, waiting
 from lab.vtc.workload import overload
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
-from policies.capacity.output_lengths import KnownLengths
 from policies.orders.fcfs import Fcfs
 from policies.orders.registry import POLICIES
 from policies.orders.vtc import Vtc, VtcParams

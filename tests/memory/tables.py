@@ -18,7 +18,7 @@ from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.usage.counts import UsageCounts
 from policies.admission.decisions import Dispatch, Recent
 from policies.admission.named import named_policy
-from policies.app_needs import AppNeeds
+from policies.app_paces import AppPaces
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.output_lengths import OutputLengths
 from policies.interactions import Interactions, InteractionSettings
@@ -168,12 +168,10 @@ def texts(most: int) -> Any:
     return made
 
 
-def needs(most: int) -> Any:
-    made = AppNeeds()
-    made.apps_max = most
+def paces(most: int) -> Any:
+    made = AppPaces(most)
     for number in range(BEYOND * most):
         made.replied(name("t", number), "app", 1.5 + number)
-        made.caps(name("t", number), "app")
     return made
 
 
@@ -202,7 +200,7 @@ ONE_FILL: Final[dict[str, Fill]] = {
     "sums": sums,
     "users": users,
     "texts": texts,
-    "needs": needs,
+    "paces": paces,
     "rates": rates,
 }
 """By the name of the table; `flows` differ by policy."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.app_needs import Percentile
+from policies.app_paces import Median
 from policies.interactions import Interactions, InteractionSettings
 from policies.request import Claim, Flow, Interaction, Key, Request, ServiceTokens
 from tests.policies.making import make_request
@@ -189,25 +189,9 @@ def test_beyond_its_caps_it_loses_its_immunity_not_its_life(caps: InteractionSet
     assert len(table) == 1
 
 
-def test_what_an_app_needs_raises_its_caps_and_only_so_far() -> None:
-    table = Interactions()
-    calls_max, _, _ = table.caps("a", "")
-    for number in range(300):
-        for _ in range(60):
-            last = serve(table, call(f"i{number}"))
-        table.served(admit(table, call(Claim(last.claim.id, ends=True))), SOME, 0.0, None)
-    usual, _, _ = table.caps("a", "")
-    assert 2 * 61 < usual <= 10 * calls_max
-    assert table.caps("b", "") == table.caps("nobody", "")
-    for number in range(300):
-        serve(table, call(f"huge{number}"), service=ServiceTokens(10**9, 0))
-        serve(table, call(Claim(f"huge{number}", ends=True)))
-    assert table.caps("a", "")[1] == 20_000_000
-
-
-def test_a_percentile_follows_and_no_single_value_moves_it_far() -> None:
+def test_a_median_follows_and_no_single_value_moves_it_far() -> None:
     rng = random.Random(5)
-    median = Percentile(0.5)
+    median = Median()
     for _ in range(3000):
         median.learn(rng.lognormvariate(3.0, 1.0))
     assert 12 < median.value < 33  # e^3 is 20
@@ -323,22 +307,20 @@ def test_the_books_are_right_after_anything(trace: list[tuple[str, str, str, boo
 
 def test_what_was_learned_is_restored_and_nothing_else_is_taken_for_it() -> None:
     table = Interactions()
-    for number in range(100):
-        for _ in range(50):
-            serve(table, call(f"i{number}", app="agent"))
-        serve(table, call(Claim(f"i{number}", ends=True), app="agent"))
-    learned = table.needs.snapshot()
+    for _ in range(100):
+        table.paces.replied("a", "agent", 1.0)
+    learned = table.paces.snapshot()
     fresh = Interactions()
-    fresh.needs.restore(learned)
-    assert fresh.caps("a", "agent") == table.caps("a", "agent") != fresh.caps("a", "")
+    fresh.paces.restore(learned)
+    assert fresh.paces.pace_s("a", "agent") == table.paces.pace_s("a", "agent") != fresh.paces.pace_s("a", "")
     for wrong in (
         None,
         {},
         [["a"]],
-        [["a", "b", float("nan"), 1, 1, 1]],
-        [["a", "b", -1, 1, 1, 1]],
-        [[1, 2, 3, 4, 5, 6]],
+        [["a", "b", float("nan"), 1]],
+        [["a", "b", -1, 1]],
+        [[1, 2, 3, 4]],
     ):
         with pytest.raises(ValueError, match=r"expected|row 0"):
-            fresh.needs.restore(wrong)
-    assert fresh.needs.snapshot() == learned
+            fresh.paces.restore(wrong)
+    assert fresh.paces.snapshot() == learned

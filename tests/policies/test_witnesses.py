@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Literal
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.app_needs import IDLE_S_MAX, IDLE_S_MIN, PACE_S_MAX, PACE_S_PEOPLE, PACE_S_UNKNOWN, PAUSES_MIN
 from policies.interactions import Interactions, InteractionSettings
 from policies.replicas.interactions import SharedInteractions
 from policies.replicas.messages import Presence, ReplicaReport
@@ -85,7 +85,7 @@ def test_the_same_question_side_by_side_is_told_apart_by_what_the_answers_gave_o
 
 
 def test_a_hint_holds_at_an_agents_pace_only() -> None:
-    for pause_s, is_inside in ((PACE_S_UNKNOWN, True), (PACE_S_UNKNOWN + 0.1, False)):
+    for pause_s, is_inside in ((20.0, True), (20.1, False)):
         table = Interactions()
         first = serve(table, question(), awaits_more=False, gives=Witnesses(hints=("turn",)))
         assert len(table) == 0
@@ -115,7 +115,7 @@ def test_whoever_was_silent_for_too_long_is_gone_however_many_have_the_same_hint
     for _ in range(10):
         serve(table, question(), awaits_more=None, gives=Witnesses(hints=("turn",)))
     assert len(table) == 10
-    assert not serve(table, shown(hints=("turn",)), IDLE_S_MIN + 1.0).progress.inside
+    assert not serve(table, shown(hints=("turn",)), 301.0).progress.inside
     assert len(table) == 1
 
 
@@ -147,48 +147,39 @@ def test_what_a_client_ended_is_not_gone_on_with() -> None:
     assert not serve(table, shown(hints=("turn",))).progress.inside
 
 
-# --- what is learned of an app's pauses ---
+# --- how long it may be silent, and how soon it goes on ---
 
 
-def paused(table: Interactions, pause_s: float, times: int) -> bool:
-    """Are interactions gone on with that are silent for so long before a tool's result?"""
-    is_inside = True
-    for _ in range(times):
-        id_ = f"id{next(_serial)}"
-        serve(table, question(), 0.0, gives=Witnesses((id_,)))
-        is_inside = serve(table, shown(proofs=(id_,)), pause_s, awaits_more=False).progress.inside
-    return is_inside
+def goes_on(after_s: float, *, awaits_more: bool | None, idle_s: float | Literal["auto"] = "auto") -> bool:
+    """Is an interaction gone on with that was silent for so long?"""
+    table = Interactions(InteractionSettings(idle_s=idle_s))
+    serve(table, question("q"), awaits_more=awaits_more, gives=Witnesses(("id",)))
+    return serve(table, shown(proofs=("id",)), after_s).progress.inside
 
 
-def test_silence_is_as_long_as_the_tools_of_an_app_take() -> None:
-    table = Interactions()
-    assert paused(table, 0.9 * IDLE_S_MAX, 1), "nothing is known of its tools"
-    slow, quick = Interactions(), Interactions()
-    assert paused(slow, 800.0, 2 * PAUSES_MIN)
-    assert paused(slow, 1500.0, 1)
-    assert paused(quick, 1.0, 2 * PAUSES_MIN)
-    assert not paused(quick, IDLE_S_MIN + 1.0, 1)
-    assert not paused(Interactions(InteractionSettings(idle_s=60.0)), 61.0, 1), "a number is a number"
+def test_silence_is_an_hour_before_a_tools_result_and_else_five_minutes() -> None:
+    assert goes_on(3599.0, awaits_more=True)
+    assert not goes_on(3601.0, awaits_more=True)
+    assert goes_on(299.0, awaits_more=None)
+    assert not goes_on(301.0, awaits_more=None)
+    assert goes_on(59.0, awaits_more=True, idle_s=60.0)
+    assert not goes_on(61.0, awaits_more=True, idle_s=60.0), "a number is a number"
 
 
-def test_an_answer_that_asks_for_nothing_is_not_waited_for_as_long() -> None:
-    table = Interactions()
-    serve(table, Claim("q"), awaits_more=None)
-    assert not serve(table, Claim("q"), IDLE_S_MIN + 1.0).progress.inside
-
-
-def replied(pause_s: float) -> float:
+def replied(pause_s: float, times: int = 20) -> float:
     """The pace of an app to whose answers something was said after so long."""
     table = Interactions()
-    for number in range(20):
+    for number in range(times):
         serve(table, question(session="s"), 1000.0 * number, awaits_more=False)
         serve(table, question(session="s", shows=Witnesses(hints=("s",))), 1000.0 * number + pause_s, awaits_more=False)
-    return table.needs.pace_s("a", "")
+    return table.paces.pace_s("a", "")
 
 
 def test_agents_have_more_time_than_people() -> None:
-    assert replied(0.5) == PACE_S_MAX
-    assert replied(45.0) == PACE_S_PEOPLE
+    assert replied(0.5) == replied(4.9) == 60.0
+    assert replied(45.0) == replied(5.1) == 10.0
+    assert replied(0.5, 7) == replied(45.0, 7) == 20.0, "too little is known"
+    assert replied(0.5, 8) == 60.0
 
 
 # --- bounds ---
@@ -205,7 +196,7 @@ def test_of_one_interaction_the_latest_witnesses_are_remembered_and_those_in_use
 
 
 def made(tenant: str, name: str) -> Interaction:
-    return Interaction(tenant, ("", "", name), (1.0, 1.0, 1.0), 0.0)
+    return Interaction(tenant, ("", "", name), 0.0)
 
 
 def test_the_tenant_with_most_witnesses_loses_its_oldest() -> None:
@@ -306,5 +297,5 @@ def test_a_hint_of_another_gateway_holds_no_longer_than_one_of_its_own() -> None
     pair.tell(1, 0.0)
     serve(pair.tables[0], question(), gives=Witnesses(("id",), ("turn",)))
     pair.tell(0, 1.0)
-    assert not pair.arrives(1, shown(hints=("turn",)), 2.0 + PACE_S_MAX).progress.inside
-    assert pair.arrives(1, shown(proofs=("id",)), 2.0 + PACE_S_MAX).progress.inside
+    assert not pair.arrives(1, shown(hints=("turn",)), 62.0).progress.inside
+    assert pair.arrives(1, shown(proofs=("id",)), 62.0).progress.inside

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import profile
 from policies.admission.engine import AdmissionEngine
-from policies.app_needs import CALLS_MIN
 from policies.interactions import Interactions, InteractionSettings
 from policies.limits.throttle import Ceilings, ThrottleSettings
-from policies.orders.cost import CACHED_WEIGHT, Cost, LinearCost
-from policies.orders.vtc import WINDOW_TOKENS
+from policies.orders.cost import Cost, LinearCost
 from policies.request import Claim, Flow, Witnesses
 from simulation.driver import simulate
 from simulation.metrics import service
@@ -129,7 +127,7 @@ class OneSession(Caller):
 class Longest(Caller):
     """Interactions as long as their immunity lasts, one after another: it starts far less often than others."""
 
-    calls = int(CALLS_MIN) - 1
+    calls = InteractionSettings().calls_max - 1
 
 
 class Heaviest(Caller):
@@ -203,9 +201,7 @@ PARAMS: dict[str, dict[str, Any]] = {
 
 
 @cache
-def records(
-    kind: type[Caller], params: str, callers: int, calls_max: int | Literal["auto"], end_s: float, policy: str
-) -> list[Record]:
+def records(kind: type[Caller], params: str, callers: int, calls_max: int, end_s: float, policy: str) -> list[Record]:
     """What became of the calls of the tenant under test, among three that behave."""
     everybody = [kind("tested", number) for number in range(callers)]
     everybody += [Caller(tenant, number) for tenant in ("one", "two", "three") for number in range(CALLERS)]
@@ -233,7 +229,7 @@ def share(
     params: str = "default",
     *,
     callers: int = CALLERS,
-    calls_max: int | Literal["auto"] = "auto",
+    calls_max: int = InteractionSettings().calls_max,
     start_s: float = START_S,
     end_s: float = END_S,
     policy: str = "fairserve",
@@ -296,14 +292,14 @@ def test_idling_banks_no_credit() -> None:
 def test_a_tenant_that_was_idle_has_the_window_once() -> None:
     """It was idle while each of the others received 100,000 tokens."""
     assert gain(Idler, start_s=LATE_S, end_s=2 * LATE_S) <= GAIN_MAX
-    calls = records(Idler, "default", CALLERS, "auto", 2 * LATE_S, "fairserve")
+    calls = records(Idler, "default", CALLERS, InteractionSettings().calls_max, 2 * LATE_S, "fairserve")
     received = service(calls, IDLE_UNTIL_S, 2 * LATE_S)
     ahead = received["tested"] - sum(received[tenant] for tenant in ("one", "two", "three")) / 3
-    assert ahead <= 1.5 * WINDOW_TOKENS, "and what the engine runs at once"
+    assert ahead <= 1.5 * 20_000.0, "and what the engine runs at once"
 
 
 def test_sharing_a_prefix_gains_no_more_of_the_engine_than_not_sharing() -> None:
-    assert gain(SharedPrefix, cost=LinearCost(cached_weight=CACHED_WEIGHT)) <= GAIN_MAX
+    assert gain(SharedPrefix, cost=LinearCost(cached_weight=0.1)) <= GAIN_MAX
     # Where only what the cache lacks is charged, what counts is the work that the engine had to do. Served in quanta,
     # whoever is first is ahead by one.
     assert gain(SharedPrefix, policy="dlpm", cost=LinearCost(cached_weight=0.0), end_s=2 * LATE_S) <= GAIN_MAX

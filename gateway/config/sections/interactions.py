@@ -17,20 +17,16 @@ IDLE_S_MAX = 86_400
 _SETTINGS = InteractionSettings()
 
 
-def _checked_cap(value: Any) -> Any:
-    if value == "auto" or (type(value) is int and 1 <= value <= COUNT_MAX):
-        return value
-    raise fault("should be a whole number from 1, or auto (several times what the app is seen to need)")
-
-
 def _checked_idle(value: Any) -> Any:
     if value == "auto" or (type(value) in (int, float) and 0 < value <= IDLE_S_MAX):
         return value
-    raise fault(f"should be a number above 0, up to {IDLE_S_MAX}, or auto (learned from the pauses of the app)")
+    raise fault(
+        f"should be a number above 0, up to {IDLE_S_MAX}, or auto (longer after an answer that asks for a tool)"
+    )
 
 
 Idle = Annotated[Annotated[float, Field(gt=0, le=IDLE_S_MAX)] | Literal["auto"], BeforeValidator(_checked_idle)]
-Cap = Annotated[Annotated[int, Field(ge=1, le=COUNT_MAX)] | Literal["auto"], BeforeValidator(_checked_cap)]
+Cap = Annotated[int, Field(ge=1, le=COUNT_MAX)]
 
 
 class InteractionRules(Section):
@@ -55,13 +51,13 @@ class InteractionsConfig(InteractionRules):
     """The common rules, and the caps beyond which an interaction goes on without immunity."""
 
     idle_s: Idle = _SETTINGS.idle_s
-    """An interaction that was silent for this long is over. auto: 5 minutes, and as long as the app's tools take, up to
-    an hour, after an answer that asks for one."""
+    """An interaction that was silent for this long is over. auto: 5 minutes, and an hour after an answer that
+    asks for a tool."""
     calls_max: Cap = _SETTINGS.calls_max
     """Calls of one interaction."""
     tokens_max: Cap = _SETTINGS.tokens_max
     """Tokens of one interaction, prompts and outputs."""
-    lifetime_s_max: Cap = "auto"
+    lifetime_s_max: Cap = int(_SETTINGS.lifetime_s_max)
     """Time from its first call."""
 
     def settings(self) -> InteractionSettings:

@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from math import inf, sqrt
 from operator import attrgetter, itemgetter
 
-from policies.capacity.kv_forecast import CATCHING_UP, LOOKS, TOLERATED, Growing
+from policies.capacity.kv_forecast import Growing
 
 __all__ = ["ExactForecast"]
+
+CATCHING_UP, LOOKS, TOLERATED = 0.5, 6, 0.1
 
 
 class _Stretch:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.capacity.output_lengths import ENOUGH, WINDOW, KnownLengths, OutputLengths, OutputPredictor
+from lab.vtc.known_lengths import KnownLengths
+from policies.capacity.output_lengths import ENOUGH, WINDOW, OutputLengths, OutputPredictor
 from policies.request import Request
 from tests.policies.making import make_request
 

@@ -19,7 +19,8 @@ from policies.capacity.obstacle import Blocked, Obstacle
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.contract import Selection
 from policies.orders.fairserve import FairServe, FairServeParams
-from policies.orders.profiles import CLAMP, ENOUGH, NEUTRAL, Profiles, WscSettings
+from policies.orders.profiles import CLAMP, ENOUGH, NEUTRAL, Profiles
+from policies.orders.wsc import WscParams
 from policies.placements.registry import PLACEMENTS
 from policies.request import Flow, Pressure, Request, ServiceTokens
 from tests.policies.making import Room, make_request
@@ -59,7 +60,7 @@ def test_tenants_do_not_teach_each_other() -> None:
 
 def test_equation_2_with_the_constants_as_printed() -> None:
     assert Profiles().worth(100, 30, 7) == 1 * 70 + 2 * 30 + 1 * 7
-    assert Profiles(WscSettings(alpha=1, beta=1, gamma=2)).worth(100, 30, 7) == 70 + 30 + 14
+    assert Profiles((1.0, 1.0, 2.0)).worth(100, 30, 7) == 70 + 30 + 14
 
 
 def test_no_answer_moves_a_weight_far_and_no_app_weighs_beyond_the_clamp() -> None:
@@ -71,7 +72,7 @@ def test_no_answer_moves_a_weight_far_and_no_app_weighs_beyond_the_clamp() -> No
 
 
 def test_weights_that_are_set_are_not_learned() -> None:
-    profiles = taught({("t", "a", 1): 9.0}, Profiles(WscSettings(weights={"a": 50.0, "b": [10.0, 20.0]})))
+    profiles = taught({("t", "a", 1): 9.0}, Profiles(weights={"a": 50.0, "b": [10.0, 20.0]}))
     assert [profiles.norm("t", "a", stage) for stage in (1, 5)] == [50.0, 50.0]
     assert [profiles.norm("t", "b", stage) for stage in (1, 2, 7)] == [10.0, 20.0, 20.0]
 
@@ -81,7 +82,7 @@ def test_weights_that_are_set_are_not_learned() -> None:
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="wsc"):
-        WscSettings(**wrong)
+        WscParams(**wrong)
 
 
 def test_populations_are_bounded() -> None:
@@ -108,7 +109,7 @@ def test_what_was_learned_is_restored_and_nothing_else_is_taken_for_it() -> None
         with pytest.raises(ValueError, match=r"expected|missing|row"):
             fresh.restore(wrong)
     with pytest.raises(ValueError, match="alpha, beta, gamma"):
-        Profiles(WscSettings(beta=1.0)).restore(learned)
+        Profiles((1.0, 1.0, 1.0)).restore(learned)
     assert fresh.snapshot() == learned
 
 

@@ -46,7 +46,7 @@ def test_what_is_on_its_way_before_it_counts_like_its_own_prompt() -> None:
     prefixes = PrefixIndex()
     prefixes.insert(document(1, 50), "e1")
     prefixes.insert(document(1, 100), "e2")
-    more = int(placement.MOVED) * 50 * BLOCK  # what it saves there
+    more = 8 * 50 * BLOCK  # what it saves there
     busy = [Load("e1"), Load("e2", prefill_tokens=more - BLOCK)]
     busier = [Load("e1"), Load("e2", prefill_tokens=more + BLOCK)]
     choose = ByPrefix(prefixes=prefixes).choose

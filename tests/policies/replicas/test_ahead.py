@@ -7,7 +7,7 @@ from __future__ import annotations
 from math import inf
 
 from policies.queue.backlog import Backlog
-from policies.replicas.counters import AHEAD_EXCHANGES, AHEAD_S, SharedCounters
+from policies.replicas.counters import SharedCounters
 from policies.replicas.messages import Standing
 from tests.policies.making import make_request
 
@@ -48,8 +48,8 @@ def test_the_lead_is_what_two_exchanges_bring_whoever_brings_it() -> None:
         assert gateway.is_ahead(1.0)
         for _ in range(100):
             gateway.exchange(EXCHANGE_S, charged=own, elsewhere=others)
-        assert not gateway.is_ahead(0.99 * AHEAD_EXCHANGES * SERVICE)
-        assert gateway.is_ahead(1.01 * AHEAD_EXCHANGES * SERVICE)
+        assert not gateway.is_ahead(0.99 * 2.0 * SERVICE)
+        assert gateway.is_ahead(1.01 * 2.0 * SERVICE)
 
 
 def test_the_lead_goes_when_nothing_is_served_any_more() -> None:
@@ -72,8 +72,8 @@ def test_a_clock_that_goes_back_changes_nothing() -> None:
     for _ in range(100):
         gateway.exchange(EXCHANGE_S, charged=SERVICE)
     gateway.exchange(-5.0)
-    assert not gateway.is_ahead(0.99 * AHEAD_EXCHANGES * SERVICE)
-    assert gateway.is_ahead(1.01 * AHEAD_EXCHANGES * SERVICE)
+    assert not gateway.is_ahead(0.99 * 2.0 * SERVICE)
+    assert gateway.is_ahead(1.01 * 2.0 * SERVICE)
 
 
 def test_of_one_flow_the_request_that_came_earlier_goes_first_however_far_the_lead_reaches() -> None:
@@ -85,5 +85,5 @@ def test_of_one_flow_the_request_that_came_earlier_goes_first_however_far_the_le
     for came_s, inside, goes_first in (
         (-1.01, False, True), (-0.99, False, False), (1.0, False, False), (1.0, True, True),
     ):  # fmt: skip
-        there = own._replace(waited_s=own.waited_s - came_s * AHEAD_S, inside=inside)
+        there = own._replace(waited_s=own.waited_s - came_s * 0.1, inside=inside)
         assert gateway.counters.is_ahead(gateway.flow, there, 1.0) is goes_first

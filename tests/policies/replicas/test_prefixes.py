@@ -18,7 +18,7 @@ from policies.orders.contract import Selection
 from policies.placements.contract import EngineLoad
 from policies.placements.prefix_index import PrefixIndex
 from policies.replicas.messages import News
-from policies.replicas.prefixes import BLOCKS_MAX, CHARGES_MAX, VERSION, SharedPrefixes
+from policies.replicas.prefixes import VERSION, SharedPrefixes
 from policies.request import ServiceTokens
 from tests.policies.caching import BLOCK, document
 from tests.policies.making import Load, make_request
@@ -136,17 +136,17 @@ def test_a_tenant_leaves_an_engine_after_one_quantum_whatever_gateways_it_comes_
 
 def test_what_is_told_is_bounded_and_the_latest_goes_first() -> None:
     gateways = Gateways(2, "d2lpm")
-    for number in range(3 * BLOCKS_MAX // 100):
+    for number in range(3 * 4096 // 100):
         gateways.send(0, document(number, 100), tenant=f"tenant-{number}")
-    for number in range(2 * CHARGES_MAX):
+    for number in range(2 * 256):
         gateways.send(0, (number,), tenant=f"tenant-{number}")
     news = gateways.shared[0].tell()
     told = [prefix for prefixes in news.sent.values() for prefix in prefixes]
-    assert BLOCKS_MAX - 100 < sum(map(len, told)) <= BLOCKS_MAX
-    assert (2 * CHARGES_MAX - 1,) in told
+    assert 4096 - 100 < sum(map(len, told)) <= 4096
+    assert (2 * 256 - 1,) in told
     charged = [tenant for tenants in news.charged.values() for tenant in tenants]
-    assert len(charged) == CHARGES_MAX
-    assert f"tenant-{2 * CHARGES_MAX - 1}" in charged
+    assert len(charged) == 256
+    assert f"tenant-{2 * 256 - 1}" in charged
     assert gateways.shared[1].hear(news)
     assert not gateways.shared[0].has_news
 
@@ -155,8 +155,8 @@ def test_what_is_told_is_bounded_and_the_latest_goes_first() -> None:
     "news",
     [
         News(VERSION + 1, "other", {"x": [(1,)]}, {}),
-        News(VERSION, "other", {"x": [tuple(range(BLOCKS_MAX + 1))]}, {}),
-        News(VERSION, "other", {"x": [(1,)]}, {"x": {f"tenant-{n}": 1.0 for n in range(CHARGES_MAX + 1)}}),
+        News(VERSION, "other", {"x": [tuple(range(4096 + 1))]}, {}),
+        News(VERSION, "other", {"x": [(1,)]}, {"x": {f"tenant-{n}": 1.0 for n in range(256 + 1)}}),
         *(News(VERSION, "other", {"x": [(1,)]}, {"x": {"a": service}}) for service in (nan, inf, -1e300)),
     ],
     ids=["version", "blocks", "charges", "nan", "inf", "huge"],

@@ -1,0 +1,424 @@
+"""Each number that decides, by what follows from it: a test here or beside what it decides fails if it is doubled or
+halved."""
+
+from __future__ import annotations
+
+from math import e, inf
+
+import pytest
+
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.admission.room import PoolRoom
+from policies.capacity.fair_shares import FairShares
+from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.capacity.kv_cache import KvCache
+from policies.capacity.kv_forecast import still_to_come
+from policies.capacity.lease import Lease
+from policies.capacity.ledger import BackendLedger
+from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.output_lengths import OutputLengths
+from policies.capacity.pace import Pace, PrefillRate, PrefillWindow, UsualLoad
+from policies.capacity.slots import Slots
+from policies.capacity.working_set import WorkingSet
+from policies.limits.throttle import Ceilings, Throttle, ThrottleSettings
+from policies.orders.dlpm import DlpmParams
+from policies.orders.profiles import Profiles
+from policies.orders.vtc import VtcParams
+from policies.placements.homes import Homes
+from policies.placements.prefix import ByPrefix
+from policies.placements.prefix_index import PrefixIndex
+from policies.placements.siblings import Siblings
+from policies.queue.backlog import Backlog
+from policies.replicas.grants import GrantedEngines
+from policies.replicas.messages import Grant
+from policies.replicas.schedule import Schedule
+from policies.request import Claim, Pressure, Refusal, ServiceTokens
+from tests.policies.making import Load, make_request
+
+PROMPT = tuple(range(1, 101))
+TOKENS = 1600
+
+
+def leased(now: float = 0.0, **request: int) -> Lease:
+    return Lease(make_request(**request), "b", now)  # type: ignore[arg-type]
+
+
+def busy(*, slots: int | None = 1, **gauges: float) -> BackendLedger:
+    """An engine with something of ours, whose page says so much."""
+    ledger = BackendLedger("b", CapacitySettings(), max_num_seqs=slots)
+    ledger.add(leased(prompt=100))
+    ledger.observe(Gauges(0.0, running=1, waiting=0, kv_capacity_tokens=10_000, block_size=16, **gauges), 0.0)  # type: ignore[arg-type]
+    return ledger
+
+
+# --- averages ---
+
+
+def test_of_a_quick_average_one_value_is_a_tenth() -> None:
+    pace = Pace()
+    pace.started(leased(), 1.05)
+    assert pace.first_token_s == pytest.approx(0.05 + 0.1 * 1.0)
+
+
+def test_of_a_usual_average_one_value_is_a_twentieth() -> None:
+    backlog = Backlog(flows_max=10)
+    request = make_request()
+    backlog.push(request)
+    backlog.dispatch(request)
+    backlog.charge(request, 1000.0)
+    backlog.end(request)
+    assert backlog.usual == pytest.approx(50.0)
+
+
+def test_of_a_steady_average_one_value_is_a_fiftieth() -> None:
+    profiles = Profiles()
+    for _ in range(100):
+        profiles.learn("t", "app", 1, 1000.0)
+    profiles.learn("t", "app", 1, 2000.0)
+    assert profiles.norm("t", "app", 1) == pytest.approx(1020.0)
+
+
+def test_an_average_is_believed_after_twenty_values() -> None:
+    pace = Pace()
+    for number in range(20):
+        assert (pace.known_token_s() is not None) == (number >= 20)
+        lease = leased()
+        lease.started_s, lease.output_tokens = 0.0, 10
+        pace.ended(lease, 1.0)
+    assert pace.known_token_s() is not None
+
+
+def test_a_population_stands_for_itself_after_eight_answers() -> None:
+    lengths, request = OutputLengths(), make_request(output_max=1000)
+    for _ in range(8):
+        assert lengths.expected(request) == 0.0
+        lengths.learn(request, 100)
+    assert lengths.expected(request) == 100.0
+
+
+def test_the_usual_load_is_of_ten_seconds() -> None:
+    usual = UsualLoad()
+    usual.ran(8.0, 10.0)
+    assert usual.sequences == pytest.approx(8.0 * (1.0 - 1.0 / e))
+
+
+# --- capacity ---
+
+
+def test_a_new_engine_is_taken_to_have_four_slots_and_one_request_takes_a_quarter_of_them() -> None:
+    assert Slots(None, waiting_target=2, most=None).count == 4
+    assert Slots(64, waiting_target=2, most=None).taken_by(64) == 16
+
+
+def test_a_prefill_window_is_that_of_one_step() -> None:
+    window = PrefillWindow()
+    assert window.tokens == 2048  # what vLLM computes in one step by default
+    window.told(10**9)
+    assert window.tokens == 262_144
+
+
+@pytest.mark.parametrize(("noise", "is_found"), [(0.45, True), (0.75, False)])
+def test_tokens_explain_half_of_the_time_or_say_nothing(noise: float, is_found: bool) -> None:
+    """Of the variance of the times the noise is noise**2 / (noise**2 + 1/3)."""
+    rate = PrefillRate()
+    for number in range(400):
+        tokens = -1.0 + (number // 2 % 20) / 9.5
+        rate.observed(1000 + 1000 * tokens, 0.0, 2.0 + tokens + noise * (1 if number % 2 else -1))
+    assert (rate.tokens_per_s is not None) == is_found
+
+
+def test_a_gauge_may_differ_from_the_blocks_by_a_fiftieth() -> None:
+    def step(usage: float) -> str:
+        return Gauges(0.0, kv_usage=usage, free_blocks=500, total_blocks=1000, is_step=True).contradiction()
+
+    assert not step(0.519)
+    assert step(0.521)
+
+
+@pytest.mark.parametrize(("usage", "is_learned"), [(0.69, True), (0.71, False)])
+def test_above_seven_tenths_of_its_kv_a_queue_says_nothing_of_slots(usage: float, is_learned: bool) -> None:
+    ledger = BackendLedger("b", CapacitySettings())
+    for _ in range(8):
+        lease = leased(prompt=100)
+        ledger.add(lease)
+        ledger.started(lease, 0.0)
+    for taken_s in (0.1, 0.2):
+        ledger.observe(Gauges(taken_s, running=8, waiting=5, kv_usage=usage), taken_s)
+    assert (ledger.slots.known() is not None) == is_learned
+
+
+def test_where_time_alone_makes_room_it_is_looked_at_each_hundredth_of_a_second() -> None:
+    assert busy().opens_s(make_request(), Obstacle.KV, 5.0) == pytest.approx(5.01)
+
+
+@pytest.mark.parametrize(("arrived_s", "goes_on"), [(0.24, True), (0.26, False)])
+def test_requests_keep_coming_if_one_came_within_a_quarter_of_a_second(arrived_s: float, goes_on: bool) -> None:
+    ledger = BackendLedger("b", CapacitySettings(), max_num_seqs=8)
+    for tenth in range(40):
+        now = tenth / 10
+        ledger.held_back(make_request(), Obstacle.SLOTS)
+        ledger.slots.is_short()
+        ledger.observe(Gauges(now, running=4, waiting=0), now, arrived_s=now - arrived_s)
+    assert (ledger.slots.most(ahead=False) > 8) == goes_on
+
+
+def test_an_answer_near_its_reserve_is_expected_to_add_a_quarter() -> None:
+    lease = leased(output_max=1000, reserved=100)
+    lease.output_tokens = 200
+    assert lease.reserve_left() == pytest.approx(50.0)
+
+
+def test_one_of_ten_lengths_exceeds_the_mean_by_one_and_three_tenths_of_it() -> None:
+    assert still_to_come(100.0, 230.0, 10_000.0, 0.0) == pytest.approx((0.0, 200.0))
+
+
+def test_a_comparison_of_gauge_and_books_counts_by_its_time_and_a_twentieth_at_most() -> None:
+    def part(passed_s: float) -> float:
+        leases: dict[str, Lease] = {}
+        kv = KvCache(CapacitySettings(), leases, Pace())
+        lease = leases["x"] = leased(prompt=1000)
+        kv.add(lease, spare=False)
+        kv.started(lease, 0.0)
+        for taken_s in (10.0, 10.0 + passed_s):
+            seen = Gauges(taken_s, kv_usage=0.1, kv_capacity_tokens=10_000 if taken_s == 10.0 else 1000)
+            kv.observe(seen, taken_s, starting_tokens=0, elsewhere=None, preempted=False)
+        return kv.use(0, 20.0).now / 1000
+
+    assert part(60.0) == pytest.approx(0.955 + 0.01, abs=0.01)
+    assert part(0.02) == pytest.approx(0.999, abs=0.0015)
+
+
+def test_of_a_flood_as_many_start_at_once_as_fill_half_of_what_is_missing() -> None:
+    """Each takes 105 tokens on average over 10 steps, so 1,050 token-steps. Of a cache of 10,000 tokens 94 % are to be
+    filled, and a tenth of that may stay empty. So n start beside the last one: 1,050 n is at most 9,400 * 10 / 2 times
+    what is missing, which is 0.9 - 105 n / 9,400.
+    """
+    ledger, number = BackendLedger("b", CapacitySettings(), max_num_seqs=256), 0
+    ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
+    found = None
+    while found is None:
+        request = make_request(prompt=92, output_max=10, expected=10.0, reserved=10)  # and half a block
+        found = ledger.obstacle(request, spare=True, absent=False, now=0.0, paced=True)
+        if found is None:
+            number += 1
+            lease = Lease(request, "b", 0.0)
+            ledger.add(lease, spare=True)
+            ledger.started(lease, 0.0)
+    assert found is Obstacle.SPREAD
+    assert number == 28
+
+
+def working_set(*sizes: int) -> WorkingSet:
+    """One tenant's idle interactions of these sizes in a cache of 1,000 tokens."""
+    found = WorkingSet(FairShares())
+    found.measure([cache(1000)], -1.0)
+    for number, tokens in enumerate(sizes):
+        request = make_request(prompt=tokens, claim=Claim(f"i{number}"))
+        engine = AdmissionEngine(named_policy("vtc"))
+        engine.interactions.arrived(request, 0.0)
+        engine.interactions.admitted(request, 0.0)
+        found.queued(request, 0.0)
+        found.dispatched(request, 0.0)
+        assert request.progress.interaction is not None
+        request.progress.interaction.tokens = tokens
+        found.left(request, ServiceTokens(tokens, 0), 0.0)
+    return found
+
+
+def cache(tokens: int) -> BackendLedger:
+    ledger = BackendLedger("b", CapacitySettings(), max_num_seqs=1)
+    ledger.observe(Gauges(0.0, kv_capacity_tokens=tokens), 0.0)
+    ledger.prefill_rate.tokens_per_s = 10.0
+    return ledger
+
+
+@pytest.mark.parametrize(("last", "counted"), [(290, 1090), (310, 800)])
+def test_a_set_that_outgrows_the_cache_by_a_tenth_is_parked(last: int, counted: int) -> None:
+    found = working_set(400, 400, last)
+    found.measure([cache(1000)], 0.0)
+    assert found.tokens == counted
+
+
+def test_the_cache_is_measured_each_half_second() -> None:
+    found = WorkingSet(FairShares())
+    for now, tokens, known in ((0.0, 1000, 1000), (0.49, 2000, 1000), (0.51, 2000, 2000)):
+        found.measure([cache(tokens)], now)
+        assert found.capacity_tokens == known
+
+
+@pytest.mark.parametrize(("slots", "names"), [(6, ["a", "b"]), (4, ["a"])])
+def test_waits_for_a_slot_that_differ_by_less_than_twofold_are_equal(slots: int, names: list[str]) -> None:
+    """One of ten slots is soonest free, one of six not much later, and one of four much later."""
+    tenants, engines = FairShares(), {}
+    for name, count in (("a", 10), ("b", slots)):
+        ledger = engines[name] = BackendLedger(name, CapacitySettings(), max_num_seqs=count)
+        for _ in range(count):
+            lease = leased()
+            tenants.seen(lease.request, 0.0)
+            tenants.dispatched(lease.request, 100)
+            ledger.add(lease)
+            ledger.started(lease, 0.0)
+    request = make_request()
+    tenants.seen(request, 0.0)
+    room = PoolRoom(engines, tenants, WorkingSet(tenants))
+    room.changed()
+    room.at(0.0)
+    found = room.with_room(request)
+    assert not isinstance(found, Blocked)
+    assert [ledger.name for ledger in found] == names
+
+
+# --- orders ---
+
+
+def test_a_window_and_a_turn_are_one_long_document() -> None:
+    assert VtcParams().window_tokens == DlpmParams().quantum == 20_000.0
+
+
+def test_of_what_is_not_known_a_call_is_worth_a_thousand() -> None:
+    assert Profiles().norm("t", "app", 1) == 1000.0
+
+
+def test_an_answer_counts_as_at_most_four_usual_ones() -> None:
+    profiles = Profiles()
+    for _ in range(100):
+        profiles.learn("t", "app", 1, 1000.0)
+    profiles.learn("t", "app", 1, 10.0**9)
+    assert profiles.norm("t", "app", 1) == pytest.approx(1000.0 + 0.02 * 3000.0, rel=1e-3)
+
+
+def test_an_app_weighs_within_sixteen_times_what_is_usual() -> None:
+    profiles = Profiles()
+    for _ in range(2000):
+        for _ in range(49):
+            profiles.learn("t", "usual", 1, 1000.0)
+        profiles.learn("t", "light", 1, 1.0)
+        if profiles.norm("t", "light", 1) < 70:
+            break
+    assert profiles.norm("t", "light", 1) == pytest.approx(1000 / 16, rel=0.05)
+
+
+# --- placements ---
+
+
+def choose(*engines: Load, adapter: str = "", **cached: int) -> str:
+    prefixes = PrefixIndex()
+    for name, blocks in cached.items():
+        prefixes.insert(PROMPT[:blocks], name)
+    request = make_request(prompt=TOKENS, prefix=PROMPT, adapter=adapter)
+    return ByPrefix(prefixes=prefixes).choose(request, engines)[0]
+
+
+@pytest.mark.parametrize(("running", "chosen"), [(7, "a"), (9, "b")])
+def test_a_missing_token_counts_eightfold_and_a_sequence_for_sixteen(running: int, chosen: str) -> None:
+    """`a` has a block of 16 tokens more: 128 of its tokens, or eight sequences. It ran as much for long."""
+    loads = [Load("a", running + 90), Load("b", 90)]
+    assert choose(*loads, a=90, b=89) == chosen
+
+
+@pytest.mark.parametrize(("missing", "chosen"), [(63, "b"), (65, "a")])
+def test_an_adapter_costs_as_much_as_a_thousand_tokens(missing: int, chosen: str) -> None:
+    loads = [Load("a"), Load("b", adapters={"lora": 0})]
+    assert choose(*loads, adapter="lora", a=90, b=90 - missing) == chosen
+
+
+@pytest.mark.parametrize(("usual", "running", "chosen"), [(50, 72, "a"), (50, 77, "a"), (50, 78, "b"), (95, 72, "b")])
+def test_an_engine_that_runs_much_more_than_the_mean_gets_nothing(usual: float, running: int, chosen: str) -> None:
+    """The mean is 50.5: the bound is 1.2 times that and three, 63.6, or two deviations more, 77.8, by chance."""
+    loads = [Load("a", running, usual=usual), Load("b", 100 - running, usual=50)]
+    assert choose(*loads, a=100) == chosen
+
+
+@pytest.mark.parametrize(("pace_s", "chosen"), [(0.029, "a"), (0.031, "b")])
+def test_paces_within_half_are_equal(pace_s: float, chosen: str) -> None:
+    slow, quick = Pace(), Pace()
+    for pace, token_s in ((slow, pace_s), (quick, 0.02)):
+        for _ in range(400):
+            lease = leased(output_max=100)
+            lease.started_s, lease.output_tokens = 0.0, 10
+            pace.ended(lease, 10 * token_s)
+    assert choose(Load("a", pace=slow), Load("b", pace=quick), a=51, b=50) == chosen
+
+
+def test_a_miss_shrinks_a_cache_by_a_sixteenth_down_to_one_long_prompt() -> None:
+    index = PrefixIndex()
+    for first in range(0, 16_000, 100):
+        index.insert(tuple(range(first, first + 100)), "b")
+    index.reported("b", 100, 50)
+    index.reported("b", 100, 10)
+    assert len(index) == 14_063  # 16,000 less a sixteenth, twice
+    for _ in range(200):
+        index.reported("b", 100, 10)
+    assert len(index) == 256
+
+
+def test_each_dispatch_looks_up_two_that_begin_alike_and_eight_are_tried() -> None:
+    siblings, homes = Siblings(), Homes(PrefixIndex())
+    for number in range(20):
+        request = make_request(f"t{number}", prefix=PROMPT)
+        siblings.add(request)
+        homes.add(request)
+    assert len(list(siblings.nearest(PROMPT))) == 2
+    assert len(list(homes.at(""))) == 8
+
+
+def test_where_the_next_request_does_not_fit_two_each_of_four_tenants_are_tried() -> None:
+    backlog = Backlog(flows_max=100)
+    for number in range(30):
+        backlog.push(make_request(f"t{number % 6}", user=f"u{number}"))
+    head = backlog.head()
+    assert head is not None
+    assert len(list(backlog.others(head))) == 7
+
+
+# --- limits ---
+
+
+def test_nobody_is_told_to_come_back_later_than_in_a_minute() -> None:
+    throttle = Throttle(ThrottleSettings(window_s=3600.0, user=Ceilings(starts=1)))
+    throttle.count(make_request(), 1.0)
+    refused = throttle.refusal(make_request(), 2.0, Pressure(True, "", 1.0))
+    assert refused is not None
+    assert (refused.reason, refused.retry_after_s) == (Refusal.OVER_USER_LIMIT, 60.0)
+
+
+# --- several gateways ---
+
+
+class Quiet:
+    """A gateway that has something to tell, or nothing."""
+
+    def __init__(self, *, is_busy: bool, is_urgent: bool = False) -> None:
+        self.is_busy = lambda: is_busy
+        self.is_urgent = lambda: is_urgent
+        self.hear = lambda heard, asked_s, now: ()
+        self.tell = lambda now: None
+        self.cut_off = lambda now: ("alone",)
+
+
+@pytest.mark.interpreted_only("a gateway that tells nothing")
+def test_when_gateways_exchange() -> None:
+    for quiet, due_s in (
+        (Quiet(is_busy=True), 0.025), (Quiet(is_busy=False), 0.1), (Quiet(is_busy=False, is_urgent=True), 0.005),
+    ):  # fmt: skip
+        schedule = Schedule(quiet)  # type: ignore[arg-type]
+        schedule.ask(0.0)
+        schedule.heard(None, 0.0)  # type: ignore[arg-type]
+        assert schedule.due_s() == pytest.approx(due_s)
+    schedule.ask(1.0)
+    assert schedule.lost(0.99) == ()
+    assert len(schedule.lost(1.01)) == 1
+    assert schedule.due_s() == pytest.approx(1.11)
+
+
+def test_grants_are_averaged_over_five_seconds_and_trusted_for_two() -> None:
+    ledger = BackendLedger("b", CapacitySettings(), max_num_seqs=64)
+    grants = GrantedEngines({"b": ledger})
+    grants.hear([Grant(40, 1000)], 2, 0.0)
+    grants.hear([Grant(20, 1000)], 2, 2.5)
+    assert ledger.allowed_until_s == 4.5
+    grants.cut_off()
+    assert ledger.allowed_until_s == inf
+    assert ledger.allowance is not None
+    assert ledger.allowance.sequences == 30
