@@ -71,7 +71,7 @@ class _Course:
         self.retries = 0
         self.began_s = 0.0
         self.told: tuple[float, float] | None = None
-        """When its start was refused first, and for how long it was told to wait."""
+        """When its start was refused first, and the seconds of that `retry-after`."""
 
     def call(self, now: float, block_size: int) -> Arrival:
         """Its next call."""
@@ -111,7 +111,7 @@ class Crowd:
         self.retries = 0
         """Requests made again because they were refused."""
         self.told: list[tuple[float, float, int]] = []
-        """Of each start that was refused and went: the seconds it was told, the seconds it took, and refusals."""
+        """Of each start that was refused and went later: its first `retry-after`, the seconds it took, its refusals."""
         self._random = Random(seed)
         self._groups = groups
         self._until_s = until_s

@@ -58,7 +58,7 @@ class InteractionSettings:
     lifetime_s_max: float = 86_400.0
     open_max: int = 250_000
     apps_max: int = APPS_MAX
-    """Apps of which is known how soon their users answer."""
+    """Apps whose paces are remembered: how soon their users answer."""
 
     def __post_init__(self) -> None:
         for name in ("idle_s", "calls_max", "tokens_max", "lifetime_s_max", "open_max", "apps_max"):

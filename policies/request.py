@@ -355,6 +355,6 @@ class Pressure(NamedTuple):
 
 
 RETRY_S_MAX: Final = 60.0
-"""Clients are told to come back within a minute at the latest, so that they do come back."""
+"""No Retry-After is longer than a minute, so that clients do come back."""
 CALM: Final = Pressure(False, "", 1.0)
 """Nothing waits."""

@@ -215,8 +215,7 @@ class _Driver:
 
     def _rejected(self, decision: Reject, now: float) -> None:
         record = self._result.records[decision.id]
-        record.dispatched_s = None
-        record.retry_after_s = decision.retry_after_s
+        record.dispatched_s, record.retry_after_s = None, decision.retry_after_s
         self._end(record, decision.reason.value, now)
 
     def _end(self, record: Record, outcome: str, now: float) -> None:

@@ -66,7 +66,7 @@ class Record:
     outcome: str = ""
     """"completed", "cancelled" by its client, "lost" with its gateway, "wrong", or why it was rejected."""
     retry_after_s: float = 0.0
-    """What it was told when it was rejected."""
+    """The Retry-After of its rejection."""
     preemptions: int = 0
     refusals: int = 0
     cached_tokens: int = 0

@@ -11,7 +11,7 @@ __all__ = ["KnownLengths"]
 
 
 class KnownLengths:
-    """What would a predictor say that was told the lengths? For simulation: `expected_tokens` by request id.
+    """What would a predictor say that knows the lengths? For simulation: `expected_tokens` by request id.
 
     With the true lengths this is the oracle of VTC (section 4.4). If the caller multiplies each by a random factor from
     0.5 to 1.5, it is the paper's noisy oracle. It learns nothing and draws nothing at random: the same table gives the

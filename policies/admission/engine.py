@@ -42,7 +42,7 @@ class Remembered(NamedTuple):
 
     decisions_max: int = RECENT_MAX
     lengths_max: int = APPS_MAX
-    """Apps of which is known how long their answers were."""
+    """Apps whose lengths of answers are remembered."""
     tenants_max: int = 10_000
     """Tenants that may be active with nothing here."""
 

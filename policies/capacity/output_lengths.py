@@ -16,7 +16,7 @@ from policies.request import Request
 __all__ = ["APPS_MAX", "ENOUGH", "OutputLengths", "OutputPredictor"]
 
 APPS_MAX: Final = 4096
-"""Apps of which is known how their requests usually are."""
+"""Apps whose usual requests are remembered."""
 WINDOW: Final = 64
 """Answers remembered per population. Older ones are forgotten."""
 ENOUGH: Final = 8

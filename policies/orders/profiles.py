@@ -20,7 +20,7 @@ from policies.plain_data import fields, rows
 __all__ = ["NEUTRAL", "Profiles", "stages"]
 
 NEUTRAL: Final = 1000.0
-"""Assumed for a call of which nothing is known."""
+"""Assumed for a call of an app without a profile."""
 OUTLIER: Final = 4.0
 """An answer moves the means as if it were at most this many times the usual."""
 CLAMP: Final = 16.0

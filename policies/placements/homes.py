@@ -58,7 +58,7 @@ class Homes:
         return homes is not None and homes[0] != NOWHERE
 
     def sent(self, prefix: Prefix) -> None:
-        """A request with this prefix was sent to an engine, so those that begin alike may be at home there now."""
+        """A request with this prefix was sent to an engine. Queued ones that begin alike may be at home there now."""
         for request_id in list(self._siblings.nearest(prefix)):
             request = self._requests[request_id]
             self._leave(request)

@@ -23,8 +23,8 @@ __all__ = ["AHEAD_S", "SharedCounters"]
 
 AHEAD: Final = 2.0
 """A request may go before one that waits elsewhere while its lead is at most this many usual requests: this tolerance
-keeps a free slot from passing back and forth between gateways. Its lead may also be what those that wait receive in so
-many exchanges: what is known of others is one exchange old, and with a narrower lead fast engines idle until the next
+keeps a free slot from passing back and forth between gateways. Its lead may also be what the waiting members receive in
+so many sync rounds: what is known of others is one round old, and with a narrower lead fast engines idle until the next
 news. More than 1, so that the lead grows with the pace that it allows."""
 AHEAD_S: Final = IDLE_S
 """A request may go before one of its own flow that waits elsewhere and came earlier by at most this much."""
@@ -141,7 +141,7 @@ class SharedCounters:
         """What was charged since the last exchange, and who left.
 
         The charges also name the tenants and flows that are next, even without a new charge. So their sums come back as
-        well: of twice as many tenants as are told of, and of so many flows of each of the first.
+        well: of twice as many tenants as are reported, and of so many flows of each of the first.
         """
         backlog = self._backlog
         changed = backlog.changed if backlog.changed is not None else {}

@@ -35,7 +35,7 @@ __all__ = [
 NUMBER_MAX: Final = 1e18
 """More than any gateway counts, and sums of it have room in 64 bits."""
 REPORTED_MAX: Final = 256
-"""Rows of one kind that are told in one exchange. The rest follow in the next one."""
+"""Rows of one kind that are reported in one sync round. The rest follow in the next one."""
 SECONDS_MAX: Final = 1e12
 """The longest time that something is kept. Redis takes no longer one."""
 SHAPES: Final = (

@@ -114,7 +114,7 @@ def test_a_new_engine_is_taken_to_have_four_slots_and_one_request_takes_a_quarte
 def test_a_prefill_window_is_that_of_one_step() -> None:
     window = PrefillWindow()
     assert window.tokens == 2048  # what vLLM computes in one step by default
-    window.told(10**9)
+    window.reported(10**9)
     assert window.tokens == 262_144
 
 
@@ -404,7 +404,7 @@ def test_when_gateways_exchange() -> None:
     ):  # fmt: skip
         schedule = Schedule(quiet)  # type: ignore[arg-type]
         schedule.ask(0.0)
-        schedule.heard(None, 0.0)  # type: ignore[arg-type]
+        schedule.answered(None, 0.0)  # type: ignore[arg-type]
         assert schedule.due_s() == pytest.approx(due_s)
     schedule.ask(1.0)
     assert schedule.lost(0.99) == ()
