@@ -6,17 +6,18 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
+from policies.admission.decisions import Decision
 from policies.admission.policy import Policy
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.capacity.working_set import WorkingSet
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
-from policies.request import Request
+from policies.request import Refused, Request
 
-__all__ = ["DueTimes", "Elsewhere", "PoolRoom", "Rivals"]
+__all__ = ["Asker", "DueTimes", "Elsewhere", "PoolRoom", "Rivals"]
 
 
 PASSING: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.SPREAD})
@@ -38,16 +39,24 @@ class Rivals(Protocol):
         """Does one of them go before this request?"""
 
 
+class Asker(Protocol):
+    """An admission engine that asks other gateways about a request."""
+
+    def peers_asked(self, request_id: str, now: float) -> None:
+        """They are being asked: from now on the request counts."""
+
+    def decided(self, request_id: str, refused: Refused | None, now: float) -> Sequence[Decision]:
+        """They have answered: the request is beyond a limit (`refused`), or may be queued."""
+
+
 class Elsewhere(Protocol):
     """Other gateways that count the same limits and interactions, for decisions that depend on them."""
 
     def must_ask(self, request: Request, now: float, *, is_calm: bool) -> bool:
         """Must this request wait until the others have said whether a limit that all of them count has room for it?"""
 
-    def ask(self, engine: Any, request: Request) -> None:
-        """Ask the other gateways about this request of `engine`. `AdmissionEngine.peers_asked` follows when they were
-        asked, and `AdmissionEngine.decided` with their answer.
-        """
+    def ask(self, engine: Asker, request: Request) -> None:
+        """Ask the other gateways about this request of `engine`, and say to it when that was done, and their answer."""
 
     def let_go(self, request: Request) -> None:
         """Forget it: it no longer wants an answer."""

@@ -9,10 +9,11 @@ then does it matter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
+from policies.admission.room import Asker
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.replicas.interactions import SharedInteractions
@@ -27,7 +28,7 @@ class _Undecided(NamedTuple):
     """A request, the admission engine where it waits, and the range of the keys that were asked for it."""
 
     request: Request
-    engine: AdmissionEngine
+    engine: Asker
     begin: int = 0
     end: int = 0
 
@@ -57,7 +58,7 @@ class TenantReplica:
         self._asked: dict[str, _Undecided] = {}
         """Asked about and counted."""
         self._keys_asked = 0
-        self._decisions: dict[AdmissionEngine, list[Decision]] = {engine: [] for engine in engines}
+        self._decisions: dict[Asker, list[Decision]] = {engine: [] for engine in engines}
         for engine in engines:
             engine.elsewhere = self
 
@@ -71,7 +72,7 @@ class TenantReplica:
             return True
         return not is_calm and self._interactions is not None and self._interactions.is_unknown(request)
 
-    def ask(self, engine: Any, request: Request) -> None:
+    def ask(self, engine: Asker, request: Request) -> None:
         """Ask about it in the next exchange."""
         self._undecided[request.id] = _Undecided(request, engine)
 
