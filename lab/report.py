@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 
 from lab.experiment import Experiment, Figure, Findings, Row, Value, Verdict
 from simulation.plots import chart
 
-__all__ = ["as_json", "as_markdown", "as_text", "draw", "summary"]
+__all__ = ["as_csv", "as_json", "as_markdown", "as_text", "details", "draw", "summary"]
 
 HEADS = ("measure", "published", "ours", "required", "verdict")
 
@@ -42,15 +44,34 @@ def as_json(by_experiment: Mapping[Experiment, Findings]) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
+def details(findings: Findings) -> Sequence[Row]:
+    """Rows that are only in the file beside the page: nothing is required, and the paper has no such number."""
+    return [row for row in findings.rows if row.verdict is Verdict.SHOWN and row.published == ""]
+
+
+def as_csv(findings: Findings) -> str:
+    """Measure and value of every row that the page leaves out."""
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("measure", "ours"))
+    writer.writerows(_cells(row)[:3:2] for row in details(findings))
+    return text.getvalue()
+
+
 def as_markdown(experiment: Experiment, findings: Findings) -> str:
     """A section with the table, the figures (in `figures/`) and the notes."""
+    left_out = details(findings)
     lines = [f"## {experiment.reproduces}", "", f"`fairgate reproduce {experiment.name}`", ""]
-    lines += [f"| {' | '.join(HEADS)} |", "| --- | ---: | ---: | --- | --- |"]
-    for row in findings.rows:
+    shown = [row for row in findings.rows if row not in left_out]
+    if shown:
+        lines += [f"| {' | '.join(HEADS)} |", "| --- | ---: | ---: | --- | --- |"]
+    for row in shown:
         cells = [cell.replace("|", "\\|") for cell in _cells(row)]
         if row.verdict is Verdict.MISSED:
             cells[-1] = f"**{cells[-1]}**"
         lines.append(f"| {' | '.join(cells)} |")
+    if left_out:
+        lines += ["", f"{len(left_out)} more numbers: [`{experiment.name}.csv`](reproduction/{experiment.name}.csv)."]
     for figure in findings.figures:
         lines += ["", f"![{figure.title}](figures/{figure.name}.svg)"]
     for note in findings.notes:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lab.experiment import Experiment, Findings, Inputs, SkippedError
 from lab.registry import EXPERIMENTS
-from lab.report import as_markdown, draw, summary
+from lab.report import as_csv, as_markdown, details, draw, summary
 from lab.vtc.recorded import RunMeasures
 
 __all__ = ["UnknownExperimentError", "experiments", "measures_json", "measures_text", "run_all", "write_docs"]
@@ -90,6 +90,9 @@ def write_docs(by_experiment: Mapping[Experiment, Findings], directory: Path) ->
     parts = _parts(path.read_text(encoding="utf-8")) if path.exists() else {}
     for one, findings in by_experiment.items():
         parts[one.reproduces] = f"| {one.reproduces} | {summary(findings.rows)} |", as_markdown(one, findings)
+        if details(findings):
+            (directory / "reproduction").mkdir(exist_ok=True)
+            (directory / "reproduction" / f"{one.name}.csv").write_text(as_csv(findings), encoding="utf-8")
         for figure in findings.figures:
             draw(figure, figures)
     shown = [parts[one.reproduces] for one in EXPERIMENTS.values() if one.reproduces in parts]

@@ -16,6 +16,7 @@ from gateway.commands.reproducing import NoExperimentsError
 from lab.experiment import Findings, Inputs, Verdict, holds, shown, within
 from lab.registry import EXPERIMENTS
 from lab.report import as_text, summary
+from lab.reproduce import write_docs
 from lab.vtc import figures, tables
 from lab.vtc.gateway_window import production
 from lab.vtc.runs import arena
@@ -111,6 +112,22 @@ def test_the_command_prints_published_ours_and_verdict(tmp_path: Path) -> None:
         if line.startswith("!["):
             ElementTree.parse(docs / line.partition("](")[2].rstrip(")"))
     assert "figures/fig9-ttft.svg" in page
+
+
+def test_what_no_paper_has_and_nothing_requires_is_in_a_file_beside_the_page(tmp_path: Path) -> None:
+    experiment = EXPERIMENTS["fig9"]
+    rows = [
+        within("tokens/s", 100.0, 101.0, 0.03),
+        shown("as published", 3, 4),
+        shown("a, b", "", 0.5),
+        shown("c", "", 7),
+    ]
+    page = write_docs({experiment: Findings(rows)}, tmp_path).read_text()
+    assert "| as published | 3 | 4 |" in page
+    assert "a, b" not in page
+    assert "2 more numbers: [`fig9.csv`](reproduction/fig9.csv)." in page
+    beside = (tmp_path / "reproduction" / "fig9.csv").read_text()
+    assert beside.splitlines() == ["measure,ours", '"a, b",0.5', "c,7"]
 
 
 def test_a_page_keeps_what_is_not_run_again(tmp_path: Path) -> None:
