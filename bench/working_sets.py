@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from zlib import crc32
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile, profile
@@ -24,7 +25,8 @@ from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
 from simulation.driver import simulate
-from simulation.run import Record
+from simulation.run import Arrival, Record
+from tests.simulation.replicas import TwinStore
 
 __all__ = ["HEADS", "rows"]
 
@@ -69,6 +71,14 @@ class Row:
     is_recorded: bool = False
     """The interactions are those of `bench.sessions.TRACE`."""
     patience_s: float = 1e5
+    gateways: int = 1
+    """With several, all of one tenant's agents are at the first, and the other tenant's at the rest."""
+
+    def gateway_of(self, arrival: Arrival, now: float) -> int:
+        """Where this arrives."""
+        if self.gateways == 1 or arrival.flow.tenant == "a":
+            return 0
+        return 1 + crc32(arrival.flow.user.encode()) % (self.gateways - 1)
 
     def groups(self) -> list[Agents | Questions]:
         """Two tenants of as many agents, and who else there is."""
@@ -120,6 +130,7 @@ ROWS = [
         for model in (LARGE, SMALL)
     ],
     *[Row(f"recorded, 8B, {times:g}x", SMALL, 400_000, times, is_recorded=True) for times in (1, 2)],
+    *[Row(f"three gateways, skewed, {model}, 2x", model, 120_000, 2, gateways=3) for model in (LARGE, SMALL)],
     *[Row(f"patience of a minute, {model}, 4x", model, 120_000, 4, patience_s=60.0) for model in (LARGE, SMALL)],
 ]
 
@@ -216,12 +227,13 @@ def run(row: Row, seed: int, until_s: float, *, holds: bool, steps: bool = False
     """`holds`: starts wait for the working set. `steps`: the engines report each step."""
     engine_like = engine_profile(row.model, row.kv_tokens)
     limits = QueueLimits(wait_s_max=row.patience_s, wait_s_max_inside=1e5)
-    engine = AdmissionEngine(named_policy(policy), limits=limits)
-    if not holds:
-        engine.working_set.is_ahead = None
     models = {f"engine-{number}": EngineModel(engine_like) for number in range(row.engines)}
-    for name in models:
-        engine.add_backend(name, max_num_seqs=engine_like.max_num_seqs)
+    gateways = [AdmissionEngine(named_policy(policy), limits=limits) for _ in range(row.gateways)]
+    for engine in gateways:
+        if not holds:
+            engine.working_set.is_ahead = None
+        for name in models:
+            engine.add_backend(name, max_num_seqs=engine_like.max_num_seqs)
     from_s = DROPPED * until_s
     found, crowd = Found(until_s - from_s), Crowd(row.groups(), seed=seed, until_s=until_s)
 
@@ -230,11 +242,12 @@ def run(row: Row, seed: int, until_s: float, *, holds: bool, steps: bool = False
             found.note(record)
 
     simulate(
-        crowd.arrivals(), engine=engine, backends=models, next_arrival=crowd.next_arrival, ended=ended, steps=steps,
-        until_s=until_s,
+        crowd.arrivals(), engine=gateways[0], others=gateways[1:], backends=models, next_arrival=crowd.next_arrival,
+        ended=ended, steps=steps, until_s=until_s, arrives_at=row.gateway_of,
+        store=TwinStore() if row.gateways > 1 else None,
     )  # fmt: skip
     found.tasks = sum(end_s >= from_s for _, _, end_s in crowd.finished)
-    found.queued, found.told = engine.queued, crowd.told
+    found.queued, found.told = sum(engine.queued for engine in gateways), crowd.told
     return found
 
 
