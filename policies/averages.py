@@ -9,5 +9,6 @@ __all__ = ["QUICK", "STEADY", "USUAL"]
 QUICK: Final = 0.1
 """About the last ten count."""
 USUAL: Final = 0.05
+"""About the last twenty count."""
 STEADY: Final = 0.02
 """About the last fifty count."""
