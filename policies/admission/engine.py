@@ -146,7 +146,7 @@ class AdmissionEngine:
         numbers = self.policy.explain(known.flow, now)
         if self.working_set.hold_s:
             numbers |= {
-                "working_set_tokens": float(self.working_set.tokens),
+                "working_set_tokens": float(self.working_set.tokens_in_all),
                 "working_set_max_tokens": float(self.working_set.capacity_tokens),
                 "working_set_hold_s": self.working_set.hold_s,
             }

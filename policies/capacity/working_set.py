@@ -30,7 +30,7 @@ As long as K or R is not known, nothing waits.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Final
 
@@ -87,11 +87,11 @@ class WorkingSet:
 
     def __init__(self, shares: FairShares) -> None:
         self.capacity_tokens = 0
-        """K: this gateway's part, where others use the engines as well."""
+        """K."""
         self.hold_s = 0.0
         """K / R: how long an idle context counts; 0: K or R is not known, so nothing waits."""
         self.tokens = 0
-        """Sum of the contexts that count."""
+        """Sum of the contexts that count here."""
         self.is_ahead: Callable[[str], bool] | None = None
         """Has this tenant received more than one that waits for the set, by more than the window of the order? None:
         the order does not hold starts."""
@@ -104,6 +104,10 @@ class WorkingSet:
         """Contexts that count though no call is under way, the longest idle first."""
         self._parked: OrderedDict[Context, None] = OrderedDict()
         self._measured_s = -inf
+        self._elsewhere: Mapping[str, int] = {}
+        """Tokens that count at other gateways, by tenant."""
+        self._tokens_elsewhere = 0
+        self._sharers = 1
 
     def __len__(self) -> int:
         """Contexts that count."""
@@ -116,16 +120,15 @@ class WorkingSet:
 
     def has_room(self, request: Request) -> bool:
         """May this request start, as far as the set is concerned?"""
-        if not self.hold_s or not self.tokens or request.progress.context is not None or self.is_ahead is None:
+        in_all = self.tokens_in_all
+        if not self.hold_s or not in_all or request.progress.context is not None or self.is_ahead is None:
             return True
         tenant, expected = request.flow.tenant, self._expected_tokens(request)
         if self.is_ahead(tenant):
             return False
-        if self.tokens + expected <= self.capacity_tokens:
+        if in_all + expected <= self.capacity_tokens:
             return True
-        own = self._tenants.get(tenant)
-        with_it = expected + (own.tokens if own is not None else 0)
-        return with_it <= self.capacity_tokens * self._shares.part(request)
+        return self._tokens_of(tenant) + expected <= self.capacity_tokens * self._shares.part(request)
 
     def refusal(self, request: Request, wait_s_max: float) -> Refused | None:
         """Would there be no room for this start within `wait_s_max`, by the time that its tenant's starts wait for each
@@ -137,8 +140,13 @@ class WorkingSet:
         wait_s = own.interval_s * (own.waiting + 1)
         return Refused(Refusal.WORKING_SET, wait_s) if wait_s > wait_s_max else None
 
+    @property
+    def tokens_in_all(self) -> int:
+        """Sum of the contexts that count, here and at other gateways."""
+        return self.tokens + self._tokens_elsewhere
+
     def tenants(self) -> dict[str, int]:
-        """Tokens that count, by tenant."""
+        """Tokens that count here, by tenant."""
         return {name: own.tokens for name, own in self._tenants.items() if own.contexts}
 
     def waiting(self) -> int:
@@ -150,6 +158,12 @@ class WorkingSet:
         return next(iter(self._idle)).idle_s + self.hold_s if self._idle and self.hold_s else inf
 
     # --- events ---
+
+    def set_elsewhere(self, tokens: Mapping[str, int], sharers: int = 1) -> None:
+        """Set what counts at other gateways, by tenant. Where that is not known, `sharers` gateways have an equal part
+        of K each.
+        """
+        self._elsewhere, self._tokens_elsewhere, self._sharers = tokens, sum(tokens.values()), sharers
 
     def queued(self, request: Request, now: float) -> None:
         """The request waits for its turn. A call inside an interaction that counts is under way from now on."""
@@ -212,7 +226,7 @@ class WorkingSet:
             return
         self._measured_s = now
         self.expire(now)
-        own_tokens, timed_tokens, seconds = 0, 0, 0.0
+        all_tokens, timed_tokens, seconds = 0, 0, 0.0
         for engine in engines:
             if not engine.healthy:
                 continue
@@ -220,14 +234,15 @@ class WorkingSet:
             if tokens is None:
                 timed_tokens = 0
                 break
-            own_tokens += tokens // (1 if engine.allowance is None else engine.allowance.sharers)
+            all_tokens += tokens
             if rate is not None:  # an engine that was never busy is taken to be as fast as the others
                 timed_tokens += tokens
                 seconds += tokens * tokens / rate
-        self.capacity_tokens = own_tokens
+        self.capacity_tokens = all_tokens // self._sharers
         self.hold_s = seconds / timed_tokens if timed_tokens else 0.0
-        if self.hold_s:
-            self._park(OVER * own_tokens)
+        if self.hold_s and self.tokens:
+            # Each gateway parks its part of what is too much.
+            self._park(OVER * self.capacity_tokens * self.tokens / self.tokens_in_all)
 
     # --- the table ---
 
@@ -285,7 +300,7 @@ class WorkingSet:
         for own in idle.values():
             own.sort(key=lambda context: context.began_s)
         while idle and self.tokens > most_tokens:
-            most = max(idle, key=lambda name: self._tenants[name].tokens / self._shares.weight_of(name))
+            most = max(idle, key=lambda name: self._tokens_of(name) / self._shares.weight_of(name))
             context = idle[most].pop()
             if not idle[most]:
                 del idle[most]
@@ -293,6 +308,11 @@ class WorkingSet:
             self._resize(context, 0)
             context.is_parked = True
             self._parked[context] = None
+
+    def _tokens_of(self, tenant: str) -> int:
+        """What counts of this tenant, here and at other gateways."""
+        own = self._tenants.get(tenant)
+        return (own.tokens if own is not None else 0) + self._elsewhere.get(tenant, 0)
 
     def _tenant(self, name: str) -> _TenantContexts:
         own = self._tenants.get(name)

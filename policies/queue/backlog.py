@@ -184,8 +184,9 @@ class Backlog:
             self._release(tenant)
 
     def held(self) -> Request | None:
-        """A start that the working set has no room for."""
-        return next(iter(self._held)).held if self._held else None
+        """The start that the working set has no room for, of the tenant that has received least."""
+        least = min(self._held, key=_counter, default=None)
+        return least.held if least is not None else None
 
     def _release(self, tenant: TenantMember) -> None:
         del self._held[tenant]
@@ -196,10 +197,12 @@ class Backlog:
         tenant.asleep.clear()
 
     def is_ahead(self, tenant: str) -> bool:
-        """Has this tenant received more than one with a start that is held, by more than the window?"""
-        own = self._by_tenant.get(tenant)
-        least = min([other.counter for other in self._held], default=inf)
-        return own is not None and own.counter - least > self.tenants.window
+        """Has this tenant received more than one with a start that is held, or that waits at another gateway, by more
+        than the window?
+        """
+        own, tenants = self._by_tenant.get(tenant), self.tenants
+        least = min([*map(_counter, self._held), tenants.least_counter_elsewhere()])
+        return own is not None and own.counter - least > tenants.window
 
     def others(self, head: Request) -> Iterator[Request]:
         """The requests to try where the head has no room: the next ones of some tenants and flows, in order."""
@@ -376,3 +379,7 @@ class Backlog:
             while (flow := tenant.flows.forget_longest_idle()) is not None:
                 del self._by_flow[flow.flow]
             tenant.flows.last_left = None  # else its flow and it would keep each other, and nothing looks for cycles
+
+
+def _counter(tenant: TenantMember) -> float:
+    return tenant.counter

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush, heapreplace
+from math import inf
 from typing import Any, Generic, TypeVar
 
 __all__ = ["Counters", "Member"]
@@ -134,6 +135,12 @@ class Counters(Generic[M]):
     def wait_elsewhere(self, rank: float | None, *, is_preferred: bool = False) -> None:
         """The next member that waits at another gateway has this rank; None: none is known."""
         self.least_elsewhere, self._is_preferred_elsewhere = rank, is_preferred
+
+    def least_counter_elsewhere(self) -> float:
+        """Counter of the next member that waits at another gateway. inf: none is known."""
+        if self.least_elsewhere is None:
+            return inf
+        return self.least_elsewhere + (self.window if self._is_preferred_elsewhere else 0.0)
 
     def ahead(self, member: M) -> float:
         """How far is its rank from that of the next one that waits? 0: it is next itself."""

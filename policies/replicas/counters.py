@@ -107,14 +107,12 @@ class SharedCounters:
         return self._backlog.quantum
 
     def standings(self, now: float) -> list[Standing]:
-        """What rank have the tenants that are next, with the next flow of each?"""
-        found = []
-        for tenant in self._backlog.tenants.first(TRIED, within=inf):
-            flow = tenant.flows.least()
-            standing = self._standing(flow, now) if flow is not None else None
-            if standing is not None:
-                found.append(standing)
-        return found
+        """What rank have the tenants that are next, with the next flow of each? At the end comes the start that the
+        working set has no room for.
+        """
+        flows = [tenant.flows.least() for tenant in self._backlog.tenants.first(TRIED, within=inf)]
+        standings = [self._standing(flow, now) for flow in [*flows, self._held()] if flow is not None]
+        return [standing for standing in standings if standing is not None]
 
     def is_ahead(self, flow: Flow, elsewhere: Standing, now: float) -> bool:
         """Has this flow received more than one that waits elsewhere, by more than a few requests or exchanges?
@@ -152,6 +150,9 @@ class SharedCounters:
             asked[tenant] = None
             if place < TRIED:
                 asked.update(dict.fromkeys(tenant.flows.first(TRIED, within=inf)))
+        held = self._held()
+        if held is not None:
+            asked[held.tenant] = asked[held] = None
         charges: list[Charge] = []
         self._reported = reported = []
         for member in asked:
@@ -197,6 +198,10 @@ class SharedCounters:
                 if flows.least_elsewhere is None or served < flows.least_elsewhere:
                     flows.wait_elsewhere(served, is_preferred=standing.inside)
                 self._waiting_elsewhere.append(tenant_here)
+
+    def _held(self) -> FlowMember | None:
+        start = self._backlog.held()
+        return self._backlog.flow(start.flow) if start is not None else None
 
     def _standing(self, flow: FlowMember, now: float) -> Standing | None:
         """None: nothing of it waits."""

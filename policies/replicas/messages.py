@@ -216,7 +216,8 @@ class ReplicaReport(NamedTuple):
     tallies: list[CountDelta]
     calls: list[CallDelta]
     under_way: list[tuple[str, int]]
-    """Requests queued and dispatched, of tenants with a limit on concurrent requests."""
+    """By tenant. Of what the pools have in common: requests queued and dispatched, where concurrent ones have a limit.
+    Of a pool: KV tokens of the working set (`capacity.working_set`), and those of smaller tenants under ""."""
     lefts: list[Left]
     """Where queues have emptied since the last exchange. The tenant that is known to have left last at any gateway
     comes first."""

@@ -34,6 +34,8 @@ class PoolReplica:
         self._tallied: list[int] = []
         self._grants = GrantedEngines(engine.backends)
         self._next_elsewhere: Standing | None = None
+        self._replicas = 1
+        """Gateways, this one included, as of the last reply."""
         self._reported_s = self._answered_s = float("-inf")
         engine.room.rivals = self
 
@@ -61,7 +63,10 @@ class PoolReplica:
         """What the others need to know, and what is wanted of them. `hear` or `cut_off` must follow."""
         engine, counters = self._engine, self._counters
         now = self._reported_s = engine.catch_up(now)
-        head = engine.blocked.request if engine.blocked is not None else None
+        blocked = engine.blocked
+        # A start without room in the working set wants none at the engines.
+        wants_room = blocked is not None and blocked.nearest() is not Obstacle.WORKING_SET
+        head = blocked.request if blocked is not None and wants_room else None
         charges: list[Charge] = []
         lefts: list[Left] = []
         if counters is not None:
@@ -79,7 +84,7 @@ class PoolReplica:
             charges,
             [tally for of_population in tallies for tally in of_population],
             [],
-            [],
+            _largest(engine.working_set.tenants()),
             lefts,
             counters.quantum if counters is not None else 0.0,
         )
@@ -100,6 +105,8 @@ class PoolReplica:
             counts.hear(view.counted[place : place + tallied])
             place += tallied
         self._grants.hear(view.grants, view.replicas, asked_s)
+        self._replicas = view.replicas
+        engine.working_set.set_elsewhere(dict(view.under_way))
         engine.room.changed()
         return engine.woke(now)
 
@@ -109,6 +116,7 @@ class PoolReplica:
         if self._counters is not None:
             self._counters.wait_elsewhere(())
         self._grants.cut_off()
+        self._engine.working_set.set_elsewhere({}, self._replicas)
         self._engine.room.changed()
         return self._engine.woke(now)
 
@@ -116,3 +124,11 @@ class PoolReplica:
 def _of_first_come(request: Request, now: float) -> Standing:
     """Of a policy that counts no service: of all that wait, the oldest is next."""
     return Standing("", "", 0.0, 0.0, now - request.arrived_s, inside=False)
+
+
+def _largest(tokens: dict[str, int]) -> list[tuple[str, int]]:
+    """The tenants that hold most of a working set. What the others hold has no name."""
+    if len(tokens) < REPORTED_MAX:
+        return list(tokens.items())
+    largest = sorted(tokens.items(), key=lambda one: -one[1])
+    return [*largest[: REPORTED_MAX - 1], ("", sum([held for _, held in largest[REPORTED_MAX - 1 :]]))]

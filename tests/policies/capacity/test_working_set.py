@@ -10,8 +10,8 @@ import pytest
 from policies.admission.decisions import Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.capacity.fair_shares import FairShares
-from policies.capacity.gauges import Allowance, CapacitySettings, Gauges
+from policies.capacity.fair_shares import Activity, FairShares
+from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.capacity.obstacle import Obstacle
 from policies.capacity.working_set import WorkingSet
 from policies.limits.throttle import Ceilings, ThrottleSettings
@@ -373,13 +373,29 @@ def test_an_engine_that_was_never_busy_counts_as_fast_as_the_others_and_one_with
     assert pool.set.hold_s == pytest.approx(HOLD_S)
 
 
-def test_gateways_that_share_an_engine_share_its_cache() -> None:
+def test_gateways_that_do_not_hear_of_each_other_have_an_equal_part_of_the_cache() -> None:
     pool = Pool()
-    pool.engine.backends["one"].allowance = Allowance(64, K, sharers=4)
-    pool.now += 1.0
-    pool.scraped()
-    assert pool.set.capacity_tokens == K // 4
-    assert pool.set.hold_s == pytest.approx(HOLD_S), "to compute all of it takes as long"
+    for sharers in (4, 1):
+        pool.set.set_elsewhere({}, sharers)
+        pool.now += 1.0
+        pool.scraped()
+        assert pool.set.capacity_tokens == K // sharers
+        assert pool.set.hold_s == pytest.approx(HOLD_S), "to compute all of it takes as long"
+
+
+def test_what_counts_elsewhere_counts_and_is_the_tenant_s() -> None:
+    pool = Pool()
+    pool.engine.books.tenants.set_elsewhere(Activity(weights=1.0), {"b"})
+    pool.set.set_elsewhere({"a": 3000, "b": 5000})
+    assert pool.set.tokens_in_all == 8000
+    assert pool.set.tenants() == {}, "not here"
+    assert pool.asks(call("a", "a1", 2000)) == ["a1.0"]
+    assert pool.asks(call("a", "a2", 2000)) == []
+    pool.set.set_elsewhere({"a": 1000, "b": 8000})
+    assert pool.after(0.1) == ["a2.0"], "the half of `a`"
+    assert pool.asks(call("a", "a3", 4000)) == []
+    pool.set.set_elsewhere({})
+    assert pool.after(0.1) == ["a3.0"]
 
 
 def test_a_lower_tier_of_the_cache_counts() -> None:
