@@ -30,7 +30,7 @@ class Pool:
 
     def __init__(self, most: int) -> None:
         table = Interactions(InteractionSettings(open_max=2 * most + 10_000))
-        limits = QueueLimits(requests_max=10_000, wait_s_max=1e6)
+        limits = QueueLimits(queue_requests_max=10_000, queue_wait_s_max=1e6)
         self.engine = AdmissionEngine(named_policy("fairserve"), limits=limits, interactions=table)
         self.engine.add_backend("engine", max_num_seqs=1024)
         for number in range(40):

@@ -70,7 +70,7 @@ class World:
 
     def __init__(self, row: Row) -> None:
         self.row, self.rng, self.watch, self.now, self.made = row, random.Random(1), Stopwatch(), 0.0, 0
-        limits = QueueLimits(requests_max=100_000, wait_s_max=1e6)
+        limits = QueueLimits(queue_requests_max=100_000, queue_wait_s_max=1e6)
         self.engine = AdmissionEngine(named_policy(row.policy), limits=limits)
         self.fills: list[float] = []
         """Part of all KV that was in use, at each step."""

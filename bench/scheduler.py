@@ -155,7 +155,7 @@ def measure_policy(load: Load) -> dict[str, float]:
 
 def measure_engine(load: Load, *, queued: int, wakes: int = 0) -> float:
     """Microseconds of CPU per request in the whole engine, with so many queued; or of so many wakes instead."""
-    limits = QueueLimits(requests_max=2 * load.requests, wait_s_max=1e6)
+    limits = QueueLimits(queue_requests_max=2 * load.requests, queue_wait_s_max=1e6)
     engine, source, watch, now = AdmissionEngine(policy_of(load), limits=limits), Source(load), Stopwatch(), 0.0
     for number in range(load.engines):
         engine.add_backend(f"b{number}", max_num_seqs=(1 if load.engines == 1 else SLOTS) if queued else 1000)

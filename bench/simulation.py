@@ -51,7 +51,7 @@ def traffic(requests: int, rate: float, output_tokens: int) -> Iterator[Arrival]
 
 def run(options: argparse.Namespace) -> dict[str, object]:
     engine_profile = profile(options.profile)
-    limits = QueueLimits(requests_max=100_000, wait_s_max=3600.0)
+    limits = QueueLimits(queue_requests_max=100_000, queue_wait_s_max=3600.0)
     engine = AdmissionEngine(named_policy(options.policy), limits=limits)
     backends = {f"engine-{number}": EngineModel(engine_profile) for number in range(options.backends)}
     for name in backends:

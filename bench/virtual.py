@@ -42,7 +42,7 @@ H100 = replace(profile("h100-llama3-8b"), max_num_seqs=1024)
 LOADS = ((60, 8), (120, 8))
 """The trace comes so much faster than recorded, and so many times over: it then overloads an H100."""
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
-ALL_WAIT = QueueLimits(requests_max=1_000_000, wait_s_max=1e6)
+ALL_WAIT = QueueLimits(queue_requests_max=1_000_000, queue_wait_s_max=1e6)
 
 
 def local_workloads(engines: int) -> dict[str, Workload]:

@@ -116,7 +116,7 @@ class Direct(AdmissionEngine):
 
 def gateway(case: Case, capacity: CapacitySettings | None = None) -> AdmissionEngine:
     """The production engine in front of the case's."""
-    limits = QueueLimits(requests_max=1_000_000, wait_s_max=1e6)
+    limits = QueueLimits(queue_requests_max=1_000_000, queue_wait_s_max=1e6)
     engine = AdmissionEngine(named_policy(case.policy), limits=limits, capacity=capacity)
     engine.add_backend(BACKEND, max_num_seqs=case.engine.max_num_seqs if case.slots_known else None)
     return engine

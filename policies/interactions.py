@@ -31,6 +31,7 @@ from policies.app_paces import PACE_S_MAX, AppPaces
 from policies.capacity.output_lengths import APPS_MAX
 from policies.limits.fullness import given_up
 from policies.request import NO_CLAIM, NO_WITNESSES, Flow, Interaction, Key, Request, ServiceTokens, Witnesses
+from policies.settings import COUNT_MAX, setting
 from policies.witness_table import GIVEN_MAX, WitnessTable
 
 __all__ = ["IDLE_S", "IDLE_S_AWAITED", "InteractionSettings", "Interactions", "Waste"]
@@ -51,11 +52,18 @@ IDLE_S_AWAITED: Final = 3600.0
 class InteractionSettings:
     """When is an interaction over, and how far does its immunity go?"""
 
-    idle_s: float | Literal["auto"] = "auto"
-    """"auto": `IDLE_S`, or `IDLE_S_AWAITED` where its last answer asked for something."""
-    calls_max: int = 200
-    tokens_max: int = 20_000_000
-    lifetime_s_max: float = 86_400.0
+    idle_s: float | Literal["auto"] = setting(
+        "auto",
+        "An interaction that was silent for this long is over. auto: 5 minutes, and an hour after an answer that asks "
+        "for a tool.",
+        kind=float,
+        above=0,
+        most=86_400,
+        auto="longer after an answer that asks for a tool",
+    )
+    calls_max: int = setting(200, "Calls of one interaction.", least=1, most=COUNT_MAX)
+    tokens_max: int = setting(20_000_000, "Tokens of one interaction, prompts and outputs.", least=1, most=COUNT_MAX)
+    lifetime_s_max: float = setting(86_400, "Time from its first call.", least=1, most=COUNT_MAX)
     open_max: int = 250_000
     apps_max: int = APPS_MAX
     """Apps whose paces are remembered: how soon their users answer."""

@@ -1,6 +1,7 @@
-"""What may be set for a policy? Fields of a struct that carry their bounds and their meaning.
+"""What may an operator set? Fields of a struct that carry their default, their bounds and their meaning.
 
-The YAML section, its schema and its messages are derived from these fields (`gateway.config.policy`).
+A setting is declared once, here in the core. The YAML sections, their schema, their messages, the reference and
+`/config` are derived from these fields (`gateway.config.section`).
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 from dataclasses import MISSING, field, fields
 from typing import Any, Final, NamedTuple
 
-__all__ = ["Setting", "setting", "settings_of"]
+__all__ = ["COUNT_MAX", "Contradiction", "Setting", "check_bounds", "setting", "settings_of"]
 
+COUNT_MAX: Final = 10**12
+"""As much as any count may be set to."""
 _KEY: Final = "setting"
 
 
@@ -22,7 +25,27 @@ class Setting(NamedTuple):
     least: float | None
     above: float | None
     most: float | None
+    below: float | None
     choices: tuple[str, ...]
+    auto: str
+    """What `auto`, the default, means in the place of a number; empty: a value is needed."""
+
+    def allows(self, value: float) -> bool:
+        """Is this number within the bounds?"""
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+        )
+
+
+class Contradiction(ValueError):
+    """The setting `field` is out of its bounds, or contradicts another one of its struct."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 def setting(
@@ -33,16 +56,27 @@ def setting(
     least: float | None = None,
     above: float | None = None,
     most: float | None = None,
+    below: float | None = None,
     choices: tuple[str, ...] = (),
+    auto: str = "",
 ) -> Any:
-    """A field with this default. `least` and `most` are allowed values, `above` is not.
+    """A field with this default. `least` and `most` are allowed values, `above` and `below` are not.
 
     `kind`: the type of a value that may be None.
     """
-    known = Setting(kind if kind is not None else type(default), default, doc, least, above, most, choices)
+    kind = kind if kind is not None else type(default)
+    known = Setting(kind, default, doc, least, above, most, below, choices, auto)
     return field(default=default, metadata={_KEY: known})
 
 
 def settings_of(struct: type) -> dict[str, Setting]:
     """The fields of a struct that an operator may set, by name."""
     return {one.name: one.metadata[_KEY] for one in fields(struct) if one.default is not MISSING and one.metadata}
+
+
+def check_bounds(struct: Any) -> None:
+    """Contradiction if a number in this struct is out of its bounds."""
+    for name, one in settings_of(type(struct)).items():
+        value = getattr(struct, name)
+        if value is not None and not one.allows(value):
+            raise Contradiction(name, f"{name} is {value}, which is out of its bounds")

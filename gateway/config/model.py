@@ -40,7 +40,7 @@ from gateway.config.fields import (
 from gateway.config.machine import WORKERS_MAX, auto_by_default, no_text, or_auto, with_auto
 from gateway.config.memory import MEMORY_MAX, MEMORY_MAX_LEAST, Bounds, bounds_of
 from gateway.config.provenance import UNKNOWN, Loc, Provenances
-from gateway.config.section import Section
+from gateway.config.section import Section, settings_from
 from gateway.config.sections.apps import AppConfig
 from gateway.config.sections.backends import BackendConfig
 from gateway.config.sections.interactions import InteractionsConfig
@@ -53,6 +53,7 @@ from gateway.config.sections.throttle import OverloadConfig, QuotaConfig, Thrott
 from gateway.config.sections.tls import ListenerTlsConfig
 from gateway.config.sections.tracing import TracingConfig
 from gateway.config.sections.usage import UsageConfig
+from policies.capacity.gauges import CapacitySettings
 
 __all__ = [
     "AppConfig",
@@ -75,23 +76,12 @@ FAULTS_FOUND_MAX: Final = 1000
 Address = Annotated[str, AfterValidator(checked_address)]
 
 
+@settings_from(CapacitySettings)
 class CapacityConfig(Section):
     """How full the engines of a pool are kept."""
 
-    waiting_target: int = Field(default=2, ge=0, le=1000)
-    """Requests that may wait inside one engine. More uses it a little better; fewer is fairer."""
-    kv_ceiling: float = Field(default=0.96, ge=0.5, le=1)
-    """Share of an engine's KV cache up to which requests are dispatched, their expected growth included, where answers
-    may become longer than expected. More fills it a little better, and has the engine preempt more."""
-    headroom: float = Field(default=0.05, ge=0, lt=0.5)
-    """Largest share of the KV cache that is kept for tenants below their fair share."""
-    kv_offload_tokens: int = Field(default=0, ge=0, le=1_000_000_000_000)
-    """KV tokens that each engine keeps in a lower tier (CPU memory, disk, LMCache), beyond its own KV cache. So many
-    more tokens of interactions may be under way (docs/working-sets.md)."""
     scrape_interval_s: float = Field(default=0.1, ge=0.01, le=60)
     """Time between two reads of an engine's metrics."""
-    max_concurrency: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Upper bound of requests in flight at one engine without metrics; found by trial when absent."""
 
 
 class PoolConfig(Section):

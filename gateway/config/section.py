@@ -1,10 +1,26 @@
-"""What every section of the configuration has in common: frozen, strict, and without fields it does not know."""
+"""What every section of the configuration has in common: frozen, strict, and without fields it does not know.
+
+What the core decides by is declared in the core (`policies.settings`). A section takes those fields over with
+`settings_from`, and `filled` makes the core's struct from the section.
+"""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Annotated, Any, Final, Literal, TypeVar
 
-__all__ = ["Section"]
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic_core import InitErrorDetails
+
+from gateway.config.fields import fault
+from policies.settings import Contradiction, Setting, settings_of
+
+__all__ = ["Section", "field_of", "filled", "settings_from"]
+
+AUTO: Final = "auto"
+S = TypeVar("S", bound="Section")
+T = TypeVar("T")
 
 
 class Section(BaseModel):
@@ -16,3 +32,67 @@ class Section(BaseModel):
         hide_input_in_errors=True,
         use_attribute_docstrings=True,
     )
+
+
+def field_of(setting: Setting, **more: Any) -> Any:
+    """Type and field for `create_model`. `more`: what is different of the field, such as its default."""
+    kind: Any = Literal[setting.choices] if setting.choices else setting.kind
+    bounds: dict[str, Any] = {
+        "ge": setting.least, "gt": setting.above, "le": setting.most, "lt": setting.below,
+    }  # fmt: skip
+    own = {"default": setting.default, "description": setting.doc} | more
+    if setting.auto:
+        number = Annotated[kind, Field(**bounds)]
+        kind, bounds = Annotated[number | Literal[AUTO], BeforeValidator(_number_or_auto(setting))], {}
+        own["default"] = AUTO
+    elif setting.default is None:
+        kind |= None
+    return kind, Field(**bounds, **own)
+
+
+def _number_or_auto(setting: Setting) -> Callable[[Any], Any]:
+    """One message, where a union would give one for each of its members."""
+    is_whole = setting.kind is int
+    number = f"whole number from {setting.least}" if is_whole else f"number above {setting.above}, up to {setting.most}"
+    kinds = (int,) if is_whole else (int, float)
+
+    def checked(value: Any) -> Any:
+        if value == AUTO or (type(value) in kinds and setting.allows(value)):
+            return value
+        raise fault(f"should be a {number}, or auto ({setting.auto})")
+
+    return checked
+
+
+def settings_from(struct: type) -> Callable[[type[S]], type[S]]:
+    """The section with the settings of this struct of the core, and with what may not contradict itself there."""
+
+    def with_settings(section: type[S]) -> type[S]:
+        def _consistent(made: S) -> S:
+            try:
+                filled(struct, made)
+            except Contradiction as error:
+                details = InitErrorDetails(type=fault(str(error)), loc=(error.field,), input=None)
+                raise ValidationError.from_exception_data(section.__name__, [details], hide_input=True) from None
+            return made
+
+        own: dict[str, Any] = {name: field_of(one) for name, one in settings_of(struct).items()}
+        checks: dict[str, Any] = {"consistent": model_validator(mode="after")(_consistent)}
+        return create_model(
+            section.__name__, __base__=section, __doc__=section.__doc__, __module__=section.__module__,
+            __validators__=checks, **own,
+        )  # fmt: skip
+
+    return with_settings
+
+
+def filled(struct: type[T], section: Section, **more: Any) -> T:
+    """The struct of the core with what a section says. `more`: what does not come from this section."""
+    settings = settings_of(struct)
+    for field in fields(struct):  # type: ignore[arg-type]
+        value = getattr(section, field.name, None)
+        if field.name in settings:
+            more[field.name] = field.default if value == AUTO else value
+        elif isinstance(value, Section):
+            more[field.name] = filled(type(field.default), value)
+    return struct(**more)

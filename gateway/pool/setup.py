@@ -7,12 +7,15 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from gateway.config.model import Config, PoolConfig
+from gateway.config.section import filled
 from gateway.pool.shared import Shared
 from policies.admission.engine import AdmissionEngine, Remembered
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.admission.takeover import Setup
 from policies.capacity.gauges import CapacitySettings
+from policies.capacity.overload import OverloadSettings
+from policies.limits.throttle import ThrottleSettings
 from policies.orders.registry import POLICIES
 from policies.placements.contract import Assignment
 from policies.placements.prefix_index import PrefixIndex
@@ -27,25 +30,12 @@ def setup_of(
 ) -> Setup:
     """`slots`: by engine, how many sequences it runs at once; None: that is learned. `policy`: another one to go on
     with; None: the present one."""
-    limits, capacity = gateway.limits, pool.capacity
     return Setup(
         policy=policy,
         slots=slots,
-        limits=QueueLimits(
-            limits.queue_requests_max,
-            gateway.bounds.queue_bytes,
-            limits.queue_wait_s_max,
-            limits.attempts_max,
-            limits.queue_wait_s_max_inside,
-        ),
-        capacity=CapacitySettings(
-            waiting_target=capacity.waiting_target,
-            kv_ceiling=capacity.kv_ceiling,
-            headroom=capacity.headroom,
-            kv_offload_tokens=capacity.kv_offload_tokens,
-            concurrency_max=capacity.max_concurrency,
-        ),
-        overload=gateway.overload.settings(),
+        limits=filled(QueueLimits, gateway.limits, queue_bytes_max=gateway.bounds.queue_bytes),
+        capacity=filled(CapacitySettings, pool.capacity),
+        overload=filled(OverloadSettings, gateway.overload),
         interactions=shared.interactions,
         quotas=shared.quotas,
         remembered=Remembered(*[gateway.bounds.of(table) for table in ("decisions", "lengths", "tenants")]),
@@ -83,7 +73,7 @@ def policy_terms(gateway: Config, pool: PoolConfig) -> Terms:
     if "weights" in known:
         settings["weights"] = {app.name: app.normal_service for app in gateway.apps if app.normal_service is not None}
     if "throttle" in known:
-        settings["throttle"] = gateway.throttle.settings()
+        settings["throttle"] = filled(ThrottleSettings, gateway.throttle)
     placement = gateway.policy.placement or entry.placement or USUAL_PLACEMENT
     queues = pool.engines_max(gateway.limits) if issubclass(PLACEMENTS[placement].placement, Assignment) else 1
     flows_max = max(1, gateway.bounds.of("flows") // queues)

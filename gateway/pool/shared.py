@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gateway.config.model import Config
+from gateway.config.section import filled
 from gateway.request.interaction_claim import ClaimReader
 from policies.interactions import Interactions, InteractionSettings
-from policies.limits.quotas import Quotas
+from policies.limits.quotas import Quota, Quotas
 from policies.orders.registry import POLICIES
 
 __all__ = ["Shared"]
@@ -24,8 +25,8 @@ class Shared:
     @classmethod
     def of(cls, config: Config) -> Shared:
         knows_interactions = POLICIES[config.policy.name].order.knows_interactions
-        own = {tenant.name: tenant.quota.quota() for tenant in config.tenants if tenant.quota is not None}
-        quotas = Quotas(config.quota.quota(), own, tenants_max=config.bounds.of("quotas"))
+        own = {tenant.name: filled(Quota, tenant.quota) for tenant in config.tenants if tenant.quota is not None}
+        quotas = Quotas(filled(Quota, config.quota), own, tenants_max=config.bounds.of("quotas"))
         return cls(
             Interactions(_settings(config)) if knows_interactions else None,
             _claims(config) if knows_interactions else None,
@@ -61,4 +62,6 @@ def _claims(config: Config) -> ClaimReader:
 
 def _settings(config: Config) -> InteractionSettings:
     bounds = config.bounds
-    return replace(config.interactions.settings(), open_max=bounds.of("interactions"), apps_max=bounds.of("paces"))
+    return filled(
+        InteractionSettings, config.interactions, open_max=bounds.of("interactions"), apps_max=bounds.of("paces")
+    )

@@ -125,7 +125,7 @@ def vtc() -> Policy:
 
 def run(policy: Policy, programs: Programs, profile: EngineProfile, backends: int = 1) -> LocalityRun:
     """Serve these programs to the last one."""
-    engine = AdmissionEngine(policy, limits=QueueLimits(requests_max=1_000_000, wait_s_max=1e6))
+    engine = AdmissionEngine(policy, limits=QueueLimits(queue_requests_max=1_000_000, queue_wait_s_max=1e6))
     models = {f"worker{number}": EngineModel(profile) for number in range(backends)}
     for name in models:
         engine.add_backend(name, max_num_seqs=profile.max_num_seqs)

@@ -176,7 +176,7 @@ def _wait_s(record: Record) -> float:
 
 def ends_calls(policy: str, *, wait_s_max: float = WAIT_S_MAX, **settings: Any) -> AdmissionEngine:
     """A policy that knows nothing of interactions: a call inside one waits no longer than any other."""
-    limits = QueueLimits(wait_s_max=wait_s_max, wait_s_max_inside=wait_s_max)
+    limits = QueueLimits(queue_wait_s_max=wait_s_max, queue_wait_s_max_inside=wait_s_max)
     return AdmissionEngine(named_policy(policy, **settings), limits=limits)
 
 
@@ -185,7 +185,7 @@ def protects_interactions(*, overload: OverloadSettings | None = None, **setting
 
     No start waits for the working set: the paper's engine caches no prefix, so to hold contexts cannot pay.
     """
-    limits = QueueLimits(wait_s_max=WAIT_S_MAX)
+    limits = QueueLimits(queue_wait_s_max=WAIT_S_MAX)
     return AdmissionEngine(named_policy("fairserve", working_set=False, **settings), limits=limits, overload=overload)
 
 

@@ -32,7 +32,7 @@ from simulation.run import Arrival, Run
 __all__ = ["GATEWAY_WINDOW", "WindowPoint", "gateway_window", "production"]
 
 BACKEND = "engine"
-NOTHING_EXPIRES = QueueLimits(requests_max=1_000_000, wait_s_max=1e6)
+NOTHING_EXPIRES = QueueLimits(queue_requests_max=1_000_000, queue_wait_s_max=1e6)
 WINDOWS = (8, 16, 20, 24, 32, 48, 64, 128)
 WAITING = (0, 1, 2, 4, 8)
 CEILINGS = (0.7, 0.8, 0.9, 0.98, 1.05)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from policies.settings import setting
+
 __all__ = ["Allowance", "CapacitySettings", "Gauges", "StepTrust"]
 
 USAGE_DIFFERS_MAX: Final = 0.02
@@ -13,17 +15,38 @@ USAGE_DIFFERS_MAX: Final = 0.02
 
 @dataclass(frozen=True, slots=True)
 class CapacitySettings:
-    """How is capacity judged? `headroom` is the largest fraction of the KV capacity that is kept for tenants below
-    their fair share."""
+    """How full are the engines of a pool kept?"""
 
-    waiting_target: int = 2
-    kv_ceiling: float = 0.96
-    """The risk that is taken: fraction of the KV capacity up to which requests are started, their expected growth
-    included, as far as their answers may become longer than expected. Where none may, all of it is used."""
-    headroom: float = 0.05
-    kv_offload_tokens: int = 0
-    """KV tokens that a lower tier of each engine's cache holds (CPU memory, disk)."""
-    concurrency_max: int | None = None
+    waiting_target: int = setting(
+        2,
+        "Requests that may wait inside one engine. More uses it a little better; fewer is fairer.",
+        least=0,
+        most=1000,
+    )
+    kv_ceiling: float = setting(
+        0.96,
+        "Share of an engine's KV cache up to which requests are dispatched, their expected growth included, where "
+        "answers may become longer than expected. More fills it a little better, and has the engine preempt more.",
+        least=0.5,
+        most=1,
+    )
+    headroom: float = setting(
+        0.05, "Largest share of the KV cache that is kept for tenants below their fair share.", least=0, below=0.5
+    )
+    kv_offload_tokens: int = setting(
+        0,
+        "KV tokens that each engine keeps in a lower tier (CPU memory, disk, LMCache), beyond its own KV cache. So "
+        "many more tokens of interactions may be under way (docs/working-sets.md).",
+        least=0,
+        most=10**12,
+    )
+    max_concurrency: int | None = setting(
+        None,
+        "Upper bound of requests in flight at one engine without metrics; found by trial when absent.",
+        kind=int,
+        least=1,
+        most=1_000_000,
+    )
     gauge_trust_s: float = 1.0
     retry_backoff_s: float = 0.1
     retry_backoff_s_max: float = 5.0

@@ -52,7 +52,7 @@ class BackendLedger:
         self.prefill = PrefillWindow()
         self.prefill_rate = PrefillRate()
         self.kv = KvCache(settings, self.leases, self.pace)
-        self.slots = Slots(max_num_seqs, waiting_target=settings.waiting_target, most=settings.concurrency_max)
+        self.slots = Slots(max_num_seqs, waiting_target=settings.waiting_target, most=settings.max_concurrency)
         self.sequences = 0
         """Dispatched sequences."""
         self.slots_taken = 0
@@ -117,7 +117,7 @@ class BackendLedger:
             prefill_limit /= allowance.sharers
         # An engine without gauges does not show its queue. If its concurrency is configured, that is all that is known
         # of what it takes at once, and the prefill window does not apply.
-        has_window = self._gauges is not None or self._settings.concurrency_max is None
+        has_window = self._gauges is not None or self._settings.max_concurrency is None
         if has_window and self.starting and self.prefill_tokens + request.prompt_tokens - cached_tokens > prefill_limit:
             return Obstacle.PREFILL
         if self.kv.capacity_tokens is None:
@@ -210,7 +210,7 @@ class BackendLedger:
     def set(self, settings: CapacitySettings, *, max_num_seqs: int | None) -> None:
         """From now on its capacity is judged like this. What runs there stays, and so does what was learned."""
         self._settings = self.kv.settings = settings
-        self.slots.set(max_num_seqs, waiting_target=settings.waiting_target, most=settings.concurrency_max)
+        self.slots.set(max_num_seqs, waiting_target=settings.waiting_target, most=settings.max_concurrency)
 
     def held_back(self, request: Request, obstacle: Obstacle) -> None:
         """The next request in order could not start here for this reason. The ledger learns from it."""

@@ -12,23 +12,26 @@ from typing import NamedTuple
 
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
+from policies.settings import Contradiction, check_bounds, setting
 
 __all__ = ["Overload", "OverloadSettings", "Overloaded"]
 
 
 @dataclass(frozen=True, slots=True)
 class OverloadSettings:
-    """When does overload begin and end? `enter` and `leave` are fractions of the KV capacity."""
+    """When does overload begin and end?"""
 
-    enter: float = 0.95
-    leave: float = 0.85
-    dwell_s: float = 1.0
+    enter: float = setting(
+        0.95, "Share of the KV cache, in use or expected to be, from which the pool is overloaded.", above=0, most=1
+    )
+    leave: float = setting(0.85, "Share below which it no longer is. At most `enter`.", above=0, most=1)
+    dwell_s: float = setting(1.0, "Shortest time in either state.", least=0, most=3600)
 
     def __post_init__(self) -> None:
-        if not 0 < self.leave <= self.enter <= 1:
-            raise ValueError(f"overload: 0 < leave <= enter <= 1 is needed, not leave {self.leave}, enter {self.enter}")
-        if self.dwell_s < 0:
-            raise ValueError(f"overload: dwell_s is {self.dwell_s}; it cannot be negative")
+        check_bounds(self)
+        if self.leave > self.enter:
+            message = f"{self.leave:g} is more than enter ({self.enter:g}): overload would end before it begins"
+            raise Contradiction("leave", message)
 
 
 class Overloaded(NamedTuple):

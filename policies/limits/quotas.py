@@ -8,34 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from policies.limits.sliding_counts import Count, SlidingCounts
 from policies.request import Limit, Refusal, Refused, Request
+from policies.settings import COUNT_MAX, Contradiction, check_bounds, setting
 
 __all__ = ["UNLIMITED", "Quota", "Quotas"]
 
 MINUTE_S = 60.0
 DAY_S = 86_400.0
-NAMES = ("requests_per_minute", "tokens_per_minute", "concurrent", "tokens_per_day")
+
+
+def _limit(doc: str) -> Any:
+    return setting(None, doc, kind=int, least=1, most=COUNT_MAX)
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
     """What one tenant may have. None: no limit."""
 
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    concurrent: int | None = None
-    """Requests queued and dispatched at the same time."""
-    tokens_per_day: int | None = None
+    requests_per_minute: int | None = _limit("Requests in any 60 seconds.")
+    tokens_per_minute: int | None = _limit("Tokens in any 60 seconds, prompt and output.")
+    concurrent: int | None = _limit("Requests queued or running at once.")
+    tokens_per_day: int | None = _limit("Tokens in any 24 hours, prompt and output. At least tokens_per_minute.")
 
     def __post_init__(self) -> None:
-        for name in NAMES:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; the least is 1")
+        check_bounds(self)
         if (self.tokens_per_minute or 0) > (self.tokens_per_day or float("inf")):
-            raise ValueError(f"{self.tokens_per_minute} tokens_per_minute are more than {self.tokens_per_day} per day")
+            message = f"{self.tokens_per_day} is less than tokens_per_minute ({self.tokens_per_minute}): never reached"
+            raise Contradiction("tokens_per_day", message)
 
 
 UNLIMITED = Quota()

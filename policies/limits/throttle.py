@@ -11,33 +11,47 @@ request leaves each of them almost no part.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from policies.limits.sliding_counts import MEASURES, NO_COUNT, Count, SlidingCounts
 from policies.request import RETRY_S_MAX, Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
+from policies.settings import COUNT_MAX, Contradiction, check_bounds, setting
 
 __all__ = ["Ceilings", "Throttle", "ThrottleSettings"]
 
 TOKENS: Final = 2
 
 
+def _ceiling(doc: str) -> Any:
+    auto = "no number: starts wait for the working set"
+    return setting(None, doc, kind=int, least=1, most=COUNT_MAX, auto=auto)
+
+
 @dataclass(frozen=True, slots=True)
 class Ceilings:
     """How much may one user or app start, request and take (in tokens) within a window? None: no limit."""
 
-    starts: int | None = None
-    requests: int | None = None
-    tokens: int | None = None
+    starts: int | None = _ceiling(
+        "Interactions begun. auto, here and below, sets no number: starts wait for the working set instead of being "
+        "refused (docs/working-sets.md)."
+    )
+    requests: int | None = _ceiling("Calls, those inside interactions included. At least `starts`.")
+    tokens: int | None = _ceiling("Tokens received, prompt and output.")
 
     def __post_init__(self) -> None:
-        for name in MEASURES:
-            ceiling = getattr(self, name)
-            if ceiling is not None and ceiling < 1:
-                raise ValueError(f"a limit of {ceiling} {name} would refuse everybody; the least is 1")
+        check_bounds(self)
         if self.starts is not None and self.requests is not None and self.starts > self.requests:
-            raise ValueError(f"{self.starts} starts are more than the {self.requests} requests that are allowed")
+            message = f"{self.requests} is less than starts ({self.starts}), each of which is a request"
+            raise Contradiction("requests", message)
+
+    def above(self, other: Ceilings) -> Iterator[tuple[str, int, int]]:
+        """Measures for which this limit is the larger one, with both numbers."""
+        for name in MEASURES:
+            own, its = getattr(self, name), getattr(other, name)
+            if own is not None and its is not None and own > its:
+                yield name, own, its
 
 
 UNLIMITED: Final = Ceilings()
@@ -47,18 +61,19 @@ UNLIMITED: Final = Ceilings()
 class ThrottleSettings:
     """The limits that apply while the KV cache is overloaded, and only at the start of an interaction."""
 
-    window_s: float = 60.0
+    window_s: float = setting(60.0, "The time over which is counted.", least=1, most=86_400)
     user: Ceilings = UNLIMITED
     app_user: Ceilings = UNLIMITED
     app: Ceilings = UNLIMITED
 
     def __post_init__(self) -> None:
-        if not self.window_s > 0:
-            raise ValueError(f"throttle: window_s is {self.window_s}; it must be greater than 0")
-        for name in MEASURES:
-            user, app = getattr(self.user, name), getattr(self.app, name)
-            if user is not None and app is not None and user > app:
-                raise ValueError(f"throttle: a user's limit of {user} {name} is more than its whole app's of {app}")
+        check_bounds(self)
+        for name, part, whole in self.app_user.above(self.user):
+            message = f"{part} {name} are more than the {whole} that a user may have over all apps (user.{name})"
+            raise Contradiction("app_user", message)
+        for name, part, whole in self.app_user.above(self.app):
+            message = f"{whole} {name} are fewer than the {part} that one user may have in it (app_user.{name})"
+            raise Contradiction("app", message)
 
     @property
     def is_off(self) -> bool:

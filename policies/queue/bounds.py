@@ -15,6 +15,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from policies.request import Request
+from policies.settings import setting
 
 __all__ = ["BoundedQueue", "QueueLimits", "Waiting"]
 
@@ -23,16 +24,20 @@ __all__ = ["BoundedQueue", "QueueLimits", "Waiting"]
 class QueueLimits:
     """How much may wait for one pool, how long, and how often may one request fail to reach a backend?"""
 
-    requests_max: int = 10_000
-    bytes_max: int = 268_435_456
-    wait_s_max: float = 120.0
-    attempts_max: int = 3
-    wait_s_max_inside: float = 600.0
-    """`wait_s_max` of a request inside an interaction."""
+    queue_requests_max: int = setting(10_000, "Requests that wait at once; more are refused.", least=1, most=10_000_000)
+    queue_bytes_max: int = 268_435_456
+    """Follows from the memory that the process may take."""
+    queue_wait_s_max: float = setting(
+        120, "Longest time a request waits before it is refused.", kind=float, above=0, most=86_400
+    )
+    queue_wait_s_max_inside: float = setting(
+        600, "The same for a call inside an open interaction. fairserve only.", kind=float, above=0, most=86_400
+    )
+    attempts_max: int = setting(3, "Backends tried for one request whose answer has not begun.", least=1, most=100)
 
     def wait_s(self, request: Request) -> float:
         """How long may this request wait?"""
-        return self.wait_s_max_inside if request.progress.inside else self.wait_s_max
+        return self.queue_wait_s_max_inside if request.progress.inside else self.queue_wait_s_max
 
 
 class Waiting(NamedTuple):
@@ -169,10 +174,10 @@ class BoundedQueue:
         O(tenants waiting), and only when the queue is full.
         """
         limits = self.limits
-        missing = self.bytes + request.body_bytes - limits.bytes_max
+        missing = self.bytes + request.body_bytes - limits.queue_bytes_max
         if missing > 0:
             return self._bytes_given(request, missing)
-        if len(self.requests) < limits.requests_max:
+        if len(self.requests) < limits.queue_requests_max:
             return []
         own = self._tenants.get(request.flow.tenant)
         own_after = (len(own) if own else 0) + 1
@@ -180,17 +185,17 @@ class BoundedQueue:
         if own is not most and own_after / request.weight <= len(most) / most.weight:
             if most.starts:
                 return [next(reversed(most.starts.values()))]
-            if request.progress.inside or 2 * len(most) > limits.requests_max:
+            if request.progress.inside or 2 * len(most) > limits.queue_requests_max:
                 return [next(reversed(most.inside.values()))]
         if not request.progress.inside:
             return None
-        giver = self._giver(own, within_half=2 * own_after <= limits.requests_max)
+        giver = self._giver(own, within_half=2 * own_after <= limits.queue_requests_max)
         return [next(reversed(giver.starts.values()))] if giver is not None else None
 
     def _bytes_given(self, request: Request, missing: int) -> list[Request] | None:
         if not self._tenants:
             return None
-        bytes_max = self.limits.bytes_max
+        bytes_max = self.limits.queue_bytes_max
         most = max(self._tenants.items(), key=lambda item: (item[1].bytes / item[1].weight, item[0]))[1]
         own = self._tenants.get(request.flow.tenant)
         own_after = (own.bytes if own else 0) + request.body_bytes

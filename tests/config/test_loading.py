@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from gateway.config.load import ConfigError, Fault, Given, config_for_backends, load_config
 from gateway.config.model import Config, hash_key, json_schema, new_key
+from gateway.config.section import filled
 from gateway.config.sections.interactions import InteractionRules
 from policies.capacity.overload import OverloadSettings
 from policies.interactions import InteractionSettings
@@ -281,10 +282,10 @@ quota: {concurrent: 3}
 """,
     )
     assert config.policy.name == "fairserve"
-    assert config.throttle.settings() == ThrottleSettings(30, user=Ceilings(starts=5))
-    assert config.overload.settings() == OverloadSettings(0.9, 0.5, 0)
-    assert config.interactions.settings() == InteractionSettings(calls_max=7)
+    assert filled(ThrottleSettings, config.throttle) == ThrottleSettings(30, user=Ceilings(starts=5))
+    assert filled(OverloadSettings, config.overload) == OverloadSettings(0.9, 0.5, 0)
+    assert filled(InteractionSettings, config.interactions) == InteractionSettings(calls_max=7)
     assert (config.apps[0].normal_service, config.apps[0].interactions) == ((100.0,), None)
     assert config.apps[1].normal_service == (5, 2.5)
     assert config.apps[1].interactions == InteractionRules(content=False)
-    assert config.quota.quota() == Quota(concurrent=3)
+    assert filled(Quota, config.quota) == Quota(concurrent=3)

@@ -50,7 +50,7 @@ from tests.fuzz.harness import Harness
 from tests.fuzz.transport import Transport, in_loop, pieces
 
 MEETING = Meeting("/nowhere", workers=2, epoch_s=0.0)
-LIMITS = QueueLimits(requests_max=8, bytes_max=4000, wait_s_max=2.0)
+LIMITS = QueueLimits(queue_requests_max=8, queue_bytes_max=4000, queue_wait_s_max=2.0)
 ANSWERS_MAX = 64
 _VAST = re.compile(rb"[*%~>|][0-9]{4}")
 TURNS = 8

@@ -30,7 +30,7 @@ from simulation.run import Arrival
 
 NETWORK_S = 0.001
 SCRAPE_S = 0.1
-LIMITS = QueueLimits(requests_max=25, wait_s_max=0.4)
+LIMITS = QueueLimits(queue_requests_max=25, queue_wait_s_max=0.4)
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):

@@ -18,7 +18,7 @@ from simulation.run import Run
 
 
 def make_engine(policy: object = None) -> AdmissionEngine:
-    engine = AdmissionEngine(policy or named_policy("dlpm"), limits=QueueLimits(wait_s_max=1e6))  # type: ignore[arg-type]
+    engine = AdmissionEngine(policy or named_policy("dlpm"), limits=QueueLimits(queue_wait_s_max=1e6))  # type: ignore[arg-type]
     engine.add_backend("one", max_num_seqs=256)
     return engine
 
@@ -103,7 +103,7 @@ def test_locality_pays_and_fairness_is_kept() -> None:
 @pytest.mark.interpreted_only("baselines extend what is compiled")
 def test_the_baselines_place_as_they_are_named() -> None:
     def backends(policy: object) -> dict[str, set[str]]:
-        engine = AdmissionEngine(policy, limits=QueueLimits(wait_s_max=1e6))  # type: ignore[arg-type]
+        engine = AdmissionEngine(policy, limits=QueueLimits(queue_wait_s_max=1e6))  # type: ignore[arg-type]
         models = {name: EngineModel(A10G) for name in ("one", "two")}
         for name in models:
             engine.add_backend(name, max_num_seqs=256)

@@ -22,7 +22,9 @@ from policies.request import NO_CLAIM, Claim, Flow, Progress, Request
 
 __all__ = ["LIMITS", "Load", "NoRoom", "Room", "dispatched", "make_request", "policy_with"]
 
-LIMITS = QueueLimits(requests_max=8, bytes_max=400, wait_s_max=2.0, attempts_max=3, wait_s_max_inside=4.0)
+LIMITS = QueueLimits(
+    queue_requests_max=8, queue_bytes_max=400, queue_wait_s_max=2.0, attempts_max=3, queue_wait_s_max_inside=4.0
+)
 """A few requests fill it."""
 
 _serial = count()

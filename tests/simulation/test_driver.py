@@ -25,7 +25,7 @@ def make_engine(policy: str = "vtc", limits: QueueLimits | None = None) -> Admis
     return engine
 
 
-LIMITS = QueueLimits(requests_max=30, wait_s_max=0.5)
+LIMITS = QueueLimits(queue_requests_max=30, queue_wait_s_max=0.5)
 
 
 def mixed_traffic() -> list[Arrival]:

@@ -21,7 +21,7 @@ UNTIL_S = 40.0
 def cached_and_answered(placement: str | None) -> tuple[float, int]:
     """Part of the prompts' tokens that was cached, and answers, in 40 s of 60 clients."""
     engine_like = replace(profile("h100-llama3.1-8b"), num_gpu_blocks=CACHED_DOCUMENTS * DOCUMENT_BLOCKS + 1000)
-    engine = AdmissionEngine(named_policy("fairserve", placement=placement), limits=QueueLimits(wait_s_max=1e5))
+    engine = AdmissionEngine(named_policy("fairserve", placement=placement), limits=QueueLimits(queue_wait_s_max=1e5))
     engine.add_backend("engine", max_num_seqs=engine_like.max_num_seqs)
     random, asked = Random(1), 0
 

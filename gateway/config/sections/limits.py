@@ -6,22 +6,18 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.config.section import Section
+from gateway.config.section import Section, settings_from
+from policies.queue.bounds import QueueLimits
 
 __all__ = ["Limits"]
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 
+@settings_from(QueueLimits)
 class Limits(Section):
     """Bounds of the whole gateway."""
 
-    queue_requests_max: int = Field(default=10_000, ge=1, le=10_000_000)
-    """Requests that wait at once; more are refused."""
-    queue_wait_s_max: Seconds = 120
-    """Longest time a request waits before it is refused."""
-    queue_wait_s_max_inside: Seconds = 600
-    """The same for a call inside an open interaction. fairserve only."""
     waiting_comment_s: Seconds | None = 15
     """A stream that has had no answer for this time gets the comment `: waiting`, and again after each such time, since
     load balancers close silent connections. A refusal is then an error event in a 200. null: never."""
@@ -61,5 +57,3 @@ class Limits(Section):
     """Engines behind one name; more addresses are left out."""
     response_buffer_bytes_max: int = Field(default=8_388_608, ge=1024)
     """Bytes of an answer held for a slow client before the backend is no longer read."""
-    attempts_max: int = Field(default=3, ge=1, le=100)
-    """Backends tried for one request whose answer has not begun."""

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from gateway.config.fields import fault
-from gateway.config.section import Section
+from gateway.config.section import Section, field_of
 from policies.orders.registry import POLICIES
 from policies.placements.registry import PLACEMENTS
 from policies.settings import Setting, settings_of
@@ -79,14 +79,13 @@ def _field(name: str) -> Any:
     """One field for all policies that have this setting; they agree on its kind and bounds. None: it was not set."""
     having = {policy: settings[name] for policy, settings in _OF_POLICY.items() if name in settings}
     first = next(iter(having.values()))
-    kind: Any = Literal[first.choices] if first.choices else first.kind
     defaults = {policy: one.default for policy, one in having.items()}
     doc, extra = f"{first.doc} {', '.join(having)}.", {"default": first.default}
     if len(set(defaults.values())) > 1:
         own = ", ".join(f"{value:g} for {policy}" for policy, value in defaults.items())
-        kind, doc, extra = kind | None, f"{first.doc} Default: {own}.", {}
-    field = Field(default=None, ge=first.least, gt=first.above, le=first.most, description=doc, json_schema_extra=extra)
-    return (kind, field)
+        doc, extra = f"{first.doc} Default: {own}.", {}
+    kind, field = field_of(first, default=None, description=doc, json_schema_extra=extra)
+    return (kind if extra else kind | None, field)
 
 
 _FIELDS: dict[str, Any] = {name: _field(name) for settings in _OF_POLICY.values() for name in settings}

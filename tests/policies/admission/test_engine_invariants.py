@@ -100,9 +100,12 @@ class Admission(RuleBasedStateMachine):
                 assert decision.limit.remaining == 0
         self.apply(decisions)
         if not any(isinstance(decision, Reject) for decision in decisions):
-            assert len(fresh) < LIMITS.requests_max
+            assert len(fresh) < LIMITS.queue_requests_max
         if Reject(request.id, Refusal.QUEUE_FULL, 1.0) in decisions:
-            assert len(self.queued) == LIMITS.requests_max or body_bytes + self.engine.queued_bytes > LIMITS.bytes_max
+            assert (
+                len(self.queued) == LIMITS.queue_requests_max
+                or body_bytes + self.engine.queued_bytes > LIMITS.queue_bytes_max
+            )
 
     def fresh(self) -> list[Request]:
         """Those queued that were never dispatched: one that comes back is not refused for want of room."""
@@ -237,8 +240,8 @@ class Admission(RuleBasedStateMachine):
 
     @invariant()
     def queue_bounds_hold(self) -> None:
-        assert len(self.fresh()) <= LIMITS.requests_max
-        assert sum(request.body_bytes for request in self.fresh()) <= LIMITS.bytes_max
+        assert len(self.fresh()) <= LIMITS.queue_requests_max
+        assert sum(request.body_bytes for request in self.fresh()) <= LIMITS.queue_bytes_max
         assert self.engine.queued_bytes == sum(request.body_bytes for request in self.queued.values())
 
     @invariant()

@@ -18,7 +18,7 @@ from policies.request import Claim, Request, ServiceTokens, State
 from tests.policies.making import make_request, policy_with
 
 ONE_AT_A_TIME = CapacitySettings(waiting_target=0)
-LIMITS = QueueLimits(requests_max=100, wait_s_max=20.0, wait_s_max_inside=40.0)
+LIMITS = QueueLimits(queue_requests_max=100, queue_wait_s_max=20.0, queue_wait_s_max_inside=40.0)
 
 
 class Two:
@@ -112,7 +112,7 @@ def test_all_of_its_wait_is_kept_with_its_reasons() -> None:
 
 
 def test_it_has_a_place_only_where_nobody_gives_way() -> None:
-    engine = AdmissionEngine(policy_with("fairserve"), limits=QueueLimits(requests_max=1), capacity=ONE_AT_A_TIME)
+    engine = AdmissionEngine(policy_with("fairserve"), limits=QueueLimits(queue_requests_max=1), capacity=ONE_AT_A_TIME)
     engine.add_backend("t", max_num_seqs=1)
     engine.arrived(make_request("x", id="runs"), 0.0)
     assert has_place(engine, make_request("a"))

@@ -25,7 +25,7 @@ class Running:
 
     def __init__(self, policy: str, clients: dict[str, int]) -> None:
         self.rng, self.step = random.Random(1), 0
-        self.engine = AdmissionEngine(named_policy(policy), limits=QueueLimits(wait_s_max=1000.0))
+        self.engine = AdmissionEngine(named_policy(policy), limits=QueueLimits(queue_wait_s_max=1000.0))
         self.engine.add_backend("one", max_num_seqs=SLOTS)
         self.waiting: deque[list[str | int]] = deque()
         self.running: list[list[str | int]] = []

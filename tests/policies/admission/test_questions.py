@@ -22,7 +22,9 @@ from tests.policies.making import make_request, policy_with
 
 BACKENDS = ("one", "two", "three")
 KV_TOKENS = 2000
-LIMITS = QueueLimits(requests_max=12, bytes_max=600, wait_s_max=3.0, attempts_max=3, wait_s_max_inside=6.0)
+LIMITS = QueueLimits(
+    queue_requests_max=12, queue_bytes_max=600, queue_wait_s_max=3.0, attempts_max=3, queue_wait_s_max_inside=6.0
+)
 
 
 def engine_of(policy: str, backends: Sequence[str] = BACKENDS) -> AdmissionEngine:

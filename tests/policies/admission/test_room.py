@@ -188,7 +188,7 @@ def test_waking_at_the_named_times_is_as_good_as_waking_all_the_time() -> None:
     assert served(always=False) == served(always=True) != []
 
 
-PATIENT = QueueLimits(wait_s_max=1000.0)
+PATIENT = QueueLimits(queue_wait_s_max=1000.0)
 
 
 def flooded(slots: int) -> AdmissionEngine:

@@ -251,7 +251,7 @@ def test_what_waits_is_not_judged_again_and_new_bounds_hold_for_what_comes() -> 
     waiting = engine.queued
     decisions = take_over(
         engine,
-        Setup(QueueLimits(requests_max=1), CapacitySettings(), OverloadSettings(), dict.fromkeys(ENGINES, 2)),
+        Setup(QueueLimits(queue_requests_max=1), CapacitySettings(), OverloadSettings(), dict.fromkeys(ENGINES, 2)),
         0.1,
     )
     assert not any(isinstance(one, Reject) for one in decisions)

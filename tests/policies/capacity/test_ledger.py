@@ -87,7 +87,7 @@ def test_only_those_below_their_share_wait_inside_the_engine_while_a_tenant_is_a
 
 
 def test_the_configured_concurrency_is_never_exceeded() -> None:
-    ledger = BackendLedger("b", CapacitySettings(concurrency_max=5), max_num_seqs=20)
+    ledger = BackendLedger("b", CapacitySettings(max_concurrency=5), max_num_seqs=20)
     assert admitted(ledger, spare=True, absent=False) == 5
 
 

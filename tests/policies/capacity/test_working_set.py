@@ -211,7 +211,7 @@ def test_beyond_a_tenth_over_the_cache_the_newest_idle_interaction_waits_like_a_
 
 
 def test_inside_one_flow_calls_pass_any_number_of_starts_that_are_held() -> None:
-    pool = Pool(limits=QueueLimits(requests_max=10_000))
+    pool = Pool(limits=QueueLimits(queue_requests_max=10_000))
     first = full(pool)
     for number in range(200):
         assert pool.asks(call("a", f"s{number}", 3000)) == []
@@ -251,7 +251,7 @@ def test_who_was_held_goes_first_and_was_not_raised() -> None:
 
 
 def test_a_start_that_would_wait_too_long_is_told_at_once_for_how_long() -> None:
-    pool = Pool(limits=QueueLimits(wait_s_max=60.0, requests_max=100))
+    pool = Pool(limits=QueueLimits(queue_wait_s_max=60.0, queue_requests_max=100))
     runs = full(pool)
     for number in range(8):
         assert pool.asks(call("a", f"s{number}", 9000, arrived_s=pool.now)) == []
@@ -272,7 +272,7 @@ def test_a_start_that_would_wait_too_long_is_told_at_once_for_how_long() -> None
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_happens_the_set_is_the_sum_of_what_is_open_and_nothing_stands_still(seed: int) -> None:
     throttle = ThrottleSettings(user=Ceilings(starts=3), app=Ceilings(requests=60)) if seed % 2 else ThrottleSettings()
-    random, pool = Random(seed), Pool(limits=QueueLimits(wait_s_max=1000.0), throttle=throttle)
+    random, pool = Random(seed), Pool(limits=QueueLimits(queue_wait_s_max=1000.0), throttle=throttle)
     running: dict[str, Request] = {}
     waiting: dict[str, Request] = {}
     serial = 0

@@ -90,12 +90,15 @@ def test_members_are_bounded_and_the_silent_ones_forgotten() -> None:
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ValueError, match="-1 starts"):
+    with pytest.raises(ValueError, match="starts is -1"):
         Ceilings(starts=-1)
-    with pytest.raises(ValueError, match="5 starts are more than the 3 requests"):
+    with pytest.raises(ValueError, match="3 is less than starts"):
         Ceilings(starts=5, requests=3)
-    with pytest.raises(ValueError, match="more than its whole app"):
-        ThrottleSettings(user=Ceilings(starts=10), app=Ceilings(starts=5))
+    with pytest.raises(ValueError, match="5 starts are fewer than the 10"):
+        ThrottleSettings(app_user=Ceilings(starts=10), app=Ceilings(starts=5))
+    with pytest.raises(ValueError, match="10 starts are more than the 5"):
+        ThrottleSettings(app_user=Ceilings(starts=10), user=Ceilings(starts=5))
+    assert not ThrottleSettings(user=Ceilings(starts=10), app=Ceilings(starts=5)).is_off, "a user may use two apps"
     with pytest.raises(ValueError, match="window_s"):
         ThrottleSettings(window_s=0.0)
     with pytest.raises(ValueError, match="tokens_per_minute"):

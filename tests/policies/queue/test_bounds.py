@@ -10,7 +10,7 @@ from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.request import Request
 from tests.policies.making import make_request
 
-LIMITS = QueueLimits(requests_max=6, bytes_max=100)
+LIMITS = QueueLimits(queue_requests_max=6, queue_bytes_max=100)
 
 
 def enter(room: BoundedQueue, request: Request) -> list[Request] | None:
@@ -38,21 +38,21 @@ def test_bounds_hold_whoever_comes(arrivals: list[tuple[str, int, float]]) -> No
         if victims is not None:
             assert all(victim.flow.tenant != tenant for victim in victims), "nobody gives way to himself"
             inside = [one for one in inside if one not in victims] + [request]
-        assert len(room) == len(inside) <= LIMITS.requests_max
-        assert room.bytes == sum(one.body_bytes for one in inside) <= LIMITS.bytes_max
+        assert len(room) == len(inside) <= LIMITS.queue_requests_max
+        assert room.bytes == sum(one.body_bytes for one in inside) <= LIMITS.queue_bytes_max
 
 
 def test_a_full_queue_of_small_requests_does_not_take_in_a_huge_one() -> None:
     room = BoundedQueue(LIMITS)
-    for _ in range(LIMITS.requests_max):
+    for _ in range(LIMITS.queue_requests_max):
         enter(room, make_request("flood", body_bytes=15))
     enter(room, make_request("light", body_bytes=90))
-    assert room.bytes <= LIMITS.bytes_max
+    assert room.bytes <= LIMITS.queue_bytes_max
 
 
 def test_whoever_has_most_in_the_queue_gives_up_its_newest() -> None:
     room = BoundedQueue(LIMITS)
-    flood = [make_request("flood") for _ in range(LIMITS.requests_max)]
+    flood = [make_request("flood") for _ in range(LIMITS.queue_requests_max)]
     for request in flood:
         assert enter(room, request) == []
     assert enter(room, make_request("flood")) is None
@@ -64,7 +64,7 @@ def test_whoever_has_most_in_the_queue_gives_up_its_newest() -> None:
 
 def test_weights_count_in_a_full_queue() -> None:
     room = BoundedQueue(LIMITS)
-    for _ in range(LIMITS.requests_max):
+    for _ in range(LIMITS.queue_requests_max):
         enter(room, make_request("heavy", weight=5.0))
     assert enter(room, make_request("light", weight=1.0)) is not None
     assert enter(room, make_request("light", weight=1.0)) is None

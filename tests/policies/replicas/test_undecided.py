@@ -14,7 +14,7 @@ from policies.replicas.tenant_replica import TenantReplica
 from policies.request import Refusal, Request, ServiceTokens, State
 from tests.policies.making import make_request
 
-LIMITS = QueueLimits(requests_max=10, bytes_max=1000, wait_s_max=2.0)
+LIMITS = QueueLimits(queue_requests_max=10, queue_bytes_max=1000, queue_wait_s_max=2.0)
 
 
 class Gateway:
