@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, Final
 
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
+
+from gateway.metric_families import family
 
 __all__ = ["Background", "OperationalError"]
 
@@ -59,12 +61,8 @@ class Background:
 
     def collect(self) -> Iterator[Metric]:
         """As a registry of metrics asks for it."""
-        failed = CounterMetricFamily(
-            "fairgate_background_failures", "Turns of a task beside the requests that failed.", labels=["task"]
-        )
-        for kind, count in list(self._failed.items()):
-            failed.add_metric([kind], count)
-        yield failed
+        rows = [([kind], count) for kind, count in list(self._failed.items())]
+        yield family("fairgate_background_failures_total", rows)
 
     async def _repeat(self, turn: Callable[[], Awaitable[None]], kind: str, name: str) -> None:
         self._failed[kind] += 0  # known before it fails: the first failure is a change, too

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import yaml
@@ -19,6 +19,7 @@ from docs.generate import memory
 from docs.generate.config_fields import fields
 from gateway.commands.main import main as fairgate
 from gateway.http.errors import ApiError, Reason
+from gateway.metric_families import FAMILIES, family
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -152,38 +153,6 @@ def _default(value: Any, option: click.Option) -> str:
     return code(str(value))
 
 
-class MetricFamily(NamedTuple):
-    name: str
-    """As it is scraped."""
-    kind: str
-    meaning: str
-    labels: tuple[str, ...]
-
-
-_KINDS = {
-    "Gauge": "gauge", "GaugeMetricFamily": "gauge", "CounterMetricFamily": "counter", "Counter": "counter",
-    "HistogramMetricFamily": "histogram", "Histogram": "histogram", "InfoMetricFamily": "info",
-}  # fmt: skip
-
-
-def metric_families() -> list[MetricFamily]:
-    """What is made anywhere in the gateway and named fairgate_..."""
-    found = []
-    for path in sorted((ROOT / "gateway").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in _KINDS:
-                continue
-            texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
-            if len(texts) < 2 or not texts[0].startswith("fairgate_"):
-                continue
-            lists = [one for one in (*node.args, *(key.value for key in node.keywords)) if isinstance(one, ast.List)]
-            labels = tuple(str(one.value) for given in lists[:1] for one in given.elts if isinstance(one, ast.Constant))
-            kind = _KINDS[node.func.id]
-            ending = {"counter": "_total", "info": "_info"}.get(kind, "")
-            found.append(MetricFamily(texts[0].removesuffix(ending) + ending, kind, texts[1], labels))
-    return sorted(set(found))
-
-
 def _metrics() -> Iterator[str]:
     yield "# Metrics"
     yield from (
@@ -192,7 +161,10 @@ def _metrics() -> Iterator[str]:
         "labels of their own: 1,000 tenants, 100 of them in histograms, and 100 models. The rest are together under",
         "`other`. Times are in seconds. What describes the process itself (`process_...`) is Prometheus' own.",
     )
-    rows = [[code(one.name), one.kind, one.meaning, ", ".join(map(code, one.labels))] for one in metric_families()]
+    rows = [
+        [code(name), family(name, ()).type, one.text, ", ".join(map(code, one.labels))]
+        for name, one in FAMILIES.items()
+    ]
     yield from table(["metric", "kind", "what it says", "labels"], rows)
     yield from (
         "",

@@ -68,8 +68,7 @@ def _own(gateway: Operated) -> list[web.RouteDef]:
 
     async def metrics(request: web.Request) -> web.Response:
         gateway.gauges.read(gateway.pools, gateway.shared.interactions)
-        gateway.gauges.read_exchanges(gateway.exchanges)
-        gateway.gauges.read_news(gateway.news)
+        gateway.gauges.read_exchanges(gateway.exchanges, gateway.news)
         summed_up = tenants(snapshot_of(gateway, with_running=True), gateway.lately)
 
         def rendered() -> bytes:

@@ -10,56 +10,12 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-__all__ = ["LEAST", "MOST", "OWN", "merged"]
+from gateway.metric_families import FAMILIES, LEAST, MOST, SUM
 
-MOST: Final = frozenset(
-    (
-        "fairgate_backend_draining",
-        "fairgate_backend_slots",
-        "fairgate_build_info",
-        "fairgate_config_info",
-        "fairgate_kv_projected_ratio",
-        "fairgate_name_addresses",
-        "fairgate_overloaded",
-        "fairgate_replica_alone",
-    )
-)
-"""Gauges whose largest value stands for all workers."""
-LEAST: Final = frozenset(
-    (
-        "fairgate_backend_on_steps",
-        "fairgate_backend_up",
-        "fairgate_config_reload_success",
-        "fairgate_config_reload_timestamp_seconds",
-        "fairgate_name_lookup_success",
-        "fairgate_state_shared",
-        "fairgate_usage_written",
-        "process_max_fds",
-        "process_start_time_seconds",
-    )
-)
-"""Gauges whose smallest value stands for all workers."""
-OWN: Final = frozenset(
-    (
-        "fairgate_dispatched_sequences",
-        "fairgate_granted_sequences",
-        "fairgate_open_interactions",
-        "fairgate_queued_bytes",
-        "fairgate_queued_requests",
-        "fairgate_working_set_tokens",
-        "fairgate_recent_service",
-        "fairgate_recent_service_due",
-        "fairgate_starting_requests",
-        "fairgate_usage_waiting_sums",
-        "process_open_fds",
-        "process_resident_memory_bytes",
-        "process_virtual_memory_bytes",
-    )
-)
-"""Gauges that are added up. So is one that is in none of these sets; a test sees to it that each is."""
+__all__ = ["merged"]
 
-OF_ENGINES: Final = frozenset(("fairgate_backend_preemptions_total",))
-"""Counters of the engines' own, which every worker reads alike."""
+_OF_PROCESSES: Final = {"process_max_fds": LEAST, "process_start_time_seconds": LEAST}
+"""What the client library says of each process; all else there is added up."""
 
 
 class _MergedFamily:
@@ -99,11 +55,9 @@ def merged(pages: Sequence[str]) -> str:
 
 
 def _one(name: str, known: float, value: float) -> float:
-    if name in MOST or name in OF_ENGINES:
-        return max(known, value)
-    if name in LEAST:
-        return min(known, value)
-    return known + value
+    family = FAMILIES.get(name)
+    rule = family.merged if family is not None else _OF_PROCESSES.get(name, SUM)
+    return max(known, value) if rule == MOST else min(known, value) if rule == LEAST else known + value
 
 
 def _text(value: float) -> str:

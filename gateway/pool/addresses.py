@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 
 from backends.addresses import KnownAddresses, Resolver
 from gateway.background import Background
 from gateway.config.model import Config, PoolConfig
 from gateway.config.sections.backends import BackendConfig
 from gateway.config.sections.limits import Limits
+from gateway.metric_families import Row, family
 
 __all__ = ["Addresses"]
 
@@ -91,17 +92,13 @@ class Addresses:
 
     def collect(self) -> Iterator[Metric]:
         """What the page of metrics says of it."""
-        success = GaugeMetricFamily(
-            "fairgate_name_lookup_success", "1 if the name had addresses when last looked up.", labels=["name"]
-        )
-        counts = GaugeMetricFamily(
-            "fairgate_name_addresses", "Addresses behind a name: engines, or left out.", labels=["name", "state"]
-        )
+        success: list[Row] = []
+        counts: list[Row] = []
         for name in list(self._names.values()):
-            success.add_metric([name.host], not name.fault)
-            counts.add_metric([name.host, "engine"], len(name.known))
-            counts.add_metric([name.host, "left_out"], name.known.left_out)
-        yield from (success, counts)
+            success.append(([name.host], not name.fault))
+            counts += [([name.host, "engine"], len(name.known)), ([name.host, "left_out"], name.known.left_out)]
+        yield family("fairgate_name_lookup_success", success)
+        yield family("fairgate_name_addresses", counts)
 
     async def _follow(self, name: _Name) -> None:
         await asyncio.sleep(self._limits.upstream_addresses_s / 2)

@@ -87,7 +87,7 @@ class Gateway:
         self.shared = Shared.of(config)
         self._background = Background()
         self.metrics.registry.register(self._background)
-        self._pools = Pools(self._settled, self.gauges.forget_backend, resolver, self._background)
+        self._pools = Pools(self._settled, self.metrics.forget_backend, resolver, self._background)
         self.metrics.registry.register(self._pools.addresses)
         self._changing = asyncio.Lock()
         """One change of the pools at a time."""

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from prometheus_client.metrics_core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 
 from gateway.config.changes import changes, config_hash, needs_restart
 from gateway.config.load import ConfigError
+from gateway.metric_families import family, single
 from gateway.operator.contract import Reloaded
 from gateway.pool.pools import CannotTakeOver
 from gateway.telemetry.lately import Mark
@@ -142,19 +143,15 @@ class Reloading:
 
     def collect(self) -> Iterator[Metric]:
         """What the page of metrics says of it, and which backends get nothing new."""
-        success = GaugeMetricFamily("fairgate_config_reload_success", "1 if the config was taken when last asked to.")
-        success.add_metric([], self.succeeded)
-        loaded = GaugeMetricFamily("fairgate_config_reload_timestamp_seconds", "When the config in force was read.")
-        loaded.add_metric([], self.loaded_s)
-        which = InfoMetricFamily("fairgate_config", "Which config is in force: the same hash, the same settings.")
-        which.add_metric([], {"hash": self.hash})
-        draining = GaugeMetricFamily(
-            "fairgate_backend_draining", "1 while nothing new goes there by will.", labels=["pool", "backend"]
-        )
-        for pool in list(self._gateway.pools):
-            for name, backend in list(pool.backends.items()):
-                draining.add_metric([pool.name, name], backend.drained or backend.leaving)
-        yield from (success, loaded, which, draining)
+        yield single("fairgate_config_reload_success", self.succeeded)
+        yield single("fairgate_config_reload_timestamp_seconds", self.loaded_s)
+        yield family("fairgate_config_info", [([self.hash], 1)])
+        draining = [
+            ([pool.name, name], backend.drained or backend.leaving)
+            for pool in list(self._gateway.pools)
+            for name, backend in list(pool.backends.items())
+        ]
+        yield family("fairgate_backend_draining", draining)
 
 
 def _log(reloaded: Reloaded) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 
 from gateway import BUILD, __version__
+from gateway.metric_families import Row, family, single
 from gateway.telemetry.record import RequestRecord
 
 if TYPE_CHECKING:
@@ -88,10 +89,10 @@ class _Distribution:
         self._counts[bisect_left(self._bounds, seconds)] += 1
         self._sum_s += seconds
 
-    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+    def row(self, labels: Sequence[object]) -> Row:
         at_most = accumulate(self._counts)
         buckets = [(bound, float(next(at_most))) for bound in (*map(str, self._bounds), "+Inf")]
-        family.add_metric(labels, buckets, self._sum_s)
+        return [str(label) for label in labels], buckets, self._sum_s
 
 
 class Metrics:
@@ -201,68 +202,31 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """What was counted, as the registry asks for it. Runs beside the loop, so tables are copied in one step."""
-        tokens = CounterMetricFamily(
-            "fairgate_tokens",
-            "Tokens settled, by kind (cached is part of input).",
-            labels=["pool", "tenant", "model", "kind"],
-        )
-        requests = CounterMetricFamily(
-            "fairgate_requests", "Requests ended.", labels=["pool", "tenant", "model", "outcome"]
-        )
-        for (pool, tenant, model), tenant_totals in list(self._by_tenant.items()):
-            for kind, count in (
-                ("input", tenant_totals.input),
-                ("output", tenant_totals.output),
-                ("cached", tenant_totals.cached),
-            ):
-                tokens.add_metric([pool, tenant, model, kind], count)
-            for outcome, way in list(tenant_totals.ways.items()):
-                requests.add_metric([pool, tenant, model, outcome], way.requests)
-        prompts = CounterMetricFamily(
-            "fairgate_backend_prompt_tokens",
-            "Prompt tokens settled, by kind (cached is part of input, expected to be cached, wrong by how much).",
-            labels=["pool", "backend", "kind"],
-        )
-        for (pool, backend), sums in list(self._prompts.items()):
-            kinds = (("input", sums.input), ("cached", sums.cached), ("expected", sums.expected), ("wrong", sums.wrong))
-            for kind, count in kinds:
-                prompts.add_metric([pool, backend, kind], count)
-        reasons = CounterMetricFamily(
-            "fairgate_not_completed",
-            "Requests that did not complete, by outcome and reason; what is refused did not fail.",
-            labels=["pool", "tenant", "outcome", "reason"],
-        )
-        for labels, count in list(self._reasons.items()):
-            reasons.add_metric(labels, count)
-        yield from (tokens, requests, prompts, reasons)
-        yield from self._times()
-        build = GaugeMetricFamily("fairgate_build_info", "1; the labels say what runs.", labels=["version", "build"])
-        build.add_metric([__version__, BUILD], 1)
-        yield build
+        tokens: list[Row] = []
+        requests: list[Row] = []
+        for of, totals in list(self._by_tenant.items()):
+            tokens += [((*of, kind), getattr(totals, kind)) for kind in ("input", "output", "cached")]
+            requests += [((*of, outcome), way.requests) for outcome, way in list(totals.ways.items())]
+        yield family("fairgate_tokens_total", tokens)
+        yield family("fairgate_requests_total", requests)
+        prompts: list[Row] = [
+            ((*engine, kind), getattr(sums, kind))
+            for engine, sums in list(self._prompts.items())
+            for kind in ("input", "cached", "expected", "wrong")
+        ]
+        yield family("fairgate_backend_prompt_tokens_total", prompts)
+        yield family("fairgate_not_completed_total", list(self._reasons.items()))
+        distributions: dict[str, dict[Any, _Distribution]] = {
+            "fairgate_queue_seconds": self._waits,
+            "fairgate_request_seconds": self._totals,
+            "fairgate_first_token_seconds": self._first_tokens,
+            "fairgate_held_back_seconds": self._held_back,
+        }
+        for name, by in distributions.items():
+            yield family(name, [one.row(labels) for labels, one in list(by.items())])
+        yield family("fairgate_build_info", [([__version__, BUILD], 1)])
         if self.access_log is not None:
-            lost = CounterMetricFamily("fairgate_access_log_lines_lost", "Lines that could not be written.")
-            lost.add_metric([], self.access_log.lines_lost)
-            yield lost
-
-    def _times(self) -> Iterator[Metric]:
-        waits = HistogramMetricFamily(
-            "fairgate_queue_seconds", "Wait before dispatch.", labels=["pool", "tenant", "outcome"]
-        )
-        first = HistogramMetricFamily(
-            "fairgate_first_token_seconds", "Arrival to first token.", labels=["pool", "tenant", "model"]
-        )
-        for family, distributions in ((waits, self._waits), (first, self._first_tokens)):
-            for of, distribution in list(distributions.items()):
-                distribution.add_to(family, of)
-        totals = HistogramMetricFamily("fairgate_request_seconds", "Arrival to end.", labels=["pool", "outcome"])
-        for ends, distribution in list(self._totals.items()):
-            distribution.add_to(totals, ends)
-        obstacles = HistogramMetricFamily(
-            "fairgate_held_back_seconds", "Part of the wait, by what it was for.", labels=["pool", "obstacle"]
-        )
-        for (pool, obstacle), distribution in list(self._held_back.items()):
-            distribution.add_to(obstacles, [pool, str(obstacle)])
-        yield from (waits, totals, first, obstacles)
+            yield single("fairgate_access_log_lines_lost_total", self.access_log.lines_lost)
 
     def forget_backend(self, pool: str, backend: str) -> None:
         """It is no longer there."""

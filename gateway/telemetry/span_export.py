@@ -20,9 +20,10 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 from opentelemetry.util.types import AttributeValue
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 
 from gateway.config.sections.tracing import TracingConfig
+from gateway.metric_families import family
 from gateway.telemetry.access_log import hidden, interaction_name
 from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.telemetry.trace import TraceContext
@@ -94,10 +95,7 @@ class SpanExport:
 
     def collect(self) -> Iterator[Metric]:
         """As a registry of metrics asks for it."""
-        spans = CounterMetricFamily("fairgate_spans", "Spans of requests, by what became of them.", labels=["outcome"])
-        spans.add_metric(["sent"], self._sender.sent)
-        spans.add_metric(["lost"], self.lost)
-        yield spans
+        yield family("fairgate_spans_total", [(["sent"], self._sender.sent), (["lost"], self.lost)])
 
     def _span(self, record: RequestRecord, trace: TraceContext, policy: str) -> ReadableSpan:
         epoch_s = time.time() - time.monotonic()

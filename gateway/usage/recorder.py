@@ -13,11 +13,12 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 
 from gateway.background import OperationalError
 from gateway.config.memory import MEMORY_MAX, Bounds, bounds_of
 from gateway.config.sections.usage import UsageConfig
+from gateway.metric_families import single
 from gateway.storage.errors import StoreError, StoreUnavailable
 from gateway.usage.counts import UsageCounts
 from gateway.usage.database import Database
@@ -130,13 +131,10 @@ class UsageRecorder:
 
     def collect(self) -> Iterator[Metric]:
         """As a registry of metrics asks for it."""
-        written = GaugeMetricFamily("fairgate_usage_written", "1 while usage is written, 0 while it is kept in memory.")
-        written.add_metric([], self.fault is None)
-        waiting = GaugeMetricFamily("fairgate_usage_waiting_sums", "Sums of usage that are not written yet.")
-        waiting.add_metric([], len(self.counts) + (0 if self._batch is None else len(self._batch.sums)))
-        dropped = CounterMetricFamily("fairgate_usage_requests_dropped", "Requests for which no sum had room.")
-        dropped.add_metric([], self.counts.requests_dropped)
-        yield from (written, waiting, dropped)
+        yield single("fairgate_usage_written", self.fault is None)
+        waiting = len(self.counts) + (0 if self._batch is None else len(self._batch.sums))
+        yield single("fairgate_usage_waiting_sums", waiting)
+        yield single("fairgate_usage_requests_dropped_total", self.counts.requests_dropped)
 
     async def _next(self) -> Batch | None:
         """What is written next, once what has to be read before was. None: there is nothing to write."""

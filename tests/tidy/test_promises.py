@@ -11,12 +11,12 @@ import pytest
 from gateway import BUILD, __version__
 from gateway.commands.main import main
 from gateway.config.model import Config
+from gateway.metric_families import FAMILIES
 from gateway.telemetry.log_line import Line
 from tests.conftest import COMPILED
 
 ROOT = Path(__file__).parents[2]
 SOURCES = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "gateway").rglob("*.py")))
-METRIC = re.compile(r'"(fairgate_[a-z_]+)",\s*f?"')
 HEADER = re.compile(r'"(x-fairgate-[a-z-]*[a-z])"')
 
 
@@ -35,7 +35,7 @@ def listed(title: str) -> set[str]:
     [
         ("Config", set(Config.model_fields)),
         ("Command line", set(main.commands)),
-        ("Metrics", set(METRIC.findall(SOURCES))),
+        ("Metrics", set(FAMILIES)),
         ("Log fields", set(Line.__struct_fields__)),
     ],
 )

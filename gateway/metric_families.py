@@ -1,0 +1,106 @@
+"""Which metrics are there? One entry each: its kind, what it says, its labels, and what several workers say together.
+
+The reference is made from this table, `fairgate_..._total` are counters, and the owner of the numbers gives the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+__all__ = ["FAMILIES", "LEAST", "MOST", "SUM", "MetricFamily", "Row", "family", "single"]
+
+Row = tuple[Any, ...]
+"""Values of the labels, and of the metric; of a histogram its buckets and its sum."""
+SUM, MOST, LEAST = "sum", "most", "least"
+
+
+class MetricFamily(NamedTuple):
+    """What one metric says."""
+
+    text: str
+    labels: tuple[str, ...] = ()
+    merged: str = SUM
+    """Of several workers: the sum where each has its own, or else the value that stands for all of them."""
+    made_by: type[Metric] = GaugeMetricFamily
+
+
+def _counter(text: str, *labels: str, merged: str = SUM) -> MetricFamily:
+    return MetricFamily(text, labels, merged, CounterMetricFamily)
+
+
+def _histogram(text: str, *labels: str) -> MetricFamily:
+    return MetricFamily(text, labels, SUM, HistogramMetricFamily)
+
+
+_ENGINE: Final = ("pool", "backend")
+_TENANT: Final = ("pool", "tenant")
+FAMILIES: Final = {
+    "fairgate_requests_total": _counter("Requests ended.", "pool", "tenant", "model", "outcome"),
+    "fairgate_not_completed_total": _counter(
+        "Requests that did not complete, by outcome and reason; what is refused did not fail.",
+        "pool", "tenant", "outcome", "reason",
+    ),
+    "fairgate_tokens_total": _counter(
+        "Tokens settled, by kind (cached is part of input).", "pool", "tenant", "model", "kind"
+    ),
+    "fairgate_wasted_tokens_total": _counter("Tokens spent in interactions that were then cut.", "tenant"),
+    "fairgate_queue_seconds": _histogram("Wait before dispatch.", "pool", "tenant", "outcome"),
+    "fairgate_held_back_seconds": _histogram("Part of the wait, by its cause.", "pool", "obstacle"),
+    "fairgate_first_token_seconds": _histogram("Arrival to first token.", "pool", "tenant", "model"),
+    "fairgate_request_seconds": _histogram("Arrival to end.", "pool", "outcome"),
+    "fairgate_queued_requests": MetricFamily("Requests waiting.", _TENANT),
+    "fairgate_queued_bytes": MetricFamily("Bytes of bodies waiting.", ("pool",)),
+    "fairgate_recent_service": MetricFamily("Service received within the last minute.", _TENANT),
+    "fairgate_recent_service_due": MetricFamily("Part of it that was due, by weight.", _TENANT),
+    "fairgate_open_interactions": MetricFamily("Interactions under way."),
+    "fairgate_working_set_tokens": MetricFamily("Contexts of interactions under way.", _TENANT),
+    "fairgate_overloaded": MetricFamily("1 while new interactions may be refused.", ("pool",), MOST),
+    "fairgate_dispatched_sequences": MetricFamily("Sequences dispatched.", _ENGINE),
+    "fairgate_starting_requests": MetricFamily("Requests dispatched, and no first token yet.", _ENGINE),
+    "fairgate_backend_slots": MetricFamily("Sequences that the engine is expected to run at once.", _ENGINE, MOST),
+    "fairgate_kv_projected_ratio": MetricFamily("Largest expected use of the KV cache, of 1.", _ENGINE, MOST),
+    "fairgate_backend_up": MetricFamily("1 if the engine is in service.", _ENGINE, LEAST),
+    "fairgate_backend_on_steps": MetricFamily("1 if the engine reports its steps.", _ENGINE, LEAST),
+    "fairgate_backend_draining": MetricFamily("1 while an operator or a reload drains the engine.", _ENGINE, MOST),
+    "fairgate_backend_preemptions_total": _counter("Preemptions, as the engine reports.", *_ENGINE, merged=MOST),
+    "fairgate_backend_prompt_tokens_total": _counter(
+        "Prompt tokens settled, by kind (cached is part of input, expected to be cached, wrong by how much).",
+        *_ENGINE, "kind",
+    ),
+    "fairgate_name_lookup_success": MetricFamily("1 if the name had addresses when last looked up.", ("name",), LEAST),
+    "fairgate_name_addresses": MetricFamily("Addresses of a name: engines, or left out.", ("name", "state"), MOST),
+    "fairgate_granted_sequences": MetricFamily("Sequences of the engine that are this replica's own.", _ENGINE),
+    "fairgate_replica_alone": MetricFamily("1 while other replicas cannot be reached.", ("about",), MOST),
+    "fairgate_replica_exchanges_total": _counter("Exchanges with other replicas.", "about", "outcome"),
+    "fairgate_replica_news_total": _counter("Messages about dispatched prompts.", "pool", "outcome"),
+    "fairgate_redis_commands_total": _counter("Commands to Redis.", "outcome"),
+    "fairgate_state_shared": MetricFamily("1 while state is shared with replicas, else 0.", (), LEAST),
+    "fairgate_usage_written": MetricFamily("1 while usage is written, 0 while it is kept in memory.", (), LEAST),
+    "fairgate_usage_waiting_sums": MetricFamily("Sums of usage that are not written yet."),
+    "fairgate_usage_requests_dropped_total": _counter("Requests for which no sum had room."),
+    "fairgate_config_info": MetricFamily("1; the same hash means the same settings.", ("hash",), MOST),
+    "fairgate_config_reload_success": MetricFamily("1 if the last reload succeeded.", (), LEAST),
+    "fairgate_config_reload_timestamp_seconds": MetricFamily("When the config in force was read.", (), LEAST),
+    "fairgate_build_info": MetricFamily("1; the labels name version and build.", ("version", "build"), MOST),
+    "fairgate_background_failures_total": _counter("Failed turns of a background task.", "task"),
+    "fairgate_access_log_lines_lost_total": _counter("Lines that could not be written."),
+    "fairgate_spans_total": _counter("Spans of requests, by outcome.", "outcome"),
+}  # fmt: skip
+"""By name, as they are scraped."""
+
+
+def family(name: str, rows: Iterable[Row]) -> Metric:
+    """The metric with these rows."""
+    one = FAMILIES[name]
+    made = one.made_by(name, one.text, labels=one.labels)  # type: ignore[call-arg]
+    for row in rows:
+        made.add_metric(*row)  # type: ignore[attr-defined]
+    return made
+
+
+def single(name: str, value: float) -> Metric:
+    """The metric without labels."""
+    return family(name, [((), value)])
