@@ -183,4 +183,3 @@ class UsageRecorder:
 def _by_utc(quotas: Quotas) -> None:
     """From here on a day is one of UTC, whose hours are written down."""
     quotas.day.epoch_s = time.time() - time.monotonic()
-    quotas.day.begin_anew()

@@ -43,16 +43,15 @@ class SlidingCounts:
 
     def __init__(self, window_s: float, *, members_max: int = 200_000) -> None:
         self.window_s = window_s
-        self.ends_s = float("-inf")
-        """When the present period ends."""
         self._members_max = members_max
-        self._period = float("-inf")
+        self.period = -(1 << 62)
+        """Number of the present period."""
         self._counts: dict[Hashable, Count] = {}
         self._before: dict[Hashable, Count] = {}
         self._left = 1.0
         """The fraction of the previous period's counts that still counts."""
         self.epoch_s = 0.0
-        """How far the clock that divides time into periods is ahead of `now`. After setting it, call `begin_anew`."""
+        """How far the clock that divides time into periods is ahead of `now`."""
         self.changed: dict[Count, Hashable] | None = None
         """Counts that were changed, each with its member. The code that tells other gateways takes them out. Bounded:
         the oldest changes are dropped. None: no one takes them."""
@@ -62,17 +61,11 @@ class SlidingCounts:
 
     def at(self, now: float) -> None:
         """Move to this time: begin a new period if it is due."""
-        left = (self.ends_s - now) / self.window_s
-        if 0.0 < left <= 1.0:
-            self._left = left
-            return
-        period, into_s = divmod(now + self.epoch_s, self.window_s)
-        self._left = 1.0 - into_s / self.window_s
-        if period != self._period:
-            self._before = self._counts if period == self._period + 1 else {}
+        period, self._left = self._period_of(now)
+        if period != self.period:
+            self._before = self._counts if period == self.period + 1 else {}
             self._counts = {}
-            self._period = period
-            self.ends_s = (period + 1) * self.window_s - self.epoch_s
+            self.period = period
 
     def of(self, member: Hashable) -> Count:
         """A member's count in this period, to add to."""
@@ -80,7 +73,7 @@ class SlidingCounts:
         if count is None:
             if len(self._counts) >= self._members_max:
                 self._forget_least()
-            count = self._counts[member] = Count(self._before.get(member), int(self._period))
+            count = self._counts[member] = Count(self._before.get(member), self.period)
         return count
 
     def _forget_least(self) -> None:
@@ -123,24 +116,26 @@ class SlidingCounts:
         left_over = max(0, min(int(limit), int(limit - count - fading)))
         return Limit(name, int(limit), left_over, reset_s, self.window_s)
 
-    def members(self, member: Hashable) -> int:
+    def members(self, member: Hashable, now: float) -> int:
         """How many were counted as part of this member, in this period or the previous one?"""
-        return max(one.members for one in self._of_both(member))
+        count, before, _ = self._seen(member, now)
+        return max(count.members, before.members)
 
     def _seen(self, member: Hashable, now: float) -> tuple[Count, Count, float]:
         """Its counts in the period of `now` and in the previous one, and the fraction of the latter that still
         counts.
         """
-        left = (self.ends_s - now) / self.window_s
-        if 0.0 < left <= 1.0:
+        period, left = self._period_of(now)
+        if period == self.period:
             return *self._of_both(member), left
-        period, into_s = divmod(now + self.epoch_s, self.window_s)
-        left = 1.0 - into_s / self.window_s
-        if period == self._period:
-            return *self._of_both(member), left
-        if period == self._period + 1:
+        if period == self.period + 1:
             return NO_COUNT, self._counts.get(member, NO_COUNT), left
         return NO_COUNT, NO_COUNT, left
+
+    def _period_of(self, now: float) -> tuple[int, float]:
+        """The number of its period, and the fraction of the previous one that still counts."""
+        period, into_s = divmod(now + self.epoch_s, self.window_s)
+        return int(period), 1.0 - into_s / self.window_s
 
     def _of_both(self, member: Hashable) -> tuple[Count, Count]:
         """Its counts in this period and in the previous one."""
@@ -149,21 +144,12 @@ class SlidingCounts:
             return count, count.before or NO_COUNT
         return NO_COUNT, self._before.get(member, NO_COUNT)
 
-    def begin_anew(self) -> None:
-        """From now on periods begin by another clock."""
-        self.ends_s = float("-inf")
-
     def note_change(self, member: Hashable, count: Count) -> None:
         """Something was added to this count, or taken back. What was counted two periods ago counts no more."""
-        if self.changed is not None and count.period >= self._period - 1:
+        if self.changed is not None and count.period >= self.period - 1:
             self.changed[count] = member
             if len(self.changed) > self._members_max:
                 del self.changed[next(iter(self.changed))]
-
-    @property
-    def period(self) -> int:
-        """Number of the present period."""
-        return int(self._period)
 
     def counted(self, member: Hashable) -> tuple[Count, Count, float]:
         """Its counts in this period and in the previous one, and the fraction of the latter that still counts."""

@@ -11,17 +11,15 @@ request leaves each of them almost no part.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from policies.limits.sliding_counts import MEASURES, NO_COUNT, Count, SlidingCounts
+from policies.limits.sliding_counts import MEASURES, Count, SlidingCounts
 from policies.request import RETRY_S_MAX, Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
 from policies.settings import COUNT_MAX, Contradiction, check_bounds, setting
 
 __all__ = ["Ceilings", "Throttle", "ThrottleSettings"]
-
-TOKENS: Final = 2
 
 
 def _ceiling(doc: str) -> Any:
@@ -84,51 +82,46 @@ class ThrottleSettings:
 class _Level:
     """One of three levels (users, an app's users, apps): the counts of its members, and their limits."""
 
-    def __init__(self, name: str, ceilings: Ceilings, window_s: float, members_max: int) -> None:
+    def __init__(
+        self, name: str, member: Callable[[Flow], Hashable], ceilings: Ceilings, window_s: float, members_max: int
+    ) -> None:
+        """`member`: to whom of this level does a flow belong?"""
         self.name = name
+        self.member = member
         self.counts = SlidingCounts(window_s, members_max=members_max)
-        numbers = (ceilings.starts, ceilings.requests, ceilings.tokens)
-        self.limits = [float("inf") if number is None else float(number) for number in numbers]
-        """Of starts, requests and tokens; infinite where there is none."""
+        numbers = {measure: getattr(ceilings, measure) for measure in MEASURES}
+        self.limits: dict[str, float] = {measure: float(most) for measure, most in numbers.items() if most is not None}
 
-    def limit(self, measure: int, member: Hashable, request: Request, now: float) -> Limit:
-        """How much of this limit is used by the member whose request is beyond it?"""
-        more = request.prompt_tokens if measure == TOKENS else 1
-        name = MEASURES[measure]
-        return self.counts.limit(f"{self.name}_{name}", name, member, more, self.limits[measure], now)
+    def exceeded(
+        self, flow: Flow, requests: int, tokens: int, now: float, limits: Mapping[str, float] | None = None
+    ) -> Limit | None:
+        """Which of these limits would the member be beyond with this many more starts, requests and tokens? None: none.
 
-    def explain(self, member: Hashable, now: float) -> dict[str, float]:
+        `limits`: by measure; None: its own.
+        """
+        for measure, most in (self.limits if limits is None else limits).items():
+            more = tokens if measure == "tokens" else requests
+            found = self.counts.limit(f"{self.name}_{measure}", measure, self.member(flow), more, most, now)
+            if found.reset_s:
+                return found
+        return None
+
+    def count(self, flow: Flow, now: float) -> Count:
+        """The member's count of this period, to add to."""
+        member = self.member(flow)
+        self.counts.at(now)
+        count = self.counts.of(member)
+        self.counts.note_change(member, count)
+        return count
+
+    def explain(self, flow: Flow, now: float) -> dict[str, float]:
         """Counts and limits by name. Changes nothing."""
         numbers = {}
-        for measure, done, limit in zip(MEASURES, self.counts.sliding(member, now), self.limits, strict=True):
-            if limit != float("inf"):
+        for measure, done in zip(MEASURES, self.counts.sliding(self.member(flow), now), strict=True):
+            if measure in self.limits:
                 numbers[f"{self.name}_{measure}"] = done
-                numbers[f"{self.name}_{measure}_limit"] = limit
+                numbers[f"{self.name}_{measure}_limit"] = self.limits[measure]
         return numbers
-
-
-class _Member:
-    """What did the user, the user in this app, and the app of one flow do in this period?"""
-
-    __slots__ = ("app", "app_user", "user")
-
-    def __init__(self, user: Count, app_user: Count, app: Count) -> None:
-        self.user = user
-        self.app_user = app_user
-        self.app = app
-
-
-def _exceeded(count: Count, limits: list[float], starts: int, tokens: int, left: float) -> int | None:
-    """Which measure would be beyond its limit with this many more starts and tokens?
-
-    `left` is the fraction of the previous period that still counts. None: no measure.
-    """
-    before = count.before or NO_COUNT
-    if count.starts + left * before.starts + starts > limits[0]:
-        return 0
-    if count.requests + left * before.requests + starts > limits[1]:
-        return 1
-    return TOKENS if count.tokens + left * before.tokens + tokens > limits[2] else None
 
 
 class Throttle:
@@ -136,122 +129,65 @@ class Throttle:
 
     def __init__(self, settings: ThrottleSettings | None = None, *, members_max: int = 200_000) -> None:
         settings = settings or ThrottleSettings()
-        self._user = _Level("user", settings.user, settings.window_s, members_max)
-        self._app_user = _Level("app_user", settings.app_user, settings.window_s, members_max)
-        self._app = _Level("app", settings.app, settings.window_s, members_max)
+        window_s = settings.window_s
+        self._user = _Level("user", lambda flow: (flow.tenant, flow.user), settings.user, window_s, members_max)
+        self._app_user = _Level("app_user", lambda flow: flow, settings.app_user, window_s, members_max)
+        self._app = _Level("app", lambda flow: flow[:2], settings.app, window_s, members_max)
         self._levels = {"users": self._user, "app_users": self._app_user, "apps": self._app}
         self.counts = {name: level.counts for name, level in self._levels.items()}
         """By level: what each member did within the window."""
-        self._window_s = settings.window_s
-        self._members_max = members_max
-        self._began_s = self._ends_s = float("-inf")
-        self._members: dict[Flow, _Member] = {}
-        """By flow, for every flow of this period: a request then needs one look-up instead of three."""
 
     def __len__(self) -> int:
         """Members in memory."""
         return sum(len(level.counts) for level in self._levels.values())
 
     def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
-        """Is this request refused? None: it may be queued. Counts nothing."""
+        """Is this request refused, and after which time may it come back? None: it may be queued. Counts nothing."""
         if not pressure.overloaded or request.progress.inside:
             return None
-        member = self._member(request, now)
-        left, tokens = (self._ends_s - now) / self._window_s, request.prompt_tokens
-        measure = _exceeded(member.user, self._user.limits, 1, tokens, left)
-        flow = request.flow
-        if measure is not None:
-            return self._refused(self._user, measure, (flow.tenant, flow.user), request, now, pressure)
-        measure = _exceeded(member.app_user, self._app_user.limits, 1, tokens, left)
-        if measure is not None:
-            return self._refused(self._app_user, measure, flow, request, now, pressure)
-        measure = _exceeded(member.app, self._app.limits, 1, tokens, left)
-        if measure is None:
-            return None
-        part = [limit / max(1, self._app.counts.members(flow[:2])) for limit in self._app.limits]
-        if _exceeded(member.app_user, part, 1, tokens, left) is None:
-            return None
-        return self._refused(self._app, measure, flow[:2], request, now, pressure)
+        flow, tokens = request.flow, request.prompt_tokens
+        for level in self._levels.values():
+            found = level.exceeded(flow, 1, tokens, now)
+            if found is None or (level is self._app and self._has_part_left(flow, tokens, now)):
+                continue
+            reason = Refusal.OVER_APP_LIMIT if level is self._app else Refusal.OVER_USER_LIMIT
+            return Refused(reason, min(RETRY_S_MAX, max(1.0, pressure.drain_s, found.reset_s)), found)
+        return None
 
-    def _refused(
-        self, level: _Level, measure: int, member: Hashable, request: Request, now: float, pressure: Pressure
-    ) -> Refused:
-        """The refusal of a request beyond this limit, with the time after which it may come back."""
-        found = level.limit(measure, member, request, now)
-        reason = Refusal.OVER_APP_LIMIT if level is self._app else Refusal.OVER_USER_LIMIT
-        return Refused(reason, min(RETRY_S_MAX, max(1.0, pressure.drain_s, found.reset_s)), found)
+    def _has_part_left(self, flow: Flow, tokens: int, now: float) -> bool:
+        """Does the user stay within an equal part of what its app may have?"""
+        users = max(1, self._app.counts.members(flow[:2], now))
+        part = {measure: most / users for measure, most in self._app.limits.items()}
+        return self._app_user.exceeded(flow, 1, tokens, now, part) is None
 
     def count(self, request: Request, now: float) -> bool:
         """The request is queued: count it. Is its user now beyond a limit (`is_beyond`)? Checked only inside an
         interaction.
         """
-        member = self._member(request, now)
-        user, app_user, app = member.user, member.app_user, member.app
-        tokens = request.prompt_tokens
-        if not app_user.requests:
-            app.members += 1
-        user.requests += 1
-        app_user.requests += 1
-        app.requests += 1
-        user.tokens += tokens
-        app_user.tokens += tokens
-        app.tokens += tokens
-        self._note_change(member, request.flow)
-        if request.progress.inside:
-            return self._is_beyond(member, now)
-        user.starts += 1
-        app_user.starts += 1
-        app.starts += 1
-        return False
+        flow, is_inside = request.flow, request.progress.inside
+        is_new = not self._app_user.count(flow, now).requests
+        self._app.count(flow, now).members += is_new
+        for level in self._levels.values():
+            count = level.count(flow, now)
+            count.starts += not is_inside
+            count.requests += 1
+            count.tokens += request.prompt_tokens
+        return is_inside and self.is_beyond(request, now)
 
     def is_beyond(self, request: Request, now: float) -> bool:
         """Is its user beyond a limit, in total or in this app, whether or not that refuses anything now?"""
-        return self._is_beyond(self._member(request, now), now)
-
-    def _is_beyond(self, member: _Member, now: float) -> bool:
-        left = (self._ends_s - now) / self._window_s
-        if _exceeded(member.user, self._user.limits, 0, 0, left) is not None:
-            return True
-        return _exceeded(member.app_user, self._app_user.limits, 0, 0, left) is not None
+        return any([level.exceeded(request.flow, 0, 0, now) for level in (self._user, self._app_user)])
 
     def settle(self, request: Request, service: ServiceTokens, now: float) -> None:
         """The request ended, and took this much in all. At least its estimated prompt stays counted."""
         tokens = service.prompt + service.output - request.prompt_tokens
         if tokens > 0:
-            member = self._member(request, now)
-            member.user.tokens += tokens
-            member.app_user.tokens += tokens
-            member.app.tokens += tokens
-            self._note_change(member, request.flow)
-
-    def _note_change(self, member: _Member, flow: Flow) -> None:
-        if self._user.counts.changed is not None:
-            self._user.counts.note_change((flow.tenant, flow.user), member.user)
-            self._app_user.counts.note_change(flow, member.app_user)
-            self._app.counts.note_change(flow[:2], member.app)
-
-    def _member(self, request: Request, now: float) -> _Member:
-        if not self._began_s <= now < self._ends_s or self._ends_s != self._user.counts.ends_s:
-            self._at(now)
-        flow = request.flow
-        member = self._members.get(flow)
-        if member is None:
-            if len(self._members) >= self._members_max:
-                self._members.clear()
-            member = self._members[flow] = _Member(
-                self._user.counts.of((flow.tenant, flow.user)),
-                self._app_user.counts.of(flow),
-                self._app.counts.of(flow[:2]),
-            )
-        return member
+            for level in self._levels.values():
+                level.count(request.flow, now).tokens += tokens
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
         """Counts and limits of its user, of its user in this app, and of its app."""
-        return {
-            **self._user.explain((flow.tenant, flow.user), now),
-            **self._app_user.explain(flow, now),
-            **self._app.explain(flow[:2], now),
-        }
+        return {name: number for one in self._levels.values() for name, number in one.explain(flow, now).items()}
 
     def resume(self, before: Throttle) -> None:
         """Go on with what another throttle has counted, if that was within the same window."""
@@ -259,12 +195,3 @@ class Throttle:
             if other.counts.window_s == level.counts.window_s:
                 level.counts = other.counts
         self.counts = {name: level.counts for name, level in self._levels.items()}
-        self._members.clear()
-
-    def _at(self, now: float) -> None:
-        for level in self._levels.values():
-            level.counts.at(now)
-        if not self._began_s <= now < self._ends_s or self._ends_s != self._user.counts.ends_s:
-            self._members.clear()
-            self._ends_s = self._user.counts.ends_s
-            self._began_s = self._ends_s - self._window_s

@@ -43,7 +43,6 @@ class SharedCounts:
     def __init__(self, name: str, counts: SlidingCounts, *, epoch_s: float) -> None:
         counts.epoch_s = epoch_s
         counts.changed = {}
-        counts.begin_anew()
         self.counts = counts
         self._name = name
         self._asked: list[Count] = []
