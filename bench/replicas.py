@@ -294,7 +294,7 @@ async def run_memory(target: Engine, options: Options) -> list[Row]:
     import msgspec
 
     from gateway.storage.redis.store import Script, pool_key
-    from policies.replicas.messages import Charge, Presence, ReplicaReport
+    from policies.replicas.messages import Activity, Charge, ReplicaReport
 
     async with redis_server() as redis:
         script = redis.client.register_script(Script("exchange.lua").source)
@@ -306,7 +306,7 @@ async def run_memory(target: Engine, options: Options) -> list[Row]:
         before = int(redis.client.info("memory")["used_memory"])
         for number, begin in enumerate(range(0, len(names), CHARGES_AT_ONCE)):
             charges = [Charge(name, 1e6 + 0.5, 123.25, False) for name in names[begin : begin + CHARGES_AT_ONCE]]
-            told = ReplicaReport([], Presence(), [], charges, [], [], [], [], 0.0)
+            told = ReplicaReport([], Activity(), [], charges, [], [], [], [], 0.0)
             script(keys=keys, args=["bench", number + 1, msgspec.msgpack.encode(told), ""])
         used = int(redis.client.info("memory")["used_memory"]) - before
         counters = list(redis.client.scan_iter(f"{keys[1]}c:*", count=1000))

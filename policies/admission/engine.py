@@ -21,7 +21,7 @@ from policies.admission.room import Elsewhere, PoolRoom
 from policies.admission.waits import NEVER_WAITED
 from policies.averages import USUAL
 from policies.capacity.fair_shares import FairShares
-from policies.capacity.gauges import Allowance, CapacitySettings, Gauges
+from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.ledger import LOOK_AGAIN_S, BackendLedger
 from policies.capacity.obstacle import Blocked
 from policies.capacity.output_lengths import APPS_MAX, OutputLengths, OutputPredictor
@@ -179,7 +179,7 @@ class AdmissionEngine:
         ledger = BackendLedger(name, self.capacity, max_num_seqs=max_num_seqs)
         ledger.healthy = healthy
         if self.room.rivals is not None:
-            ledger.allowance = Allowance(0, 0)  # other gateways are asked first
+            ledger.allowance = Grant(0, 0)  # other gateways are asked first
         self.backends[name] = ledger
         self.room.changed()
 

@@ -17,7 +17,7 @@ __all__ = ["Activity", "FairShares"]
 
 
 class Activity(NamedTuple):
-    """Sums over the active tenants of this gateway, or of all other gateways together."""
+    """Which tenants are active: sums over those of this gateway, or of all other gateways together."""
 
     weights: float = 0.0
     held_tokens: int = 0

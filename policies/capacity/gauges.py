@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from policies.settings import setting
 
-__all__ = ["Allowance", "CapacitySettings", "Gauges", "StepTrust"]
+__all__ = ["CapacitySettings", "Gauges", "Grant", "StepTrust"]
 
 USAGE_DIFFERS_MAX: Final = 0.02
 """An engine counts its blocks a little differently in one place than in another (the null block)."""
@@ -117,7 +117,7 @@ class StepTrust:
         return now >= self._doubted_until_s
 
 
-class Allowance(NamedTuple):
+class Grant(NamedTuple):
     """How much of one engine may this gateway use where others use it too, and what do they use there now?"""
 
     sequences: int

@@ -14,7 +14,7 @@ from math import ceil
 from typing import Final, NamedTuple
 
 from policies.averages import USUAL
-from policies.capacity.gauges import Allowance, CapacitySettings, Gauges
+from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.kv_forecast import Growing, KvForecast, lasts, still_to_come
 from policies.capacity.lease import OUTGROWN, Lease
 from policies.capacity.obstacle import Obstacle
@@ -106,7 +106,7 @@ class KvCache:
         request: Request,
         now: float,
         *,
-        allowance: Allowance | None,
+        allowance: Grant | None,
         keep_headroom: bool,
         slots: int | None,
         sequences: int,
@@ -233,7 +233,7 @@ class KvCache:
         self.pass_time(now)
 
     def observe(
-        self, gauges: Gauges, now: float, *, starting_tokens: int, elsewhere: Allowance | None, preempted: bool
+        self, gauges: Gauges, now: float, *, starting_tokens: int, elsewhere: Grant | None, preempted: bool
     ) -> None:
         """The engine said how it is.
 
@@ -260,7 +260,7 @@ class KvCache:
     # --- the model ---
 
     def _correct(
-        self, used_tokens: float, starting_tokens: int, elsewhere: Allowance | None, prompt_part_share: float
+        self, used_tokens: float, starting_tokens: int, elsewhere: Grant | None, prompt_part_share: float
     ) -> None:
         """Compare the gauge with the books. A surplus belongs to others. A shortfall comes from shared prefixes;
         `prompt_part_share` says how far this comparison corrects their share.

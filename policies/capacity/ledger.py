@@ -17,7 +17,7 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from policies.capacity.gauges import Allowance, CapacitySettings, Gauges, StepTrust
+from policies.capacity.gauges import CapacitySettings, Gauges, Grant, StepTrust
 from policies.capacity.kv_cache import KvCache
 from policies.capacity.lease import Lease
 from policies.capacity.obstacle import Obstacle
@@ -43,7 +43,7 @@ class BackendLedger:
         self.name = name
         self.healthy = True
         self.leases: dict[str, Lease] = {}
-        self.allowance: Allowance | None = None
+        self.allowance: Grant | None = None
         """How much of the engine this gateway may use; None: no other gateway uses it."""
         self.allowed_until_s = float("inf")
         """Until when the allowance is valid. After that this gateway may use nothing."""

@@ -76,7 +76,8 @@ class Member:
         self.entry: Entry = None
         """Its valid heap entry; None while nothing of it waits."""
         self.reported: Any = None
-        """What other gateways know of it. Written by the code that tells them."""
+        """What other gateways know of it: its counter, and how much of that came from lifts. Written by the code that
+        reports it."""
 
     def __hash__(self) -> int:
         # With mypyc, a class with __lt__ has no hash. Members are dictionary keys, so they need one.
@@ -107,7 +108,8 @@ class Counters(Generic[M]):
         self.times_left = 0
         """How often a queue emptied."""
         self.reported: Any = None
-        """What other gateways know of the last departure. Written by the code that tells them."""
+        """What other gateways know of the last departure: how many there were, and when it was. Written by the code
+        that reports it."""
         self._turn = 0
         self._waiting = 0
         self.least_elsewhere: float | None = None

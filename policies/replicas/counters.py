@@ -35,28 +35,6 @@ GROWTH_S: Final = 10 * INTERVAL_S
 M = TypeVar("M", bound=Member)
 
 
-class _ReportedCounter:
-    """What the other gateways know of one counter: its value, and how much of that value came from lifts."""
-
-    __slots__ = ("counter", "lifted")
-
-    def __init__(self, counter: float, lifted: float) -> None:
-        self.counter = counter
-        self.lifted = lifted
-
-
-class _ReportedLeft:
-    """What the other gateways know of the member that left last: how many departures it was counted with, and when it
-    left.
-    """
-
-    __slots__ = ("left_s", "times")
-
-    def __init__(self, times: int, left_s: float) -> None:
-        self.times = times
-        self.left_s = left_s
-
-
 class _Growth:
     """How much does a waiting tenant or flow receive between two sync rounds, at all gateways together? A moving
     average."""
@@ -170,9 +148,9 @@ class SharedCounters:
         for (member, before), total in zip(self._reported, totals, strict=True):
             if before is not None and member.queued:
                 (self._growth_of_flows if isinstance(member, FlowMember) else self._growth).add(total - before)
-            reported: _ReportedCounter = member.reported
-            correction = total - reported.counter
-            reported.counter = total
+            counter, lifted = member.reported
+            correction = total - counter
+            member.reported = total, lifted
             if isinstance(member, FlowMember):
                 member.tenant.flows.charged(member, correction)
             elif isinstance(member, TenantMember):
@@ -237,20 +215,20 @@ class SharedCounters:
 def _left(among: str, counters: Counters[M], now_s: float, *, again: bool) -> Left | None:
     """Who left last here? None if that is reported already, unless `again` says that the store has forgotten it."""
     last = counters.last_left
-    reported: _ReportedLeft | None = counters.reported
-    if last is None or (reported is not None and reported.times == counters.times_left and not again):
+    times, left_s = counters.reported or (0, 0.0)
+    if last is None or (times == counters.times_left and not again):
         return None
-    if reported is None or reported.times != counters.times_left:
-        reported = counters.reported = _ReportedLeft(counters.times_left, now_s)
-    return Left(among, _name(last), last.counter, reported.left_s)
+    if times != counters.times_left:
+        left_s = now_s
+        counters.reported = counters.times_left, left_s
+    return Left(among, _name(last), last.counter, left_s)
 
 
 def _charge(member: Member) -> Charge:
-    reported: _ReportedCounter | None = member.reported
-    known, lifted = (0.0, 0.0) if reported is None else (reported.counter, reported.lifted)
+    known, lifted = member.reported or (0.0, 0.0)
     base = known + member.lifted - lifted
     charge = Charge(_name(member), base, member.counter - base, member.lifted != lifted, member.is_sole)
-    member.reported = _ReportedCounter(member.counter, member.lifted)
+    member.reported = member.counter, member.lifted
     member.is_sole = False
     return charge
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from policies.capacity.fair_shares import FairShares
-from policies.capacity.gauges import Allowance
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.replicas.messages import Grant, Holding
@@ -66,7 +65,7 @@ class GrantedEngines:
         for name, ledger in self._ledgers.items():
             if name not in self._granted:
                 self._granted[name] = _Granted()
-                ledger.allowance = Allowance(0, 0)
+                ledger.allowance = Grant(0, 0)
         for name in [name for name in self._granted if name not in self._ledgers]:
             del self._granted[name]
 
@@ -89,7 +88,7 @@ class GrantedEngines:
             ledger, granted = self._ledgers.get(name), self._granted.get(name)
             if ledger is None or granted is None:
                 continue  # it was removed meanwhile
-            ledger.allowance = Allowance(*grant)
+            ledger.allowance = grant
             ledger.allowed_until_s = now + TRUST_S
             granted.note(grant, now)
 
@@ -118,7 +117,7 @@ class GrantedEngines:
             if granted.usual_sequences < 1:
                 whole = ledger.slots.count // self._replicas
                 tokens = max(tokens, ledger.kv.limit_tokens() // self._replicas)
-            ledger.allowance = Allowance(max(1, whole), tokens, sharers=ledger.allowance.sharers)
+            ledger.allowance = Grant(max(1, whole), tokens, sharers=ledger.allowance.sharers)
 
 
 def _holding(

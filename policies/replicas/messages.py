@@ -11,8 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from policies.capacity.fair_shares import Activity
+from policies.capacity.gauges import Grant
+
 __all__ = [
     "REPORTED_MAX",
+    "Activity",
     "CallDelta",
     "Charge",
     "CountDelta",
@@ -22,7 +26,6 @@ __all__ = [
     "Left",
     "News",
     "Opened",
-    "Presence",
     "ReplicaReport",
     "ReplicaView",
     "Standing",
@@ -88,16 +91,6 @@ class Standing(NamedTuple):
         return self.waited_s > other.waited_s + by_s
 
 
-class Presence(NamedTuple):
-    """Which tenants are active at one gateway, or at all others together (see `policies.capacity.fair_shares`)?"""
-
-    weights: float = 0.0
-    held_tokens: int = 0
-    running: int = 0
-    absent: int = 0
-    """Active tenants with nothing queued."""
-
-
 class Holding(NamedTuple):
     """What does one gateway use of a backend, how large does it take the backend to be, and what does it want there?"""
 
@@ -118,18 +111,6 @@ class Holding(NamedTuple):
     left_sequences: int = 0
     left_kv_tokens: int = 0
     """What it leaves free: the headroom for tenants below their fair share."""
-
-
-class Grant(NamedTuple):
-    """How much of a backend may one gateway use, and what do the others use there?"""
-
-    sequences: int
-    kv_tokens: int
-    sequences_elsewhere: int = 0
-    kv_tokens_elsewhere: int = 0
-    """KV tokens held by the others now."""
-    sharers: int = 1
-    """Gateways with requests running or waiting there, this one included."""
 
 
 class Charge(NamedTuple):
@@ -210,7 +191,7 @@ class ReplicaReport(NamedTuple):
 
     standings: list[Standing]
     """Of the tenants that are next, in order."""
-    presence: Presence
+    presence: Activity
     holdings: list[Holding]
     charges: list[Charge]
     tallies: list[CountDelta]
@@ -233,7 +214,7 @@ class ReplicaView(NamedTuple):
     """Of the requests that want room at other gateways, the one whose tenant has received least."""
     standings: list[Standing]
     """What is next at each of the other gateways."""
-    presence: Presence
+    presence: Activity
     """Of all other gateways together."""
     grants: list[Grant]
     totals: list[float]

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
-from policies.capacity.fair_shares import Activity
 from policies.capacity.obstacle import Obstacle
 from policies.replicas.counters import AHEAD_S, SharedCounters
 from policies.replicas.grants import GrantedEngines
-from policies.replicas.messages import REPORTED_MAX, Charge, Left, Presence, ReplicaReport, ReplicaView, Standing
+from policies.replicas.messages import REPORTED_MAX, Charge, Left, ReplicaReport, ReplicaView, Standing
 from policies.replicas.schedule import WAITS_S
 from policies.replicas.tallies import SharedCounts
 from policies.request import Request
@@ -31,7 +30,6 @@ class PoolReplica:
         self._engine = engine
         self._counters = SharedCounters(backlog, epoch_s=epoch_s) if backlog is not None else None
         self._counts = [SharedCounts(name, counts, epoch_s=epoch_s) for name, counts in order.counts.items()]
-        self._tallied: list[int] = []
         self._grants = GrantedEngines(engine.backends)
         self._next_elsewhere: Standing | None = None
         self._replicas = 1
@@ -74,15 +72,13 @@ class PoolReplica:
             charges, lefts = counters.tell(now)
         else:
             standings = [] if head is None else [_of_first_come(head, now)]
-        tallies = [counts.tell(REPORTED_MAX) for counts in self._counts]
-        self._tallied = [len(of_population) for of_population in tallies]
         tenants = engine.books.tenants
         return ReplicaReport(
             standings,
-            Presence(*tenants.activity()),
+            tenants.activity(),
             self._grants.holdings(head, engine.queued, tenants, now),
             charges,
-            [tally for of_population in tallies for tally in of_population],
+            [tally for counts in self._counts for tally in counts.tell(REPORTED_MAX)],
             [],
             _largest(engine.working_set.tenants()),
             lefts,
@@ -96,14 +92,13 @@ class PoolReplica:
         since_s = asked_s - self._answered_s
         self._answered_s = asked_s
         self._next_elsewhere = view.next_elsewhere
-        engine.books.tenants.set_elsewhere(Activity(*view.presence), {standing.tenant for standing in view.standings})
+        engine.books.tenants.set_elsewhere(view.presence, {standing.tenant for standing in view.standings})
         if self._counters is not None:
             self._counters.hear(view.totals, view.left, since_s, is_forgotten=view.is_forgotten)
             self._counters.wait_elsewhere(view.standings)
-        place = 0
-        for counts, tallied in zip(self._counts, self._tallied, strict=True):
-            counts.hear(view.counted[place : place + tallied])
-            place += tallied
+        counted = iter(view.counted)
+        for counts in self._counts:
+            counts.hear(counted)
         self._grants.hear(view.grants, view.replicas, asked_s)
         self._replicas = view.replicas
         engine.working_set.set_elsewhere(dict(view.under_way))

@@ -12,6 +12,7 @@ from math import floor as rounded_down
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from policies.replicas.messages import (
+    Activity,
     CallDelta,
     Charge,
     CountDelta,
@@ -20,7 +21,6 @@ from policies.replicas.messages import (
     Holding,
     Left,
     Opened,
-    Presence,
     ReplicaReport,
     ReplicaView,
     Standing,
@@ -361,8 +361,8 @@ def _part(
     return max(0, rounded_down(free / live))
 
 
-def _together(each: list[Presence]) -> Presence:
-    return Presence(
+def _together(each: list[Activity]) -> Activity:
+    return Activity(
         sum(one.weights for one in each),
         sum(one.held_tokens for one in each),
         sum(one.running for one in each),

@@ -6,7 +6,7 @@ that all gateways admit before the next exchange can reach them. Near a limit th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
 from math import ceil
 from typing import Final
@@ -75,9 +75,10 @@ class SharedCounts:
             self._asked.append(count)
         return tallies
 
-    def hear(self, counted: Sequence[Counted]) -> None:
-        """Take the sums of all gateways for the reported counts."""
-        for count, one in zip(self._asked, counted, strict=True):
+    def hear(self, counted: Iterator[Counted]) -> None:
+        """Take the sums of all gateways for the reported counts, which come next."""
+        for count in self._asked:
+            one = next(counted)
             _take(count, one[:3])
             if any(one[3:]):
                 if count.before is None:
@@ -102,7 +103,6 @@ class SharedQuotas:
         self._minute = SharedCounts("minute", quotas.minute, epoch_s=epoch_s)
         self._day = SharedCounts("day", quotas.day, epoch_s=epoch_s)
         self._gateways = 1
-        self._tallies_of_minute = 0
 
     def is_sure(self, request: Request, now: float) -> bool:
         """Will `refusal` give the same answer whatever the other gateways admit before the next exchange?"""
@@ -113,9 +113,7 @@ class SharedQuotas:
 
     def tell(self, most: int) -> list[CountDelta]:
         """What was counted since the last exchange, for at most `most` tenants in each window."""
-        minute = self._minute.tell(most, self._reserve_of_minute)
-        self._tallies_of_minute = len(minute)
-        return minute + self._day.tell(most, self._reserve_of_day)
+        return self._minute.tell(most, self._reserve_of_minute) + self._day.tell(most, self._reserve_of_day)
 
     def under_way(self) -> list[tuple[str, int]]:
         """Requests under way here, of tenants with a limit on concurrent requests."""
@@ -124,8 +122,9 @@ class SharedQuotas:
 
     def hear(self, counted: Sequence[Counted], gateways: int, under_way: Sequence[tuple[str, int]]) -> None:
         """Take what all `gateways` counted together, and what is under way at the others."""
-        self._minute.hear(counted[: self._tallies_of_minute])
-        self._day.hear(counted[self._tallies_of_minute :])
+        sums = iter(counted)
+        self._minute.hear(sums)
+        self._day.hear(sums)
         self._gateways = gateways
         self.quotas.may_have = None
         self.quotas.under_way_elsewhere = dict(under_way)

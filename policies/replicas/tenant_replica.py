@@ -17,7 +17,7 @@ from policies.admission.room import Asker
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.replicas.interactions import SharedInteractions
-from policies.replicas.messages import REPORTED_MAX, CallDelta, Presence, ReplicaReport, ReplicaView
+from policies.replicas.messages import REPORTED_MAX, Activity, CallDelta, ReplicaReport, ReplicaView
 from policies.replicas.tallies import SharedQuotas
 from policies.request import Refused, Request
 
@@ -110,7 +110,7 @@ class TenantReplica:
         under_way = quotas.under_way() if quotas is not None else []
         if self._interactions is not None:
             calls += self._interactions.tell(REPORTED_MAX, now)
-        return ReplicaReport([], Presence(), [], [], tallies, calls, under_way, [], 0.0)
+        return ReplicaReport([], Activity(), [], [], tallies, calls, under_way, [], 0.0)
 
     def hear(self, view: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]:
         """Apply the answer. The decisions of each admission engine are taken with `decisions_of`."""

@@ -26,13 +26,13 @@ from gateway.storage.hub.wire import FRAME_BYTES_MAX
 from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
 from gateway.usage.written import Batch, add
-from policies.replicas.messages import CallDelta, Presence, ReplicaReport
+from policies.replicas.messages import Activity, CallDelta, ReplicaReport
 from tests.gateway.live import Starter, chat, simulated, until
 from tests.gateway.test_fairness_live import tenants
 from tests.gateway.test_shared_prefixes import ask, cached_in_turns, index_of, text
 
 WORKERS = 2
-REPORT = ReplicaReport([], Presence(), [], [], [], [], [], [], 0.0)
+REPORT = ReplicaReport([], Activity(), [], [], [], [], [], [], 0.0)
 encode = msgspec.msgpack.encode
 
 

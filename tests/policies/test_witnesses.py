@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from policies.interactions import Interactions, InteractionSettings
 from policies.replicas.interactions import SharedInteractions
-from policies.replicas.messages import Presence, ReplicaReport
+from policies.replicas.messages import Activity, ReplicaReport
 from policies.replicas.reference_store import ReferenceStore
 from policies.request import Claim, Interaction, Request, ServiceTokens, Witnesses
 from policies.witness_table import GIVEN_MAX, HOLDERS_MAX, WitnessTable
@@ -269,7 +269,7 @@ class Pair:
     def _exchange(self, at: int, asking: list[Request], now: float) -> None:
         asked = [call for request in asking for call in self.shared[at].ask(request)]
         calls = asked + self.shared[at].tell(100, now)
-        report = ReplicaReport([], Presence(), [], [], [], calls, [], [], 0.0)
+        report = ReplicaReport([], Activity(), [], [], [], calls, [], [], 0.0)
         view = self.exchange.exchange(str(at), next(self.number), report, round(now * 1000) + BEGAN_MS)
         for request in asking:
             self.shared[at].take_up(request, view.opened[: len(asked)], now)

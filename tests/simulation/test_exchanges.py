@@ -17,12 +17,12 @@ from redis.exceptions import ResponseError
 
 from gateway.storage.redis.store import Script, pool_key
 from policies.replicas.messages import (
+    Activity,
     CallDelta,
     Charge,
     CountDelta,
     Holding,
     Left,
-    Presence,
     ReplicaReport,
     ReplicaView,
     Standing,
@@ -93,7 +93,7 @@ class Replica:
                 waiting, int(waiting > 0), KV_EACH * (waiting > 0),
             )  # fmt: skip
             self.pending = ReplicaReport(
-                [self.standing()] if waiting else [], Presence(), [held], charges, [], [], [], self.lefts(waiting), 0.0
+                [self.standing()] if waiting else [], Activity(), [held], charges, [], [], [], self.lefts(waiting), 0.0
             )
         return self.pending
 
@@ -279,7 +279,7 @@ async def test_the_twin_lifts_whom_the_script_lifts() -> None:
 
 SOUND = ReplicaReport(
     [Standing("a", "a\x1fx", 1.0, 1.0, -1.0, True)],
-    Presence(1.0, 1, 1, 1),
+    Activity(1.0, 1, 1, 1),
     [Holding(BACKEND, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)],
     [Charge("a", 1.0, -0.5, True), Charge("a\x1fx", 1.0, 1.0, False)],
     [CountDelta("users:a", 7, 180, 1, 1, -1, (1, 1, 1), True)],

@@ -20,7 +20,7 @@ import msgspec
 from gateway.storage.contract import ALL_POOLS
 from gateway.storage.hub.seat import Meeting
 from gateway.storage.hub.wire import Frames
-from policies.replicas.messages import CountDelta, Presence, ReplicaReport
+from policies.replicas.messages import Activity, CountDelta, ReplicaReport
 from policies.replicas.reference_store import ReferenceStore
 
 __all__ = ["ExchangeServer"]
@@ -81,7 +81,7 @@ class ExchangeServer:
 
     def count(self, tallies: list[CountDelta]) -> None:
         """Add what was counted before this gateway was started."""
-        report = ReplicaReport([], Presence(), [], [], tallies, [], [], [], 0.0)
+        report = ReplicaReport([], Activity(), [], [], tallies, [], [], [], 0.0)
         exchange = self.about(ALL_POOLS)
         exchange.exchange(EARLIER, 1, report, self.now_ms())
         exchange.leave(EARLIER)

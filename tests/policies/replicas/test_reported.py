@@ -10,7 +10,7 @@ from policies.limits.quotas import Quota, Quotas
 from policies.limits.sliding_counts import SlidingCounts
 from policies.queue.backlog import Backlog
 from policies.replicas.counters import SharedCounters
-from policies.replicas.messages import Charge, Holding, Presence, ReplicaReport, ReplicaView, is_answer
+from policies.replicas.messages import Activity, Charge, Holding, ReplicaReport, ReplicaView, is_answer
 from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.tallies import SharedCounts, SharedQuotas
 from tests.policies.making import make_request
@@ -49,13 +49,13 @@ def test_counts_that_cannot_be_told_to_other_gateways_are_bounded() -> None:
         ({"totals": []}, "less than was told"),
         ({"totals": [1.0, 2.0]}, "more than was told"),
         ({"grants": []}, "no grant"),
-        ({"presence": Presence(weights=nan)}, "not a number within"),
+        ({"presence": Activity(weights=nan)}, "not a number within"),
         ({"opened": [None]}, "an interaction that was not told"),
     ],
 )
 def test_what_is_no_answer_to_what_was_told_is_known(view: dict[str, object], why: str) -> None:
     report = ReplicaReport(
-        [], Presence(), [Holding("b", 1, 10, 10, 4, 0)], [Charge("t", 0.0, 5.0, False)], [], [], [], [], 0.0
+        [], Activity(), [Holding("b", 1, 10, 10, 4, 0)], [Charge("t", 0.0, 5.0, False)], [], [], [], [], 0.0
     )
     answer: ReplicaView = ReferenceStore().exchange("one", 1, report, 0)
     assert is_answer(answer, report)
@@ -72,7 +72,7 @@ class Gateway:
 
     def tells(self, now: float) -> None:
         self._number += 1
-        report = ReplicaReport([], Presence(), [], [], self.shared.tell(100), [], [], [], 0.0)
+        report = ReplicaReport([], Activity(), [], [], self.shared.tell(100), [], [], [], 0.0)
         view = self._exchange.exchange(self._name, self._number, report, int(1000 * now))
         self.shared.hear(view.counted, 2, [])
 
