@@ -14,7 +14,7 @@ from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.contract import Order, Selection
 from policies.placements.contract import EngineLoad, Placement
-from policies.placements.homes import NOWHERE, Homes, is_local
+from policies.placements.homes import Homes, is_local
 from policies.placements.least_loaded import LeastLoaded
 from policies.placements.prefix_index import Prefix, PrefixIndex, blocks_of_tokens, tokens_of_blocks
 from policies.request import Flow, Placed, Pressure, Refused, Request, ServiceTokens
@@ -70,11 +70,6 @@ class CachedRoom:
             if self.engines.obstacle_at(request, engine) is None:
                 request.progress.placed = Placed.PASSED
                 return request
-        if homes.has_home(head):
-            for request in homes.at(NOWHERE):
-                if may_pass(request, head) and self.engines.obstacle_at(request, engine) is None:
-                    request.progress.placed = Placed.PASSED
-                    return request
         return head
 
 

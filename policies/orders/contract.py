@@ -53,9 +53,7 @@ class Room(Protocol):
     def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         """Which request loses least by going to this engine now: the head, or one that may pass the head?
 
-        The head, if the engine has half of the head's prompt. Else the request whose prompt the engine has most of. If
-        the engine has no prompt that waits, and another engine has the head's: a request whose prompt no engine has, so
-        that the head may still go where its prompt is.
+        The head, if the engine has half of the head's prompt. Else the request whose prompt the engine has most of.
         """
 
 

@@ -15,12 +15,10 @@ from policies.placements.siblings import Siblings
 from policies.queue.backlog import TRIED
 from policies.request import Request
 
-__all__ = ["NOWHERE", "Homes", "is_local"]
+__all__ = ["Homes", "is_local"]
 
 HOMES_MAX: Final = 4
 """Engines that one request is noted at. Where more have its prompt, it finds it wherever it goes."""
-NOWHERE: Final = ""
-"""Stands for the engine of requests whose prompt no engine has."""
 
 
 def is_local(depth: int, prefix: Prefix) -> bool:
@@ -52,11 +50,6 @@ class Homes:
             self._siblings.remove(request)
             self._leave(request)
 
-    def has_home(self, request: Request) -> bool:
-        """Does some engine have most of its prompt?"""
-        homes = self._homes.get(request.id)
-        return homes is not None and homes[0] != NOWHERE
-
     def sent(self, prefix: Prefix) -> None:
         """A request with this prefix was sent to an engine. Queued ones that begin alike may be at home there now."""
         for request_id in list(self._siblings.nearest(prefix)):
@@ -86,7 +79,7 @@ class Homes:
             if is_local(depth, request.prefix)
         ]
         found.sort()
-        homes = self._homes[request.id] = [name for _, name in found[:HOMES_MAX]] or [NOWHERE]
+        homes = self._homes[request.id] = [name for _, name in found[:HOMES_MAX]]
         for name in homes:
             tenants = self._at.setdefault(name, OrderedDict())
             tenants.setdefault(request.flow.tenant, OrderedDict())[request.id] = request

@@ -354,13 +354,16 @@ def test_a_miss_shrinks_a_cache_by_a_sixteenth_down_to_one_long_prompt() -> None
 
 
 def test_each_dispatch_looks_up_two_that_begin_alike_and_eight_are_tried() -> None:
-    siblings, homes = Siblings(), Homes(PrefixIndex())
+    prefixes = PrefixIndex()
+    for number in range(6):
+        prefixes.insert(PROMPT[: len(PROMPT) - number], f"e{number}")
+    siblings, homes = Siblings(), Homes(prefixes)
     for number in range(20):
         request = make_request(f"t{number}", prefix=PROMPT)
         siblings.add(request)
         homes.add(request)
     assert len(list(siblings.nearest(PROMPT))) == 2
-    assert len(list(homes.at(""))) == 8
+    assert [len(list(homes.at(f"e{number}"))) for number in range(6)] == [8, 8, 8, 8, 0, 0], "noted at four engines"
 
 
 def test_where_the_next_request_does_not_fit_two_each_of_four_tenants_are_tried() -> None:

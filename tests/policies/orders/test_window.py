@@ -98,16 +98,6 @@ def test_the_oldest_request_of_a_flow_is_passed_a_bounded_number_of_times() -> N
     assert [pop(policy) for _ in range(CALLS_PASSED + 1)][-1] is oldest
 
 
-def test_what_another_engine_has_stays_there_for_it() -> None:
-    """Nothing is cached at the engine that has room: a prompt that no engine has goes first."""
-    policy = local()
-    assert policy.prefixes is not None
-    policy.prefixes.insert(document(1, 10), "another")
-    at_home_elsewhere = ask(policy, "a", document(1, 10))
-    new = ask(policy, "b", document(2, 10))
-    assert [pop(policy), pop(policy)] == [new, at_home_elsewhere]
-
-
 @pytest.mark.parametrize("name", WITH_WINDOW)
 def test_with_a_window_of_0_it_is_the_order_itself(name: str) -> None:
     for seed in range(20):
