@@ -58,9 +58,11 @@ class FlowMember(Member):
         else:
             number = self._newest = self._newest + 1
         self._numbers[request.id] = number
-        for queue in (self.requests, self.inside) if is_inside else (self.requests,):
-            queue[request.id] = request
-            if front:
+        self.requests[request.id] = request
+        if is_inside:
+            self.inside[request.id] = request
+        if front:
+            for queue in (self.requests, self.inside) if is_inside else (self.requests,):
                 queue.move_to_end(request.id, last=False)
 
     def take(self, request: Request, *, is_served: bool) -> None:
@@ -142,16 +144,15 @@ class Backlog:
         is_preferred = is_inside and not is_beyond
         tenant = self._by_tenant.get(request.flow.tenant) or self._new_tenant(request.flow.tenant)
         tenant.weight = request.weight
-        self.tenants.queued(tenant)  # first, so that making room for its flow does not forget the tenant
+        tenant.inside += is_inside
+        tenant.within_limits += is_preferred
+        # First, so that making room for its flow does not forget the tenant.
+        self.tenants.queued(tenant, preferred=tenant.within_limits > 0)
         flow = self._by_flow.get(request.flow) or self._new_flow(request.flow, tenant)
-        tenant.flows.queued(flow)
         flow.add(request, is_inside=is_inside, front=front)
         if is_preferred:
             flow.within_limits.add(request.id)
-        tenant.inside += is_inside
-        tenant.within_limits += is_preferred
-        self.tenants.prefer(tenant, tenant.within_limits > 0)
-        tenant.flows.prefer(flow, len(flow.within_limits) > 0)
+        tenant.flows.queued(flow, preferred=len(flow.within_limits) > 0)
         if is_inside:
             self.tenants.wake(tenant)
             tenant.flows.wake(flow)
@@ -232,15 +233,11 @@ class Backlog:
 
     def dispatch(self, request: Request) -> None:
         """Take the request out of the queue: it goes to a backend, and `end` will follow."""
-        flow = self._take(request, is_served=True)
-        flow.tenant.flows.dispatched(flow)
-        self.tenants.dispatched(flow.tenant)
+        self._take(request, is_served=True)
 
     def withdraw(self, request: Request) -> None:
         """Take the request out of the queue without service."""
         flow = self._take(request, is_served=False)
-        flow.tenant.flows.withdrawn(flow)
-        self.tenants.withdrawn(flow.tenant)
         self._forget_beyond(self._flows_max, flow.tenant.flows)
 
     def charge(self, request: Request, service: float, normalised: float | None = None) -> None:
@@ -351,6 +348,8 @@ class Backlog:
             tenant.flows.prefer(flow, len(flow.within_limits) > 0)
         if tenant.queued > 1:
             self.tenants.prefer(tenant, tenant.within_limits > 0)
+        tenant.flows.left(flow, is_served=is_served)
+        self.tenants.left(tenant, is_served=is_served)
         return flow
 
     def _new_tenant(self, name: str) -> TenantMember:

@@ -119,17 +119,13 @@ class Counters(Generic[M]):
     def floor(self) -> float:
         """Least rank of the members that wait here, asleep or not, or elsewhere. If nobody waits: that of the member
         that left last."""
-        least, elsewhere = self.least(), self.least_elsewhere
-        rank = 0.0 if least is None else self.rank(least)
-        is_preferred = False
-        if least is not None and (elsewhere is None or rank <= elsewhere):
-            floor, is_preferred = rank, least.preferred
+        least, elsewhere = self.least() if self._heap else None, self.least_elsewhere
+        if least is not None and (elsewhere is None or self.rank(least) <= elsewhere):
+            floor, is_preferred = self.rank(least), least.preferred
         elif elsewhere is not None:
             floor, is_preferred = elsewhere, self._is_preferred_elsewhere
-        elif self.last_left is not None:
-            floor = self.rank(self.last_left)
         else:
-            floor = 0.0
+            floor, is_preferred = 0.0 if self.last_left is None else self.rank(self.last_left), False
         if is_preferred:
             floor = max(floor, self._floor)
         return min([floor, *[self.rank(member) for member in self._asleep]]) if self._asleep else floor
@@ -151,7 +147,7 @@ class Counters(Generic[M]):
 
     def least(self) -> M | None:
         """The waiting member that goes next, or None. Amortised O(log members)."""
-        heap, quantum = self._heap, self._quantum
+        heap = self._heap
         while heap:
             entry = heap[0]
             member: M = entry[3]
@@ -160,44 +156,59 @@ class Counters(Generic[M]):
                 continue
             if len(heap) == 1:
                 return member
-            rank = member.counter // quantum if quantum else self.rank(member)
-            if rank <= entry[0] and member.turn == entry[1]:
+            place = self._place(member)
+            if place <= entry[0] and member.turn == entry[1]:
                 return member
-            member.entry = (rank, member.turn, member.name, member)
+            member.entry = (place, member.turn, member.name, member)
             heapreplace(heap, member.entry)
         return None
 
-    def _lift(self, member: M) -> None:
-        """Raise it to the floor, so that it banks no credit. With rounds, to the beginning of that round."""
-        floor = self.floor()
-        self._floor = floor
-        if self._quantum:
-            floor -= floor % self._quantum
-        if floor > member.counter:
-            member.lifted += floor - member.counter
-            member.counter = floor
-
-    def queued(self, member: M) -> None:
-        """One more request of this member waits."""
-        if not member.queued:
-            if self._lifts:
-                member.is_sole = not self._waiting and not self._asleep
-                self._lift(member)
-            if self._quantum:
-                self._turn += 1
-                member.turn = self._turn
-            self._idle.pop(member.name, None)
-            self._waiting += 1
-            self._enter(member)
+    def queued(self, member: M, *, preferred: bool = False) -> None:
+        """One more request of this member waits. `preferred`: as for `prefer`."""
         member.queued += 1
-
-    def dispatched(self, member: M) -> None:
-        """One of its waiting requests goes to a backend."""
-        if not self._quantum:
+        if member.queued > 1:
+            self.prefer(member, preferred)
+            return
+        if self._lifts:
+            # Raised to the floor, it banks no credit. With rounds, it is raised to the beginning of that round.
+            member.is_sole = not self._waiting and not self._asleep
+            floor = self._floor = self.floor()
+            if self._quantum:
+                floor -= floor % self._quantum
+            if floor > member.counter:
+                member.lifted += floor - member.counter
+                member.counter = floor
+        if self._quantum:
             self._turn += 1
             member.turn = self._turn
-        member.running += 1
-        self._leave_one(member)
+        if not member.running:
+            self._idle.pop(member.name, None)
+        self._waiting += 1
+        member.preferred = preferred
+        self._enter(member)
+
+    def left(self, member: M, *, is_served: bool) -> None:
+        """One of its waiting requests goes to a backend (`is_served`), or leaves without service."""
+        if is_served:
+            member.running += 1
+            if not self._quantum:
+                self._turn += 1
+                member.turn = self._turn
+        member.queued -= 1
+        if member.queued:
+            return
+        if member.is_asleep:
+            member.is_asleep = False
+            del self._asleep[member]
+        else:
+            self._waiting -= 1
+        member.entry = None
+        self.last_left = member
+        self.times_left += 1
+        if not self._waiting:
+            self._heap.clear()
+        if not member.running:
+            self._idle[member.name] = member
 
     def sleep(self, member: M) -> None:
         """Nothing of this waiting member may go for now, so it is not next. It keeps its counter, and is not raised
@@ -216,15 +227,11 @@ class Counters(Generic[M]):
             self._waiting += 1
             self._enter(member)
 
-    def withdrawn(self, member: M) -> None:
-        """One of its waiting requests left without service."""
-        self._leave_one(member)
-        self._note_idle(member)
-
     def ended(self, member: M) -> None:
         """One of its dispatched requests ended."""
         member.running -= 1
-        self._note_idle(member)
+        if not member.running and not member.queued:
+            self._idle[member.name] = member
 
     def charged(self, member: M, service: float) -> None:
         """It has received this much more (less if negative). O(1), or O(log members) for a refund."""
@@ -234,6 +241,8 @@ class Counters(Generic[M]):
 
     def prefer(self, member: M, preferred: bool) -> None:
         """From now on it goes before others within the window, or no longer."""
+        if member.preferred is preferred:
+            return
         member.preferred = preferred
         if member.entry is not None and self._place(member) < member.entry[0]:
             self._enter(member)
@@ -259,7 +268,8 @@ class Counters(Generic[M]):
         self._turn = max(self._turn, before.turn)
         if member.entry is not None:
             self._enter(member)
-        self._note_idle(member)
+        elif not member.queued and not member.running:
+            self._idle[member.name] = member
 
     def first(self, most: int, *, within: float = 1.0) -> list[M]:
         """The members that go next, in order: at most `most`, and ranked at most `within` behind the first.
@@ -286,7 +296,9 @@ class Counters(Generic[M]):
         return member.counter - self.window if member.preferred else member.counter
 
     def _place(self, member: M) -> float:
-        return member.counter // self._quantum if self._quantum else self.rank(member)
+        if self._quantum:
+            return member.counter // self._quantum
+        return member.counter - self.window if member.preferred else member.counter
 
     def _enter(self, member: M) -> None:
         member.entry = (self._place(member), member.turn, member.name, member)
@@ -294,21 +306,3 @@ class Counters(Generic[M]):
         if len(self._heap) > 2 * self._waiting + 64:
             self._heap = [entry for entry in self._heap if entry[3].entry is entry]
             heapify(self._heap)
-
-    def _leave_one(self, member: M) -> None:
-        member.queued -= 1
-        if not member.queued:
-            if member.is_asleep:
-                member.is_asleep = False
-                del self._asleep[member]
-            else:
-                self._waiting -= 1
-            member.entry = None
-            self.last_left = member
-            self.times_left += 1
-            if not self._waiting:
-                self._heap.clear()
-
-    def _note_idle(self, member: M) -> None:
-        if not member.queued and not member.running:
-            self._idle[member.name] = member

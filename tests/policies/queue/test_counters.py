@@ -45,9 +45,9 @@ class Lined:
         if kind == "queued":
             line.queued(member)
         elif kind == "dispatched" and member.queued:
-            line.dispatched(member)
+            line.left(member, is_served=True)
         elif kind == "withdrawn" and member.queued:
-            line.withdrawn(member)
+            line.left(member, is_served=False)
         elif kind == "ended" and member.running:
             line.ended(member)
         elif kind == "charged" and member.running:
@@ -99,7 +99,7 @@ def test_what_waits_stays_within_the_window_and_one_charge(trace: list[tuple[tup
         if charge:
             least = lined.line.least()
             assert least is not None
-            lined.line.dispatched(least)
+            lined.line.left(least, is_served=True)
             lined.line.charged(least, float(charge))
             lined.line.ended(least)
         counters = [member.counter for member in lined.waiting()]
@@ -162,7 +162,7 @@ def test_entries_of_refunds_do_not_pile_up() -> None:
     for member in members:
         for _ in range(3):
             line.queued(member)
-        line.dispatched(member)
+        line.left(member, is_served=True)
         line.charged(member, 1e6)
     sizes = []
     for step in range(5000):
@@ -177,11 +177,11 @@ def test_a_refund_moves_a_member_forward() -> None:
     generous, other = Member(("a",)), Member(("b",))
     for member in (generous, generous, other):
         line.queued(member)
-    line.dispatched(generous)
+    line.left(generous, is_served=True)
     line.charged(generous, 20.0)
     line.charged(other, 5.0)
     assert line.least() is other
-    line.withdrawn(other)
+    line.left(other, is_served=False)
     assert line.least() is generous
     line.queued(other)
     line.charged(generous, -18.0)
@@ -192,7 +192,7 @@ def test_a_newcomer_to_an_empty_line_starts_where_the_last_one_left() -> None:
     line: Counters[Member] = Counters()
     early, late = Member(("early",)), Member(("late",))
     line.queued(early)
-    line.dispatched(early)
+    line.left(early, is_served=True)
     line.charged(early, 40.0)
     line.queued(late)
     assert late.counter == 40.0
