@@ -60,11 +60,21 @@ class _TenantQueue:
         self.bytes = 0
         self.weight = 1.0
 
-    def __len__(self) -> int:
-        return len(self.starts) + len(self.inside)
+    def size(self, by_bytes: bool) -> int:
+        return self.bytes if by_bytes else len(self.starts) + len(self.inside)
 
-    def of(self, request: Request) -> OrderedDict[str, Request]:
-        return self.inside if request.progress.inside else self.starts
+    def newest(self, missing: int, *, by_bytes: bool, may_be_inside: bool) -> list[Request] | None:
+        """Its newest requests that together have this many bytes, or are as many, starts first. None: all of them are
+        not enough.
+        """
+        found: list[Request] = []
+        for queue in (self.starts, self.inside) if may_be_inside else (self.starts,):
+            for request in reversed(queue.values()):
+                found.append(request)
+                missing -= request.body_bytes if by_bytes else 1
+                if missing <= 0:
+                    return found
+        return None
 
 
 class BoundedQueue:
@@ -94,7 +104,7 @@ class BoundedQueue:
         """What waits of each tenant that has something waiting. O(tenants waiting)."""
         return {
             name: Waiting(
-                len(tenant),
+                tenant.size(by_bytes=False),
                 tenant.weight,
                 min([next(iter(each.values())).arrived_s for each in (tenant.starts, tenant.inside) if each]),
             )
@@ -117,7 +127,7 @@ class BoundedQueue:
         tenant = self._tenants.get(request.flow.tenant)
         if tenant is None:
             tenant = self._tenants[request.flow.tenant] = _TenantQueue()
-        queue = tenant.of(request)
+        queue = tenant.inside if request.progress.inside else tenant.starts
         queue[request.id] = request
         if front:
             queue.move_to_end(request.id, last=False)
@@ -129,9 +139,9 @@ class BoundedQueue:
     def remove(self, request: Request) -> None:
         del self.requests[request.id]
         tenant = self._tenants[request.flow.tenant]
-        del tenant.of(request)[request.id]
+        del (tenant.inside if request.progress.inside else tenant.starts)[request.id]
         tenant.bytes -= request.body_bytes
-        if not tenant:
+        if not tenant.starts and not tenant.inside:
             del self._tenants[request.flow.tenant]
         self.bytes -= request.body_bytes
         if len(self._deadlines) > 2 * len(self.requests) + 64:  # most of them have left
@@ -173,58 +183,26 @@ class BoundedQueue:
 
         O(tenants waiting), and only when the queue is full.
         """
-        limits = self.limits
-        missing = self.bytes + request.body_bytes - limits.queue_bytes_max
+        missing = self.bytes + request.body_bytes - self.limits.queue_bytes_max
         if missing > 0:
-            return self._bytes_given(request, missing)
-        if len(self.requests) < limits.queue_requests_max:
-            return []
-        own = self._tenants.get(request.flow.tenant)
-        own_after = (len(own) if own else 0) + 1
-        most = max(self._tenants.items(), key=lambda item: (len(item[1]) / item[1].weight, item[0]))[1]
-        if own is not most and own_after / request.weight <= len(most) / most.weight:
-            if most.starts:
-                return [next(reversed(most.starts.values()))]
-            if request.progress.inside or 2 * len(most) > limits.queue_requests_max:
-                return [next(reversed(most.inside.values()))]
-        if not request.progress.inside:
-            return None
-        giver = self._giver(own, within_half=2 * own_after <= limits.queue_requests_max)
-        return [next(reversed(giver.starts.values()))] if giver is not None else None
+            return self._victims(request, missing, by_bytes=True) if self._tenants else None
+        return [] if len(self.requests) < self.limits.queue_requests_max else self._victims(request, 1, by_bytes=False)
 
-    def _bytes_given(self, request: Request, missing: int) -> list[Request] | None:
-        if not self._tenants:
-            return None
-        bytes_max = self.limits.queue_bytes_max
-        most = max(self._tenants.items(), key=lambda item: (item[1].bytes / item[1].weight, item[0]))[1]
-        own = self._tenants.get(request.flow.tenant)
-        own_after = (own.bytes if own else 0) + request.body_bytes
-        if own is not most and own_after / request.weight <= (most.bytes - missing) / most.weight:
-            victims = _newest(most, missing, may_cut=request.progress.inside or 2 * most.bytes > bytes_max)
+    def _victims(self, request: Request, missing: int, *, by_bytes: bool) -> list[Request] | None:
+        """Which requests leave together this many bytes, or places? None: the request has no right to them."""
+        bound = self.limits.queue_bytes_max if by_bytes else self.limits.queue_requests_max
+        own, is_inside = self._tenants.get(request.flow.tenant), request.progress.inside
+        own_after = (own.size(by_bytes) if own else 0) + (request.body_bytes if by_bytes else 1)
+        most = max(self._tenants.items(), key=lambda item: (item[1].size(by_bytes) / item[1].weight, item[0]))[1]
+        size = most.size(by_bytes)
+        if own is not most and own_after / request.weight <= (size - missing * by_bytes) / most.weight:
+            victims = most.newest(missing, by_bytes=by_bytes, may_be_inside=is_inside or 2 * size > bound)
             if victims is not None:
                 return victims
-        if not request.progress.inside:
+        if not is_inside:
             return None
-        giver = self._giver(own, within_half=2 * own_after <= bytes_max)
-        return _newest(giver, missing, may_cut=False) if giver is not None else None
-
-    def _giver(self, own: _TenantQueue | None, *, within_half: bool) -> _TenantQueue | None:
-        """Whose starts give way to a call inside an interaction? Its own tenant's, or those of the tenant with most."""
-        if own is not None and own.starts:
-            return own
-        if not within_half:
-            return None
-        most = max(self._tenants.items(), key=lambda item: (len(item[1].starts) / item[1].weight, item[0]))[1]
-        return most if most.starts else None
-
-
-def _newest(tenant: _TenantQueue, missing: int, *, may_cut: bool) -> list[Request] | None:
-    """Its newest requests that together have this many bytes, starts first; None if all of them have less."""
-    victims: list[Request] = []
-    for queue in (tenant.starts, tenant.inside) if may_cut else (tenant.starts,):
-        for victim in reversed(queue.values()):
-            if missing <= 0:
-                return victims
-            victims.append(victim)
-            missing -= victim.body_bytes
-    return victims if missing <= 0 else None
+        if own is None or not own.starts:
+            if 2 * own_after > bound:
+                return None
+            own = max(self._tenants.items(), key=lambda item: (len(item[1].starts) / item[1].weight, item[0]))[1]
+        return own.newest(missing, by_bytes=by_bytes, may_be_inside=False)
