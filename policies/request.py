@@ -191,6 +191,8 @@ class Progress:
         cached_tokens: tokens of its prompt that its engine was expected to have cached at dispatch.
         cached_blocks: leading blocks of its prompt that its engine was expected to hold at dispatch.
         placed: why it went to its engine; says nothing as long as it waits.
+        engine, order: once it was dispatched, its engine, and the order that let it go there. `admission.policy` writes
+            both.
         interaction: its open interaction; None: it belongs to none, or is a start that is not admitted yet.
         stage: its place among the calls of its interaction, from 1.
         inside: it continues an open interaction that is within its caps. It may have to wait, but is not throttled.
@@ -204,9 +206,9 @@ class Progress:
     """
 
     __slots__ = (
-        "attempts", "cached_blocks", "cached_tokens", "charged", "context", "counted", "deadline_s", "gives", "inside",
-        "interaction", "norm", "normalised", "output_tokens_expected", "output_tokens_reserved", "parked", "placed",
-        "refusals", "stage", "state", "wait", "wasted_tokens",
+        "attempts", "cached_blocks", "cached_tokens", "charged", "context", "counted", "deadline_s", "engine", "gives",
+        "inside", "interaction", "norm", "normalised", "order", "output_tokens_expected", "output_tokens_reserved",
+        "parked", "placed", "refusals", "stage", "state", "wait", "wasted_tokens",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
@@ -222,6 +224,8 @@ class Progress:
         self.cached_blocks = 0
         self.cached_tokens = 0
         self.placed: Placed | None = None
+        self.engine = ""
+        self.order: Any = None
         self.interaction: Interaction | None = None
         self.stage = 1
         self.inside = False

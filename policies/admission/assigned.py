@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from policies.admission.policy import CachedRoom, Engines, Policy, run_at
+from policies.admission.policy import Engines, Policy, QueueRoom
 from policies.capacity.obstacle import Blocked
 from policies.orders.contract import Order, Selection
 from policies.placements.contract import Assignment
@@ -28,23 +28,6 @@ class _Queued(NamedTuple):
     engine: str
 
 
-class _RoomOfOne(CachedRoom):
-    """One engine of a pool, as the room that its order asks."""
-
-    def __init__(self, engines: Engines, engine: str, prefixes: PrefixIndex | None) -> None:
-        super().__init__(prefixes, None)
-        self.engines = engines
-        self._engine = engine
-
-    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
-        assert self.engines is not None
-        obstacle = self.engines.obstacle_at(request, self._engine)
-        return self._engine if obstacle is None else Blocked(request, {self._engine: obstacle})
-
-    def reserve(self, blocked: Blocked) -> str | None:
-        return None
-
-
 class AssignedPolicy(Policy):
     """Which engine gets a request, and which request goes next there?"""
 
@@ -57,8 +40,6 @@ class AssignedPolicy(Policy):
         self._arrived: OrderedDict[str, tuple[Request, bool]] = OrderedDict()
         """Not assigned yet: only `pop` knows where they can go. True: it came back, and goes first."""
         self._queued: dict[str, _Queued] = {}
-        self._running: dict[str, tuple[str, Order]] = {}
-        """The engine where each request runs, and the order whose queue it came from."""
 
     def queues(self) -> Mapping[str, Order]:
         return self._orders
@@ -84,7 +65,7 @@ class AssignedPolicy(Policy):
             order = self._orders[name]
             if not len(order):
                 continue
-            selection = order.pop(now, _RoomOfOne(engines, name, self.prefixes))
+            selection = order.pop(now, QueueRoom(engines, only=name))
             if isinstance(selection, Selection):
                 return self._dispatched(selection, order)
             if isinstance(selection, Blocked):
@@ -98,7 +79,7 @@ class AssignedPolicy(Policy):
             return blocked
         for count, name in least_busy_first:
             if not count and not len(self._orders[name]):
-                selection = longest.pop(now, _RoomOfOne(engines, name, self.prefixes))
+                selection = longest.pop(now, QueueRoom(engines, only=name))
                 if isinstance(selection, Selection):
                     return self._dispatched(selection, longest)
         return blocked
@@ -110,8 +91,7 @@ class AssignedPolicy(Policy):
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         super().charge(request, service, now, final=final)
         if final:
-            engine, _ = self._running.pop(request.id)
-            self._assignment.ended(request, engine, service)
+            self._assignment.ended(request, request.progress.engine, service)
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
         """Sums over all engines, except `*_ahead`, which is the least of all; with the numbers of the placement."""
@@ -124,17 +104,9 @@ class AssignedPolicy(Policy):
                     numbers[name] = number if name == "weight" else numbers.get(name, 0.0) + number
         return numbers | self._assignment.explain(flow.tenant)
 
-    def give_up(self, request: Request, now: float) -> None:
-        super().give_up(request, now)
-        del self._running[request.id]
-
     def go_on_with(self, request: Request, engine: str, now: float) -> None:
-        order = self._order_at(engine)
-        run_at(order, request, engine, now)
-        self._running[request.id] = (engine, order)
+        self._run_at(self._order_at(engine), request, engine, now)
         self._assignment.moved(request, None, engine)
-        if self.prefixes is not None and request.prefix:
-            self._placed[request.id] = engine
 
     def forget_engine(self, engine: str, now: float) -> None:
         super().forget_engine(engine, now)
@@ -145,9 +117,6 @@ class AssignedPolicy(Policy):
 
     def __len__(self) -> int:
         return len(self._arrived) + len(self._queued)
-
-    def _order_of(self, request: Request) -> Order:
-        return self._running[request.id][1]
 
     def _none_in_service(self) -> Blocked | None:
         for request, _ in self._arrived.values():
@@ -206,10 +175,7 @@ class AssignedPolicy(Policy):
         request.progress.placed = Placed.ASSIGNED if queued.engine == engine else Placed.TAKEN
         if queued.engine != engine:
             self._assignment.moved(request, queued.engine, engine)
-        self._running[request.id] = (engine, order)
-        if self.prefixes is not None:
-            self._note_prefix(selection, self.prefixes)
-        return selection
+        return self._sent(selection, order)
 
     def _left(self, queued: _Queued) -> None:
         del self._queued[queued.request.id]

@@ -8,7 +8,7 @@ where the order or the placement reads it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -19,7 +19,9 @@ from policies.placements.least_loaded import LeastLoaded
 from policies.placements.prefix_index import Prefix, PrefixIndex, blocks_of_tokens, tokens_of_blocks
 from policies.request import Flow, Placed, Pressure, Refused, Request, ServiceTokens
 
-__all__ = ["CachedRoom", "Engines", "Policy", "run_at"]
+__all__ = ["Engines", "Policy", "QueueRoom"]
+
+LEAST_LOADED: Final = LeastLoaded()
 
 
 class Engines(Protocol):
@@ -41,18 +43,46 @@ class Engines(Protocol):
         """Requests dispatched to each engine in service, by its name."""
 
 
-class CachedRoom:
-    """A room that knows which waiting requests find their prompts cached at an engine."""
+class QueueRoom:
+    """The engines of a pool as the order of one queue sees them, and which waiting requests they have cached."""
 
-    def __init__(self, prefixes: PrefixIndex | None, homes: Homes | None) -> None:
-        self.engines: Engines | None = None
-        """Set for each question."""
+    def __init__(
+        self,
+        engines: Engines | None,
+        *,
+        only: str | None = None,
+        placement: Placement = LEAST_LOADED,
+        prefixes: PrefixIndex | None = None,
+        homes: Homes | None = None,
+    ) -> None:
+        """`only`: the queue is that of one engine. Without `engines`, that engine has the request already."""
+        self.engines = engines
+        self._only = only
+        self._placement = placement
         self._prefixes = prefixes
         self._homes = homes
 
+    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
+        engines, only = self.engines, self._only
+        if only is not None:
+            obstacle = engines.obstacle_at(request, only) if engines is not None else None
+            return only if obstacle is None else Blocked(request, {only: obstacle})
+        assert engines is not None
+        found = engines.with_room(request)
+        if isinstance(found, Blocked):
+            return found
+        if but is not None:
+            found = [engine for engine in found if engine.name != but]
+            if not found:
+                return Blocked(request, {but: Obstacle.TURN})
+        engine, request.progress.placed = self._placement.choose(request, found)
+        return engine
+
+    def reserve(self, blocked: Blocked) -> str | None:
+        return self.engines.reserve(blocked) if self.engines is not None and self._only is None else None
+
     def may_begin(self, request: Request) -> bool:
-        assert self.engines is not None
-        return self.engines.may_begin(request)
+        return self.engines is None or self.engines.may_begin(request)
 
     def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
         prefixes, homes = self._prefixes, self._homes
@@ -73,55 +103,6 @@ class CachedRoom:
         return head
 
 
-class _RoomOfAll(CachedRoom):
-    """The engines of a pool, as the room that an order asks."""
-
-    def __init__(self, placement: Placement, prefixes: PrefixIndex | None, homes: Homes | None) -> None:
-        super().__init__(prefixes, homes)
-        self._placement = placement
-
-    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
-        assert self.engines is not None
-        found = self.engines.with_room(request)
-        if isinstance(found, Blocked):
-            return found
-        if but is not None:
-            found = [engine for engine in found if engine.name != but]
-            if not found:
-                return Blocked(request, {but: Obstacle.TURN})
-        engine, request.progress.placed = self._placement.choose(request, found)
-        return engine
-
-    def reserve(self, blocked: Blocked) -> str | None:
-        assert self.engines is not None
-        return self.engines.reserve(blocked)
-
-
-class _OnlyAt:
-    """The room of an engine that has a request already."""
-
-    def __init__(self, engine: str) -> None:
-        self._engine = engine
-
-    def place(self, request: Request, *, but: str | None = None) -> str | Blocked:
-        return self._engine
-
-    def reserve(self, blocked: Blocked) -> str | None:
-        return None
-
-    def may_begin(self, request: Request) -> bool:
-        return True
-
-    def nearest(self, head: Request, engine: str, may_pass: Callable[[Request, Request], bool]) -> Request:
-        return head
-
-
-def run_at(order: Order, request: Request, engine: str, now: float) -> None:
-    """The order is empty, and takes this request for one that it let go to this engine."""
-    order.push(request, now)
-    order.pop(now, _OnlyAt(engine))
-
-
 class Policy:
     """Which request is served next, and at which engine?"""
 
@@ -132,14 +113,12 @@ class Policy:
         it.
         """
         self.order = order
-        self.placement = placement if placement is not None else LeastLoaded()
+        self.placement = placement if placement is not None else LEAST_LOADED
         self.prefixes = prefixes
         self.on_sent: Callable[[Prefix, str], None] | None = None
         """Hears how a prompt begins that was sent to an engine, where other gateways must know of it."""
         self._homes = Homes(prefixes) if prefixes is not None and order.passes else None
-        self._room = _RoomOfAll(self.placement, prefixes, self._homes)
-        self._placed: dict[str, str] = {}
-        """Engine of each dispatched request whose prompt is known."""
+        self._room = QueueRoom(None, placement=self.placement, prefixes=prefixes, homes=self._homes)
 
     @property
     def reads_prefixes(self) -> bool:
@@ -186,9 +165,7 @@ class Policy:
         """Take out the next request that can start. `Blocked`: the next in order has no room. None: nothing waits."""
         self._room.engines = engines
         selection = self.order.pop(now, self._room)
-        if isinstance(selection, Selection) and self.prefixes is not None:
-            self._note_prefix(selection, self.prefixes)
-        return selection
+        return self._sent(selection, self.order) if isinstance(selection, Selection) else selection
 
     def remove(self, request: Request, now: float) -> None:
         """Take out a queued request that was cancelled or has expired."""
@@ -198,10 +175,12 @@ class Policy:
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         """Set the total service that a dispatched request has received so far (not the increment)."""
+        progress = request.progress
+        order: Order = progress.order
         if self.prefixes is None or not request.prefix:
-            self._order_of(request).charge(request, service, now, final=final)
+            order.charge(request, service, now, final=final)
             return
-        expected_blocks = request.progress.cached_blocks
+        expected_blocks = progress.cached_blocks
         if service.cached is not None:
             # An engine is believed within what is possible.
             service = ServiceTokens(service.prompt, service.output, max(0, min(service.cached, service.prompt)))
@@ -210,14 +189,12 @@ class Policy:
             # The answer is not whole, or broke off. The expected number is used.
             cached = tokens_of_blocks(expected_blocks, request.prefix, service.prompt)
             service = ServiceTokens(service.prompt, service.output, cached)
-        self._order_of(request).charge(request, service, now, final=final)
-        if final:
-            engine = self._placed.pop(request.id)
-            if not service.prompt:
-                self.prefixes.forget(request.prefix, engine, expected_blocks)  # refused: the engine never computed it
-            elif reported is not None:
-                found = blocks_of_tokens(reported, request.prefix, service.prompt)
-                self.prefixes.reported(engine, expected_blocks, found)
+        order.charge(request, service, now, final=final)
+        if final and not service.prompt:  # refused: the engine never computed it
+            self.prefixes.forget(request.prefix, progress.engine, expected_blocks)
+        elif final and reported is not None:
+            found = blocks_of_tokens(reported, request.prefix, service.prompt)
+            self.prefixes.reported(progress.engine, expected_blocks, found)
 
     def learn(self, request: Request, service: ServiceTokens, now: float) -> None:
         """An answer came whole, and took this much."""
@@ -241,13 +218,12 @@ class Policy:
 
     def give_up(self, request: Request, now: float) -> None:
         """Another policy goes on with this dispatched request: take back what it was charged."""
-        self._order_of(request).charge(request, ServiceTokens(0, 0), now, final=True)
+        order: Order = request.progress.order
+        order.charge(request, ServiceTokens(0, 0), now, final=True)
 
     def go_on_with(self, request: Request, engine: str, now: float) -> None:
         """A request that another policy dispatched runs at this engine. Nothing may be queued yet."""
-        run_at(self.order, request, engine, now)
-        if self.prefixes is not None and request.prefix:
-            self._placed[request.id] = engine
+        self._run_at(self.order, request, engine, now)
 
     def forget_engine(self, engine: str, now: float) -> None:
         """An engine is no longer there. Nothing of it runs."""
@@ -258,19 +234,23 @@ class Policy:
         """Requests queued."""
         return len(self.order)
 
-    def _order_of(self, request: Request) -> Order:
-        """The order that a dispatched request came from."""
-        return self.order
+    def _run_at(self, order: Order, request: Request, engine: str, now: float) -> None:
+        """This order, which is empty, takes the request for one that it let go to the engine."""
+        order.push(request, now)
+        order.pop(now, QueueRoom(None, only=engine))
+        request.progress.order, request.progress.engine = order, engine
 
-    def _note_prefix(self, selection: Selection, prefixes: PrefixIndex) -> None:
-        request, engine = selection.request, selection.backend
-        if request.prefix:
-            self._placed[request.id] = engine
-            depth = request.progress.cached_blocks = prefixes.depth(request.prefix, engine)
-            request.progress.cached_tokens = tokens_of_blocks(depth, request.prefix, request.prompt_tokens)
-            prefixes.insert(request.prefix, engine)
+    def _sent(self, selection: Selection, order: Order) -> Selection:
+        """This order lets a request go to an engine, which has its prompt cached from now on."""
+        request, engine, progress = selection.request, selection.backend, selection.request.progress
+        progress.order, progress.engine = order, engine
+        if self.prefixes is not None and request.prefix:
+            depth = progress.cached_blocks = self.prefixes.depth(request.prefix, engine)
+            progress.cached_tokens = tokens_of_blocks(depth, request.prefix, request.prompt_tokens)
+            self.prefixes.insert(request.prefix, engine)
             if self._homes is not None:
                 self._homes.remove(request)
                 self._homes.sent(request.prefix)
             if self.on_sent is not None:
                 self.on_sent(request.prefix, engine)
+        return selection
