@@ -50,7 +50,8 @@ class Books:
         self.lengths = lengths
         self.interactions = interactions
         self.quotas = quotas
-        self._uncharged: list[Lease] = []
+        self._streaming: list[Lease] = []
+        """Leases with tokens that are not charged yet."""
         self.touched: dict[str, None] = {}
         """Engines at which something has happened since the last `charge_progress`."""
         self._due = DueTimes()
@@ -117,8 +118,9 @@ class Books:
         """The order has let it go to this engine. Its prompt is charged."""
         self._apply(lifecycle.DISPATCHED, request)
         self.waiting.remove(request)
-        self.waits.ended(request, now)
-        self._expect(request)  # more is known than when it began to wait
+        if request.progress.wait is not None:
+            self.waits.ended(request, now)
+            self._expect(request)  # more is known than when it began to wait
         lease = self.leases[request.id] = Lease(request, backend, now)
         self.touched[backend] = None
         self.backends[backend].add(lease, spare=self.tenants.is_below(request))
@@ -164,20 +166,23 @@ class Books:
     def streamed(self, lease: Lease, output_tokens: int) -> None:
         """This many more tokens of its answer were seen. The next `charge_progress` charges them."""
         if lease.charged_tokens == lease.output_tokens:
-            self._uncharged.append(lease)
+            self._streaming.append(lease)
         lease.output_tokens += output_tokens
 
     def charge_progress(self, now: float) -> None:
         """Bring counters and ledgers up to the tokens that have streamed. Asks only the engines where something has
         happened or is due."""
-        uncharged, self._uncharged = self._uncharged, []
-        streaming = dict.fromkeys([lease.backend for lease in uncharged])
-        for name in {**self.touched, **streaming, **dict.fromkeys(self._due.pop(now))}:
+        streaming, self._streaming = self._streaming, []
+        touched, self.touched = self.touched, {}
+        for lease in streaming:
+            touched[lease.backend] = self.touched[lease.backend] = None
+        for name in self._due.pop(now):
+            touched[name] = None
+        for name in touched:
             ledger = self.backends.get(name)
             if ledger is not None:
                 self._due.note(name, ledger.estimate(now))
-        self.touched = streaming
-        for lease in uncharged:
+        for lease in streaming:
             request = lease.request
             if lease.charged_tokens == lease.output_tokens or self.leases.get(request.id) is not lease:
                 continue

@@ -187,7 +187,7 @@ class AdmissionEngine:
         """A request wants service. It is queued, refused at once, or waits for what other gateways say."""
         now = self._arrived_s = self._time(now)
         self.interactions.arrived(request, now)
-        pressure = self._observe(now) if self._waiting or self.overload.active else CALM
+        pressure = self._observe(now) if self._waiting.requests or self.overload.active else CALM
         for ledger in self.backends.values():
             if ledger.healthy:
                 break
@@ -199,8 +199,7 @@ class AdmissionEngine:
                 self.elsewhere.ask(self, request)
             return decisions
         refused = self.quotas.refusal(request, now) if self.quotas is not None else None
-        refused = refused or self.policy.refusal(request, now, pressure)
-        refused = refused or self.working_set.refusal(request, self.limits.wait_s(request))
+        refused = refused or self._refusal(request, now, pressure)
         return self._let_in(request, refused, now, pressure)
 
     def peers_asked(self, request_id: str, now: float) -> None:
@@ -222,8 +221,7 @@ class AdmissionEngine:
         request.progress.deadline_s = since_s + self.limits.wait_s(request)
         self._waiting.add(request)
         pressure = self._observe(now)
-        refused = refused or self.policy.refusal(request, now, pressure)
-        refused = refused or self.working_set.refusal(request, self.limits.wait_s(request))
+        refused = refused or self._refusal(request, now, pressure)
         if refused is not None:
             self.books.refused(request, now)
             return (self._reject(request, refused, now, pressure),)
@@ -259,7 +257,7 @@ class AdmissionEngine:
         request = lease.request
         lease.output_tokens = service.output
         self.books.lengths.learn(request, service.output)
-        self.policy.learn(request, service, now)
+        self.policy.order.learn(request, service, now)
         ledger = self.backends[lease.backend]
         ledger.prefill_rate.answered(lease, service, now)
         if not request.streamed:
@@ -325,8 +323,8 @@ class AdmissionEngine:
 
     def catch_up(self, now: float) -> float:
         """Bring counters and ledgers up to the streamed tokens. Returns the time by the admission engine's clock."""
-        now = self._charged_s = self._time(now)
-        self.books.charge_progress(now)
+        now = self._time(now)
+        self._charge(now)
         self.room.at(now)
         return now
 
@@ -349,6 +347,15 @@ class AdmissionEngine:
     def _pressure(self, overloaded: Overloaded) -> Pressure:
         drain_s = min(RETRY_S_MAX, max(1.0, self.queued * self._dispatch_interval_s))
         return Pressure(overloaded.active, overloaded.reason, drain_s)
+
+    def _refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
+        """Is the request beyond a limit of the policy, or is there no room in time for what it begins?"""
+        refused = self.policy.order.refusal(request, now, pressure)
+        return refused or self.working_set.refusal(request, self.limits.wait_s(request))
+
+    def _charge(self, now: float) -> None:
+        self._charged_s = now
+        self.books.charge_progress(now)
 
     def _let_in(
         self, request: Request, refused: Refused | None, now: float, pressure: Pressure, *, asks: bool = False
@@ -381,7 +388,7 @@ class AdmissionEngine:
         if engine is not None:
             self.room.changed(engine)
             self.books.touched[engine] = None
-        if not self._waiting:
+        if not self._waiting.requests:
             if self.blocked is not None:
                 self.blocked = None
                 self._waits.blocked(None, now)
@@ -396,11 +403,11 @@ class AdmissionEngine:
 
     def _decide(self, now: float, decisions: list[Decision]) -> None:
         """Dispatch in the policy's order for as long as the next in order fits."""
-        self.room.at(now)
         if now - self._charged_s >= LOOK_AGAIN_S:  # in batches, so that a single token costs almost nothing
-            self.catch_up(now - self.set_back_s)
+            self._charge(now)
+        self.room.at(now)
         while True:
-            popped = self.policy.pop(now, self.room) if self._waiting else None
+            popped = self.policy.pop(now, self.room) if self._waiting.requests else None
             if not isinstance(popped, Selection):
                 self.blocked = popped
                 self._waits.blocked(popped, now)

@@ -17,7 +17,7 @@ from policies.placements.contract import EngineLoad, Placement
 from policies.placements.homes import Homes, is_local
 from policies.placements.least_loaded import LeastLoaded
 from policies.placements.prefix_index import Prefix, PrefixIndex, blocks_of_tokens, tokens_of_blocks
-from policies.request import Flow, Placed, Pressure, Refused, Request, ServiceTokens
+from policies.request import Flow, Placed, Request, ServiceTokens
 
 __all__ = ["Engines", "Policy", "QueueRoom"]
 
@@ -151,10 +151,6 @@ class Policy:
         """The order of the queue with this name (`queues`), from now on if there was none. None: it cannot have one."""
         return None if name else self.order
 
-    def refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
-        """May this request not be queued? None: it may."""
-        return self.order.refusal(request, now, pressure)
-
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         """Queue the request. `front`: an engine refused it, and it goes first in its flow."""
         self.order.push(request, now, front=front)
@@ -195,10 +191,6 @@ class Policy:
         elif final and reported is not None:
             found = blocks_of_tokens(reported, request.prefix, service.prompt)
             self.prefixes.reported(progress.engine, expected_blocks, found)
-
-    def learn(self, request: Request, service: ServiceTokens, now: float) -> None:
-        """An answer came whole, and took this much."""
-        self.order.learn(request, service, now)
 
     def observe(self, engine: str, gauges: Gauges) -> None:
         """An engine was scraped. One that has restarted has nothing cached."""
