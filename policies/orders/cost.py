@@ -9,8 +9,8 @@ from policies.request import ServiceTokens
 from policies.settings import setting
 
 __all__ = [
-    "LONG_PROMPT", "Cost", "LinearCost", "ProfiledCost", "cached_weight_setting", "charged_input", "cost_of",
-    "cost_setting", "input_weight_setting", "output_weight_setting",
+    "LONG_PROMPT", "Cost", "CostParams", "LinearCost", "ProfiledCost", "cached_weight_setting", "charged_input",
+    "input_weight_setting", "output_weight_setting",
 ]  # fmt: skip
 
 
@@ -37,7 +37,8 @@ class LinearCost:
     cached_weight: float = 1.0
 
     def __call__(self, service: ServiceTokens) -> float:
-        return self.input_weight * charged_input(service, self.cached_weight) + self.output_weight * service.output
+        prompt = charged_input(service, self.cached_weight) if service.cached else service.prompt
+        return self.input_weight * prompt + self.output_weight * service.output
 
 
 def charged_input(service: ServiceTokens, cached_weight: float) -> float:
@@ -60,14 +61,6 @@ class ProfiledCost:
         return 0.21001891 * p + (0.10075395 + 0.0039868 * p + 0.00324733 * q) * q + 1.14601454
 
 
-def cost_setting() -> Any:
-    return setting(
-        "linear",
-        "What service is: weighted tokens, or the time that one engine was measured to take for them.",
-        choices=("linear", "profiled"),
-    )
-
-
 def input_weight_setting() -> Any:
     return setting(1.0, "What one prompt token costs its tenant; cost: linear.", least=0, most=1000)
 
@@ -85,6 +78,21 @@ def cached_weight_setting(default: float = 0.1) -> Any:
     )
 
 
-def cost_of(cost: str, input_weight: float, output_weight: float, cached_weight: float) -> Cost:
-    """The cost that these settings name."""
-    return ProfiledCost() if cost == "profiled" else LinearCost(input_weight, output_weight, cached_weight)
+@dataclass(frozen=True, slots=True)
+class CostParams:
+    """What is service?"""
+
+    cost: str = setting(
+        "linear",
+        "What service is: weighted tokens, or the time that one engine was measured to take for them.",
+        choices=("linear", "profiled"),
+    )
+    input_weight: float = input_weight_setting()
+    output_weight: float = output_weight_setting()
+    cached_weight: float = cached_weight_setting()
+
+    def charges(self) -> Cost:
+        """The cost that these settings name."""
+        if self.cost == "profiled":
+            return ProfiledCost()
+        return LinearCost(self.input_weight, self.output_weight, self.cached_weight)

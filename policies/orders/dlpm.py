@@ -38,19 +38,19 @@ from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
 from policies.capacity.obstacle import Blocked
-from policies.orders.contract import Order, Room, Selection
+from policies.orders.contract import Room, Selection
 from policies.orders.cost import (
     LONG_PROMPT,
-    Cost,
     LinearCost,
     cached_weight_setting,
     input_weight_setting,
     output_weight_setting,
 )
+from policies.orders.vtc import CounterOrder
 from policies.placements.prefix_index import Prefix, PrefixIndex, tokens_of_blocks
 from policies.placements.siblings import Siblings
 from policies.queue.backlog import TRIED, Backlog
-from policies.request import Flow, Request, ServiceTokens
+from policies.request import Flow, Request
 from policies.settings import setting
 
 __all__ = ["Dlpm", "DlpmParams"]
@@ -206,7 +206,7 @@ class DlpmParams:
     )
 
 
-class Dlpm(Order):
+class Dlpm(CounterOrder):
     """Which request, of a flow with deficit left, has most of its prompt in the cache?
 
     With `engine`, only matches at this engine count: the order of that engine's own queue.
@@ -222,22 +222,16 @@ class Dlpm(Order):
         prefixes: PrefixIndex | None = None,
         engine: str | None = None,
     ) -> None:
-        super().__init__()
-        self._params = params = params or DlpmParams()
-        self._flows_max = flows_max
+        params = params or DlpmParams()
         self._prefixes = prefixes if prefixes is not None else PrefixIndex()
-        self._cost: Cost = LinearCost(params.input_weight, params.output_weight, params.cached_weight)
         self._matched = _MatchedBacklog(self._prefixes, engine, flows_max=flows_max, quantum=params.quantum)
-        self.backlog = self._matched
-        self.units = (self._cost, self._cost)
+        cost = LinearCost(params.input_weight, params.output_weight, params.cached_weight)
+        super().__init__(params, flows_max, self._matched, cost, predict_output=False)
         self._dispatched: Prefix = ()
         """Prefix of the request dispatched last. Its engine is expected to have it cached by now."""
 
     def beside(self, engine: str) -> Dlpm:
         return Dlpm(self._params, flows_max=self._flows_max, prefixes=self._prefixes, engine=engine)
-
-    def push(self, request: Request, now: float, *, front: bool = False) -> None:
-        self._matched.push(request, front=front)
 
     def pop(self, now: float, room: Room) -> Selection | Blocked | None:
         if self._dispatched:
@@ -248,28 +242,13 @@ class Dlpm(Order):
             return None
         placed = room.place(head)
         if not isinstance(placed, Blocked):
-            return self._dispatch(head, placed)
+            return self._take(head, placed)
         for request in self._matched.others(head):
             instead = room.place(request)
             if not isinstance(instead, Blocked):
-                return self._dispatch(request, instead)
+                return self._take(request, instead)
         return placed
 
-    def remove(self, request: Request, now: float) -> None:
-        self._matched.withdraw(request)
-
-    def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
-        self._matched.charge(request, self._cost(service))
-        if final:
-            self._matched.end(request)
-
-    def explain(self, flow: Flow, now: float) -> dict[str, float]:
-        return self._matched.explain(flow)
-
-    def __len__(self) -> int:
-        return len(self._matched)
-
-    def _dispatch(self, request: Request, engine: str) -> Selection:
-        self._matched.dispatch(request)
+    def _take(self, request: Request, engine: str) -> Selection:
         self._dispatched = request.prefix
-        return Selection(request, engine)
+        return super()._take(request, engine)

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 from policies.limits.throttle import Throttle, ThrottleSettings
 from policies.orders.contract import Order
-from policies.orders.profiles import Profiles
 from policies.orders.wsc import Wsc, WscParams
 from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
 from policies.settings import setting
@@ -42,26 +41,18 @@ class FairServeParams(WscParams):
 class FairServe(Wsc):
     """Which tenant and flow is owed most, whose interaction is open, and which starts are refused now?"""
 
-    def __init__(
-        self,
-        params: FairServeParams | None = None,
-        *,
-        flows_max: int = 10_000,
-        profiles: Profiles | None = None,
-        throttle: Throttle | None = None,
-    ) -> None:
-        """`profiles` and `throttle`: given where several queues learn and count together."""
-        self._fairserve = params = params or FairServeParams()
-        super().__init__(params, flows_max=flows_max, profiles=profiles)
+    def __init__(self, params: FairServeParams | None = None, *, flows_max: int = 10_000) -> None:
+        params = params or FairServeParams()
+        super().__init__(params, flows_max=flows_max)
         self.admits_wholes = params.working_set
-        if throttle is None and not params.throttle.is_off:
-            throttle = Throttle(params.throttle, members_max=flows_max)
-        self.throttle = throttle
+        self.throttle = None if params.throttle.is_off else Throttle(params.throttle, members_max=flows_max)
         """None: there is no limit."""
-        self.counts = throttle.counts if throttle is not None else {}
+        self.counts = self.throttle.counts if self.throttle is not None else {}
 
-    def beside(self, engine: str) -> FairServe:
-        return FairServe(self._fairserve, flows_max=self._flows_max, profiles=self.profiles, throttle=self.throttle)
+    def share(self, other: Order) -> None:
+        super().share(other)
+        if isinstance(other, FairServe):
+            self.throttle = other.throttle
 
     def resume(self, before: Order) -> None:
         super().resume(before)
@@ -80,7 +71,7 @@ class FairServe(Wsc):
         if self.throttle is not None:
             beyond = self.throttle.is_beyond(request, now) if front else self.throttle.count(request, now)
         # Requests beyond a limit are not cut inside an interaction, but are not preferred either.
-        self.queue(request, front=front, is_inside=is_inside, is_beyond=beyond)
+        self._queue(request, front=front, is_inside=is_inside, is_beyond=beyond)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         super().charge(request, service, now, final=final)

@@ -16,10 +16,6 @@ class Lcf(CounterOrder):
     """
 
     def __init__(self, params: CounterParams | None = None, *, flows_max: int = 10_000) -> None:
-        self._params = params = params or CounterParams()
-        self._flows_max = flows_max
+        params = params or CounterParams()
         backlog = Backlog(flows_max=flows_max, lift=False)
-        super().__init__(backlog, params.charges(), predict_output=params.predict_output)
-
-    def beside(self, engine: str) -> Lcf:
-        return Lcf(self._params, flows_max=self._flows_max)
+        super().__init__(params, flows_max, backlog, params.charges(), predict_output=params.predict_output)

@@ -42,10 +42,6 @@ class Rr(CounterOrder):
     """Whose turn is it? A larger quantum keeps requests of one flow together; a smaller one is fairer."""
 
     def __init__(self, params: RrParams | None = None, *, flows_max: int = 10_000) -> None:
-        self._params = params = params or RrParams()
-        self._flows_max = flows_max
+        params = params or RrParams()
         backlog = Backlog(flows_max=flows_max, quantum=params.quantum)
-        super().__init__(backlog, params.charges(), predict_output=params.predict_output)
-
-    def beside(self, engine: str) -> Rr:
-        return Rr(self._params, flows_max=self._flows_max)
+        super().__init__(params, flows_max, backlog, params.charges(), predict_output=params.predict_output)

@@ -41,15 +41,7 @@ from typing import Any
 
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.contract import Order, Room, Selection
-from policies.orders.cost import (
-    LONG_PROMPT,
-    Cost,
-    cached_weight_setting,
-    cost_of,
-    cost_setting,
-    input_weight_setting,
-    output_weight_setting,
-)
+from policies.orders.cost import LONG_PROMPT, Cost, CostParams
 from policies.queue.backlog import Backlog
 from policies.request import Flow, Request, ServiceTokens
 from policies.settings import setting
@@ -70,20 +62,12 @@ def window_tokens_setting() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class CounterParams:
+class CounterParams(CostParams):
     """What is service, and is it charged ahead?"""
 
-    cost: str = cost_setting()
-    input_weight: float = input_weight_setting()
-    output_weight: float = output_weight_setting()
-    cached_weight: float = cached_weight_setting()
     predict_output: bool = setting(
         False, "Charge the output that a flow's requests usually have at dispatch, and correct it at the end."
     )
-
-    def charges(self) -> Cost:
-        """The cost that these settings name."""
-        return cost_of(self.cost, self.input_weight, self.output_weight, self.cached_weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +78,12 @@ class VtcParams(CounterParams):
 
 
 class CounterOrder(Order):
-    """The head of a backlog goes next, within the window: common to VTC, LCF, RR, WSC and FairServe."""
+    """The head of a backlog goes next, within the window: common to all orders that count service."""
 
-    def __init__(self, backlog: Backlog, cost: Cost, *, predict_output: bool) -> None:
+    def __init__(self, params: Any, flows_max: int, backlog: Backlog, cost: Cost, *, predict_output: bool) -> None:
         super().__init__()
+        self._params = params
+        self._flows_max = flows_max
         self.passes = backlog.tenants.window > 0.0
         self._backlog = backlog
         self.backlog = backlog
@@ -105,32 +91,31 @@ class CounterOrder(Order):
         self.units = (cost, cost)
         self._predict_output = predict_output
 
+    def beside(self, engine: str) -> Order:
+        of_this_kind: Any = type(self)
+        order: Order = of_this_kind(self._params, flows_max=self._flows_max)
+        order.share(self)
+        return order
+
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         self._backlog.push(request, front=front)
 
     def pop(self, now: float, room: Room) -> Selection | Blocked | None:
-        # If the next in order fits, one that finds its prompt in the cache of that engine may go instead, within the
-        # window.
-        placed = self._place_head(room)
-        if not isinstance(placed, tuple):
-            return placed
-        head, engine = placed
-        if self.passes:
-            head = room.nearest(head, engine, self._backlog.may_pass)
-        self._backlog.dispatch(head)
-        return Selection(head, engine)
-
-    def _place_head(self, room: Room) -> tuple[Request, str] | Selection | Blocked | None:
-        """The next request in order and its engine. Starts that the working set has no room for are held meanwhile."""
-        self._backlog.release(room.may_begin)
-        while (head := self._backlog.head()) is not None:
+        """The next request in order, if it fits. One that finds its prompt in the cache of that engine may go instead,
+        within the window. Starts that the working set has no room for are held meanwhile.
+        """
+        backlog = self._backlog
+        backlog.release(room.may_begin)
+        while (head := backlog.head()) is not None:
             placed = room.place(head)
             if not isinstance(placed, Blocked):
-                return head, placed
+                if self.passes and len(backlog) > 1:
+                    head = room.nearest(head, placed, backlog.may_pass)
+                return self._take(head, placed)
             if placed.nearest() is not Obstacle.WORKING_SET:
                 return self._beside(placed, room)
-            self._backlog.hold(head)
-        held = self._backlog.held()
+            backlog.hold(head)
+        held = backlog.held()
         blocked = room.place(held) if held is not None else None
         return blocked if isinstance(blocked, Blocked) else None
 
@@ -143,9 +128,12 @@ class CounterOrder(Order):
             for request in self._backlog.others(blocked.request):
                 engine = room.place(request, but=reserved)
                 if not isinstance(engine, Blocked):
-                    self._backlog.dispatch(request)
-                    return Selection(request, engine)
+                    return self._take(request, engine)
         return blocked
+
+    def _take(self, request: Request, engine: str) -> Selection:
+        self._backlog.dispatch(request)
+        return Selection(request, engine)
 
     def remove(self, request: Request, now: float) -> None:
         self._backlog.withdraw(request)
@@ -169,11 +157,6 @@ class Vtc(CounterOrder):
     """Which flow has received least service for its weight?"""
 
     def __init__(self, params: VtcParams | None = None, *, flows_max: int = 10_000) -> None:
-        self._params = params = params or VtcParams()
-        self._flows_max = flows_max
-        windows = (params.window_tokens, params.window_tokens)
-        backlog = Backlog(flows_max=flows_max, windows=windows)
-        super().__init__(backlog, params.charges(), predict_output=params.predict_output)
-
-    def beside(self, engine: str) -> Vtc:
-        return Vtc(self._params, flows_max=self._flows_max)
+        params = params or VtcParams()
+        backlog = Backlog(flows_max=flows_max, windows=(params.window_tokens, params.window_tokens))
+        super().__init__(params, flows_max, backlog, params.charges(), predict_output=params.predict_output)

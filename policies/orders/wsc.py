@@ -26,14 +26,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from policies.orders.cost import (
-    cached_weight_setting,
-    charged_input,
-    cost_of,
-    cost_setting,
-    input_weight_setting,
-    output_weight_setting,
-)
+from policies.orders.contract import Order
+from policies.orders.cost import CostParams, charged_input
 from policies.orders.profiles import Profiles, stages
 from policies.orders.vtc import CounterOrder, window_tokens_setting
 from policies.queue.backlog import Backlog
@@ -44,7 +38,7 @@ __all__ = ["Wsc", "WscParams"]
 
 
 @dataclass(frozen=True, slots=True)
-class WscParams:
+class WscParams(CostParams):
     """What is service between tenants, and what is a call worth inside a tenant?
 
     alpha, beta and gamma are 1, 2 and 1 as printed, for input, system and output tokens, "following OpenAI
@@ -56,10 +50,6 @@ class WscParams:
             normal is then learned from all tenants together, and a tenant can gain by claiming a heavier app.
     """
 
-    cost: str = cost_setting()
-    input_weight: float = input_weight_setting()
-    output_weight: float = output_weight_setting()
-    cached_weight: float = cached_weight_setting()
     alpha: float = setting(
         1.0, "What a call's input tokens count in what is normal for its app at its stage.", above=0, most=1000
     )
@@ -93,51 +83,45 @@ class Wsc(CounterOrder):
 
     knows_interactions = True
 
-    def __init__(
-        self, params: WscParams | None = None, *, flows_max: int = 10_000, profiles: Profiles | None = None
-    ) -> None:
-        """`profiles`: given where several queues learn together what is normal."""
-        self._params = params = params or WscParams()
-        self._flows_max = flows_max
-        cost = cost_of(params.cost, params.input_weight, params.output_weight, params.cached_weight)
-        windows = (params.window_calls if params.across_tenants else params.window_tokens, params.window_calls)
-        super().__init__(Backlog(flows_max=flows_max, windows=windows), cost, predict_output=True)
+    def __init__(self, params: WscParams | None = None, *, flows_max: int = 10_000) -> None:
+        params = params or WscParams()
+        self._is_across = across = params.across_tenants
+        self._cached_weight = params.cached_weight
+        cost = params.charges()
+        windows = (params.window_calls if across else params.window_tokens, params.window_calls)
+        super().__init__(params, flows_max, Backlog(flows_max=flows_max, windows=windows), cost, predict_output=True)
         calls = (params.alpha, params.beta, params.gamma)
-        self.units = (calls if params.across_tenants else cost, calls)
-        if profiles is None:
-            profiles = Profiles(calls, params.weights, populations_max=max(1, flows_max // 4))
-        self.profiles = profiles
+        self.units = (calls if across else cost, calls)
+        self.profiles = Profiles(calls, params.weights, populations_max=max(1, flows_max // 4))
         self.learned = {"profiles": self.profiles}
 
-    def beside(self, engine: str) -> Wsc:
-        return Wsc(self._params, flows_max=self._flows_max, profiles=self.profiles)
+    def share(self, other: Order) -> None:
+        super().share(other)
+        if isinstance(other, Wsc):
+            self.profiles = other.profiles
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
-        self.queue(request, front=front, is_inside=False, is_beyond=False)
+        self._queue(request, front=front)
 
-    def queue(self, request: Request, *, front: bool, is_inside: bool, is_beyond: bool) -> None:
-        """Queue the request (`Backlog.push`)."""
-        if not request.progress.norm:
-            request.progress.norm = self.profiles.norm(self._scope(request), request.flow.app, request.progress.stage)
+    def _queue(self, request: Request, *, front: bool, is_inside: bool = False, is_beyond: bool = False) -> None:
+        """Queue the request (`Backlog.push`). What is normal for it is fixed from now on."""
+        progress, flow = request.progress, request.flow
+        if not progress.norm:
+            progress.norm = self.profiles.norm("" if self._is_across else flow.tenant, flow.app, progress.stage)
         self._backlog.push(request, front=front, is_inside=is_inside, is_beyond=is_beyond)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
-        prompt, output = service.prompt, service.output
-        if not final and output < request.progress.output_tokens_expected:
-            output = round(request.progress.output_tokens_expected)
-            service = ServiceTokens(prompt, output, service.cached)
-        if service.cached:
-            prompt = round(charged_input(service, self._params.cached_weight))
-        worth = self.profiles.worth(prompt, min(request.system_tokens, prompt), output)
-        normalised = worth / request.progress.norm
-        plain = normalised if self._params.across_tenants else self._cost(service)
-        self._backlog.charge(request, plain, normalised)
+        progress = request.progress
+        if not final and service.output < progress.output_tokens_expected:
+            service = ServiceTokens(service.prompt, round(progress.output_tokens_expected), service.cached)
+        prompt = round(charged_input(service, self._cached_weight)) if service.cached else service.prompt
+        worth = self.profiles.worth(prompt, min(request.system_tokens, prompt), service.output)
+        normalised = worth / progress.norm
+        self._backlog.charge(request, normalised if self._is_across else self._cost(service), normalised)
         if final:
             self._backlog.end(request)
 
     def learn(self, request: Request, service: ServiceTokens, now: float) -> None:
+        flow = request.flow
         worth = self.profiles.worth(service.prompt, min(request.system_tokens, service.prompt), service.output)
-        self.profiles.learn(self._scope(request), request.flow.app, request.progress.stage, worth)
-
-    def _scope(self, request: Request) -> str:
-        return "" if self._params.across_tenants else request.flow.tenant
+        self.profiles.learn("" if self._is_across else flow.tenant, flow.app, request.progress.stage, worth)
