@@ -242,13 +242,14 @@ class Dlpm(CounterOrder):
             return None
         placed = room.place(head)
         if not isinstance(placed, Blocked):
-            return self._take(head, placed)
+            return self._dispatch(head, placed)
         for request in self._matched.others(head):
             instead = room.place(request)
             if not isinstance(instead, Blocked):
-                return self._take(request, instead)
+                return self._dispatch(request, instead)
         return placed
 
-    def _take(self, request: Request, engine: str) -> Selection:
+    def _dispatch(self, request: Request, engine: str) -> Selection:
+        self._matched.dispatch(request)
         self._dispatched = request.prefix
-        return super()._take(request, engine)
+        return Selection(request, engine)

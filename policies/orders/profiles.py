@@ -42,18 +42,6 @@ class _Worth:
         self.norm = max(1.0, mean)
         """The clamped mean as of the last answer."""
 
-    def learn(self, worth: float) -> None:
-        self.seen += 1
-        mean = self.mean
-        if self.seen <= ENOUGH:
-            self.mean = mean + (worth - mean) / self.seen
-            return
-        most = OUTLIER * mean + 1.0
-        if worth > most:
-            worth = most
-        rate = 1.0 / self.seen
-        self.mean = mean + (rate if rate > STEADY else STEADY) * (worth - mean)
-
 
 class Profiles:
     """What calls of every (scope, app, stage) are worth. Scopes learn from each other only through the whole pool.
@@ -98,10 +86,21 @@ class Profiles:
 
     def learn(self, scope: str, app: str, stage: int, worth: float) -> None:
         """A call got its whole answer, and was worth this much."""
-        self._pool.learn(worth)
-        self._pool.norm = max(1.0, self._pool.mean)
         usual = 0.0
-        worths = self._worths
+        for at, own in enumerate(self._populations(scope, app, stage)):
+            own.seen += 1
+            mean = own.mean
+            if own.seen <= ENOUGH:
+                own.mean = mean + (worth - mean) / own.seen
+            else:
+                own.mean = mean + max(1.0 / own.seen, STEADY) * (min(worth, OUTLIER * mean + 1.0) - mean)
+            if at < 2:
+                usual = max(1.0, own.mean)  # of the pool, then of the whole scope
+            own.norm = max(1.0, min(max(own.mean, usual / CLAMP), usual * CLAMP))
+
+    def _populations(self, scope: str, app: str, stage: int) -> list[_Worth]:
+        """What a call teaches: the pool, then its scope, its app and its stage."""
+        worths, found = self._worths, [self._pool]
         for key in ((scope, ANY_APP, WHOLE_SCOPE), (scope, app, ANY_STAGE), (scope, app, min(stage, STAGES_MAX))):
             own = worths.get(key)
             if own is None:
@@ -110,9 +109,8 @@ class Profiles:
                     worths.popitem(last=False)
             else:
                 worths.move_to_end(key)
-            own.learn(worth)
-            usual = usual or max(1.0, own.mean)
-            own.norm = max(1.0, min(max(own.mean, usual / CLAMP), usual * CLAMP))
+            found.append(own)
+        return found
 
     # --- across restarts ---
 

@@ -105,13 +105,15 @@ class CounterOrder(Order):
         within the window. Starts that the working set has no room for are held meanwhile.
         """
         backlog = self._backlog
-        backlog.release(room.may_begin)
+        if backlog.holding:
+            backlog.release(room.may_begin)
         while (head := backlog.head()) is not None:
             placed = room.place(head)
             if not isinstance(placed, Blocked):
-                if self.passes and len(backlog) > 1:
+                if self.passes and backlog.queued > 1:
                     head = room.nearest(head, placed, backlog.may_pass)
-                return self._take(head, placed)
+                backlog.dispatch(head)
+                return Selection(head, placed)
             if placed.nearest() is not Obstacle.WORKING_SET:
                 return self._beside(placed, room)
             backlog.hold(head)
@@ -128,12 +130,9 @@ class CounterOrder(Order):
             for request in self._backlog.others(blocked.request):
                 engine = room.place(request, but=reserved)
                 if not isinstance(engine, Blocked):
-                    return self._take(request, engine)
+                    self._backlog.dispatch(request)
+                    return Selection(request, engine)
         return blocked
-
-    def _take(self, request: Request, engine: str) -> Selection:
-        self._backlog.dispatch(request)
-        return Selection(request, engine)
 
     def remove(self, request: Request, now: float) -> None:
         self._backlog.withdraw(request)

@@ -124,8 +124,9 @@ class Backlog:
         self.tenants: Counters[TenantMember] = Counters(lift=lift, quantum=quantum, window=windows[0])
         self._by_tenant: dict[str, TenantMember] = {}
         self._by_flow: dict[Flow, FlowMember] = {}
-        self._requests = 0
-        self._held: dict[TenantMember, None] = {}
+        self.queued = 0
+        self.holding: dict[TenantMember, None] = {}
+        """Tenants with a start that is held."""
         self.changed: dict[Member, None] | None = None
         """Members that were queued or charged, the oldest change first. The code that tells other gateways takes them
         out. Bounded: the oldest changes are dropped. None: no one takes them."""
@@ -133,7 +134,7 @@ class Backlog:
         """Final charge of a usual request, to its tenant and to its flow: moving averages."""
 
     def __len__(self) -> int:
-        return self._requests
+        return self.queued
 
     def push(self, request: Request, *, front: bool = False, is_inside: bool = False, is_beyond: bool = False) -> None:
         """Queue the request. `front`: it was dispatched and came back, so it goes first in its flow.
@@ -156,7 +157,7 @@ class Backlog:
         if is_inside:
             self.tenants.wake(tenant)
             tenant.flows.wake(flow)
-        self._requests += 1
+        self.queued += 1
         if self.changed is not None:
             self._note_change(flow)
 
@@ -177,20 +178,20 @@ class Backlog:
         """The working set has no room for this start: no start of its tenant goes before it is released."""
         tenant = self._by_flow[start.flow].tenant
         tenant.held = start
-        self._held[tenant] = None
+        self.holding[tenant] = None
 
     def release(self, may_begin: Callable[[Request], bool]) -> None:
         """Starts may go again of the tenants whose held one may begin now."""
-        for tenant in [tenant for tenant in self._held if tenant.held is not None and may_begin(tenant.held)]:
+        for tenant in [tenant for tenant in self.holding if tenant.held is not None and may_begin(tenant.held)]:
             self._release(tenant)
 
     def held(self) -> Request | None:
         """The start that the working set has no room for, of the tenant that has received least."""
-        least = min(self._held, key=_counter, default=None)
+        least = min(self.holding, key=_counter, default=None)
         return least.held if least is not None else None
 
     def _release(self, tenant: TenantMember) -> None:
-        del self._held[tenant]
+        del self.holding[tenant]
         tenant.held = None
         self.tenants.wake(tenant)
         for flow in tenant.asleep:
@@ -202,7 +203,7 @@ class Backlog:
         than the window?
         """
         own, tenants = self._by_tenant.get(tenant), self.tenants
-        least = min([*map(_counter, self._held), tenants.least_counter_elsewhere()])
+        least = min([*map(_counter, self.holding), tenants.least_counter_elsewhere()])
         return own is not None and own.counter - least > tenants.window
 
     def others(self, head: Request) -> Iterator[Request]:
@@ -336,7 +337,7 @@ class Backlog:
         flow = self._by_flow[request.flow]
         if flow.tenant.held is request:
             self._release(flow.tenant)
-        self._requests -= 1
+        self.queued -= 1
         if self.changed is not None:
             self._note_change(flow)
         tenant = flow.tenant
