@@ -154,21 +154,17 @@ class Wait:
 
     Attributes:
         since_s: when it began to wait.
-        by: seconds by obstacle (`capacity.obstacle.Obstacle`), but for those below.
-        obstacle: the one that it waits for or waited for last as the next in order; so long: `obstacle_s`.
-        closed_s: while it waits, the pool's own clock of `Obstacle.CLOSED` as it was when the request was queued; then
-            how long it waited for that.
-        rest: the obstacle that the time counts for which is in none of the others.
-        ended_s: when it ended; less than 0: it has not.
+        by: seconds by obstacle (`capacity.obstacle.Obstacle`).
+        closed_s: the pool's own clock of `Obstacle.CLOSED` as it was when the request was queued.
+        rest: the obstacle for which all other time counts.
+        ended_s: when the wait ended; less than 0: it has not.
     """
 
-    __slots__ = ("by", "closed_s", "ended_s", "obstacle", "obstacle_s", "rest", "since_s")
+    __slots__ = ("by", "closed_s", "ended_s", "rest", "since_s")
 
     def __init__(self, since_s: float, rest: str, closed_s: float) -> None:
         self.since_s = since_s
-        self.by: dict[str, float] | None = None
-        self.obstacle: str | None = None
-        self.obstacle_s = 0.0
+        self.by: dict[str, float] = {}
         self.closed_s = closed_s
         self.rest = rest
         self.ended_s = -1.0
