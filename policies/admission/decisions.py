@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, Wait
 
@@ -49,69 +49,59 @@ Decision = Dispatch | Reject
 class Decided(NamedTuple):
     """One decision with what it was based on."""
 
-    decision: Decision
+    id: str
+    client_id: str
+    tenant: str
+    app: str
+    user: str
     now: float
     wait: Wait | None
-    """What it had waited for; None: it was decided at once."""
-    flow: Flow
+    """What the request had waited for; None: it was decided at once."""
     stage: int
     inside: bool
-    pressure: Pressure
     placed: Placed | None
     """Why it went to its engine, if it did."""
     cached_tokens: int
     """Of its prompt, what that engine was expected to have cached."""
+    backend: str
+    """"": it was rejected."""
+    rejected: Reject | None
+    pressure: Pressure
 
+    @property
+    def decision(self) -> Decision:
+        return self.rejected or Dispatch(self.id, self.backend)
 
-_Noted = tuple[
-    str, str, str, str, str, float, Wait | None, int, bool, Placed | None, int, str, Reject | None, Pressure
-]  # fmt: skip
+    @property
+    def flow(self) -> Flow:
+        return Flow(self.tenant, self.app, self.user)
 
 
 class Recent:
     """The latest decisions, the newest one last.
 
-    Each is kept as one tuple without the request itself, its claim and its prompt. That is less memory, and above all
-    less for Python's garbage collector, which looks through whatever is kept for a while.
+    Each is kept as a plain tuple of the fields of `Decided`, without the request itself, its claim and its prompt. That
+    is less memory, and above all less for Python's garbage collector, which looks through whatever is kept for a while.
     """
 
     def __init__(self, most: int) -> None:
-        self._decided: deque[_Noted] = deque(maxlen=min(most, RECENT_MAX))
+        self._decided: deque[tuple[Any, ...]] = deque(maxlen=min(most, RECENT_MAX))
 
     def set(self, most: int) -> None:
         """From now on so many are remembered."""
         self._decided = deque(self._decided, maxlen=min(most, RECENT_MAX))
 
     def note(self, decision: Decision, request: Request, now: float, pressure: Pressure) -> None:
-        flow, progress = request.flow, request.progress
+        progress = request.progress
         backend, rejected = (decision.backend, None) if isinstance(decision, Dispatch) else ("", decision)
-        self._decided.append(
-            (
-                decision.id,
-                request.client_id,
-                flow.tenant,
-                flow.app,
-                flow.user,
-                now,
-                progress.wait,
-                progress.stage,
-                progress.inside,
-                progress.placed,
-                progress.cached_tokens,
-                backend,
-                rejected,
-                pressure,
-            )
-        )
+        about = progress.wait, progress.stage, progress.inside, progress.placed, progress.cached_tokens
+        self._decided.append((request.id, request.client_id, *request.flow, now, *about, backend, rejected, pressure))
 
     def last(self, request_id: str) -> Decided | None:
         """The latest decision on this request, if it is remembered."""
         for noted in reversed(self._decided):
             if noted[0] == request_id:
-                id, _, tenant, app, user, now, wait, stage, inside, placed, cached, backend, rejected, pressure = noted
-                decision = rejected or Dispatch(id, backend)
-                flow = Flow(tenant, app, user)
-                return Decided(decision, now, wait, flow, stage, inside, pressure, placed, cached)
+                return Decided(*noted)
         return None
 
     def of_client(self, client_id: str) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from policies.admission.books import NO_SERVICE, Books
 from policies.admission.decisions import RECENT_MAX, Decision, Dispatch, Failure, Recent, Reject
-from policies.admission.explanation import Explanation, Situation, explain
+from policies.admission.explanation import Explanation, explain
 from policies.admission.policy import Policy
 from policies.admission.room import Elsewhere, PoolRoom
 from policies.admission.waits import NEVER_WAITED
@@ -156,14 +156,12 @@ class AdmissionEngine:
             request_id,
             request,
             last,
-            Situation(
-                self.blocked,
-                pressure,
-                self.quotas.standing(known.flow.tenant, now) if self.quotas is not None else [],
-                numbers,
-                {name: ledger.kv_fraction() for name, ledger in self.backends.items()},
-                self._waits.so_far(request, now) if request is not None else NEVER_WAITED,
-            ),
+            blocked=self.blocked,
+            waited_s=self._waits.so_far(request, now) if request is not None else NEVER_WAITED,
+            pressure=pressure,
+            limits=self.quotas.standing(known.flow.tenant, now) if self.quotas is not None else [],
+            numbers=numbers,
+            kv={name: ledger.kv_fraction() for name, ledger in self.backends.items()},
         )
 
     def next_wakeup(self) -> float | None:

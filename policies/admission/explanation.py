@@ -12,29 +12,9 @@ from policies.capacity.obstacle import Blocked, Obstacle
 from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, State
 
 __all__ = [
-    "OF_OBSTACLE", "OF_PLACED", "OF_REFUSAL", "OF_WAIT", "Explanation", "Situation", "dispatched_in_words", "explain",
+    "OF_OBSTACLE", "OF_PLACED", "OF_REFUSAL", "OF_WAIT", "Explanation", "dispatched_in_words", "explain",
     "in_seconds", "sentence", "waited_in_words",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """What is the present state?
-
-    Attributes:
-        blocked: the next request in order, and its obstacle at each engine.
-        limits: how much its caller has left of the limits that hold at any time.
-        numbers: what decides its flow's place: counters, weights, counts and limits by name.
-        kv: by engine, the largest occupancy that the dispatched requests are expected to reach (1.0 = full).
-        waited_s: if it waits, for what it has waited so far: seconds by obstacle.
-    """
-
-    blocked: Blocked | None
-    pressure: Pressure
-    limits: list[Limit]
-    numbers: dict[str, float]
-    kv: dict[str, float]
-    waited_s: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +31,8 @@ class Explanation:
         obstacles: the same by engine.
         pressure: whether the pool was overloaded when it was decided; for a waiting request: whether it is now.
         limits: what its caller had left when it was refused, and has left now of the limits that hold at any time.
-        numbers: as in `Situation`; so is `kv`.
+        numbers: what decides its flow's place: counters, weights, counts and limits by name.
+        kv: by engine, the largest occupancy that the dispatched requests are expected to reach (1.0 = full).
     """
 
     request_id: str
@@ -126,60 +107,61 @@ OF_REFUSAL: Final = {
 }
 
 
-def explain(request_id: str, request: Request | None, last: Decided | None, situation: Situation) -> Explanation:
-    """`request`: given if it waits. `last`: its latest decision, if remembered. At least one of the two is given."""
+def explain(
+    request_id: str,
+    request: Request | None,
+    last: Decided | None,
+    *,
+    blocked: Blocked | None,
+    waited_s: Mapping[str, float],
+    pressure: Pressure,
+    limits: list[Limit],
+    numbers: dict[str, float],
+    kv: dict[str, float],
+) -> Explanation:
+    """Why is a request where it is?
+
+    Args:
+        request: given if it waits.
+        last: its latest decision, if remembered. At least one of the two is given.
+        blocked: the next request in order, and its obstacle at each engine.
+        waited_s: if it waits, for what it has waited so far: seconds by obstacle.
+        pressure: whether the pool is overloaded now. The others: as in `Explanation`.
+    """
+    decision, obstacle, placed, cached_tokens = last.decision if last is not None else None, None, None, 0
+    state: Literal["queued", "dispatched", "rejected"] = "queued"
     if request is not None:
-        return _of_waiting(request, last, situation)
-    assert last is not None
-    decision, limits = last.decision, situation.limits
-    if isinstance(decision, Reject) and decision.limit is not None:
-        limits = [decision.limit, *limits]
+        flow, stage, inside = request.flow, request.progress.stage, request.progress.inside
+        obstacle = blocked.nearest() if blocked is not None else None
+        why = Obstacle.ASKED if request.progress.state is not State.QUEUED else obstacle
+        reason = f"queued: {'it waits for its turn' if why is None else OF_OBSTACLE[why]}"
+    else:
+        assert last is not None
+        flow, stage, inside, pressure, blocked = last.flow, last.stage, last.inside, last.pressure, None
+        reason, waited_s = _reason(last), seconds_of(last.wait)
+        if isinstance(decision, Reject):
+            state = "rejected"
+            limits = limits if decision.limit is None else [decision.limit, *limits]
+        else:
+            state, placed, cached_tokens = "dispatched", last.placed, last.cached_tokens
     return Explanation(
         request_id,
-        "rejected" if isinstance(decision, Reject) else "dispatched",
-        last.flow,
-        last.stage,
-        last.inside,
-        last.now,
-        decision,
-        None if isinstance(decision, Reject) else last.placed,
-        0 if isinstance(decision, Reject) else last.cached_tokens,
-        _reason(last),
-        seconds_of(last.wait),
-        None,
-        {},
-        last.pressure,
-        limits,
-        situation.numbers,
-        situation.kv,
-    )
-
-
-def _of_waiting(request: Request, last: Decided | None, situation: Situation) -> Explanation:
-    blocked, progress = situation.blocked, request.progress
-    obstacle = blocked.nearest() if blocked is not None else None
-    if progress.state is not State.QUEUED:
-        why = OF_OBSTACLE[Obstacle.ASKED]
-    else:
-        why = "it waits for its turn" if obstacle is None else OF_OBSTACLE[obstacle]
-    return Explanation(
-        request.id,
-        "queued",
-        request.flow,
-        progress.stage,
-        progress.inside,
+        state,
+        flow,
+        stage,
+        inside,
         last.now if last is not None else None,
-        last.decision if last is not None else None,
-        None,
-        0,
-        f"queued: {why}",
-        situation.waited_s,
+        decision,
+        placed,
+        cached_tokens,
+        reason,
+        waited_s,
         obstacle,
         blocked.obstacles if blocked is not None else {},
-        situation.pressure,
-        situation.limits,
-        situation.numbers,
-        situation.kv,
+        pressure,
+        limits,
+        numbers,
+        kv,
     )
 
 
