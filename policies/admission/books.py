@@ -6,6 +6,7 @@ ledger of its engine. Each event is a method here, which changes the state and m
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 from policies.admission import lifecycle
@@ -52,6 +53,8 @@ class Books:
         self.quotas = quotas
         self._streaming: list[Lease] = []
         """Leases with tokens that are not charged yet."""
+        self.charged_s = -inf
+        """When `charge_progress` was called last."""
         self.touched: dict[str, None] = {}
         """Engines at which something has happened since the last `charge_progress`."""
         self._due = DueTimes()
@@ -172,6 +175,7 @@ class Books:
     def charge_progress(self, now: float) -> None:
         """Bring counters and ledgers up to the tokens that have streamed. Asks only the engines where something has
         happened or is due."""
+        self.charged_s = now
         streaming, self._streaming = self._streaming, []
         touched, self.touched = self.touched, {}
         for lease in streaming:

@@ -94,7 +94,6 @@ class AdmissionEngine:
         self.quotas = quotas
         self.overload = Overload(overload or OverloadSettings())
         self.recent = Recent(remembered.decisions_max)
-        self._charged_s = float("-inf")
         self._now = 0.0
         self._dispatch_interval_s = 0.0
         self._dispatched_s = float("-inf")
@@ -197,7 +196,8 @@ class AdmissionEngine:
                 self.elsewhere.ask(self, request)
             return decisions
         refused = self.quotas.refusal(request, now) if self.quotas is not None else None
-        refused = refused or self._refusal(request, now, pressure)
+        refused = refused or self.policy.order.refusal(request, now, pressure)
+        refused = refused or self.working_set.refusal(request, self.limits.wait_s(request))
         return self._let_in(request, refused, now, pressure)
 
     def peers_asked(self, request_id: str, now: float) -> None:
@@ -219,7 +219,8 @@ class AdmissionEngine:
         request.progress.deadline_s = since_s + self.limits.wait_s(request)
         self._waiting.add(request)
         pressure = self._observe(now)
-        refused = refused or self._refusal(request, now, pressure)
+        refused = refused or self.policy.order.refusal(request, now, pressure)
+        refused = refused or self.working_set.refusal(request, self.limits.wait_s(request))
         if refused is not None:
             self.books.refused(request, now)
             return (self._reject(request, refused, now, pressure),)
@@ -322,7 +323,7 @@ class AdmissionEngine:
     def catch_up(self, now: float) -> float:
         """Bring counters and ledgers up to the streamed tokens. Returns the time by the admission engine's clock."""
         now = self._time(now)
-        self._charge(now)
+        self.books.charge_progress(now)
         self.room.at(now)
         return now
 
@@ -345,15 +346,6 @@ class AdmissionEngine:
     def _pressure(self, overloaded: Overloaded) -> Pressure:
         drain_s = min(RETRY_S_MAX, max(1.0, self.queued * self._dispatch_interval_s))
         return Pressure(overloaded.active, overloaded.reason, drain_s)
-
-    def _refusal(self, request: Request, now: float, pressure: Pressure) -> Refused | None:
-        """Is the request beyond a limit of the policy, or is there no room in time for what it begins?"""
-        refused = self.policy.order.refusal(request, now, pressure)
-        return refused or self.working_set.refusal(request, self.limits.wait_s(request))
-
-    def _charge(self, now: float) -> None:
-        self._charged_s = now
-        self.books.charge_progress(now)
 
     def _let_in(
         self, request: Request, refused: Refused | None, now: float, pressure: Pressure, *, asks: bool = False
@@ -401,8 +393,8 @@ class AdmissionEngine:
 
     def _decide(self, now: float, decisions: list[Decision]) -> None:
         """Dispatch in the policy's order for as long as the next in order fits."""
-        if now - self._charged_s >= LOOK_AGAIN_S:  # in batches, so that a single token costs almost nothing
-            self._charge(now)
+        if now - self.books.charged_s >= LOOK_AGAIN_S:  # in batches, so that a single token costs almost nothing
+            self.books.charge_progress(now)
         self.room.at(now)
         while True:
             popped = self.policy.pop(now, self.room) if self._waiting.requests else None
