@@ -95,10 +95,6 @@ class Order(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no order for the queue of one engine")
 
-    def share(self, other: Order) -> None:
-        """Learn and count together with another order of the same kind and settings."""
-        self.learned, self.counts = other.learned, other.counts
-
     def resume(self, before: Order) -> None:
         """Go on with what another order has learned, and has counted over time windows, where that means the same."""
         for name, part in self.learned.items():

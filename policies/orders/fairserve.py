@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from policies.limits.throttle import Throttle, ThrottleSettings
 from policies.orders.contract import Order
+from policies.orders.vtc import CounterOrder
 from policies.orders.wsc import Wsc, WscParams
 from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
 from policies.settings import setting
@@ -49,7 +50,7 @@ class FairServe(Wsc):
         """None: there is no limit."""
         self.counts = self.throttle.counts if self.throttle is not None else {}
 
-    def share(self, other: Order) -> None:
+    def share(self, other: CounterOrder) -> None:
         super().share(other)
         if isinstance(other, FairServe):
             self.throttle = other.throttle

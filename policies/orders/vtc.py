@@ -93,9 +93,13 @@ class CounterOrder(Order):
 
     def beside(self, engine: str) -> Order:
         of_this_kind: Any = type(self)
-        order: Order = of_this_kind(self._params, flows_max=self._flows_max)
+        order: CounterOrder = of_this_kind(self._params, flows_max=self._flows_max)
         order.share(self)
         return order
+
+    def share(self, other: CounterOrder) -> None:
+        """Learn and count together with another order of the same kind and settings."""
+        self.learned, self.counts = other.learned, other.counts
 
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         self._backlog.push(request, front=front)

@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from policies.orders.contract import Order
 from policies.orders.cost import CostParams, charged_input
 from policies.orders.profiles import Profiles, stages
 from policies.orders.vtc import CounterOrder, window_tokens_setting
@@ -95,7 +94,7 @@ class Wsc(CounterOrder):
         self.profiles = Profiles(calls, params.weights, populations_max=max(1, flows_max // 4))
         self.learned = {"profiles": self.profiles}
 
-    def share(self, other: Order) -> None:
+    def share(self, other: CounterOrder) -> None:
         super().share(other)
         if isinstance(other, Wsc):
             self.profiles = other.profiles
