@@ -254,7 +254,7 @@ def run(row: Row, seed: int, until_s: float, *, holds: bool, steps: bool = False
 def rows(names: str, seeds: Sequence[int], until_s: float, policy: str = "fairserve") -> list[list[str]]:
     """The rows whose name has this in it, with the working set and, where the order holds starts, without."""
     found = []
-    both = (True, False) if named_policy(policy).admits_wholes else (False,)
+    both = (True, False) if named_policy(policy).order.admits_wholes else (False,)
     for row in ROWS:
         if names not in row.name:
             continue

@@ -187,8 +187,8 @@ class Progress:
         cached_tokens: tokens of its prompt that its engine was expected to have cached at dispatch.
         cached_blocks: leading blocks of its prompt that its engine was expected to hold at dispatch.
         placed: why it went to its engine; says nothing as long as it waits.
-        engine, order: once it was dispatched, its engine, and the order that let it go there. `admission.policy` writes
-            both.
+        engine, order: its engine since it was dispatched or assigned there, and the order that let it go there.
+            `admission.policy` writes both.
         interaction: its open interaction; None: it belongs to none, or is a start that is not admitted yet.
         stage: its place among the calls of its interaction, from 1.
         inside: it continues an open interaction that is within its caps. It may have to wait, but is not throttled.

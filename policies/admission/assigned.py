@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from policies.admission.policy import Engines, Policy, QueueRoom
 from policies.capacity.obstacle import Blocked
@@ -20,12 +19,6 @@ from policies.placements.siblings import Siblings
 from policies.request import Flow, Placed, Request, ServiceTokens
 
 __all__ = ["AssignedPolicy"]
-
-
-class _Queued(NamedTuple):
-    request: Request
-    front: bool
-    engine: str
 
 
 class AssignedPolicy(Policy):
@@ -39,7 +32,8 @@ class AssignedPolicy(Policy):
         self._siblings: dict[str, Siblings] = {}
         self._arrived: OrderedDict[str, tuple[Request, bool]] = OrderedDict()
         """Not assigned yet: only `pop` knows where they can go. True: it came back, and goes first."""
-        self._queued: dict[str, _Queued] = {}
+        self._queued: dict[str, tuple[Request, bool]] = {}
+        """The same of requests that wait at the engine that their progress names."""
 
     def queues(self) -> Mapping[str, Order]:
         return self._orders
@@ -86,7 +80,7 @@ class AssignedPolicy(Policy):
 
     def remove(self, request: Request, now: float) -> None:
         if self._arrived.pop(request.id, None) is None:
-            self._withdraw(self._queued[request.id], now)
+            self._withdraw(request, now)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         super().charge(request, service, now, final=final)
@@ -110,8 +104,7 @@ class AssignedPolicy(Policy):
 
     def forget_engine(self, engine: str, now: float) -> None:
         super().forget_engine(engine, now)
-        for queued in [queued for queued in self._queued.values() if queued.engine == engine]:
-            self._assign_again(queued, now)
+        self._assign_again([each for each in self._queued.values() if each[0].progress.engine == engine], now)
         self._orders.pop(engine, None)
         self._siblings.pop(engine, None)
 
@@ -119,10 +112,8 @@ class AssignedPolicy(Policy):
         return len(self._arrived) + len(self._queued)
 
     def _none_in_service(self) -> Blocked | None:
-        for request, _ in self._arrived.values():
+        for request, _ in (*self._arrived.values(), *self._queued.values()):
             return Blocked(request, {})
-        for queued in self._queued.values():
-            return Blocked(queued.request, {})
         return None
 
     def _follow(self, running: dict[str, int], now: float) -> None:
@@ -130,8 +121,8 @@ class AssignedPolicy(Policy):
         for name in running:
             self._order_at(name)
         if any(len(order) for name, order in self._orders.items() if name not in running):
-            for queued in [queued for queued in self._queued.values() if queued.engine not in running]:
-                self._assign_again(queued, now)
+            stopped = [each for each in self._queued.values() if each[0].progress.engine not in running]
+            self._assign_again(stopped, now)
 
     def _order_at(self, engine: str) -> Order:
         order = self._orders.get(engine)
@@ -140,9 +131,10 @@ class AssignedPolicy(Policy):
             self._siblings[engine] = Siblings()
         return order
 
-    def _assign_again(self, queued: _Queued, now: float) -> None:
-        self._withdraw(queued, now)
-        self._arrived[queued.request.id] = (queued.request, queued.front)
+    def _assign_again(self, queued: list[tuple[Request, bool]], now: float) -> None:
+        for request, front in queued:
+            self._withdraw(request, now)
+            self._arrived[request.id] = request, front
 
     def _assign_arrived(self, running: dict[str, int], now: float) -> None:
         loads = {name: count + len(self._orders[name]) for name, count in running.items()}
@@ -150,7 +142,8 @@ class AssignedPolicy(Policy):
             engine = self._assignment.assign(request, loads, self._depths(request, loads))
             loads[engine] += 1
             self._orders[engine].push(request, now, front=front)
-            self._queued[request.id] = _Queued(request, front, engine)
+            self._queued[request.id] = request, front
+            request.progress.engine = engine
             if request.prefix:
                 self._siblings[engine].add(request)
             self._assignment.moved(request, None, engine)
@@ -163,21 +156,23 @@ class AssignedPolicy(Policy):
         cached = self.prefixes.depths(request.prefix)
         return {name: max(cached.get(name, 0), self._siblings[name].depth(request.prefix)) for name in loads}
 
-    def _withdraw(self, queued: _Queued, now: float) -> None:
-        self._left(queued)
-        self._orders[queued.engine].remove(queued.request, now)
-        self._assignment.moved(queued.request, queued.engine, None)
+    def _withdraw(self, request: Request, now: float) -> None:
+        engine = self._left(request)
+        self._orders[engine].remove(request, now)
+        self._assignment.moved(request, engine, None)
 
     def _dispatched(self, selection: Selection, order: Order) -> Selection:
         request, engine = selection.request, selection.backend
-        queued = self._queued[request.id]
-        self._left(queued)
-        request.progress.placed = Placed.ASSIGNED if queued.engine == engine else Placed.TAKEN
-        if queued.engine != engine:
-            self._assignment.moved(request, queued.engine, engine)
+        assigned = self._left(request)
+        request.progress.placed = Placed.ASSIGNED if assigned == engine else Placed.TAKEN
+        if assigned != engine:
+            self._assignment.moved(request, assigned, engine)
         return self._sent(selection, order)
 
-    def _left(self, queued: _Queued) -> None:
-        del self._queued[queued.request.id]
-        if queued.request.prefix:
-            self._siblings[queued.engine].remove(queued.request)
+    def _left(self, request: Request) -> str:
+        """The request waits no longer at the engine to which it was assigned. Returns that engine."""
+        del self._queued[request.id]
+        engine = request.progress.engine
+        if request.prefix:
+            self._siblings[engine].remove(request)
+        return engine

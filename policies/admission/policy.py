@@ -125,23 +125,9 @@ class Policy:
         """Must requests come with the hashes of their prompt's blocks?"""
         return self.prefixes is not None
 
-    @property
-    def knows_interactions(self) -> bool:
-        """Must requests come with what they show of their interaction?"""
-        return self.order.knows_interactions
-
-    @property
-    def admits_wholes(self) -> bool:
-        """Do starts of interactions wait for the working set?"""
-        return self.order.admits_wholes
-
     def is_ahead(self, tenant: str) -> bool:
         """Has this tenant received more than one with a start that is held, by more than the window of the order?"""
-        return any([order.backlog is not None and order.backlog.is_ahead(tenant) for order in self.orders()])
-
-    def orders(self) -> Sequence[Order]:
-        """The orders of all queues, one for each queue."""
-        return tuple(self.queues().values())
+        return any([order.backlog is not None and order.backlog.is_ahead(tenant) for order in self.queues().values()])
 
     def queues(self) -> Mapping[str, Order]:
         """The order of each queue, by its engine; "" is the one queue in front of all."""

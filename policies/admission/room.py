@@ -95,21 +95,9 @@ class DueTimes:
         self._earliest_s.clear()
 
 
-class _Standing:
-    """What of its tenant decides about a request's room (`BackendLedger.obstacle`)?"""
-
-    __slots__ = ("absent", "keeps", "paced", "spare")
-
-    def __init__(self, spare: bool, absent: bool, paced: bool) -> None:
-        self.spare = spare and absent
-        """The headroom is there for it. Where nobody is absent, nothing is kept for anybody."""
-        self.absent = absent
-        self.paced = paced
-        self.keeps = absent and not spare
-        """The headroom is not for it."""
-
-    def is_like(self, other: _Standing) -> bool:
-        return self.absent is other.absent and self.spare is other.spare and self.paced is other.paced
+Standing = tuple[bool, bool, bool]
+"""What of its tenant decides about a request's room (`BackendLedger.obstacle`): `spare`, `absent` and `paced`. Where no
+tenant is absent, no headroom is kept, so that nobody has any to use."""
 
 
 class _BlockedStart:
@@ -117,7 +105,7 @@ class _BlockedStart:
 
     __slots__ = ("again", "asked", "blocked", "standing")
 
-    def __init__(self, blocked: Blocked, standing: _Standing, asked: int, again: list[str]) -> None:
+    def __init__(self, blocked: Blocked, standing: Standing, asked: int, again: list[str]) -> None:
         self.blocked = blocked
         self.standing = standing
         self.asked = asked
@@ -177,7 +165,7 @@ class PoolRoom:
     def follow(self, policy: Policy) -> None:
         """From now on this policy asks."""
         self.prefixes = policy.prefixes
-        self._working_set.is_ahead = policy.is_ahead if policy.admits_wholes else None
+        self._working_set.is_ahead = policy.is_ahead if policy.order.admits_wholes else None
 
     def at(self, now: float) -> None:
         """Set the time. What is forgotten by now no longer decides, and engines whose time has come have changed."""
@@ -198,16 +186,17 @@ class PoolRoom:
             return Blocked(request, dict.fromkeys(self._backends, Obstacle.WORKING_SET))
         standing = self._standing(request)
         known = self._answers.get(request.id)
-        if known is not None and known.standing.is_like(standing):
+        if known is not None and known.standing == standing:
             return self._asked_again(request, standing, known)
-        if standing.keeps != self._full_for_keeping:
-            self._full_for_keeping = standing.keeps
+        keeps = _keeps(standing)
+        if keeps != self._full_for_keeping:
+            self._full_for_keeping = keeps
             self._full.clear()
             self._open = dict(self._backends)
         return self._found(request, standing, self._full.copy(), list(self._open.values()))
 
     def _asked_again(
-        self, request: Request, standing: _Standing, known: _BlockedStart
+        self, request: Request, standing: Standing, known: _BlockedStart
     ) -> Sequence[BackendLedger] | Blocked:
         """Only where something has changed since."""
         names = known.again.copy()
@@ -221,10 +210,11 @@ class PoolRoom:
         return self._found(request, standing, known.blocked.obstacles.copy(), [self._backends[name] for name in names])
 
     def _found(
-        self, request: Request, standing: _Standing, obstacles: dict[str, Obstacle], ledgers: list[BackendLedger]
+        self, request: Request, standing: Standing, obstacles: dict[str, Obstacle], ledgers: list[BackendLedger]
     ) -> Sequence[BackendLedger] | Blocked:
         """Ask these engines. `obstacles`: what is known of the others."""
         free: list[BackendLedger] = []
+        keeps = _keeps(standing)
         for ledger in ledgers:
             name = ledger.name
             obstacle = self._obstacle(request, ledger, standing)
@@ -233,15 +223,12 @@ class PoolRoom:
                 free.append(ledger)
                 continue
             obstacles[name] = obstacle
-            if (
-                obstacle is Obstacle.SLOTS
-                and standing.keeps is self._full_for_keeping
-                and _is_full(ledger, keeps=standing.keeps)
-            ):
+            if obstacle is Obstacle.SLOTS and keeps is self._full_for_keeping and _is_full(ledger, keeps=keeps):
                 self._full[name] = obstacle
                 self._open.pop(name, None)
-        again = [ledger.name for ledger in free]
+        later: list[str] = []
         if free and len(self._backends) > 1:
+            later = [ledger.name for ledger in free]
             free = self._soonest(request, free, obstacles)
         if free:
             self._answers.pop(request.id, None)
@@ -249,7 +236,7 @@ class PoolRoom:
         blocked = Blocked(request, obstacles)
         if len(self._answers) >= ANSWERS_MAX:
             self._answers.clear()
-        self._answers[request.id] = _BlockedStart(blocked, standing, self._changes, again)
+        self._answers[request.id] = _BlockedStart(blocked, standing, self._changes, later)
         return blocked
 
     def _soonest(
@@ -297,12 +284,13 @@ class PoolRoom:
             return Obstacle.WORKING_SET
         return self._obstacle(request, self._backends[engine], self._standing(request))
 
-    def _standing(self, request: Request) -> _Standing:
+    def _standing(self, request: Request) -> Standing:
         tenants = self._tenants
-        return _Standing(tenants.is_below(request), tenants.someone_is_absent(), tenants.is_flooding(request))
+        absent = tenants.someone_is_absent()
+        return absent and tenants.is_below(request), absent, tenants.is_flooding(request)
 
-    def _obstacle(self, request: Request, ledger: BackendLedger, standing: _Standing) -> Obstacle | None:
-        spare, absent, paced, now = standing.spare, standing.absent, standing.paced, self._now
+    def _obstacle(self, request: Request, ledger: BackendLedger, standing: Standing) -> Obstacle | None:
+        (spare, absent, paced), now = standing, self._now
         obstacle = ledger.obstacle(request, spare=spare, absent=absent, now=now, paced=paced)
         if obstacle is Obstacle.PREFILL and (cached_tokens := self._cached_tokens(request, ledger.name)):
             obstacle = ledger.obstacle(
@@ -323,6 +311,12 @@ class PoolRoom:
 
     def loads(self) -> dict[str, int]:
         return {name: len(ledger.leases) for name, ledger in self._backends.items() if ledger.healthy}
+
+
+def _keeps(standing: Standing) -> bool:
+    """Must the request leave the headroom free?"""
+    spare, absent, _ = standing
+    return absent and not spare
 
 
 def _is_full(ledger: BackendLedger, *, keeps: bool) -> bool:

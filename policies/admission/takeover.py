@@ -77,7 +77,7 @@ def reweigh(engine: AdmissionEngine, weights: Mapping[str, float]) -> None:
     """These tenants have these weights from now on. What waits goes by them, what runs is charged by the old ones."""
     engine.books.waiting.reweigh(weights)
     engine.books.tenants.reweigh(weights)
-    for order in engine.policy.orders():
+    for order in engine.policy.queues().values():
         if order.backlog is not None:
             order.backlog.reweigh(weights)
 
@@ -135,7 +135,7 @@ def _present(engine: AdmissionEngine) -> list[Request]:
 def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
     """O(waiting + running + remembered tenants and flows)."""
     before, books = engine.policy, engine.books
-    backlogs = [order.backlog for order in before.orders() if order.backlog is not None]
+    backlogs = [order.backlog for order in before.queues().values() if order.backlog is not None]
     usual = [(backlog.usual, backlog.usual_of_flow) for backlog in backlogs]
     leases = list(books.leases.values())
     queues = before.queue(""), policy.queue("")

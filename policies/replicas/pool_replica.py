@@ -26,7 +26,7 @@ class PoolReplica:
     def __init__(self, engine: AdmissionEngine, *, epoch_s: float = 0.0) -> None:
         """`epoch_s`: how far a clock that all gateways have in common is ahead of the clock of the events here."""
         order = engine.policy.order
-        backlog = order.backlog if len(engine.policy.orders()) == 1 else None
+        backlog = order.backlog if len(engine.policy.queues()) == 1 else None
         self._engine = engine
         self._counters = SharedCounters(backlog, epoch_s=epoch_s) if backlog is not None else None
         self._counts = [SharedCounts(name, counts, epoch_s=epoch_s) for name, counts in order.counts.items()]

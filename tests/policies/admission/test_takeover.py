@@ -164,7 +164,7 @@ def test_from_any_policy_to_any_other_nothing_is_lost(names: list[str], seed: in
     run.finish()
     assert sorted(run.ended) == sorted(f"r{n}" for n in range(run.arrived))
     assert run.engine.queued == run.engine.dispatched == 0
-    for order in run.engine.policy.orders():
+    for order in run.engine.policy.queues().values():
         for tenant in WEIGHTS:
             member = order.backlog.tenant(tenant) if order.backlog is not None else None
             assert member is None or member.queued == member.running == 0

@@ -210,7 +210,7 @@ def test_backlogged_tenants_stay_within_the_bound_over_all_engines(traffic: Ques
 
 def wait_everywhere(policy: Policy, *tenants: str) -> bool:
     """What the theorem asks for: has each of them something waiting at every engine?"""
-    explained = [order.explain(Flow(tenant), 0.0) for order in policy.orders() for tenant in tenants]
+    explained = [order.explain(Flow(tenant), 0.0) for order in policy.queues().values() for tenant in tenants]
     return all(numbers.get("tenant_queued", 0.0) > 0 for numbers in explained)
 
 
