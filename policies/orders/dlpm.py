@@ -100,13 +100,12 @@ class _MatchedBacklog(Backlog):
             self._siblings.add(waiting.request)
         self._match(waiting)
 
-    def dispatch(self, request: Request) -> None:
-        super().dispatch(request)
-        self._leave(request)
-
-    def withdraw(self, request: Request) -> None:
-        self._leave(request)
-        super().withdraw(request)
+    def take(self, request: Request, *, is_served: bool = True) -> None:
+        super().take(request, is_served=is_served)
+        self._waiting.pop(request.id).entry = None
+        if request.prefix:
+            self._siblings.remove(request)
+        self._moved(request.flow)
 
     def resume(self, before: Backlog, *, with_flows: bool) -> None:
         super().resume(before, with_flows=with_flows)
@@ -169,22 +168,15 @@ class _MatchedBacklog(Backlog):
         best: _Waiting = heap[0][2]
         return best
 
-    def _leave(self, request: Request) -> None:
-        waiting = self._waiting.pop(request.id)
-        waiting.entry = None
-        if request.prefix:
-            self._siblings.remove(request)
-        self._moved(request.flow)
-
     def _moved(self, flow: Flow) -> None:
         """The best request of this flow may have changed: update the order of flows and of tenants."""
-        member = self._by_flow[flow]
         heap = self._heaps[flow]
         while heap and heap[0][2].entry is not heap[0]:
             heappop(heap)
         if not heap:
             del self._heaps[flow]
             return
+        member = self._by_flow[flow]
         member.turn = heap[0][0]
         tenant = member.tenant
         tenant.flows.moved(member)
@@ -250,6 +242,6 @@ class Dlpm(CounterOrder):
         return placed
 
     def _dispatch(self, request: Request, engine: str) -> Selection:
-        self._matched.dispatch(request)
+        self._matched.take(request)
         self._dispatched = request.prefix
         return Selection(request, engine)

@@ -116,7 +116,7 @@ class CounterOrder(Order):
             if not isinstance(placed, Blocked):
                 if self.passes and backlog.queued > 1:
                     head = room.nearest(head, placed, backlog.may_pass)
-                backlog.dispatch(head)
+                backlog.take(head)
                 return Selection(head, placed)
             if placed.nearest() is not Obstacle.WORKING_SET:
                 return self._beside(placed, room)
@@ -134,12 +134,12 @@ class CounterOrder(Order):
             for request in self._backlog.others(blocked.request):
                 engine = room.place(request, but=reserved)
                 if not isinstance(engine, Blocked):
-                    self._backlog.dispatch(request)
+                    self._backlog.take(request)
                     return Selection(request, engine)
         return blocked
 
     def remove(self, request: Request, now: float) -> None:
-        self._backlog.withdraw(request)
+        self._backlog.take(request, is_served=False)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         expected = request.progress.output_tokens_expected

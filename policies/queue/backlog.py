@@ -232,14 +232,27 @@ class Backlog:
             next_flow = least
         return tenant.flows.may_pass(flow, next_flow) and flow.may_go(request)
 
-    def dispatch(self, request: Request) -> None:
-        """Take the request out of the queue: it goes to a backend, and `end` will follow."""
-        self._take(request, is_served=True)
-
-    def withdraw(self, request: Request) -> None:
-        """Take the request out of the queue without service."""
-        flow = self._take(request, is_served=False)
-        self._forget_beyond(self._flows_max, flow.tenant.flows)
+    def take(self, request: Request, *, is_served: bool = True) -> None:
+        """Take the request out of the queue. `is_served`: it goes to a backend, and `end` will follow."""
+        flow = self._by_flow[request.flow]
+        if flow.tenant.held is request:
+            self._release(flow.tenant)
+        self.queued -= 1
+        if self.changed is not None:
+            self._note_change(flow)
+        tenant = flow.tenant
+        tenant.inside -= request.id in flow.inside
+        tenant.within_limits -= request.id in flow.within_limits
+        flow.take(request, is_served=is_served)
+        # A member that leaves the queue keeps its rank: newcomers begin there.
+        if flow.requests:
+            tenant.flows.prefer(flow, len(flow.within_limits) > 0)
+        if tenant.queued > 1:
+            self.tenants.prefer(tenant, tenant.within_limits > 0)
+        tenant.flows.left(flow, is_served=is_served)
+        self.tenants.left(tenant, is_served=is_served)
+        if not is_served:
+            self._forget_beyond(self._flows_max, tenant.flows)
 
     def charge(self, request: Request, service: float, normalised: float | None = None) -> None:
         """Set the total service of a dispatched request. Its tenant and flow are charged the difference.
@@ -331,27 +344,6 @@ class Backlog:
         self.changed[flow.tenant] = self.changed[flow] = None
         while len(self.changed) > self._flows_max + 2:
             del self.changed[next(iter(self.changed))]
-
-    def _take(self, request: Request, *, is_served: bool) -> FlowMember:
-        """Take the request out of the queue, and return its flow."""
-        flow = self._by_flow[request.flow]
-        if flow.tenant.held is request:
-            self._release(flow.tenant)
-        self.queued -= 1
-        if self.changed is not None:
-            self._note_change(flow)
-        tenant = flow.tenant
-        tenant.inside -= request.id in flow.inside
-        tenant.within_limits -= request.id in flow.within_limits
-        flow.take(request, is_served=is_served)
-        # A member that leaves the queue keeps its rank: newcomers begin there.
-        if flow.requests:
-            tenant.flows.prefer(flow, len(flow.within_limits) > 0)
-        if tenant.queued > 1:
-            self.tenants.prefer(tenant, tenant.within_limits > 0)
-        tenant.flows.left(flow, is_served=is_served)
-        self.tenants.left(tenant, is_served=is_served)
-        return flow
 
     def _new_tenant(self, name: str) -> TenantMember:
         self._forget_beyond(self._flows_max - 2, None)

@@ -94,7 +94,7 @@ def test_inventing_users_forgets_no_counter_of_another_tenant() -> None:
     def serve(tenant: str, user: str) -> None:
         request = asked(tenant, user)
         backlog.push(request)
-        backlog.dispatch(request)
+        backlog.take(request)
         backlog.charge(request, 1000.0)
         backlog.end(request)
 
@@ -132,7 +132,7 @@ def test_a_new_name_is_served_no_sooner_for_what_was_forgotten(name: str) -> Non
         tenant = head.flow.tenant
         del waiting[tenant]
         served[tenant] += 1
-        backlog.dispatch(head)
+        backlog.take(head)
         order.charge(head, SERVICE, float(turn), final=True)
         assert backlog.remembered() <= 10 + 4
     assert abs(served["honest"] - served["flood"]) <= 2 * 200

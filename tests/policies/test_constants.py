@@ -65,7 +65,7 @@ def test_of_a_usual_average_one_value_is_a_twentieth() -> None:
     backlog = Backlog(flows_max=10)
     request = make_request()
     backlog.push(request)
-    backlog.dispatch(request)
+    backlog.take(request)
     backlog.charge(request, 1000.0)
     backlog.end(request)
     assert backlog.usual == pytest.approx(50.0)

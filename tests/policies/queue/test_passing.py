@@ -59,7 +59,7 @@ def test_no_request_is_passed_more_often_than_the_bound(trace: list[tuple[str, i
             for older in waiting[:at]:
                 passed[older.id] += 1
                 assert passed[older.id] <= CALLS_PASSED
-            backlog.dispatch(request)
+            backlog.take(request)
             backlog.end(request)
             del waiting[at]
             if kind == "back":  # its engine refused it
@@ -83,6 +83,6 @@ def test_a_call_of_a_user_beyond_a_limit_is_passed_within_the_bound() -> None:
         order.push(later, 200.0)
         head = order.backlog.head()
         assert head is not None
-        order.backlog.dispatch(head)
+        order.backlog.take(head)
         passed += head.id not in {old.id}
     assert passed <= CALLS_PASSED + 25

@@ -26,7 +26,7 @@ class Gateway:
         self.flow = waiting.flow
         for request in (self.running, waiting):
             self.backlog.push(request)
-        self.backlog.dispatch(self.running)
+        self.backlog.take(self.running)
         self.exchange(inf)
 
     def exchange(self, since_s: float, *, charged: float = 0.0, elsewhere: float = 0.0) -> None:

@@ -22,7 +22,7 @@ def test_counters_that_cannot_be_told_to_other_gateways_are_bounded() -> None:
     for number in range(100):
         request = make_request("tenant", app="app", user=f"user{number}")
         backlog.push(request)
-        backlog.withdraw(request)
+        backlog.take(request, is_served=False)
     assert backlog.changed is not None
     assert len(backlog.changed) <= 10
     charges, _ = shared.tell(0.0)
