@@ -63,7 +63,7 @@ class Books:
 
     def arrive(self, request: Request, pressure: Pressure) -> None:
         self.table.arrived(request, self.now)
-        if self.policy.refusal(request, self.now, pressure) is None:
+        if self.policy.order.refusal(request, self.now, pressure) is None:
             self.table.admitted(request, self.now)
             self.policy.push(request, self.now)
 
@@ -74,7 +74,7 @@ class Books:
         request = selection.request
         self.policy.charge(request, ServiceTokens(800, 0), self.now, final=False)
         self.policy.charge(request, ANSWER, self.now, final=True)
-        self.policy.learn(request, ANSWER, self.now)
+        self.policy.order.learn(request, ANSWER, self.now)
         self.table.served(request, ANSWER, self.now, None)
 
     def measure(self, arrivals: int, pressure: Pressure, *, inside: bool) -> float:

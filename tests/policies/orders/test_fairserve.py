@@ -52,8 +52,8 @@ def test_what_is_known_of_a_stage_falls_back_to_its_app_its_scope_the_pool_and_n
 def test_tenants_do_not_teach_each_other() -> None:
     policy = named_policy("wsc")
     for _ in range(LEARNED):
-        policy.learn(make_request("long", app="chat"), ServiceTokens(9000, 1000), 0.0)
-        policy.learn(make_request("short", app="chat"), ServiceTokens(90, 10), 0.0)
+        policy.order.learn(make_request("long", app="chat"), ServiceTokens(9000, 1000), 0.0)
+        policy.order.learn(make_request("short", app="chat"), ServiceTokens(90, 10), 0.0)
     norms = [push(policy, make_request(tenant, app="chat")).progress.norm for tenant in ("long", "short")]
     assert norms == pytest.approx([10_000.0, 100.0])
 
@@ -119,7 +119,7 @@ def test_fairserve_restores_all_or_nothing() -> None:
 
     taught_one, fresh = engine(), engine()
     for _ in range(LEARNED):
-        taught_one.policy.learn(make_request("t", app="a"), ServiceTokens(70, 30), 0.0)
+        taught_one.policy.order.learn(make_request("t", app="a"), ServiceTokens(70, 30), 0.0)
     learned = snapshot(taught_one)
     parts = learned["policy"]
     assert isinstance(parts, dict)
@@ -247,7 +247,7 @@ def test_limits_refuse_under_every_placement(placement: str) -> None:
     refused = 0
     for _ in range(200):
         request = make_request("flood")
-        if policy.refusal(request, 0.0, pressure) is not None:
+        if policy.order.refusal(request, 0.0, pressure) is not None:
             refused += 1
             continue
         policy.push(request, 0.0)
@@ -356,7 +356,7 @@ class Server:
             service = ServiceTokens(request.prompt_tokens, output)
             self.policy.charge(request, service, 0.0, final=over)
             if over and output == length:
-                self.policy.learn(request, service, 0.0)
+                self.policy.order.learn(request, service, 0.0)
             if not over:
                 still.append((request, output, length))
         self.running = still

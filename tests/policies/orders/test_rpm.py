@@ -22,7 +22,7 @@ from tests.policies.making import Room, make_request
 def arrives(policy: Policy, tenant: str, now: float) -> Refused | None:
     """As the engine does it: what is not refused is queued."""
     request = make_request(tenant, arrived_s=now)
-    refused = policy.refusal(request, now, CALM)
+    refused = policy.order.refusal(request, now, CALM)
     if refused is None:
         policy.push(request, now)
     return refused
@@ -74,7 +74,7 @@ def test_what_a_backend_sent_back_is_not_counted_again() -> None:
 def test_a_refusal_is_an_answer_and_changes_nothing() -> None:
     policy = named_policy("rpm", requests_per_minute=1)
     for _ in range(5):
-        assert policy.refusal(make_request("a"), 0.0, CALM) is None
+        assert policy.order.refusal(make_request("a"), 0.0, CALM) is None
     arrives(policy, "a", 0.0)
     for now in range(1, 60):
         assert arrives(policy, "a", float(now)) is not None

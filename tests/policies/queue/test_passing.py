@@ -49,7 +49,7 @@ def test_no_request_is_passed_more_often_than_the_bound(trace: list[tuple[str, i
         elif not waiting:
             continue
         elif kind == "leave":
-            backlog.withdraw(waiting.pop(number % len(waiting)))
+            backlog.take(waiting.pop(number % len(waiting)), is_served=False)
         else:
             head = backlog.head()
             assert head is not None
