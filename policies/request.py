@@ -192,6 +192,8 @@ class Progress:
         interaction: its open interaction; None: it belongs to none, or is a start that is not admitted yet.
         stage: its place among the calls of its interaction, from 1.
         inside: it continues an open interaction that is within its caps. It may have to wait, but is not throttled.
+        came_back: it is a start whose place in the line was kept (`queue.start_waits`), so it goes first.
+        in_line: it is a start that waits.
         gives: by what its answer lets later calls of its interaction be known. The gateway reads it from the answer.
         wasted_tokens: what its interaction had taken for nothing, since this call of it was rejected.
         wait: what held it back; None: nothing did.
@@ -202,9 +204,9 @@ class Progress:
     """
 
     __slots__ = (
-        "attempts", "cached_blocks", "cached_tokens", "charged", "context", "counted", "deadline_s", "engine", "gives",
-        "inside", "interaction", "norm", "normalised", "order", "output_tokens_expected", "output_tokens_reserved",
-        "parked", "placed", "refusals", "stage", "state", "wait", "wasted_tokens",
+        "attempts", "cached_blocks", "cached_tokens", "came_back", "charged", "context", "counted", "deadline_s",
+        "engine", "gives", "in_line", "inside", "interaction", "norm", "normalised", "order", "output_tokens_expected",
+        "output_tokens_reserved", "parked", "placed", "refusals", "stage", "state", "wait", "wasted_tokens",
     )  # fmt: skip
 
     def __init__(self, output_tokens_expected: float = 0.0, output_tokens_reserved: int = 0) -> None:
@@ -212,6 +214,8 @@ class Progress:
         self.deadline_s = _NEVER
         self.attempts = 0
         self.refusals = 0
+        self.came_back = False
+        self.in_line = False
         self.output_tokens_expected = output_tokens_expected
         self.output_tokens_reserved = output_tokens_reserved
         self.charged = 0.0

@@ -22,7 +22,8 @@ from policies.capacity.working_set import WorkingSet
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.queue.bounds import BoundedQueue, QueueLimits
-from policies.request import Request, ServiceTokens, State
+from policies.queue.start_waits import StartWaits
+from policies.request import Refusal, Refused, Request, ServiceTokens, State
 
 __all__ = ["NO_SERVICE", "Books"]
 
@@ -47,6 +48,7 @@ class Books:
         self.backends: dict[str, BackendLedger] = {}
         self.tenants = tenants
         self.working_set = WorkingSet(tenants)
+        self.starts = StartWaits()
         self.policy = policy
         self.lengths = lengths
         self.interactions = interactions
@@ -59,6 +61,17 @@ class Books:
         """Engines at which something has happened since the last `charge_progress`."""
         self._due = DueTimes()
         """When time alone changes what the ledgers of the others know."""
+
+    def refusal(self, request: Request, wait_s_max: float, now: float) -> Refused | None:
+        """Would this start wait for room in the working set for longer than this? Then it is refused at once, with how
+        long that would be, and its place in the line is kept. None: it may wait. The first in line always may.
+        """
+        if request.progress.inside or not self.starts.known(request.flow.tenant):
+            return None
+        if not self.starts.waiting(request.flow.tenant) or self.working_set.has_room(request):
+            wait_s_max = inf
+        wait_s = self.starts.comes_back_in(request, wait_s_max, now)
+        return Refused(Refusal.WORKING_SET, wait_s) if wait_s else None
 
     # --- events: one that is not possible in the request's state is an `IllegalEvent`, and changes nothing ---
 
@@ -82,6 +95,11 @@ class Books:
         self.working_set.queued(request, now)
         self.policy.push(request, now)
 
+    def waits_on(self, request: Request, now: float) -> None:
+        """It could not go at once. A start counts among those in line from now on."""
+        if request.progress.context is None and request.progress.state is State.QUEUED:
+            self.starts.queued(request, now)
+
     def refused(self, request: Request, now: float) -> None:
         """It is beyond a limit, or there is no room for it. If other gateways were asked about it, it has waited."""
         if self._apply(lifecycle.REFUSED, request) is State.ASKED:
@@ -95,17 +113,15 @@ class Books:
         if before is State.ASKED:
             self._uncount(request, now)
         elif before is State.QUEUED:
-            self._leave_order(request, now)
+            self._leave_line(request, now)
             self.interactions.broke_off(request, NO_SERVICE, now)
-            self.working_set.left(request, NO_SERVICE, now)
             self._settle(request, NO_SERVICE, now)
 
     def handed_over(self, request: Request, now: float) -> None:
         """It leaves this pool, which has no engine. Its interaction stays busy with it."""
         self._apply(lifecycle.HANDED_OVER, request)
         self._wait_no_more(request, now)
-        self._leave_order(request, now)
-        self.working_set.left(request, NO_SERVICE, now)
+        self._leave_line(request, now)
         self._uncount(request, now)
 
     def taken_in(self, request: Request, now: float) -> None:
@@ -128,6 +144,8 @@ class Books:
         self.touched[backend] = None
         self.backends[backend].add(lease, spare=self.tenants.is_below(request))
         self.tenants.dispatched(request, lease.held_tokens)
+        if request.progress.in_line:
+            self.starts.admitted(request, now)
         self.working_set.dispatched(request, now)
         self.policy.charge(request, ServiceTokens(request.prompt_tokens, 0), now, final=False)
 
@@ -222,9 +240,12 @@ class Books:
         progress.output_tokens_expected = self.lengths.expected(request)
         progress.output_tokens_reserved = self.lengths.reserved(request)
 
-    def _leave_order(self, request: Request, now: float) -> None:
+    def _leave_line(self, request: Request, now: float) -> None:
         self.policy.remove(request, now)
         self.tenants.withdrawn(request)
+        if request.progress.in_line:
+            self.starts.left(request)
+        self.working_set.left(request, NO_SERVICE, now)
 
     def _end_lease(self, request: Request, charged: ServiceTokens, now: float) -> None:
         lease = self.leases.pop(request.id)

@@ -197,7 +197,7 @@ class AdmissionEngine:
             return decisions
         refused = self.quotas.refusal(request, now) if self.quotas is not None else None
         refused = refused or self.policy.order.refusal(request, now, pressure)
-        refused = refused or self.working_set.refusal(request, self.limits.wait_s(request))
+        refused = refused or self.books.refusal(request, self.limits.wait_s(request), now)
         return self._let_in(request, refused, now, pressure)
 
     def peers_asked(self, request_id: str, now: float) -> None:
@@ -220,7 +220,7 @@ class AdmissionEngine:
         self._waiting.add(request)
         pressure = self._observe(now)
         refused = refused or self.policy.order.refusal(request, now, pressure)
-        refused = refused or self.working_set.refusal(request, self.limits.wait_s(request))
+        refused = refused or self.books.refusal(request, self.limits.wait_s(request), now)
         if refused is not None:
             self.books.refused(request, now)
             return (self._reject(request, refused, now, pressure),)
@@ -228,6 +228,7 @@ class AdmissionEngine:
         self.books.admitted(request, now)
         decisions: list[Decision] = []
         self._decide(now, decisions)
+        self.books.waits_on(request, now)
         return decisions
 
     def progressed(self, request_id: str, output_tokens: int, now: float) -> Sequence[Decision]:
@@ -369,6 +370,7 @@ class AdmissionEngine:
         state = request.progress.state
         if state is not State.DISPATCHED:
             self._waits.began(request, now, asked=state is not State.QUEUED)
+            self.books.waits_on(request, now)
         return decisions
 
     def _room_changed(self, now: float, engine: str | None = None) -> Sequence[Decision]:
@@ -385,9 +387,12 @@ class AdmissionEngine:
             return NOTHING
         decisions: list[Decision] = []
         while (request := self._waiting.expired(now)) is not None:
+            is_held = not self.working_set.has_room(request)
             self._withdraw(request, now)
             pressure = self._observe(now)
-            decisions.append(self._reject(request, Refused(Refusal.QUEUE_TIMEOUT, pressure.drain_s), now, pressure))
+            again_s = self.books.starts.comes_back_in(request, 0.0, now) if is_held else 0.0
+            again_s = again_s or pressure.drain_s
+            decisions.append(self._reject(request, Refused(Refusal.QUEUE_TIMEOUT, again_s), now, pressure))
         self._decide(now, decisions)
         return decisions
 
@@ -396,6 +401,7 @@ class AdmissionEngine:
         if now - self.books.charged_s >= LOOK_AGAIN_S:  # in batches, so that a single token costs almost nothing
             self.books.charge_progress(now)
         self.room.at(now)
+        self.books.starts.expire(now)
         while True:
             popped = self.policy.pop(now, self.room) if self._waiting.requests else None
             if not isinstance(popped, Selection):

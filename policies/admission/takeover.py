@@ -125,6 +125,7 @@ def move(source: AdmissionEngine, target: AdmissionEngine, request: Request, mov
     now = target.catch_up(now)
     target.books.taken_in(moved, now)
     target.books.waits.goes_on(wait, now)
+    target.books.waits_on(moved, now)
 
 
 def _present(engine: AdmissionEngine) -> list[Request]:

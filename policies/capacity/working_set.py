@@ -34,11 +34,11 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Final
 
-from policies.averages import QUICK, STEADY
+from policies.averages import STEADY
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import APPS_MAX
-from policies.request import NO_CLAIM, Interaction, Refusal, Refused, Request, ServiceTokens
+from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens
 
 __all__ = ["Context", "WorkingSet"]
 
@@ -67,19 +67,13 @@ class Context:
 
 
 class _TenantContexts:
-    """The contexts of one tenant that count, and its starts that wait."""
+    """The contexts of one tenant that count."""
 
-    __slots__ = ("contexts", "interval_s", "intervals", "let_in_s", "tokens", "waiting")
+    __slots__ = ("contexts", "tokens")
 
     def __init__(self) -> None:
         self.tokens = 0
         self.contexts = 0
-        self.waiting = 0
-        self.let_in_s = -inf
-        """When one of its starts was let in last."""
-        self.intervals = 0
-        self.interval_s = 0.0
-        """Between two of its starts, while more of them wait."""
 
 
 class WorkingSet:
@@ -130,16 +124,6 @@ class WorkingSet:
             return True
         return self._tokens_of(tenant) + expected <= self.capacity_tokens * self._shares.part(request)
 
-    def refusal(self, request: Request, wait_s_max: float) -> Refused | None:
-        """Would there be no room for this start within `wait_s_max`, by the time that its tenant's starts wait for each
-        other of late? Then the request is refused at once, with how long the wait would be. None: it may wait.
-        """
-        own = self._tenants.get(request.flow.tenant)
-        if own is None or not own.waiting or request.progress.inside or self.has_room(request):
-            return None
-        wait_s = own.interval_s * (own.waiting + 1)
-        return Refused(Refusal.WORKING_SET, wait_s) if wait_s > wait_s_max else None
-
     @property
     def tokens_in_all(self) -> int:
         """Sum of the contexts that count, here and at other gateways."""
@@ -148,10 +132,6 @@ class WorkingSet:
     def tenants(self) -> dict[str, int]:
         """Tokens that count here, by tenant."""
         return {name: own.tokens for name, own in self._tenants.items() if own.contexts}
-
-    def waiting(self) -> int:
-        """Starts that wait, for whatever reason."""
-        return sum([own.waiting for own in self._tenants.values()])
 
     def expires_s(self) -> float:
         """When does an idle context count no more through time alone? inf: none is idle."""
@@ -176,19 +156,11 @@ class WorkingSet:
             if not progress.parked:
                 self._count(request, now)
                 return
-        self._tenant(request.flow.tenant).waiting += 1
 
     def dispatched(self, request: Request, now: float) -> None:
         """An engine has it: a start counts from now on."""
         if request.progress.context is not None:
             return
-        own = self._tenant(request.flow.tenant)
-        own.waiting -= 1
-        if own.waiting and own.let_in_s > request.arrived_s:
-            passed_s = now - own.let_in_s
-            own.intervals += 1
-            own.interval_s += max(QUICK, 1.0 / own.intervals) * (passed_s - own.interval_s)
-        own.let_in_s = now
         self._count(request, now)
 
     def left(self, request: Request, service: ServiceTokens, now: float) -> None:
@@ -196,8 +168,6 @@ class WorkingSet:
         progress = request.progress
         context, progress.context = progress.context, None
         if context is None:
-            self._tenant(request.flow.tenant).waiting -= 1
-            self._forget_unused(request.flow.tenant)
             return
         context.calls -= 1
         if service.prompt:
@@ -322,5 +292,5 @@ class WorkingSet:
 
     def _forget_unused(self, name: str) -> None:
         own = self._tenants[name]
-        if not own.contexts and not own.waiting:
+        if not own.contexts:
             del self._tenants[name]

@@ -92,8 +92,8 @@ class _MatchedBacklog(Backlog):
         self._heaps: dict[Flow, list[_Entry]] = {}
         self._serial = 0
 
-    def push(self, request: Request, *, front: bool = False, is_inside: bool = False, is_beyond: bool = False) -> None:
-        super().push(request, front=front, is_inside=is_inside, is_beyond=is_beyond)
+    def push(self, request: Request, *, front: bool = False, is_inside: bool = False, goes_first: bool = False) -> None:
+        super().push(request, front=front, is_inside=is_inside, goes_first=goes_first)
         self._serial += 1
         waiting = self._waiting[request.id] = _Waiting(request, self._serial - (_FRONT if front else 0))
         if request.prefix:

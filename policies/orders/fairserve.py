@@ -71,8 +71,10 @@ class FairServe(Wsc):
         beyond = False
         if self.throttle is not None:
             beyond = self.throttle.is_beyond(request, now) if front else self.throttle.count(request, now)
-        # Requests beyond a limit are not cut inside an interaction, but are not preferred either.
-        self._queue(request, front=front, is_inside=is_inside, is_beyond=beyond)
+        # A call beyond a limit is not cut inside its interaction, and does not go first. What the working set has made
+        # wait already goes first: a call whose interaction was parked, and a start that came back.
+        goes_first = (is_inside and not beyond) or progress.parked or progress.came_back
+        self._queue(request, front=front, is_inside=is_inside, goes_first=goes_first)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         super().charge(request, service, now, final=final)

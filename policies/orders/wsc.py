@@ -102,12 +102,12 @@ class Wsc(CounterOrder):
     def push(self, request: Request, now: float, *, front: bool = False) -> None:
         self._queue(request, front=front)
 
-    def _queue(self, request: Request, *, front: bool, is_inside: bool = False, is_beyond: bool = False) -> None:
+    def _queue(self, request: Request, *, front: bool, is_inside: bool = False, goes_first: bool = False) -> None:
         """Queue the request (`Backlog.push`). What is normal for it is fixed from now on."""
         progress, flow = request.progress, request.flow
         if not progress.norm:
             progress.norm = self.profiles.norm("" if self._is_across else flow.tenant, flow.app, progress.stage)
-        self._backlog.push(request, front=front, is_inside=is_inside, is_beyond=is_beyond)
+        self._backlog.push(request, front=front, is_inside=is_inside, goes_first=goes_first)
 
     def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
         progress = request.progress

@@ -35,7 +35,7 @@ TRIED: Final = 8
 class FlowMember(Member):
     """The waiting requests of one flow, oldest first, and which of them are calls inside interactions."""
 
-    __slots__ = ("_ahead", "_newest", "_numbers", "flow", "inside", "requests", "tenant", "within_limits")
+    __slots__ = ("_ahead", "_newest", "_numbers", "flow", "going_first", "inside", "requests", "tenant")
 
     def __init__(self, flow: Flow, tenant: TenantMember) -> None:
         super().__init__((flow.app, flow.user))
@@ -44,8 +44,8 @@ class FlowMember(Member):
         self.requests: OrderedDict[str, Request] = OrderedDict()
         self.inside: OrderedDict[str, Request] = OrderedDict()
         """The calls inside interactions that count in the working set."""
-        self.within_limits: set[str] = set()
-        """Of these, the ones within the limits of their user and app: their flow and tenant go before others."""
+        self.going_first: set[str] = set()
+        """The requests that let the flow and its tenant go before others, within the window."""
         self._numbers: dict[str, int] = {}
         self._newest = 0
         self._ahead: list[int] = []
@@ -70,7 +70,7 @@ class FlowMember(Member):
         number = self._numbers.pop(request.id)
         del self.requests[request.id]
         self.inside.pop(request.id, None)
-        self.within_limits.discard(request.id)
+        self.going_first.discard(request.id)
         oldest = self._numbers[next(iter(self.requests))] if self.requests else self._newest + 1
         if is_served and number > oldest and self.tenant.held is None:
             heappush(self._ahead, number)
@@ -93,13 +93,13 @@ class FlowMember(Member):
 class TenantMember(Member):
     """A tenant and its flows, and how many of its waiting requests are inside interactions."""
 
-    __slots__ = ("asleep", "flows", "held", "inside", "within_limits")
+    __slots__ = ("asleep", "flows", "going_first", "held", "inside")
 
     def __init__(self, tenant: str, flows: Counters[FlowMember]) -> None:
         super().__init__((tenant,))
         self.flows = flows
         self.inside = 0
-        self.within_limits = 0
+        self.going_first = 0
         self.held: Request | None = None
         """The start that the working set has no room for. Other starts of its tenant wait behind it."""
         self.asleep: list[FlowMember] = []
@@ -136,24 +136,23 @@ class Backlog:
     def __len__(self) -> int:
         return self.queued
 
-    def push(self, request: Request, *, front: bool = False, is_inside: bool = False, is_beyond: bool = False) -> None:
+    def push(self, request: Request, *, front: bool = False, is_inside: bool = False, goes_first: bool = False) -> None:
         """Queue the request. `front`: it was dispatched and came back, so it goes first in its flow.
 
-        `is_inside`: it goes before the starts of its flow, and its flow and tenant go before others within the window,
-        unless it `is_beyond` a limit.
+        `is_inside`: it goes before the starts of its flow. `goes_first`: its flow and tenant go before others, within
+        the window.
         """
-        is_preferred = is_inside and not is_beyond
         tenant = self._by_tenant.get(request.flow.tenant) or self._new_tenant(request.flow.tenant)
         tenant.weight = request.weight
         tenant.inside += is_inside
-        tenant.within_limits += is_preferred
+        tenant.going_first += goes_first
         # First, so that making room for its flow does not forget the tenant.
-        self.tenants.queued(tenant, preferred=tenant.within_limits > 0)
+        self.tenants.queued(tenant, preferred=tenant.going_first > 0)
         flow = self._by_flow.get(request.flow) or self._new_flow(request.flow, tenant)
         flow.add(request, is_inside=is_inside, front=front)
-        if is_preferred:
-            flow.within_limits.add(request.id)
-        tenant.flows.queued(flow, preferred=len(flow.within_limits) > 0)
+        if goes_first:
+            flow.going_first.add(request.id)
+        tenant.flows.queued(flow, preferred=len(flow.going_first) > 0)
         if is_inside:
             self.tenants.wake(tenant)
             tenant.flows.wake(flow)
@@ -223,7 +222,7 @@ class Backlog:
         """
         flow, next_flow = self._by_flow[request.flow], self._by_flow[head.flow]
         tenant, next_tenant = flow.tenant, next_flow.tenant
-        if head.id in next_flow.within_limits and request.id not in flow.within_limits:
+        if head.id in next_flow.going_first and request.id not in flow.going_first:
             return False
         if tenant is not next_tenant:
             least = tenant.flows.least()
@@ -242,13 +241,13 @@ class Backlog:
             self._note_change(flow)
         tenant = flow.tenant
         tenant.inside -= request.id in flow.inside
-        tenant.within_limits -= request.id in flow.within_limits
+        tenant.going_first -= request.id in flow.going_first
         flow.take(request, is_served=is_served)
         # A member that leaves the queue keeps its rank: newcomers begin there.
         if flow.requests:
-            tenant.flows.prefer(flow, len(flow.within_limits) > 0)
+            tenant.flows.prefer(flow, len(flow.going_first) > 0)
         if tenant.queued > 1:
-            self.tenants.prefer(tenant, tenant.within_limits > 0)
+            self.tenants.prefer(tenant, tenant.going_first > 0)
         tenant.flows.left(flow, is_served=is_served)
         self.tenants.left(tenant, is_served=is_served)
         if not is_served:

@@ -188,7 +188,7 @@ class SharedCounters:
             return None
         served, flow_served = self._backlog.tenants.rank(tenant), tenant.flows.rank(flow)
         return Standing(
-            tenant.name[0], _name(flow), served, flow_served, now - request.arrived_s, request.id in flow.within_limits
+            tenant.name[0], _name(flow), served, flow_served, now - request.arrived_s, request.id in flow.going_first
         )
 
     def _lefts(self, reported: dict[Member, None], now: float) -> list[Left]:
