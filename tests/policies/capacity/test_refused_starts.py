@@ -47,6 +47,7 @@ def test_a_start_that_comes_back_in_time_waits_and_goes_before_others() -> None:
     assert pool.answers(runs) == []
     assert pool.after(HOLD_S) == ["s2.0"]
     pool.now = wait_s + 30.0
+    assert pool.after(0.0) == [], "s3 and s4 have waited for as long as they may"
     assert pool.asks(call("a", "fresh", 9000, user="v")) == []
     again = call("a", "late", 9000, user="z", serial=1)
     assert pool.asks(again) == []
