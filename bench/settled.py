@@ -25,16 +25,17 @@ from gateway.usage.counts import UsageCounts
 from gateway.usage.database import Database
 from gateway.usage.written import Batch, add
 from policies.request import Flow, Request, ServiceTokens
+from tests.records import record_of as made_record
 
 RECORDS = 1000
 
 
 def record_of(number: int) -> RequestRecord:
-    record = RequestRecord(f"req_{number}", "/v1/chat/completions", now=0.0)
+    record = made_record(f"req_{number}")
     record.tenant, record.app, record.model, record.pool = f"t{number % 20}", "default", "m", "pool"
     flow = Flow(record.tenant, record.app, f"user-{number % 50}")
-    record.request = Request(record.request_id, flow, 1.0, 1, 1, 0.0)
-    record.ended(Outcome.COMPLETED, "", ServiceTokens(300, 20, 100), 300, 0.25)
+    record.request = Request(record.id, flow, 1.0, 1, 1, 0.0)
+    record.ended(Outcome.COMPLETED, "", ServiceTokens(300, 20, 100), 0.25)
     return record
 
 

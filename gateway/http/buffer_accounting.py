@@ -42,8 +42,8 @@ class BufferAccounting:
         self._request, self._body_bytes = request, body_bytes
         server.bodies_bytes += more_bytes
         try:
-            if request.account:
-                server.tenants.hold(request.account, more_bytes)
+            if request.tenant:
+                server.tenants.hold(request.tenant, more_bytes)
         finally:
             server.addresses.hold(household(request.client), more_bytes)
         if server.bodies_bytes > server.limits.bodies_bytes_max:
@@ -58,6 +58,6 @@ class BufferAccounting:
         held_bytes, self._body_bytes = self._body_bytes, 0
         server = self._server
         server.bodies_bytes -= held_bytes
-        if request.account:
-            server.tenants.release(request.account, held_bytes)
+        if request.tenant:
+            server.tenants.release(request.tenant, held_bytes)
         server.addresses.release(household(request.client), held_bytes)

@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
         self._outlet = Outlet(self._server.outbox, self._transport)
         self._peer = peer_of(transport)
         self._peer_is_proxy = self._server.proxies.trusts(self._peer)
-        self._reader = RequestReader(self._limits, self._peer)
+        self._reader = RequestReader(self._limits, self._peer, self._server.kind)
         self._transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
         self._set_deadline(self._limits.head_timeout_s)
         try:
@@ -195,21 +195,21 @@ class Connection(asyncio.Protocol):
             responder = self._new_responder(request, keep_alive=self._reader.keep_alive and not body_follows)
             responder.respond(*answer)
             return
-        account = self.tenant = request.account
-        if account and (self._tenant is None or self._tenant.name != account):
-            self._belong_to(account)
+        tenant = self.tenant = request.tenant
+        if tenant and (self._tenant is None or self._tenant.name != tenant):
+            self._belong_to(tenant)
         if body_follows:
             self._state = _BODY
             self._body_began_at = server.now
             if self._reader.expects_continue and not body_is_here:
                 self._outlet.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _belong_to(self, account: str) -> None:
-        """Count the connection as one of the account that sent the last request on it."""
+    def _belong_to(self, tenant: str) -> None:
+        """Count the connection as one of the tenant that sent the last request on it."""
         self._is_anonymous = False
         tenants = self._server.tenants
         if not self._peer_is_proxy:  # a proxy's are everybody's
-            before, self._tenant = self._tenant, tenants.connect(account)
+            before, self._tenant = self._tenant, tenants.connect(tenant)
             if before is not None:
                 tenants.disconnect(before)
 

@@ -8,9 +8,8 @@ ends the connection: after a doubt about framing no later byte can be trusted.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Any, Final
+from typing import Final
 
 import httptools
 
@@ -22,65 +21,49 @@ __all__ = ["HttpRequest", "RequestReader"]
 Header = tuple[bytes, bytes]
 
 
-@dataclass(slots=True, init=False)
 class HttpRequest:
-    """One request. Header names are lower-cased and in order; `target`, `path` and `query` are as sent."""
+    """One request, as HTTP has it. Header names are lower-cased and in order; `target`, `path` and `query` are as sent.
 
-    method: str
-    target: bytes
-    path: str
-    query: bytes
-    headers: list[Header]
-    body: bytes
-    version: str
-    peer: str
-    """The address at the other end of the connection: a client's, or a proxy's."""
-    id: str = field(compare=False)
-    """Minted by the server; every answer carries it as `x-request-id`."""
-    client_id: str = field(compare=False)
-    """What the client calls it in its own `x-request-id`; empty if it is not well-formed."""
-    client: str = field(compare=False)
-    """The address of the client: that of the peer, unless the peer is trusted to name it."""
-    body_follows: bool = field(compare=False)
-    """Known before the body is read."""
-    account: str = field(compare=False)
-    """For whom the body is held, as the head hook found out; empty: for nobody in particular."""
-    holder: Any = field(compare=False)
-    """Who asks, as the head hook found out."""
-    route: Any = field(compare=False)
-    """What kind of request it is, as the head hook found out."""
-    answer_fields: bytes = field(compare=False)
-    """Lines that the head hook adds to the head of the answer, whatever that will be."""
+    Attributes:
+        peer: the address at the other end of the connection: a client's, or a proxy's.
+        client: the address of the client: that of the peer, unless the peer is trusted to name it.
+        id: given by the server; every answer carries it as `x-request-id`.
+        client_id: what the client calls it in its own `x-request-id`; empty if that is not well-formed.
+        body_follows: known before the body is read.
+        tenant: for whom the body is held, as the head hook found out; empty: for nobody in particular.
+        answer_fields: lines that the head hook adds to the head of the answer, whatever that will be.
+    """
 
-    def __init__(  # written out, since one that is generated is not compiled
+    __slots__ = (
+        "answer_fields", "body", "body_follows", "client", "client_id", "headers", "id", "method", "path", "peer",
+        "query", "target", "tenant", "version",
+    )  # fmt: skip
+
+    def __init__(
         self,
         method: str,
         target: bytes,
         path: str,
         query: bytes,
         headers: list[Header],
-        body: bytes,
         version: str,
         peer: str,
-        client_id: str = "",
-        *,
-        body_follows: bool = False,
+        client_id: str,
+        body_follows: bool,
     ) -> None:
         self.method = method
         self.target = target
         self.path = path
         self.query = query
         self.headers = headers
-        self.body = body
+        self.body = b""
         self.version = version
         self.peer = peer
         self.id = ""
         self.client_id = client_id
         self.client = peer
         self.body_follows = body_follows
-        self.account = ""
-        self.holder = None
-        self.route = None
+        self.tenant = ""
         self.answer_fields = b""
 
     def header(self, name: bytes) -> bytes | None:
@@ -135,6 +118,7 @@ class RequestReader:
         "_headers",
         "_host",
         "_in_trailers",
+        "_kind",
         "_left",
         "_limits",
         "_line",
@@ -150,8 +134,9 @@ class RequestReader:
         "request",
     )
 
-    def __init__(self, limits: ServerLimits, peer: str) -> None:
+    def __init__(self, limits: ServerLimits, peer: str, kind: type[HttpRequest] = HttpRequest) -> None:
         self._limits = limits
+        self._kind = kind
         self._peer = peer
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._host = b""
@@ -274,18 +259,11 @@ class RequestReader:
             count = self._limits.headers_count_max
             raise ApiError(Reason.HEADERS_TOO_LARGE, f"The request has more than {count} header fields.")
         self._read_framing([field for field in headers if field[0] in _READ_HERE], minor == b"1")
-        return HttpRequest(
-            method=method.decode("ascii"),
-            target=target,
-            path=self.path,
-            query=query,
-            headers=headers,
-            body=b"",
-            version="1.1" if minor == b"1" else "1.0",
-            peer=self._peer,
-            client_id=self._client_id,
-            body_follows=not self.complete,
-        )
+        version = "1.1" if minor == b"1" else "1.0"
+        return self._kind(
+            method.decode("ascii"), target, self.path, query, headers, version, self._peer, self._client_id,
+            not self.complete,
+        )  # fmt: skip
 
     @staticmethod
     def _other_form(method: bytes, target: bytes) -> bytes:

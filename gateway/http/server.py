@@ -39,9 +39,10 @@ class HttpServer:
         on_refused: RefusedHook | None = None,
         proxies: TrustedProxies | None = None,
         certificates: Certificates | None = None,
+        kind: type[HttpRequest] = HttpRequest,
     ) -> None:
-        """`certificates`: TLS is spoken on every address, and only TLS."""
-        self.state = ServerState(handler, limits, on_head, on_refused, proxies or TrustedProxies())
+        """`certificates`: TLS is spoken on every address, and only TLS. `kind`: what is made of each request's head."""
+        self.state = ServerState(handler, limits, on_head, on_refused, proxies or TrustedProxies(), kind)
         self._certificates = certificates
         self._listeners: list[asyncio.Server] = []
         self._arriving: set[asyncio.Task[Any]] = set()

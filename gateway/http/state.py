@@ -68,8 +68,11 @@ class ServerState:
         on_head: HeadHook | None,
         on_refused: RefusedHook | None,
         proxies: TrustedProxies,
+        kind: type[HttpRequest] = HttpRequest,
     ) -> None:
+        """`kind`: what is made of the head of each request."""
         self.handler = handler
+        self.kind = kind
         self.limits = limits
         self.on_head = on_head
         self.on_refused = on_refused
@@ -106,7 +109,7 @@ class ServerState:
 
     def unread_request(self, peer: str, path: str = "") -> HttpRequest:
         """Stands for a request that was not read: only its sender is known, and perhaps its path."""
-        request = HttpRequest("", b"", path, b"", [], b"", "1.1", peer)
+        request = self.kind("", b"", path, b"", [], "1.1", peer, "", False)
         request.id = self.next_request_id()
         return request
 

@@ -32,6 +32,7 @@ from gateway.process.listener_limits import server_limits
 from gateway.process.reloading import Reloading
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.pipeline import Pipeline
+from gateway.proxy.request_context import RequestContext
 from gateway.request.cors import Cors
 from gateway.request.routes import GENERATE, ONE_ANSWER, PASS, Routes
 from gateway.request.unqueued import Unqueued
@@ -205,6 +206,7 @@ class Gateway:
             on_refused=pipeline.refused,
             proxies=TrustedProxies(config.trusted_proxies),
             certificates=self._certificates,
+            kind=RequestContext,
         )
         with listening("the listener for clients", config.listen_address, "listen", "--port"):
             self.port = await self._server.listen(*config.listen_address, sock=self._listener)

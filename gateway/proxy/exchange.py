@@ -9,10 +9,10 @@ An `Exchange` is written in callbacks, since it runs for every token. It ends ex
     refused     admission gave it up: an error that says when to come back
 
 A backend that refuses (503, 429, a 200 with an error inside, an empty abort while it drains) has done no work: as long
-as nothing of an answer has gone to the client (`Reply.relays`), the request returns to the head of its flow, unbilled.
-So does one whose engine could not be reached. One that an engine had whole when it went away may be what killed it: it
-is tried once more at most, on another engine (of the pool that stands in, where its own has none), and only while such
-retries are few.
+as nothing of an answer has gone to the client (`RequestContext.relays`), the request returns to the head of its flow,
+unbilled. So does one whose engine could not be reached. One that an engine had whole when it went away may be what
+killed it: it is tried once more at most, on another engine (of the pool that stands in, where its own has none), and
+only while such retries are few.
 """
 
 from __future__ import annotations
@@ -29,19 +29,15 @@ from backends.client.upstream import UpstreamCall
 from backends.errors import ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import content_type, is_json, is_text
-from gateway.http.responder import Responder
-from gateway.keys.identity import Principal
+from gateway.http.request import Header
 from gateway.proxy.account import believed
 from gateway.proxy.ending import Ending
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX, OWN_ERROR_EVENTS, engine_error, outcome_of
-from gateway.proxy.kept import Kept
 from gateway.proxy.refusals import failure_error, refusal_error
 from gateway.proxy.renamed import Renamed
-from gateway.proxy.reply import Reply
-from gateway.request.body.payload import Payload
+from gateway.proxy.request_context import RequestContext
 from gateway.request.interaction_claim import given
-from gateway.request.routes import Route
-from gateway.telemetry.record import NO_SERVICE, Outcome, RequestRecord
+from gateway.telemetry.record import NO_SERVICE, Outcome
 from policies.admission.decisions import Failure, Reject
 from policies.request import Request, ServiceTokens
 
@@ -62,32 +58,17 @@ class Exchange:
     """A client's request, its place in the pool, and the answer. Implements `Admitted` and `Receiver`."""
 
     __slots__ = (
-        "_answer", "_answer_bytes", "_backend", "_call", "_done", "_ending", "_finder", "_headers", "_killed", "_meter",
-        "_pool", "_renamed", "_reply", "_responder", "_sends", "_started", "_status",
-        "_upstream_head", "holder", "payload", "record", "request", "route",
+        "_answer_bytes", "_backend", "_call", "_done", "_ending", "_finder", "_headers", "_held", "_held_bytes",
+        "_killed", "_meter", "_pool", "_renamed", "_sends", "_started", "_status", "_upstream_head", "context",
+        "request",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        request: Request,
-        pool: Pool,
-        route: Route,
-        payload: Payload,
-        upstream_head: bytes,
-        responder: Responder,
-        record: RequestRecord,
-        holder: Principal,
-    ) -> None:
+    def __init__(self, context: RequestContext, request: Request, upstream_head: bytes) -> None:
+        self.context = context
         self.request = request
-        self.holder = holder
-        self.record = record
-        self.route = route
-        self._pool = pool
-        self.payload = payload
+        self._pool = context.serving_pool
         self._upstream_head = upstream_head
-        self._responder = responder
-        self._reply = Reply(responder, request, record, route, pool)
-        self._renamed = Renamed.of(payload)
+        self._renamed = Renamed.of(context.payload)
         """None: the client's name of the model is the engines'."""
         self._backend: Backend | None = None
         self._call: UpstreamCall | None = None
@@ -96,13 +77,15 @@ class Exchange:
         """How often an engine was sent it whole and went away without an answer."""
         self._killed: Backend | None = None
         """The one that did."""
+        self._held_bytes = 0
         self._begin_answer()
 
     def _begin_answer(self) -> None:
         self._status = 0
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._headers: list[Header] = []
         self._meter: StreamMeter | None = None
-        self._answer = Kept(self._pool)
+        self._held: list[bytes] = []
+        """What has come of an answer in one piece, until all of it is there."""
         self._answer_bytes = 0
         self._finder: MemberFinder | None = None
         self._ending: Ending | None = None
@@ -111,12 +94,12 @@ class Exchange:
 
     def submit(self) -> None:
         """Ask for admission."""
-        responder = self._responder
+        responder = self.context.responder
         # Not the bound methods: compiled, those cost five times as much to make.
         responder.on_disconnect = lambda: self._client_gone()
         responder.on_pause = lambda: self._pause()
         responder.on_resume = lambda: self._resume()
-        self._reply.wait()
+        self.context.wait()
         self._pool.dispatcher.submit(self)
 
     # --- what admission decides ---
@@ -126,29 +109,30 @@ class Exchange:
         if target is self._killed:
             self._break_off(Reason.BACKEND_FAILED, "the engine went away, and no other one could take the request")
             return
-        if not self.record.tries:
+        if not self.context.tries:
             self._pool.retries.sent()
         self._backend = target
-        self.record.dispatched(backend, time.monotonic())
-        tenant, is_fresh = self.request.flow.tenant, self._sends > 0
-        self._call = target.send(self._upstream_head, self.payload, tenant, self, is_fresh=is_fresh)
+        self.context.dispatched(backend, time.monotonic())
+        payload, tenant = self.context.payload, self.context.tenant
+        self._call = target.send(self._upstream_head, payload, tenant, self, is_fresh=self._sends > 0)
 
     def refused(self, decision: Reject) -> None:
         self._end(Outcome.REFUSED, decision.reason.value)
-        self._reply.error(refusal_error(decision, self._pool.again_s()))
+        self.context.error(refusal_error(decision, self._pool.again_s()))
 
     def moved(self, request: Request, pool: Pool) -> None:
         """It waits in this pool from now on, as this request; its payload asks for that one's model."""
-        self.request = self.record.request = request
-        self.record.model = self.payload.model
+        self.request = self.context.request = request
+        self.context.model = self.context.payload.model
         self._pool = pool
-        self._renamed = Renamed.of(self.payload)
+        self._pool = self.context.serving_pool = pool
+        self._renamed = Renamed.of(self.context.payload)
 
     def turn_away(self, error: ApiError) -> None:
         """It waits, and cannot be served after all."""
         self._pool.dispatcher.cancelled(self.request.id)
         self._end(Outcome.REFUSED, error.code.value)
-        self._reply.error(error)
+        self.context.error(error)
 
     def give_up(self, error: ApiError) -> None:
         """The gateway stops: end this one now, wherever it is."""
@@ -164,12 +148,12 @@ class Exchange:
 
     # --- what the backend says ---
 
-    def head_received(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    def head_received(self, status: int, reason: bytes, headers: list[Header]) -> None:
         self._status = status
         self._headers = headers
         if status == 200 and content_type(headers).startswith(b"text/event-stream"):
-            strip = self.route.dialect is Dialect.OPENAI and self.payload.stream and not self.payload.asks_usage
-            dialect = self.route.dialect
+            dialect, payload = self.context.route.dialect, self.context.payload
+            strip = dialect is Dialect.OPENAI and payload.stream and not payload.asks_usage
             self._meter = StreamMeter(dialect, strip_usage=strip, own_error=OWN_ERROR_EVENTS[dialect])
 
     def body_received(self, data: bytes) -> None:
@@ -179,8 +163,8 @@ class Exchange:
             return
         before = meter.token_events
         forward = meter.feed(data)
-        reply = self._reply
-        if not reply.relays and self._is_refused_in_stream(meter):
+        context = self.context
+        if not context.relays and self._is_refused_in_stream(meter):
             return
         tokens = meter.token_events - before
         if tokens:
@@ -193,15 +177,10 @@ class Exchange:
         if forward:
             if self._renamed is not None:
                 forward = self._renamed.in_answer(forward)
-            if reply.relays:
-                self._responder.write(forward)
+            if context.relays:
+                context.responder.write(forward)
             else:
-                self._begin_reply(forward)
-
-    def _begin_reply(self, first: bytes) -> None:
-        """From here on no other engine gets the request, so nobody needs its body."""
-        self.payload.body = b""
-        self._reply.begin(self._status, self._headers, first)
+                context.begin_answer(self._status, self._headers, forward)
 
     def completed(self) -> None:
         if self._meter is not None:
@@ -254,7 +233,7 @@ class Exchange:
 
     def _first_token(self) -> None:
         self._started = True
-        self.record.first_token(time.monotonic())
+        self.context.first_token_s = time.monotonic() - self.context.arrived_s
 
     def _is_refused_in_stream(self, meter: StreamMeter) -> bool:
         """Was this 200 a refusal after all? Then it is on its way back to the queue."""
@@ -269,18 +248,19 @@ class Exchange:
 
     def _complete_stream(self, meter: StreamMeter) -> None:
         rest = meter.flush()
-        if not self._reply.relays and self._is_refused_in_stream(meter):
+        if not self.context.relays and self._is_refused_in_stream(meter):
             return
         if meter.error is None and not meter.is_over:
             self._cut("ended a stream without saying that it is over")
             return
         if self._renamed is not None:
             rest = self._renamed.in_answer(rest)
-        if not self._reply.relays:
-            self._begin_reply(rest)
+        context = self.context
+        if not context.relays:
+            context.begin_answer(self._status, self._headers, rest)
         elif rest:
-            self._responder.write(rest)
-        self._responder.end()
+            context.responder.write(rest)
+        context.responder.end()
         if meter.error is not None:
             service = self._received()
             self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, service)
@@ -297,9 +277,11 @@ class Exchange:
             self._finder.feed(data)
         if self._ending is not None:
             self._ending.come(data)
-            self._responder.write(data)
+            self.context.responder.write(data)
             return
-        self._answer.add(data)
+        self._held.append(data)
+        self._held_bytes += len(data)
+        self._pool.answers_bytes += len(data)
         is_too_long = self._answer_bytes > self._pool.response_buffer_bytes_max or self._pool.holds_too_much
         if self._answer_bytes <= SEARCHED_BYTES_MIN and not is_too_long:
             return
@@ -311,32 +293,43 @@ class Exchange:
             return
         if self._finder is None:
             self._finder = usage_finder()
-            self._finder.feed(self._answer.joined())
+            self._finder.feed(self._joined())
         if is_too_long:
-            if self._reply.is_begun:
+            if self.context.responder.started:
                 assert self._call is not None
                 self._call.cancel()
                 self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
                 return
             self._ending = Ending(self._headers)
-            held = self._answer.joined()
-            self._answer.let_go()
+            held = self._joined()
+            self._let_go()
             self._ending.come(held)
             if self._renamed is not None:
                 held = self._renamed.in_answer(held)
-            self._begin_reply(held)
+            self.context.begin_answer(self._status, self._headers, held)
+
+    def _joined(self) -> bytes:
+        """What is held of the answer."""
+        if len(self._held) != 1:
+            self._held = [b"".join(self._held)]
+        return self._held[0]
+
+    def _let_go(self) -> None:
+        """Hold nothing of the answer any longer."""
+        self._pool.answers_bytes -= self._held_bytes
+        self._held, self._held_bytes = [], 0
 
     def _complete_body(self) -> None:
         if self._ending is not None:
             if self._ending.is_missing:
                 self._cut("ended an answer before its end")
                 return
-            self._responder.end()
+            self.context.responder.end()
             assert self._finder is not None
             usage = usage_found(self._finder)
             self._settle(usage, self._made_tokens(usage, self._answer_bytes), None, "", NO_KEYS)
             return
-        body = self._answer.joined()
+        body = self._joined()
         backend = self._backend
         assert backend is not None
         is_success = 200 <= self._status < 300
@@ -344,13 +337,13 @@ class Exchange:
         refused = answer.is_drained if answer is not None else backend.adapter.is_refusal(self._status, body)
         if refused:
             self._again(Failure.REFUSED)
-        elif answer is not None and self._reply.is_begun:
+        elif answer is not None and self.context.responder.started:
             self._break_off(Reason.BACKEND_FAILED, NOT_STREAMED)
         elif answer is not None and not answer.is_whole and is_json(content_type(self._headers)):
             self._cut("answered what is no whole JSON")
         elif answer is not None:
             shown = body if self._renamed is None else self._renamed.in_answer(body)
-            self._reply.whole(self._status, self._headers, shown)
+            self.context.answer(self._status, self._headers, shown)
             self._settle_body(answer, body)
         else:
             self._fail_with_error(body)
@@ -362,19 +355,19 @@ class Exchange:
 
     def _made_tokens(self, usage: Usage | None, length: int) -> int:
         """Output of an answer that was not streamed, by the bytes that were made; 0 where the engine counts it."""
-        if not self.route.generates or (usage is not None and usage.output_tokens is not None):
+        if not self.context.route.generates or (usage is not None and usage.output_tokens is not None):
             return 0
         if not is_text(content_type(self._headers)):
             length = 0
         tokens = max(1, round(length / self._pool.estimator.bytes_per_token))
-        return believed(Usage(None, tokens), 0, self.request, self.payload, self.route, self._context()).output
+        return self._believed(Usage(None, tokens), 0).output
 
     def _fail_with_error(self, body: bytes) -> None:
         """The engine judged the request itself wrong, or is in trouble. It has taken no tokens, so its tenant's quota
         counts none; the order keeps the charge of the prompt (`Books`)."""
         assert self._backend is not None
         error = engine_error(self._backend.name, self._status, body)
-        self._reply.error(error, is_engines=True)
+        self.context.error(error, is_engines=True)
         self._pool.dispatcher.failed(self.request.id, Failure.BROKEN, NO_SERVICE)
         self._end(outcome_of(error), f"status_{self._status}")
 
@@ -383,20 +376,20 @@ class Exchange:
     def _again(self, failure: Failure) -> None:
         """It has cost nothing: back to the queue, unless it has been tried too often."""
         self._call = None
-        self._answer.let_go()
+        self._let_go()
         self._begin_answer()
-        self.record.returned()
+        self.context.returned()
         self._pool.dispatcher.failed(self.request.id, failure)
 
     def _settle(self, usage: Usage | None, counted: int, awaits_more: bool | None, name: str, keys: AnswerKeys) -> None:
-        service = believed(usage, counted, self.request, self.payload, self.route, self._context())
-        request = self.request
+        service = self._believed(usage, counted)
+        request, payload = self.request, self.context.payload
         if usage is not None and usage.prompt_tokens:
-            self._pool.learn(self.payload, usage.prompt_tokens)
-        if not awaits_more and (self.payload.demands_tool or request.claim.extends):
+            self._pool.learn(payload, usage.prompt_tokens)
+        if not awaits_more and (payload.demands_tool or request.claim.extends):
             awaits_more = None  # a demanded tool is called with the reason "stop", and a raw text ends with no other
         if self._pool.claims is not None and not request.claim.explicit:
-            goes_on_by = name if self.route.dialect is Dialect.RESPONSES else ""
+            goes_on_by = name if self.context.route.dialect is Dialect.RESPONSES else ""
             request.progress.gives = given(request.claim, keys.tool_ids, keys.text, goes_on_by, keys.arguments)
         self._pool.dispatcher.finished(request.id, service, awaits_more)
         self._end(Outcome.COMPLETED, "", service)
@@ -421,25 +414,28 @@ class Exchange:
         else:
             return self._pool.dispatcher.received(self.request.id)
         # A usage from before the end may be older than what has come since.
-        service = believed(usage, counted, self.request, self.payload, self.route, self._context())
+        service = self._believed(usage, counted)
         return ServiceTokens(service.prompt, max(service.output, counted), service.cached)
 
-    def _context(self) -> int | None:
-        return self._pool.context_tokens_max(self.payload.model)
+    def _believed(self, usage: Usage | None, counted: int) -> ServiceTokens:
+        context = self.context
+        context_tokens = self._pool.context_tokens_max(context.payload.model)
+        return believed(usage, counted, self.request, context.payload, context.route, context_tokens)
 
     def _end(self, outcome: str, reason: str, service: ServiceTokens | None = None) -> None:
         self._done = True
         self._call = None
-        self._answer.let_go()
-        self._reply.leave_place()
-        responder = self._responder
+        self._let_go()
+        context = self.context
+        context.leave_place()
+        responder = context.responder
         responder.on_disconnect = responder.on_pause = responder.on_resume = None
-        self.record.ended(outcome, reason, service or NO_SERVICE, self.request.prompt_tokens, time.monotonic())
-        self._pool.ended(self.record)
+        context.ended(outcome, reason, service or NO_SERVICE, time.monotonic())
+        self._pool.ended(context)
 
     def _visible_error(self, error: ApiError) -> None:
-        meter = self._meter
-        self._reply.error(error, is_within=self._reply.relays and (meter is None or meter.is_amid_event))
+        meter, context = self._meter, self.context
+        context.error(error, is_within=context.relays and (meter is None or meter.is_amid_event))
 
     def _pause(self) -> None:
         if self._call is not None:

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from gateway.http.errors import ApiError
 from gateway.pool.dispatcher import Admitted
 from gateway.pool.pool import Pool
+from gateway.proxy.admission_request import admission_request
 from gateway.proxy.exchange import Exchange
 from gateway.request.body.payload import LARGE_BODY_BYTES
-from gateway.request.within_context import within_context
-from policies.request import Request
 
 __all__ = ["move"]
 
@@ -33,9 +32,9 @@ def move(waiting: Sequence[Admitted], pool: Pool, other: Pool, model: str) -> No
         if body_bytes >= LARGE_BODY_BYTES or not other.dispatcher.has_place(exchange.request):
             break
         body_bytes += exchange.request.body_bytes
-        exchange.payload.rename(model)
+        exchange.context.payload.rename(model)
         try:
-            request = _request_in(other, exchange)
+            request = admission_request(exchange.context, other)
         except ApiError as error:
             exchange.turn_away(error)
             continue
@@ -45,25 +44,3 @@ def move(waiting: Sequence[Admitted], pool: Pool, other: Pool, model: str) -> No
     if moved:
         logger.info("pool %s has no engine for %d that wait there: they go to pool %s", pool.name, moved, other.name)
         other.dispatcher.decide()
-
-
-def _request_in(pool: Pool, exchange: Exchange) -> Request:
-    """What it is to this pool: what its models and engines decide is found anew, all else stays as it is.
-
-    Raises ApiError for what no context there has room for.
-    """
-    before, payload, generates = exchange.request, exchange.payload, exchange.route.generates
-    prompt_tokens, output_tokens_max = within_context(
-        payload,
-        pool.estimator.estimate(payload.prompt),
-        before.sequences,
-        pool.context_tokens_max(payload.model),
-        generates=generates,
-    )
-    prefix = pool.prefix_of(payload, before.flow.tenant) if generates else ()
-    return Request(
-        before.id, before.flow, before.weight, prompt_tokens, output_tokens_max, before.arrived_s, before.sequences,
-        before.body_bytes, before.streamed, before.system_tokens * prompt_tokens // max(1, before.prompt_tokens),
-        before.claim, prefix, payload.model if pool.is_adapter(payload.model) else "", before.client_id,
-        before.progress,
-    )  # fmt: skip

@@ -8,20 +8,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from backends.answers.sse import Dialect
 from backends.client.upstream import UpstreamCall
 from backends.errors import ProtocolViolation, ReadTimedOut, UpstreamError
-from gateway.http.errors import ApiError, Reason
+from gateway.http.errors import Reason
 from gateway.http.headers import forward_response_headers
-from gateway.http.responder import Responder
+from gateway.http.request import Header
 from gateway.pool.backend import Backend
 from gateway.pool.pool import Pool
 from gateway.proxy.ending import Ending
 from gateway.proxy.engine_errors import ERROR_BODY_BYTES_MAX, engine_error, outcome_of
 from gateway.proxy.refusals import failure_error
+from gateway.proxy.request_context import RequestContext
 from gateway.request.body.payload import Payload
-from gateway.telemetry.record import Outcome, RequestRecord
-from policies.request import ServiceTokens
+from gateway.request.unqueued import Unqueued
+from gateway.request.upstream_head import upstream_head
+from gateway.telemetry.record import NO_SERVICE, Outcome
 
 __all__ = ["PassThrough", "engines_of"]
 
@@ -31,41 +32,47 @@ class PassThrough:
 
     def __init__(
         self,
-        responder: Responder,
-        dialect: Dialect,
+        context: RequestContext,
+        payload: Payload | None,
         engines: Iterator[Backend],
-        record: RequestRecord,
-        settled: Callable[[RequestRecord], None],
+        unqueued: Unqueued,
+        settled: Callable[[RequestContext, str], None],
     ) -> None:
-        self._responder = responder
-        self._dialect = dialect
+        self._context = context
         self._engines = engines
+        self._unqueued = unqueued
         self._backend = next(engines)
-        self._record = record
         self._settled = settled
         self._call: UpstreamCall | None = None
         self._ending = Ending([])
         self._head = b""
-        self._payload: Payload | None = None
-        """What is sent, until an engine answers."""
+        self._payload = payload
+        """What is sent, until an engine answers. None: no body."""
         self._status = 0
-        self._headers: list[tuple[bytes, bytes]] = []
+        self._headers: list[Header] = []
         self._error: bytes | None = None
         """What has come of an answer that is an error; None: it is none."""
 
-    def send(self, head: bytes, payload: Payload | None) -> None:
-        self._head, self._payload = head, payload
-        responder = self._responder
-        self._record.dispatched(self._backend.name, time.monotonic())
-        call = self._call = self._backend.send(head, payload, self._record.tenant, self)
+    def send(self) -> None:
+        """Send it. Not sooner may it count among what runs: nobody gives its place back before."""
+        context = self._context
+        self._unqueued.begin(context.tenant)
+        self._head = upstream_head(context)
+        self._send()
+
+    def _send(self) -> None:
+        context = self._context
+        responder = context.responder
+        context.dispatched(self._backend.name, time.monotonic())
+        call = self._call = self._backend.send(self._head, self._payload, context.tenant, self)
         responder.on_disconnect = self._client_gone
         responder.on_pause = call.pause
         responder.on_resume = call.resume
 
-    def head_received(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    def head_received(self, status: int, reason: bytes, headers: list[Header]) -> None:
         self._head, self._payload = b"", None
         self._status = status
-        self._headers = [*forward_response_headers(headers), self._request_id()]
+        self._headers = [*forward_response_headers(headers), self._context.id_field()]
         self._ending = Ending(headers)
         if status >= 300 and status != 304:  # that one says that the client's copy still holds
             self._error = b""
@@ -78,10 +85,11 @@ class PassThrough:
                 self._fail_with_error(b"")
             return
         self._ending.come(data)
-        if self._responder.started:
-            self._responder.write(data)
+        responder = self._context.responder
+        if responder.started:
+            responder.write(data)
         else:
-            self._responder.start(self._status, self._headers, first=data)
+            responder.start(self._status, self._headers, first=data)
 
     def completed(self) -> None:
         if self._error is not None:
@@ -91,20 +99,17 @@ class PassThrough:
             what = "ended an answer before its end"
             self.failed(ProtocolViolation(self._backend.name, what, before_first_byte=False))
             return
-        if self._responder.started:
-            self._responder.end()
+        responder = self._context.responder
+        if responder.started:
+            responder.end()
         else:
-            self._responder.respond(self._status, self._headers, b"")
+            responder.respond(self._status, self._headers, b"")
         self._end(Outcome.COMPLETED, "")
 
     def _fail_with_error(self, body: bytes) -> None:
         error = engine_error(self._backend.name, self._status, body)
-        self._respond_error(error)
+        self._context.error(error)
         self._end(outcome_of(error), f"status_{self._status}")
-
-    def _respond_error(self, error: ApiError) -> None:
-        headers = [*error.headers(), self._request_id()]
-        self._responder.respond(error.status, headers, error.body(self._dialect))
 
     def failed(self, error: UpstreamError) -> None:
         self._backend.broke(error)
@@ -112,15 +117,12 @@ class PassThrough:
         other = None if self._call.sends else next(self._engines, None)
         if other is not None:
             self._backend = other
-            self.send(self._head, self._payload)
+            self._send()
             return
         timed_out = isinstance(error, ReadTimedOut)
         reason = Reason.BACKEND_TIMEOUT if timed_out else Reason.BACKEND_FAILED
-        if self._responder.started:
-            self._responder.abort()
-        else:
-            request_id, again_s = self._record.request_id, self._backend.again_s
-            self._respond_error(failure_error(reason, "the engine did not answer", request_id, again_s))
+        what = failure_error(reason, "the engine did not answer", self._context.id, self._backend.again_s)
+        self._context.error(what, is_within=True)
         self._end(Outcome.FAILED, reason.value)
 
     def _client_gone(self) -> None:
@@ -129,13 +131,12 @@ class PassThrough:
         self._end(Outcome.ABANDONED, "client_disconnected")
 
     def _end(self, outcome: str, reason: str) -> None:
-        responder = self._responder
+        context = self._context
+        responder = context.responder
         responder.on_disconnect = responder.on_pause = responder.on_resume = None
-        self._record.ended(outcome, reason, ServiceTokens(0, 0), 0, time.monotonic())
-        self._settled(self._record)
-
-    def _request_id(self) -> tuple[bytes, bytes]:
-        return b"x-request-id", self._record.request_id.encode()
+        context.ended(outcome, reason, NO_SERVICE, time.monotonic())
+        self._unqueued.end(context.tenant)
+        self._settled(context, "")
 
 
 def engines_of(pools: Sequence[Pool]) -> Iterator[Backend]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 from urllib.parse import unquote
@@ -20,50 +20,35 @@ from backends.health import ModelCard
 from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.headers import bearer_key
-from gateway.http.request import HttpRequest
+from gateway.http.request import Header, HttpRequest
 from gateway.http.responder import Responder
 from gateway.keys.identity import Keyring, Principal
 from gateway.pool.dispatcher import Admitted
 from gateway.pool.pool import Pool
+from gateway.proxy.admission_request import admission_request
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.failover import move
 from gateway.proxy.passthrough import PassThrough, engines_of
-from gateway.request.apis import AUDIO, OTHER
-from gateway.request.body.form import is_form, read_form
-from gateway.request.body.large_body import LargePayload, read_large_json
-from gateway.request.body.payload import LARGE_BODY_BYTES, JsonPayload, Payload, read_json
+from gateway.proxy.request_context import RequestContext
+from gateway.request.body.large_body import LargePayload
+from gateway.request.body.payload import LARGE_BODY_BYTES, JsonPayload, Payload
+from gateway.request.body.read import read_body, read_body_in_slices
 from gateway.request.body.readings import Reading, Readings
-from gateway.request.body.slices import Slices, at_once
+from gateway.request.body.slices import Slices
 from gateway.request.cors import Cors
-from gateway.request.routes import MODELS, Route, Routes, Treatment
+from gateway.request.routes import MODELS, Routes, Treatment
 from gateway.request.unqueued import Unqueued
 from gateway.request.upstream_head import upstream_head
-from gateway.request.within_context import within_context
-from gateway.telemetry.record import Outcome, RequestRecord
+from gateway.telemetry.record import NO_SERVICE, Outcome, RequestRecord
 from gateway.telemetry.trace import Sampler
-from policies.request import NO_CLAIM, Flow, Request, ServiceTokens, State
+from policies.request import Request, State
 
 __all__ = ["Pipeline"]
 
 logger = logging.getLogger("fairgate")
 
 RETRY_WHEN_DRAINING_S: Final = 2.0
-
-
-class Asking:
-    """One request that is there whole: what it is, who sends it, which way it goes, and who writes the answer."""
-
-    __slots__ = ("principal", "record", "request", "responder", "way")
-
-    def __init__(self, request: HttpRequest, responder: Responder, record: RequestRecord) -> None:
-        way, principal = request.route, request.holder
-        assert isinstance(way, Route)
-        assert isinstance(principal, Principal)
-        self.request = request
-        self.responder = responder
-        self.way = way
-        self.principal = principal
-        self.record = record
+JSON: Final = (b"content-type", b"application/json")
 
 
 class Pipeline:
@@ -110,7 +95,7 @@ class Pipeline:
             if (
                 isinstance(each, Exchange)
                 and each.request.progress.state is not State.DISPATCHED
-                and not self._keyring.takes(each.holder)
+                and not self._keyring.takes(each.context.principal)
             ):
                 each.turn_away(_revoked())
 
@@ -123,95 +108,102 @@ class Pipeline:
         """The gateway stops: read no more bodies."""
         self._readings.give_up(error)
 
-    def authorize(self, request: HttpRequest) -> tuple[int, list[tuple[bytes, bytes]], bytes] | None:
+    def authorize(self, request: HttpRequest) -> tuple[int, list[Header], bytes] | None:
         """Runs when a request's head is there, before its body is read; an answer ends it, and the body is not read."""
+        assert isinstance(request, RequestContext)
         if self._cors.is_on:
             request.answer_fields = self._cors.fields(request)
         try:
-            way = request.route = self._routes.find(request.method, request.path)
-            if request.body_follows and not way.takes_body:
+            route = request.route = self._routes.find(request.method, request.path)
+            if request.body_follows and not route.takes_body:
                 raise ApiError(Reason.INVALID_REQUEST, f"{request.method} {request.path} takes no body; send none")
-            if way.treatment is Treatment.HEALTH:
-                return 200, _json_headers(request), b'{"status":"ok"}'
-            if way.treatment is Treatment.OPTIONS:
-                allowed = (b"allow", way.methods.encode())
-                return 204, [allowed, _request_id(request), *self._cors.preflight(request, way.methods)], b""
+            if route.treatment is Treatment.HEALTH:
+                return 200, [JSON, request.id_field()], b'{"status":"ok"}'
+            if route.treatment is Treatment.OPTIONS:
+                allowed = (b"allow", route.methods.encode())
+                return 204, [allowed, request.id_field(), *self._cors.preflight(request, route.methods)], b""
             if self.draining:
                 message = "this gateway is shutting down and takes no more requests; another one will answer"
                 raise ApiError(Reason.DRAINING, message, retry_after_s=RETRY_WHEN_DRAINING_S, should_retry=True)
             principal = self._keyring.principal(bearer_key(request.headers), household(request.client), time.time())
-            request.holder = principal
-            request.account = principal.tenant
-            if way.treatment is not Treatment.ADMIT:
+            request.principal = principal
+            request.tenant = principal.tenant
+            if route.treatment is not Treatment.ADMIT:
                 self._unqueued.come(principal.tenant, time.monotonic())
         except ApiError as error:
             self.refused(request, error)
-            return error.status, _error_headers(error, request), error.body(dialect_of(request.path))
+            return error.status, [*error.headers(), request.id_field()], error.body(dialect_of(request.path))
         return None
 
     def refused(self, request: HttpRequest, error: ApiError) -> None:
         """A request ends before it has come to `handle`."""
-        self._refused(self._record_of(request), error)
+        assert isinstance(request, RequestContext)
+        request.arrived_s = time.monotonic()
+        self._trace(request)
+        self._ended(request, Outcome.REFUSED, error.code.value)
 
     def handle(self, request: HttpRequest, responder: Responder) -> None:
         """Runs when a request is there whole."""
-        asking = Asking(request, responder, self._record_of(request))
+        assert isinstance(request, RequestContext)
+        request.arrived(responder, time.monotonic())
+        self._trace(request)
         try:
-            self._handle(asking)
+            self._handle(request)
         except Exception as error:
-            self._failed(asking, error)
+            self._failed(request, error)
 
-    def _failed(self, asking: Asking, error: Exception) -> None:
+    def _trace(self, context: RequestContext) -> None:
+        if self._sampler is not None and context.tenant:  # who has no key makes no spans
+            context.trace = self._sampler.begin(context.headers)
+
+    def _failed(self, context: RequestContext, error: Exception) -> None:
         """Say what is wrong with the request, or with the gateway."""
-        request, responder, way, record = asking.request, asking.responder, asking.way, asking.record
         if isinstance(error, ApiError):
-            self._refused(record, error)
-            responder.respond(error.status, _error_headers(error, request), error.body(way.dialect))
+            self._ended(context, Outcome.REFUSED, error.code.value)
+            context.error(error)
             return
-        logger.error("request %s: fault in the gateway", request.id, exc_info=error)
-        self._ended(record, Outcome.FAILED, Reason.INTERNAL_ERROR.value)
-        if responder.started:
-            responder.abort()
-            return
-        fault = ApiError(Reason.INTERNAL_ERROR, f"fault in the gateway; its log has more under {request.id}")
-        responder.respond(fault.status, _error_headers(fault, request), fault.body(way.dialect))
+        logger.error("request %s: fault in the gateway", context.id, exc_info=error)
+        self._ended(context, Outcome.FAILED, Reason.INTERNAL_ERROR.value)
+        message = f"fault in the gateway; its log has more under {context.id}"
+        context.error(ApiError(Reason.INTERNAL_ERROR, message), is_within=True)
 
-    def _handle(self, asking: Asking) -> None:
-        request, way = asking.request, asking.way
-        if way.treatment is Treatment.MODELS:
-            models = self._models(asking.principal, unquote(request.path[len(MODELS) + 1 :]))
-            asking.responder.respond(200, _json_headers(request), models)
-            self._ended(asking.record, Outcome.COMPLETED, "")
-        elif way.treatment is Treatment.PASS and not request.body:
-            self._pass_through(asking, None)()
-        elif len(request.body) <= LARGE_BODY_BYTES:
-            self._take(asking, _read(request, way))()
+    def _handle(self, context: RequestContext) -> None:
+        treatment = context.route.treatment
+        if treatment is Treatment.MODELS:
+            models = self._models(context.principal, unquote(context.path[len(MODELS) + 1 :]))
+            context.responder.respond(200, [JSON, context.id_field()], models)
+            self._ended(context, Outcome.COMPLETED, "")
+        elif treatment is Treatment.PASS and not context.body:
+            self._pass_through(context, None).send()
+        elif len(context.body) <= LARGE_BODY_BYTES:
+            context.payload = read_body(context, context.route.api)
+            self._take(context)()
         else:
-            self._read_in_slices(asking)
+            self._read_in_slices(context)
 
-    def _take(self, asking: Asking, payload: Payload) -> Callable[[], None]:
+    def _take(self, context: RequestContext) -> Callable[[], None]:
         """The request is there whole, and read. What comes back sends it on its way, once its body is sealed."""
-        if not self._keyring.takes(asking.principal):
+        if not self._keyring.takes(context.principal):
             raise _revoked()
-        if asking.way.treatment is Treatment.PASS:
-            return self._pass_through(asking, payload)
-        return self._admit(asking, payload)
+        if context.route.treatment is Treatment.PASS:
+            return self._pass_through(context, context.payload).send
+        return self._admit(context)
 
-    def _read_in_slices(self, asking: Asking) -> None:
-        work = self._reading(asking)
+    def _read_in_slices(self, context: RequestContext) -> None:
+        work = self._reading(context)
         next(work)  # from here on it is the one to say what goes wrong
-        reading = Reading(asking.principal.tenant, work, len(asking.request.body))
+        reading = Reading(context.tenant, work, len(context.body))
         self._readings.start(reading)
-        asking.responder.on_disconnect = lambda: self._gone_while_read(reading, asking.record)
+        context.responder.on_disconnect = lambda: self._gone_while_read(reading, context)
 
-    def _reading(self, asking: Asking) -> Slices:
-        request, responder = asking.request, asking.responder
+    def _reading(self, context: RequestContext) -> Slices:
+        responder = context.responder
         try:
             yield
-            payload = yield from _slices(request, asking.way)
+            payload = context.payload = yield from read_body_in_slices(context, context.route.api)
             yield
-            send = self._take(asking, payload)
-            request.body = b""
+            send = self._take(context)
+            context.body = b""
             if isinstance(payload, LargePayload):
                 yield from payload.seal()
             yield
@@ -219,76 +211,44 @@ class Pipeline:
             send()
         except Exception as error:
             responder.on_disconnect = None
-            self._failed(asking, error)
+            self._failed(context, error)
 
-    def _gone_while_read(self, reading: Reading, record: RequestRecord) -> None:
+    def _gone_while_read(self, reading: Reading, context: RequestContext) -> None:
         self._readings.cancel(reading)
-        self._ended(record, Outcome.ABANDONED, "client_disconnected")
+        self._ended(context, Outcome.ABANDONED, "client_disconnected")
 
-    def _record_of(self, request: HttpRequest) -> RequestRecord:
-        record = RequestRecord(request.id, request.path[:200], now=time.monotonic())
-        record.client, record.client_request_id = request.client, request.client_id
-        record.tenant = request.account
-        if self._sampler is not None and record.tenant:  # who has no key makes no spans
-            record.trace = self._sampler.begin(request.headers)
-        return record
-
-    def _refused(self, record: RequestRecord, error: ApiError) -> None:
-        self._ended(record, Outcome.REFUSED, error.code.value)
-
-    def _ended(self, record: RequestRecord, outcome: str, reason: str) -> None:
-        record.ended(outcome, reason, ServiceTokens(0, 0), 0, time.monotonic())
-        self._settled(record, "")
+    def _ended(self, context: RequestContext, outcome: str, reason: str) -> None:
+        context.ended(outcome, reason, NO_SERVICE, time.monotonic())
+        self._settled(context, "")
 
     # --- requests that need admission ---
 
-    def _admit(self, asking: Asking, payload: Payload) -> Callable[[], None]:
-        request, way, principal, record = asking.request, asking.way, asking.principal, asking.record
-        record.model, record.stream = payload.model, payload.stream
-        pool = self._pool_for(payload, principal)
-        record.model = payload.model
-        record.app = principal.app(_text(request.header(b"x-fairgate-app")))
-        user = _text(request.header(b"x-fairgate-user")) or payload.user
-        flow = Flow(principal.tenant, record.app, user[:128])
-        sequences = payload.sequences if way.generates else 1
-        prompt_tokens, output_tokens_max = within_context(
-            payload,
-            pool.estimator.estimate(payload.prompt),
-            sequences,
-            pool.context_tokens_max(payload.model),
-            generates=way.generates,
-        )
-        claim, system_tokens = NO_CLAIM, 0
-        if pool.claims is not None:
-            reading = pool.claims.read(request.headers, payload, flow, generates=way.generates)
-            claim = reading.claim
-            if reading.instruction_bytes:
-                system_tokens = prompt_tokens * reading.instruction_bytes // payload.prompt.size
-        prefix = pool.prefix_of(payload, principal.tenant) if way.generates else ()
-        admitted = record.request = Request(
-            request.id, flow, principal.weight, prompt_tokens, output_tokens_max, record.arrived_s, sequences,
-            len(payload.body), payload.stream, system_tokens, claim, prefix,
-            payload.model if pool.is_adapter(payload.model) else "", request.client_id,
-        )  # fmt: skip
+    def _admit(self, context: RequestContext) -> Callable[[], None]:
+        payload, route = context.payload, context.route
+        context.model, context.stream = payload.model, payload.stream
+        pool = context.serving_pool = self._pool_for(context)
+        context.app = context.principal.app(_text(context.header(b"x-fairgate-app")))
+        request = context.request = admission_request(context, pool)
         if (
             payload.stream
             and not payload.asks_usage
-            and way.dialect is Dialect.OPENAI
+            and route.dialect is Dialect.OPENAI
             and isinstance(payload, JsonPayload)
         ):
             payload.ask_usage()
-        return lambda: self._submit(admitted, pool, asking, payload)
+        return lambda: self._submit(context, request)
 
     @staticmethod
-    def _submit(admitted: Request, pool: Pool, asking: Asking, payload: Payload) -> None:
-        head = upstream_head(asking.request, asking.record.trace)
-        if asking.way.generates:  # elsewhere the engine's count is held against the prompt
-            payload.let_go()
-        asking.request.body = b""
-        Exchange(admitted, pool, asking.way, payload, head, asking.responder, asking.record, asking.principal).submit()
+    def _submit(context: RequestContext, request: Request) -> None:
+        head = upstream_head(context)
+        if context.route.generates:  # elsewhere the engine's count is held against the prompt
+            context.payload.let_go()
+        context.body = b""
+        Exchange(context, request, head).submit()
 
-    def _pool_for(self, payload: Payload, principal: Principal) -> Pool:
+    def _pool_for(self, context: RequestContext) -> Pool:
         """The pool that answers. The payload then asks for the model by that pool's name."""
+        payload, principal = context.payload, context.principal
         asked = payload.model
         model = self._aliases.get(asked, asked)
         if not principal.may_ask(asked) and (model == asked or not principal.may_ask(model)):
@@ -299,6 +259,7 @@ class Pipeline:
             model, pool = str(pool.fallback), other
         if model != asked:
             payload.rename(model)
+            context.model = payload.model
         return pool
 
     def _stand_in(self, pool: Pool) -> Pool | None:
@@ -350,29 +311,16 @@ class Pipeline:
 
     # --- requests that do not ---
 
-    def _pass_through(self, asking: Asking, payload: Payload | None) -> Callable[[], None]:
-        record, principal = asking.record, asking.principal
+    def _pass_through(self, context: RequestContext, payload: Payload | None) -> PassThrough:
         pools = self._pools
         if payload is not None:
-            record.model = payload.model
-            if payload.model or principal.models is not None:
-                pools = [self._pool_for(payload, principal)]
-                record.model = payload.model
+            context.model = payload.model
+            if payload.model or context.principal.models is not None:
+                pools = [self._pool_for(context)]
         if not any([pool.is_healthy() for pool in pools]):
             again_s = min([pool.again_s() for pool in pools])
             raise ApiError(Reason.NO_BACKEND, "no engine is in service", retry_after_s=again_s)
-        exchange = PassThrough(asking.responder, asking.way.dialect, engines_of(pools), record, self._passed)
-
-        def send() -> None:
-            # Not before: nobody gives the place back if the client leaves while its body is sealed.
-            self._unqueued.begin(record.tenant)
-            exchange.send(upstream_head(asking.request, record.trace), payload)
-
-        return send
-
-    def _passed(self, record: RequestRecord) -> None:
-        self._unqueued.end(record.tenant)
-        self._settled(record, "")
+        return PassThrough(context, payload, engines_of(pools), self._unqueued, self._settled)
 
     def _models(self, principal: Principal, asked: str) -> bytes:
         """The models that a key may ask for; or the one model that is asked for by its name."""
@@ -405,46 +353,5 @@ def _not_for(model: str, principal: Principal) -> ApiError:
     return ApiError(Reason.MODEL_NOT_FOUND, message, param="model")
 
 
-def _read(request: HttpRequest, way: Route) -> Payload:
-    form = _form_type(request, way)
-    return read_json(request.body, way.api) if form is None else at_once(read_form(request.body, form, way.api))
-
-
-def _slices(request: HttpRequest, way: Route) -> Generator[None, None, Payload]:
-    form = _form_type(request, way)
-    payload: Payload
-    if form is None:
-        payload = yield from read_large_json(request.body, way.api)
-    else:
-        payload = yield from read_form(request.body, form, way.api)
-    return payload
-
-
-def _form_type(request: HttpRequest, way: Route) -> bytes | None:
-    """The content-type of a form, where the API takes one. Whatever a body is labelled elsewhere, it is read as JSON:
-    some engines do not look at the label."""
-    api = way.api
-    if api is not AUDIO and api is not OTHER:
-        return None
-    content_type = request.header(b"content-type")
-    if is_form(content_type):
-        return content_type
-    if api is AUDIO:
-        raise ApiError(Reason.INVALID_REQUEST, "a form with a file is expected: content-type multipart/form-data")
-    return None
-
-
 def _text(value: bytes | None) -> str | None:
     return value.decode("utf-8", "replace") if value else None
-
-
-def _json_headers(request: HttpRequest) -> list[tuple[bytes, bytes]]:
-    return [(b"content-type", b"application/json"), _request_id(request)]
-
-
-def _request_id(request: HttpRequest) -> tuple[bytes, bytes]:
-    return b"x-request-id", request.id.encode()
-
-
-def _error_headers(error: ApiError, request: HttpRequest) -> list[tuple[bytes, bytes]]:
-    return [*error.headers(), _request_id(request)]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from gateway.http.headers import forward_request_headers
-from gateway.http.request import HttpRequest
-from gateway.telemetry.trace import TraceContext
+from gateway.telemetry.record import RequestRecord
 
 __all__ = ["upstream_head"]
 
 
-def upstream_head(request: HttpRequest, trace: TraceContext | None) -> bytes:
+def upstream_head(request: RequestRecord) -> bytes:
     """The head of this request."""
     parts = [request.method.encode(), b" ", request.target, b" HTTP/1.1\r\n"]
     fields = forward_request_headers(request.headers)
-    if trace is not None:
-        fields = trace.passed_on(fields)
+    if request.trace is not None:
+        fields = request.trace.passed_on(fields)
     for name, value in fields:
         parts += (name, b": ", value, b"\r\n")
     parts += (b"x-request-id: ", request.id.encode(), b"\r\n")

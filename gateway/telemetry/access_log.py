@@ -10,7 +10,7 @@ from typing import Final
 
 from gateway.telemetry.log_line import Line, encode_line
 from gateway.telemetry.log_writer import STDOUT, LogWriter
-from gateway.telemetry.record import RequestRecord
+from gateway.telemetry.record import PATH_LENGTH_MAX, RequestRecord
 from policies.request import Request
 
 __all__ = ["AccessLog", "hidden", "interaction_name"]
@@ -67,7 +67,7 @@ class AccessLog:
         first_token_s = record.first_token_s
         line = Line(  # by position: names would be looked up one by one
             int(time.time() * 1000) / 1000,
-            record.request_id,
+            record.id,
             record.tenant,
             record.app,
             "" if request is None else hidden(request.flow.user),
@@ -76,7 +76,7 @@ class AccessLog:
             0 if request is None else request.progress.stage,
             record.model,
             policy,
-            record.path,
+            record.path[:PATH_LENGTH_MAX],
             record.stream,
             record.outcome,
             record.reason,
@@ -89,13 +89,13 @@ class AccessLog:
             service.cached or 0,
             0 if request is None else request.progress.cached_tokens,
             0 if request is None else request.progress.wasted_tokens,
-            record.estimated_tokens,
+            0 if request is None else request.prompt_tokens,
             0 if request is None else request.output_tokens_max,
             record.backend,
             "" if request is None or not record.backend else request.progress.placed or "",
             record.tries,
             record.client,
-            record.client_request_id,
+            record.client_id,
         )
         self._lines += encode_line(line)
         self._lines += b"\n"

@@ -84,7 +84,7 @@ class Lately:
                 record.ended_s,
                 record.queue_s,
                 service_of(request.progress.charged, record.service.prompt, record.service.output),
-                record.request_id,
+                record.id,
                 record.app,
                 record.model,
                 record.backend,

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from gateway.http.request import Header, HttpRequest
 from gateway.telemetry.trace import TraceContext
 from policies.admission.waits import seconds_of
 from policies.request import Request, ServiceTokens
 
-__all__ = ["Outcome", "RequestRecord"]
+__all__ = ["NO_SERVICE", "PATH_LENGTH_MAX", "Outcome", "RequestRecord"]
 
 
 NO_SERVICE: Final = ServiceTokens(0, 0)
+PATH_LENGTH_MAX: Final = 200
+"""So much of a path is written."""
+NO_WAIT: Final[Mapping[str, float]] = {}
 
 
 class Outcome:
@@ -27,99 +31,91 @@ class Outcome:
     """It was queued, or asked to be, and was not served; or somebody, be it the engine, found it wrong by itself."""
 
 
-class RequestRecord:
-    """Times in seconds on the monotonic clock, tokens as settled. Never any content."""
+class RequestRecord(HttpRequest):
+    """A request and what became of it. Times on the monotonic clock, tokens as settled.
+
+    Attributes:
+        app: which app of its tenant asks.
+        model: the model that is asked for, by the engines' name once a pool is found.
+        stream: a streamed answer is asked for.
+        request: what asked for admission; None: it never came to that.
+        trace: its place in a trace, if traces are followed.
+        pool: where it was admitted or refused; "": nowhere.
+        backend: the engine that had it last; tries: how often an engine was given it.
+        arrived_s: when it was there whole.
+        was_dispatched: an engine had it, and did not give it back.
+        dispatched_s: when it went to its engine; if it never did, when it ended. queue_s: from arrival to then.
+        first_token_s: from arrival; None: no token was seen (the answer was not streamed, or there was none).
+        outcome: as `Outcome` has it. reason: why, if it did not complete.
+        ended_s, total_s: when it ended, and how long after its arrival.
+        waited_s: once it has ended, what held it back, in seconds by obstacle. Their sum is `queue_s` without the time
+        in which the gateway read the request.
+        service: what it received.
+    """
 
     __slots__ = (
-        "_dispatched_s", "_ended_s", "_first_token_s", "_waited_s", "app", "arrived_s", "backend", "client",
-        "client_request_id", "estimated_tokens", "model", "outcome", "path", "pool", "reason", "request", "request_id",
-        "service", "stream", "tenant", "trace", "tries",
+        "app", "arrived_s", "backend", "dispatched_s", "ended_s", "first_token_s", "model", "outcome", "pool",
+        "queue_s", "reason", "request", "service", "stream", "total_s", "trace", "tries", "waited_s", "was_dispatched",
     )  # fmt: skip
 
-    def __init__(self, request_id: str, path: str, *, now: float) -> None:
-        self.request_id = request_id
-        self.path = path
-        self.client = ""
-        """Its address."""
-        self.client_request_id = ""
-        self.tenant = ""
+    def __init__(
+        self,
+        method: str,
+        target: bytes,
+        path: str,
+        query: bytes,
+        headers: list[Header],
+        version: str,
+        peer: str,
+        client_id: str,
+        body_follows: bool,
+    ) -> None:
+        super().__init__(method, target, path, query, headers, version, peer, client_id, body_follows)
         self.app = ""
         self.model = ""
-        self.pool = ""
         self.stream = False
         self.request: Request | None = None
-        """What asked for admission; None: it never came to that."""
         self.trace: TraceContext | None = None
-        """Its place in a trace, if traces are followed."""
+        self.pool = ""
         self.backend = ""
         self.tries = 0
+        self.arrived_s = 0.0
+        self.was_dispatched = False
+        self.dispatched_s = 0.0
+        self.queue_s = 0.0
+        self.first_token_s: float | None = None
         self.outcome = ""
-        """As `Outcome` says it."""
         self.reason = ""
+        self.ended_s = 0.0
+        self.total_s = 0.0
+        self.waited_s = NO_WAIT
         self.service = NO_SERVICE
-        self.estimated_tokens = 0
-        self.arrived_s = now
-        self._dispatched_s: float | None = None
-        self._first_token_s: float | None = None
-        self._ended_s = now
-        self._waited_s: Mapping[str, float] | None = None
 
     def dispatched(self, backend: str, now: float) -> None:
         self.backend = backend
         self.tries += 1
-        self._dispatched_s = now
+        self.was_dispatched = True
+        self.dispatched_s = now
+        self.queue_s = now - self.arrived_s
 
     def returned(self) -> None:
         """It went back to the queue."""
-        self._dispatched_s = self._first_token_s = None
+        self.was_dispatched = False
+        self.first_token_s = None
 
-    def first_token(self, now: float) -> None:
-        self._first_token_s = now
-
-    def ended(self, outcome: str, reason: str, service: ServiceTokens, estimated_tokens: int, now: float) -> None:
+    def ended(self, outcome: str, reason: str, service: ServiceTokens, now: float) -> None:
         self.outcome = outcome
         self.reason = reason
         self.service = service
-        self.estimated_tokens = estimated_tokens
-        self._ended_s = now
+        self.ended_s = now
+        self.total_s = now - self.arrived_s
+        if not self.was_dispatched:
+            self.dispatched_s, self.queue_s = now, self.total_s
+        wait = None if self.request is None else self.request.progress.wait
+        if wait is not None:
+            self.waited_s = seconds_of(wait)
 
-    @property
-    def queue_s(self) -> float:
-        """From arrival to (the last) dispatch, or to the end if it never was dispatched."""
-        return self.dispatched_s - self.arrived_s
-
-    @property
-    def dispatched_s(self) -> float:
-        """When it went to its engine; if it never did, when it ended."""
-        return self._ended_s if self._dispatched_s is None else self._dispatched_s
-
-    @property
-    def was_dispatched(self) -> bool:
-        """Did an engine have it, and not give it back?"""
-        return self._dispatched_s is not None
-
-    @property
-    def ended_s(self) -> float:
-        return self._ended_s
-
-    @property
-    def waited_s(self) -> Mapping[str, float]:
-        """Once it has ended: what held it back, in seconds by obstacle; empty if nothing did. Their sum is `queue_s`
-        without the time in which the gateway read the request."""
-        if self._waited_s is None:
-            self._waited_s = seconds_of(None if self.request is None else self.request.progress.wait)
-        return self._waited_s
-
-    @property
-    def first_token_s(self) -> float | None:
-        """From arrival to the first token; None if none was seen (the answer was not streamed, or there was none)."""
-        return None if self._first_token_s is None else self._first_token_s - self.arrived_s
-
-    @property
-    def total_s(self) -> float:
-        return self._ended_s - self.arrived_s
-
-    def debug_headers(self, policy: str) -> list[tuple[bytes, bytes]]:
+    def debug_headers(self, policy: str) -> list[Header]:
         """Who was served how, for the client to see. `policy` is the pool's."""
         queue_ms = f"{self.queue_s * 1000:.1f}"
         fields = {

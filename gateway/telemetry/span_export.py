@@ -25,7 +25,7 @@ from prometheus_client.metrics_core import Metric
 from gateway.config.sections.tracing import TracingConfig
 from gateway.metric_families import family
 from gateway.telemetry.access_log import hidden, interaction_name
-from gateway.telemetry.record import Outcome, RequestRecord
+from gateway.telemetry.record import PATH_LENGTH_MAX, Outcome, RequestRecord
 from gateway.telemetry.trace import TraceContext
 
 __all__ = ["SpanExport"]
@@ -147,8 +147,8 @@ def _events(record: RequestRecord, epoch_s: float) -> list[Event]:
 def _attributes(record: RequestRecord, trace: TraceContext, operation: str, policy: str) -> dict[str, AttributeValue]:
     """By the conventions where they have a name for it, and else under `fairgate`. What is not known is left out."""
     found: dict[str, AttributeValue] = {
-        "url.path": record.path,
-        "fairgate.request_id": record.request_id,
+        "url.path": record.path[:PATH_LENGTH_MAX],
+        "fairgate.request_id": record.id,
         "fairgate.tenant": record.tenant,
         "fairgate.outcome": record.outcome,
     }
@@ -162,7 +162,7 @@ def _attributes(record: RequestRecord, trace: TraceContext, operation: str, poli
         ("error.type", record.reason),
         ("gen_ai.operation.name", operation),
         ("gen_ai.request.model", record.model[:TEXT_MAX]),
-        ("fairgate.client_request_id", record.client_request_id),
+        ("fairgate.client_request_id", record.client_id),
         ("fairgate.policy", policy),
         ("fairgate.pool", record.pool),
         ("fairgate.backend", record.backend),

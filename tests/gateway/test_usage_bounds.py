@@ -5,13 +5,14 @@ from __future__ import annotations
 from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.usage.counts import OTHER_USERS, OTHERS, UsageCounts
 from policies.request import Flow, Request, ServiceTokens
+from tests.records import record_of
 
 
 def request_of(user: str = "", tenant: str = "t") -> RequestRecord:
-    record = RequestRecord("r", "/v1/chat/completions", now=0.0)
+    record = record_of("r")
     record.tenant, record.app, record.model, record.pool = tenant, "app", "m", "pool"
     record.request = Request("r", Flow(tenant, "app", user), 1.0, 1, 1, 0.0)
-    record.ended(Outcome.COMPLETED, "", ServiceTokens(3, 2, 1), 3, 0.25)
+    record.ended(Outcome.COMPLETED, "", ServiceTokens(3, 2, 1), 0.25)
     return record
 
 

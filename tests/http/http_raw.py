@@ -132,9 +132,14 @@ async def send(writer: asyncio.StreamWriter, size: int) -> None:
         await writer.drain()
 
 
+def wire(request: HttpRequest) -> tuple[object, ...]:
+    """What of a request comes from the network."""
+    return request.method, request.target, request.headers, request.body, request.version
+
+
 def account_of(request: HttpRequest) -> None:
     """A head hook: whoever shows a key is known by it."""
-    request.account = (request.header(b"authorization") or b"").decode()
+    request.tenant = (request.header(b"authorization") or b"").decode()
 
 
 def wait(request: HttpRequest, responder: Responder) -> None:

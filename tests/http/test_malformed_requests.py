@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.http.limits import ServerLimits
-from gateway.http.request import HttpRequest, RequestReader
+from gateway.http.request import RequestReader
 from tests.http.corpus import ODD_BUT_LEGAL, REFUSED, G, P
-from tests.http.http_raw import GET_CLOSE, SMUGGLED, exchange, serving, status_of, statuses_of
+from tests.http.http_raw import GET_CLOSE, SMUGGLED, exchange, serving, status_of, statuses_of, wire
 
 VALID = {
     "get": b"GET /v1/models?a=b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
@@ -93,7 +93,7 @@ async def test_a_request_may_be_split_anywhere(name: str) -> None:
             writer.write(payload[cut:])
             assert await reader.read() == whole
             writer.close()
-        assert all(request == served.requests[0] for request in served.requests)
+        assert all(wire(request) == wire(served.requests[0]) for request in served.requests)
 
 
 @asynccontextmanager
@@ -180,7 +180,7 @@ def test_the_reader_finds_the_same_requests_however_the_bytes_are_cut(names: lis
     assert len(read_all(pieces)) == len(names)
 
 
-def read_all(pieces: list[bytes]) -> list[HttpRequest]:
+def read_all(pieces: list[bytes]) -> list[tuple[object, ...]]:
     reader = RequestReader(ServerLimits(), "peer")
     requests = []
     for piece in pieces:
@@ -188,7 +188,7 @@ def read_all(pieces: list[bytes]) -> list[HttpRequest]:
         while at < len(piece):
             at = reader.take_head(piece, at) if reader.request is None else reader.take_body(piece, at)
             if reader.complete and reader.request is not None:
-                requests.append(reader.request)
+                requests.append(wire(reader.request))
                 reader.reset()
     return requests
 
@@ -197,7 +197,7 @@ def test_no_byte_behind_a_chunked_body_is_taken_for_part_of_it() -> None:
     first = VALID["chunked"].replace(b"Connection: close\r\n", b"")
     stream = first + VALID["get"]
     whole = read_all([stream])
-    assert [request.method for request in whole] == ["POST", "GET"]
+    assert [request[0] for request in whole] == ["POST", "GET"]
     for cut in range(1, len(stream)):
         for second in range(cut + 1, min(cut + 5, len(stream))):
             assert read_all([stream[:cut], stream[cut:second], stream[second:]]) == whole

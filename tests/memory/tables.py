@@ -27,6 +27,7 @@ from policies.limits.quotas import Quota, Quotas
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import NO_CLAIM, Claim, Flow, Pressure, Request, ServiceTokens, Wait, Witnesses
+from tests.records import record_of
 
 WIDE = "\U0001f600"
 """Four bytes of each character of the name that it is in."""
@@ -50,12 +51,12 @@ def request(number: int, claim: Claim = NO_CLAIM, now: float = 0.0, *, tenants: 
 
 
 def record(number: int) -> RequestRecord:
-    made = RequestRecord(f"req_0123456789ab{number:010d}", "/v1/chat/completions", now=number + 0.5)
+    made = record_of(f"req_0123456789ab{number:010d}", arrived_s=number + 0.5)
     made.request = asked = request(number)
     made.tenant, made.app, made.model, made.pool = asked.flow.tenant, "app", "model", "pool"
     asked.progress.wait = wait(number)
-    made.first_token(number + 1.5)
-    made.ended(Outcome.COMPLETED, "", ServiceTokens(1000 + number, 1000 + number), 3, number + 2.5)
+    made.first_token_s = 1.0
+    made.ended(Outcome.COMPLETED, "", ServiceTokens(1000 + number, 1000 + number), number + 2.5)
     return made
 
 

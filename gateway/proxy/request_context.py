@@ -1,0 +1,141 @@
+"""What is known of one request, from its head to its log line, and what does its client see of it?
+
+A stream that waits for long is begun before its answer: with status 200 and the comment `: waiting`, again and again,
+so that nobody in between takes it for dead. What would have been an error answer is then an error event.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from gateway.http.errors import ApiError
+from gateway.http.headers import forward_response_headers
+from gateway.http.request import Header
+from gateway.http.responder import Responder
+from gateway.keys.identity import Principal
+from gateway.proxy.refusals import rate_limit_headers
+from gateway.request.body.payload import Payload
+from gateway.request.routes import Route
+from gateway.telemetry.record import RequestRecord
+
+if TYPE_CHECKING:
+    from gateway.pool.pool import Pool
+    from gateway.pool.waiting import Place
+
+__all__ = ["RequestContext"]
+
+WAITING: Final = b": waiting\n\n"
+WAITED: Final = b":\n\n"
+"""Goes out in one piece with what follows comments. `vllm bench serve` strips each piece that it reads, so the end of a
+comment is lost to it, and without another one so is the whole answer."""
+EVENT_STREAM: Final = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would keep the comments to itself
+)
+
+
+class RequestContext(RequestRecord):
+    """One request. Each part is there once its station was passed: `route` and `principal` since the head, `responder`
+    since the request is there whole, `payload` since it was read, `serving_pool` since admission was asked for.
+
+    Attributes:
+        route: what kind of request it is. principal: who asks, as the key has it.
+        responder: writes its answer. payload: its body.
+        serving_pool: where it waits and is answered.
+        relays: something of the engine's answer has gone to the client. Until then another engine may get the request.
+    """
+
+    __slots__ = ("_place", "payload", "principal", "relays", "responder", "route", "serving_pool")
+
+    route: Route
+    principal: Principal
+    responder: Responder
+    payload: Payload
+    serving_pool: Pool
+    relays: bool
+    _place: Place | None
+
+    def arrived(self, responder: Responder, now: float) -> None:
+        """It is there whole, and is to be answered by this."""
+        self.responder = responder
+        self.arrived_s = now
+        self.relays = False
+        self._place = None
+
+    def wait(self) -> None:
+        """It asks for admission."""
+        waiting = self.serving_pool.waiting
+        if waiting is not None and self.stream and self.route.streams_events:
+            self._place = waiting.add(self, self.arrived_s)
+
+    def say_waiting(self) -> None:
+        """Nothing has gone to the client for long."""
+        responder = self.responder
+        if responder.started:
+            responder.write(WAITING)
+        else:
+            responder.start(200, [*EVENT_STREAM, *self._own_fields()], first=WAITING)
+
+    def leave_place(self) -> None:
+        """It waits no longer, whatever has come of it."""
+        if self._place is not None:
+            self._place.leave()
+            self._place = None
+
+    def begin_answer(self, status: int, headers: list[Header], first: bytes) -> None:
+        """Something of the engine's answer is there; from here on it is written to the responder as it comes. No other
+        engine gets the request, so nobody needs its body."""
+        self.relays = True
+        self.payload.body = b""
+        responder = self.responder
+        responder.let_body_go()
+        self.leave_place()
+        if responder.started:
+            responder.write(WAITED + first)
+        else:
+            responder.start(status, self._answer_fields(headers), first=first)
+
+    def answer(self, status: int, headers: list[Header], body: bytes) -> None:
+        """Send an engine's answer in one piece. No part of it has been sent before."""
+        self.leave_place()
+        self.responder.respond(status, self._answer_fields(headers), body)
+
+    def error(self, error: ApiError, *, is_engines: bool = False, is_within: bool = False) -> None:
+        """An error, in whatever way is still open: an answer, an event in the stream, a broken body.
+
+        `is_engines`: what an engine found wrong. `is_within`: a part of something has been relayed, and not its rest.
+        """
+        responder, dialect = self.responder, self.route.dialect
+        if responder.closed:
+            return
+        if not responder.started:
+            own = self._answer_fields([]) if is_engines else [self.id_field()]
+            responder.respond(error.status, [*error.headers(), *own], error.body(dialect))
+        elif is_within:
+            responder.abort()
+        else:
+            responder.write((b"" if self.relays else WAITED) + error.sse_event(dialect))
+            responder.end()
+
+    def id_field(self) -> Header:
+        """What every answer says."""
+        return b"x-request-id", self.id.encode()
+
+    def _answer_fields(self, headers: list[Header]) -> list[Header]:
+        """The head of an engine's answer, with what is ours."""
+        fields = forward_response_headers(headers)
+        fields += self._own_fields()
+        pool = self.serving_pool
+        if pool.debug_headers:
+            fields += self.debug_headers(pool.policy_name)
+        return fields
+
+    def _own_fields(self) -> list[Header]:
+        """What can be said whether or not an engine has the request."""
+        fields = [self.id_field()]
+        quotas = self.serving_pool.quotas
+        if quotas is not None:
+            fields += rate_limit_headers(quotas.standing(self.tenant, time.monotonic()))
+        return fields

@@ -1,0 +1,45 @@
+"""How is a body read? By the rules of its API: at one go, or in slices where it is large."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from gateway.http.errors import ApiError, Reason
+from gateway.http.request import HttpRequest
+from gateway.request.apis import AUDIO, OTHER, Api
+from gateway.request.body.form import is_form, read_form
+from gateway.request.body.large_body import read_large_json
+from gateway.request.body.payload import Payload, read_json
+from gateway.request.body.slices import at_once
+
+__all__ = ["read_body", "read_body_in_slices"]
+
+
+def read_body(request: HttpRequest, api: Api) -> Payload:
+    """Of a small one. Raises `ApiError` 400 where it cannot be read."""
+    form = _form_type(request, api)
+    return read_json(request.body, api) if form is None else at_once(read_form(request.body, form, api))
+
+
+def read_body_in_slices(request: HttpRequest, api: Api) -> Generator[None, None, Payload]:
+    """The same of a large one."""
+    form = _form_type(request, api)
+    payload: Payload
+    if form is None:
+        payload = yield from read_large_json(request.body, api)
+    else:
+        payload = yield from read_form(request.body, form, api)
+    return payload
+
+
+def _form_type(request: HttpRequest, api: Api) -> bytes | None:
+    """The content-type of a form, where the API takes one. Whatever a body is labelled elsewhere, it is read as JSON:
+    some engines do not look at the label."""
+    if api is not AUDIO and api is not OTHER:
+        return None
+    content_type = request.header(b"content-type")
+    if is_form(content_type):
+        return content_type
+    if api is AUDIO:
+        raise ApiError(Reason.INVALID_REQUEST, "a form with a file is expected: content-type multipart/form-data")
+    return None
