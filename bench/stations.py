@@ -56,14 +56,15 @@ STATIONS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "identify": ("Pipeline.authorize", "Principal.app"),
     "interaction": (
-        "ClaimReader.read", "given", "Interactions.arrived", "Interactions.admitted", "Interactions.served",
+        "Payload.turns", "ClaimReader.read", "given", "Interactions.arrived", "Interactions.admitted",
+        "Interactions.served",
     ),
     "admit": ("Pipeline._admit", "Pipeline._submit", "Dispatcher.submit"),
     "place": ("gateway/request/prefixes.py", "policies/placements/", "Pool.prefix_of"),
     "send": ("Exchange.dispatched", "Backend.send", "upstream_head"),
     "relay": (
         "_Connection.data_received", "Exchange.head_received", "Exchange.body_received", "Exchange._complete_body",
-        "Exchange._complete_stream", "Outbox._end_turn", "Reply.begin", "Reply.whole",
+        "Exchange._complete_stream", "Outbox.flush", "RequestContext.begin_answer", "RequestContext.answer",
     ),
     "settle": ("Exchange._settle", "Exchange._settle_body", "Dispatcher.finished", "Exchange._end"),
     "account": ("Gateway._settled", "Pool.ended"),

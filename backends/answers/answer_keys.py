@@ -27,28 +27,26 @@ class AnswerKeys:
         text: how it begins, as it stands in a string of JSON.
         arguments: how the arguments of its calls begin, one after another; JSON, as it stands in a string of JSON.
         tool_ids: names of its calls of tools, by which their results come back.
-        is_full: there is as much text as is kept.
     """
 
-    __slots__ = ("arguments", "is_full", "text", "tool_ids")
+    __slots__ = ("arguments", "text", "tool_ids")
 
     def __init__(self) -> None:
         self.text = b""
         self.arguments = b""
         self.tool_ids: dict[bytes, None] = {}
-        self.is_full = False
 
     def add(self, text: bytes) -> None:
         """This comes next in its text."""
-        self.text += text
-        self.is_full = len(self.text) >= KEY_BYTES_MAX
+        if len(self.text) < KEY_BYTES_MAX:
+            self.text += text
 
     def add_texts(self, json: bytes) -> None:
         """So do the texts in this JSON."""
         for found in _TEXT.finditer(json):
-            self.add(found[1][:KEY_BYTES_MAX])
-            if self.is_full:
+            if len(self.text) >= KEY_BYTES_MAX:
                 return
+            self.text += found[1][:KEY_BYTES_MAX]
 
     def add_calls(self, json: bytes, at: int = 0) -> None:
         """It asks for the calls of tools in this JSON."""

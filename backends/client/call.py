@@ -13,7 +13,7 @@ __all__ = ["Receiver", "UpstreamCall"]
 class Receiver(Protocol):
     """Who takes the answer? After `head_received` and the bodies comes exactly one of `completed` and `failed`."""
 
-    def head_received(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    def head_received(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """The final answer's head, names in lower case. 1xx answers are passed over."""
 
     def body_received(self, data: bytes) -> None:

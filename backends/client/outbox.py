@@ -28,7 +28,7 @@ class Outbox:
     def __init__(self) -> None:
         self._outlets: list[Outlet] = []
         self._is_scheduled = False
-        self._flush_later = self._end_turn  # compiled, a bound method costs more than the call
+        self._flush_later = self.flush  # compiled, a bound method costs more than the call
 
     def add(self, outlet: Outlet) -> None:
         """This one now holds something."""
@@ -39,12 +39,9 @@ class Outbox:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush_later)
 
-    def _end_turn(self) -> None:
-        self._is_scheduled = False
-        self.flush()
-
     def flush(self) -> None:
         """Send everything now."""
+        self._is_scheduled = False
         if not self._outlets:
             return
         outlets, self._outlets = self._outlets, []

@@ -223,7 +223,6 @@ class _Connection(asyncio.Protocol):
         self._is_bodiless = call.head.startswith(b"HEAD ")
         self._violation = ""
         self._status = 0
-        self._reason = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._bytes_without_payload = 0
         if call._is_paused:
@@ -302,13 +301,20 @@ class _Connection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self._is_complete:
                 self._violation = self._violation or f"broke HTTP framing: {error}"
+        parts = self._parts
+        if was_head_done and len(parts) == 1 and not self._violation and not self._is_bodiless:
+            self._bytes_without_payload = 0
+            call.receiver.body_received(parts.pop())
+            if self._is_complete and not call.is_over:
+                self._finish(call)
+            return
         payload = self._take_payload(len(data), was_head_done)
         if self._violation and not self._is_complete:
             self.fail(ProtocolViolation(self._pool.name, self._violation, before_first_byte=False))
             return
         receiver = call.receiver
         if self._is_head_done and not was_head_done:
-            receiver.head_received(self._status, self._reason, self._headers)
+            receiver.head_received(self._status, self._headers)
         if payload and not call.is_over:
             receiver.body_received(payload)
         if self._is_complete and not call.is_over:
@@ -349,7 +355,7 @@ class _Connection(asyncio.Protocol):
         bytes_max = self._pool.header_bytes_max
         overhead = self._bytes_without_payload
         if self._is_head_done and not was_head_done and read_bytes > bytes_max:
-            overhead = len(self._reason) + sum(len(name) + len(value) for name, value in self._headers)
+            overhead = sum(len(name) + len(value) for name, value in self._headers)
         elif self._is_complete:
             return payload
         if overhead > bytes_max:
@@ -373,7 +379,8 @@ class _Connection(asyncio.Protocol):
         ):
             transport.abort()
         else:
-            self.resume()
+            if self._is_paused:
+                self.resume()
             self._is_fresh = False
             self._pool._release(self)
         call.receiver.completed()
@@ -385,9 +392,6 @@ class _Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self._is_complete:
             self._refuse("sent more after the end of its answer")
-
-    def on_status(self, status: bytes) -> None:
-        self._reason += status
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_head_done:
@@ -412,7 +416,6 @@ class _Connection(asyncio.Protocol):
                 if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0")):
                     self._refuse(f"sent a body with status {status}")  # which the parser would read as the answer's
             self._headers = []
-            self._reason = b""
             self._is_framed = self._begins_as_http11 = False  # the next one may be of any version
             return
         if not self._begins_as_http11 and self._parser.get_http_version() not in ("1.1", "1.0"):

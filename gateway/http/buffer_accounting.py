@@ -18,12 +18,13 @@ __all__ = ["BufferAccounting"]
 class BufferAccounting:
     """The bytes of one connection. Who holds too many gets an `ApiError`, and they are counted until released."""
 
-    __slots__ = ("_body_bytes", "_head_bytes", "_request", "_server")
+    __slots__ = ("_head_bytes", "_request", "_server", "body_bytes")
 
     def __init__(self, server: ServerState) -> None:
         self._server = server
         self._head_bytes = 0
-        self._body_bytes = 0
+        self.body_bytes = 0
+        """Held of a body."""
         self._request: HttpRequest | None = None
         """Whose body it is."""
 
@@ -38,8 +39,8 @@ class BufferAccounting:
     def hold_body(self, request: HttpRequest, body_bytes: int) -> None:
         """So much is there of the body of this request."""
         server = self._server
-        more_bytes = body_bytes - self._body_bytes
-        self._request, self._body_bytes = request, body_bytes
+        more_bytes = body_bytes - self.body_bytes
+        self._request, self.body_bytes = request, body_bytes
         server.bodies_bytes += more_bytes
         try:
             if request.tenant:
@@ -55,7 +56,7 @@ class BufferAccounting:
         request, self._request = self._request, None
         if request is None:
             return
-        held_bytes, self._body_bytes = self._body_bytes, 0
+        held_bytes, self.body_bytes = self.body_bytes, 0
         server = self._server
         server.bodies_bytes -= held_bytes
         if request.tenant:

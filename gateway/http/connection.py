@@ -179,7 +179,8 @@ class Connection(asyncio.Protocol):
             _log.exception("the head hook failed")
             self._refuse(_internal_error())
         if self._state == _ANSWER or (self._writing_paused and self._state < _ANSWER):
-            self._keep(data[at:])
+            if at < size:
+                self._keep(data[at:])
         elif self._state == _BODY:
             self._set_body_deadline()
 
@@ -218,7 +219,7 @@ class Connection(asyncio.Protocol):
         assert request is not None
         if len(request.body) > _SMALL_BODY_BYTES:
             self._buffers.hold_body(request, len(request.body))
-        else:
+        elif self._buffers.body_bytes:
             self._buffers.release_body()
         responder = self._new_responder(request, keep_alive=self._reader.keep_alive)
         try:
@@ -266,7 +267,8 @@ class Connection(asyncio.Protocol):
 
     def answered(self, *, keep_alive: bool) -> None:
         self._responder = None
-        self._buffers.release_body()
+        if self._buffers.body_bytes:
+            self._buffers.release_body()
         if self._state != _ANSWER:
             return
         if not keep_alive:

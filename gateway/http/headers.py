@@ -104,7 +104,10 @@ def bearer_key(headers: list[Header]) -> bytes | None:
 
 def content_type(headers: list[Header]) -> bytes:
     """Of what kind is an answer? Empty: it does not say."""
-    return next((value for name, value in headers if name == b"content-type"), b"")
+    for name, value in headers:
+        if name == b"content-type":
+            return value
+    return b""
 
 
 def is_json(kind: bytes) -> bool:

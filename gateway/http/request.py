@@ -258,7 +258,7 @@ class RequestReader:
         if len(headers) > self._limits.headers_count_max:
             count = self._limits.headers_count_max
             raise ApiError(Reason.HEADERS_TOO_LARGE, f"The request has more than {count} header fields.")
-        self._read_framing([field for field in headers if field[0] in _READ_HERE], minor == b"1")
+        self._read_framing(headers, minor == b"1")
         version = "1.1" if minor == b"1" else "1.0"
         return self._kind(
             method.decode("ascii"), target, self.path, query, headers, version, self._peer, self._client_id,
@@ -318,6 +318,8 @@ class RequestReader:
         hosts = 0
         keep_alive = is_http11
         for name, value in fields:
+            if name not in _READ_HERE:
+                continue
             if name == b"host":
                 hosts += 1
                 if value != self._host:

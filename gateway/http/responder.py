@@ -107,7 +107,10 @@ class Responder:
             return
         if not self.started:
             raise RuntimeError("write() before start()")
-        if data and (framed := self._framed(data)):
+        size = len(data)
+        if self._chunked and 0 < size < _CHUNK_BYTES_KNOWN:
+            self._outlet.write(_CHUNK_HEADS[size] + data + b"\r\n")
+        elif size and (framed := self._framed(data)):
             self._outlet.write(framed)
 
     def end(self) -> None:
@@ -183,9 +186,7 @@ class Responder:
         if self._bodiless:
             return b""
         if self._chunked:
-            size = len(data)
-            head = _CHUNK_HEADS[size] if size < _CHUNK_BYTES_KNOWN else b"%x\r\n" % size
-            return head + data + b"\r\n"
+            return b"%x\r\n%b\r\n" % (len(data), data)
         if self._left != _NO_LENGTH:
             if len(data) > self._left:
                 self.abort()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from gateway.pool.pool import Pool
 from gateway.proxy.request_context import RequestContext
+from gateway.request.body.payload import USER_LENGTH_MAX
+from gateway.request.conversation.turns import NO_TURNS
 from gateway.request.within_context import within_context
 from policies.request import NO_CLAIM, Flow, Request
 
@@ -14,7 +16,7 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
     """The request as this pool's models and engines have it. What it was to the pool before (`context.request`) stays,
     as far as that does not depend on them.
 
-    Raises ApiError for what no context there has room for.
+    Raises ApiError for an app that the key may not claim, and for what no context there has room for.
     """
     payload, before, generates = context.payload, context.request, context.route.generates
     sequences = payload.sequences if generates else 1
@@ -29,13 +31,19 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         flow, weight, claim, progress = before.flow, before.weight, before.claim, before.progress
         system_tokens = before.system_tokens * prompt_tokens // max(1, before.prompt_tokens)
     else:
-        flow, weight, progress = Flow(context.tenant, context.app, _user_of(context)), context.principal.weight, None
+        principal = context.principal
+        fields = dict(reversed(context.headers))  # of a field that is given twice the first one counts
+        app, user = fields.get(b"x-fairgate-app"), fields.get(b"x-fairgate-user")
+        context.app = principal.app(app.decode("utf-8", "replace") if app else None)
+        named = user.decode("utf-8", "replace") if user else payload.user
+        flow, weight, progress = Flow(context.tenant, context.app, named[:USER_LENGTH_MAX]), principal.weight, None
         claim, system_tokens = NO_CLAIM, 0
         if pool.claims is not None:
-            reading = pool.claims.read(context.headers, payload, flow, generates=generates)
-            claim = reading.claim
-            if reading.instruction_bytes:
-                system_tokens = prompt_tokens * reading.instruction_bytes // payload.prompt.size
+            turns = payload.turns() if generates else NO_TURNS
+            claim = pool.claims.read(fields, payload, turns, flow)
+            instruction_bytes = payload.instruction_bytes + turns.instruction_bytes
+            if instruction_bytes:
+                system_tokens = prompt_tokens * instruction_bytes // payload.prompt.size
     return Request(
         id=context.id,
         flow=flow,
@@ -53,9 +61,3 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         client_id=context.client_id,
         progress=progress,
     )
-
-
-def _user_of(context: RequestContext) -> str:
-    named = context.header(b"x-fairgate-user")
-    user = named.decode("utf-8", "replace") if named else context.payload.user
-    return user[:128]

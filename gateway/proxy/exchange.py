@@ -148,7 +148,7 @@ class Exchange:
 
     # --- what the backend says ---
 
-    def head_received(self, status: int, reason: bytes, headers: list[Header]) -> None:
+    def head_received(self, status: int, headers: list[Header]) -> None:
         self._status = status
         self._headers = headers
         if status == 200 and content_type(headers).startswith(b"text/event-stream"):
@@ -425,9 +425,11 @@ class Exchange:
     def _end(self, outcome: str, reason: str, service: ServiceTokens | None = None) -> None:
         self._done = True
         self._call = None
-        self._let_go()
+        if self._held_bytes:
+            self._let_go()
         context = self.context
-        context.leave_place()
+        if context.stream:
+            context.leave_place()
         responder = context.responder
         responder.on_disconnect = responder.on_pause = responder.on_resume = None
         context.ended(outcome, reason, service or NO_SERVICE, time.monotonic())

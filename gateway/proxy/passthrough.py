@@ -69,7 +69,7 @@ class PassThrough:
         responder.on_pause = call.pause
         responder.on_resume = call.resume
 
-    def head_received(self, status: int, reason: bytes, headers: list[Header]) -> None:
+    def head_received(self, status: int, headers: list[Header]) -> None:
         self._head, self._payload = b"", None
         self._status = status
         self._headers = [*forward_response_headers(headers), self._context.id_field()]

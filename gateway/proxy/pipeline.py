@@ -139,22 +139,25 @@ class Pipeline:
         """A request ends before it has come to `handle`."""
         assert isinstance(request, RequestContext)
         request.arrived_s = time.monotonic()
-        self._trace(request)
+        if self._sampler is not None:
+            self._trace(request, self._sampler)
         self._ended(request, Outcome.REFUSED, error.code.value)
 
     def handle(self, request: HttpRequest, responder: Responder) -> None:
         """Runs when a request is there whole."""
         assert isinstance(request, RequestContext)
         request.arrived(responder, time.monotonic())
-        self._trace(request)
+        if self._sampler is not None:
+            self._trace(request, self._sampler)
         try:
             self._handle(request)
         except Exception as error:
             self._failed(request, error)
 
-    def _trace(self, context: RequestContext) -> None:
-        if self._sampler is not None and context.tenant:  # who has no key makes no spans
-            context.trace = self._sampler.begin(context.headers)
+    @staticmethod
+    def _trace(context: RequestContext, sampler: Sampler) -> None:
+        if context.tenant:  # who has no key makes no spans
+            context.trace = sampler.begin(context.headers)
 
     def _failed(self, context: RequestContext, error: Exception) -> None:
         """Say what is wrong with the request, or with the gateway."""
@@ -177,17 +180,14 @@ class Pipeline:
             self._pass_through(context, None).send()
         elif len(context.body) <= LARGE_BODY_BYTES:
             context.payload = read_body(context, context.route.api)
-            self._take(context)()
+            if not self._keyring.takes(context.principal):
+                raise _revoked()
+            if treatment is Treatment.PASS:
+                self._pass_through(context, context.payload).send()
+            else:
+                self._submit(context, self._admit(context))
         else:
             self._read_in_slices(context)
-
-    def _take(self, context: RequestContext) -> Callable[[], None]:
-        """The request is there whole, and read. What comes back sends it on its way, once its body is sealed."""
-        if not self._keyring.takes(context.principal):
-            raise _revoked()
-        if context.route.treatment is Treatment.PASS:
-            return self._pass_through(context, context.payload).send
-        return self._admit(context)
 
     def _read_in_slices(self, context: RequestContext) -> None:
         work = self._reading(context)
@@ -202,13 +202,19 @@ class Pipeline:
             yield
             payload = context.payload = yield from read_body_in_slices(context, context.route.api)
             yield
-            send = self._take(context)
+            if not self._keyring.takes(context.principal):
+                raise _revoked()
+            passes = self._pass_through(context, payload) if context.route.treatment is Treatment.PASS else None
+            request = self._admit(context) if passes is None else None
             context.body = b""
             if isinstance(payload, LargePayload):
                 yield from payload.seal()
             yield
             responder.on_disconnect = None
-            send()
+            if passes is not None:
+                passes.send()
+            elif request is not None:
+                self._submit(context, request)
         except Exception as error:
             responder.on_disconnect = None
             self._failed(context, error)
@@ -223,11 +229,11 @@ class Pipeline:
 
     # --- requests that need admission ---
 
-    def _admit(self, context: RequestContext) -> Callable[[], None]:
+    def _admit(self, context: RequestContext) -> Request:
+        """What asks for admission, with its body as an engine is to get it."""
         payload, route = context.payload, context.route
         context.model, context.stream = payload.model, payload.stream
         pool = context.serving_pool = self._pool_for(context)
-        context.app = context.principal.app(_text(context.header(b"x-fairgate-app")))
         request = context.request = admission_request(context, pool)
         if (
             payload.stream
@@ -236,7 +242,7 @@ class Pipeline:
             and isinstance(payload, JsonPayload)
         ):
             payload.ask_usage()
-        return lambda: self._submit(context, request)
+        return request
 
     @staticmethod
     def _submit(context: RequestContext, request: Request) -> None:
@@ -351,7 +357,3 @@ def _not_for(model: str, principal: Principal) -> ApiError:
         return ApiError(Reason.INVALID_REQUEST, message, param="model")
     message = f"the model '{model[:100]}' does not exist, or this key may not ask for it; it may ask for: {models}"
     return ApiError(Reason.MODEL_NOT_FOUND, message, param="model")
-
-
-def _text(value: bytes | None) -> str | None:
-    return value.decode("utf-8", "replace") if value else None

@@ -76,7 +76,9 @@ class RequestContext(RequestRecord):
         if responder.started:
             responder.write(WAITING)
         else:
-            responder.start(200, [*EVENT_STREAM, *self._own_fields()], first=WAITING)
+            fields = [*EVENT_STREAM]
+            self._add_own_fields(fields)
+            responder.start(200, fields, first=WAITING)
 
     def leave_place(self) -> None:
         """It waits no longer, whatever has come of it."""
@@ -99,7 +101,8 @@ class RequestContext(RequestRecord):
 
     def answer(self, status: int, headers: list[Header], body: bytes) -> None:
         """Send an engine's answer in one piece. No part of it has been sent before."""
-        self.leave_place()
+        if self._place is not None:
+            self.leave_place()
         self.responder.respond(status, self._answer_fields(headers), body)
 
     def error(self, error: ApiError, *, is_engines: bool = False, is_within: bool = False) -> None:
@@ -125,17 +128,15 @@ class RequestContext(RequestRecord):
 
     def _answer_fields(self, headers: list[Header]) -> list[Header]:
         """The head of an engine's answer, with what is ours."""
-        fields = forward_response_headers(headers)
-        fields += self._own_fields()
-        pool = self.serving_pool
+        pool, fields = self.serving_pool, forward_response_headers(headers)
+        self._add_own_fields(fields)
         if pool.debug_headers:
             fields += self.debug_headers(pool.policy_name)
         return fields
 
-    def _own_fields(self) -> list[Header]:
+    def _add_own_fields(self, fields: list[Header]) -> None:
         """What can be said whether or not an engine has the request."""
-        fields = [self.id_field()]
+        fields.append((b"x-request-id", self.id.encode()))
         quotas = self.serving_pool.quotas
         if quotas is not None:
             fields += rate_limit_headers(quotas.standing(self.tenant, time.monotonic()))
-        return fields

@@ -23,15 +23,14 @@ from msgspec import Raw
 from gateway.config.sections.interactions import InteractionRules
 from gateway.http.errors import ApiError, Reason
 from gateway.request.body.payload import Payload
-from gateway.request.conversation.shown import IDS_MAX, decoded, lines_in, lines_of, turn_of
+from gateway.request.conversation.shown import IDS_MAX, json_text, lines_in, lines_of, turn_of
 from gateway.request.conversation.turns import NO_TURNS, QUOTE, Turns, hashed
 from gateway.request.fields import Fields, decode_claimed
 from gateway.telemetry.trace import TRACEPARENT
 from policies.request import NO_CLAIM, NO_WITNESSES, Claim, Flow, Witnesses
 
-__all__ = ["ClaimReader", "ClaimReading", "given"]
+__all__ = ["ClaimReader", "given"]
 
-Header = tuple[bytes, bytes]
 Value = str | int | bool
 Said = tuple[str, Value]
 """Where the client said it, and what."""
@@ -69,17 +68,8 @@ _ID_IN_JSON: Final = re.compile(rb'"((?!id")[^"\\]{1,256})"\s{0,16}\}?\Z')
 _SESSION_IN_METADATA: Final = re.compile(rb'"session_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"')
 _OWN_CACHE_KEY: Final = re.compile(rb'"([^"\\]{0,64}[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}[^"\\]{0,64})"')
 """One that was made for this talk. Others are names of apps, common to all their users."""
+NO_HEADERS: Final[Mapping[bytes, bytes]] = {}
 _FLAGS: Final = {"true": True, "1": True, "false": False, "0": False}
-
-
-class ClaimReading:
-    """What a request shows of its interaction, and how many bytes of its prompt are the app's instructions."""
-
-    __slots__ = ("claim", "instruction_bytes")
-
-    def __init__(self, claim: Claim, instruction_bytes: int) -> None:
-        self.claim = claim
-        self.instruction_bytes = instruction_bytes
 
 
 class ClaimReader:
@@ -94,36 +84,30 @@ class ClaimReader:
         self._by_app = by_app
         self._lengths: OrderedDict[Flow, list[int]] = OrderedDict()
 
-    def read(self, headers: list[Header], payload: Payload, flow: Flow, *, generates: bool) -> ClaimReading:
+    def read(self, headers: Mapping[bytes, bytes], payload: Payload, turns: Turns, flow: Flow) -> Claim:
         """The claim of a request, or `ApiError` 400 if what it says of its interaction in so many words is no such.
 
-        `generates`: whether its input is a conversation at all, rather than a text to embed.
+        `headers`: all fields by name. `turns`: of its conversation; `NO_TURNS`: it is none, but a text to embed, say.
         """
         rules = self._by_app.get(flow.app, self._rules)
-        turns = payload.turns() if generates else NO_TURNS
-        fields = {name: value for name, value in headers if name in _OF_INTEREST}
-        claim = self._shown(rules, fields, payload, turns, flow)
+        fields = NO_HEADERS if _OF_INTEREST.isdisjoint(headers) else headers
+        trace = _trace(rules.trace, fields) if fields and rules.trace is not None else None
+        if trace is not None:
+            claim = Claim(hashed(b"trace", trace), explicit=True)
+        elif rules.content and turns is not NO_TURNS:
+            session = _session(fields, payload.fields) if rules.sessions else b""
+            previous = payload.fields.previous_response_id
+            if not session and not previous and turns.is_lone:
+                claim = _of_question(turns)
+            else:
+                claim = _of_turns(turns, session, (previous or "").encode())
+        elif rules.prefixes and payload.raw_prompt:
+            claim = Claim(extends=self._prefixes(payload.raw_prompt, flow))
+        else:
+            claim = NO_CLAIM
         if rules.headers and (fields or payload.fields.metadata):
             claim = _said(fields, payload.fields.metadata, claim)
-        return ClaimReading(claim, payload.instruction_bytes + turns.instruction_bytes)
-
-    def _shown(
-        self,
-        rules: InteractionRules,
-        fields: Mapping[bytes, bytes],
-        payload: Payload,
-        turns: Turns,
-        flow: Flow,
-    ) -> Claim:
-        trace = _trace(rules.trace, fields) if fields else None
-        if trace is not None:
-            return Claim(hashed(b"trace", trace), explicit=True)
-        if rules.content and turns is not NO_TURNS:
-            session = _session(fields, payload.fields) if rules.sessions else b""
-            return _of_turns(turns, session, (payload.fields.previous_response_id or "").encode())
-        if rules.prefixes and payload.raw_prompt:
-            return Claim(extends=self._prefixes(payload.raw_prompt, flow))
-        return NO_CLAIM
+        return claim
 
     def _prefixes(self, text: Raw, flow: Flow) -> tuple[int, ...]:
         """Hashes of a raw prompt's beginnings as long as earlier prompts of its flow were, then of all of it.
@@ -161,12 +145,18 @@ def given(claim: Claim, tool_ids: Iterable[bytes], text: bytes, answer_id: str, 
     if answer_id:
         proofs.append(_of_answer(answer_id.encode()))
     session, echoed = claim.session, claim.shows.lines
-    said = decoded(text, 0)
+    said = json_text(text)
     turn = turn_of(claim.last_turn, said)
     hints = (hashed(session.encode(), b"turn", turn),) if turn else ()
-    lines = [line for each in lines_of(said) if (line := hash((session, each))) not in echoed][:LINES_GIVEN]
+    lines: list[int] = []
+    for each in lines_of(said):
+        line = hash((session, each))
+        if line not in echoed:
+            lines.append(line)
+            if len(lines) == LINES_GIVEN:
+                break
     if arguments:
-        tasks = [task for each in lines_in(decoded(arguments, 0)) if (task := hash((session, each))) not in echoed]
+        tasks = [task for each in lines_in(json_text(arguments)) if (task := hash((session, each))) not in echoed]
         for task in tasks[:LINES_GIVEN]:
             lines += [task, task ^ _TASK]
     return Witnesses(tuple(proofs), hints, tuple(lines))
@@ -174,8 +164,6 @@ def given(claim: Claim, tool_ids: Iterable[bytes], text: bytes, answer_id: str, 
 
 def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
     """The claim of a conversation, in a session or none (b""), that goes on from an earlier answer or from none."""
-    if not session and not previous and turns.is_lone:
-        return _of_question(turns)
     shown, begins = turns.shown, turns.begins
     name = hashed(b"session", session) if session else ""
     proofs = [_of_call(id_) for id_ in shown.tool_ids]
@@ -204,9 +192,10 @@ def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
 
 def _of_question(turns: Turns) -> Claim:
     """The same of a question to which nothing was said before, and which is in no session: as most requests are."""
-    lines = [hash(("", line)) for line in turns.shown.lines]
-    if lines:
-        lines += [line ^ _TASK for line in lines]
+    lines: list[int] = []
+    for text in turns.shown.lines:
+        line = hash(("", text))
+        lines += (line, line ^ _TASK)
     shows = Witnesses((), (), tuple(lines), LINES_OF_A_NEW_TALK) if lines else NO_WITNESSES
     return Claim(turns.named(b"asked", b""), 1, True, False, (), False, shows, "", turns.shown.last_turn)
 
@@ -231,13 +220,11 @@ def _of_answer(id: bytes) -> str:
     return hashed(b"answer", id)
 
 
-def _trace(rule: str | None, fields: Mapping[bytes, bytes]) -> bytes | None:
+def _trace(rule: str, fields: Mapping[bytes, bytes]) -> bytes | None:
     """The name of the trace that is an interaction here; None if there is none, or it is not well formed."""
     if rule == "traceparent":
         found = TRACEPARENT.fullmatch(fields.get(b"traceparent", b""))
         return found[1] if found else None
-    if rule is None:
-        return None
     wanted = rule.removeprefix("baggage:").encode()
     for member in fields.get(b"baggage", b"").split(b","):
         key, _, value = member.partition(b";")[0].partition(b"=")

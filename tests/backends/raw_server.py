@@ -103,16 +103,15 @@ class Recorder:
 
     def __init__(self) -> None:
         self.status = 0
-        self.reason = b""
         self.headers: list[tuple[bytes, bytes]] = []
         self.pieces: list[bytes] = []
         self.ends: list[UpstreamError | None] = []
         self.first_piece = asyncio.Event()
         self._ended = asyncio.Event()
 
-    def head_received(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    def head_received(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         assert self.status == 0, "two heads"
-        self.status, self.reason, self.headers = status, reason, headers
+        self.status, self.headers = status, headers
 
     def body_received(self, data: bytes) -> None:
         assert self.status, "a body before the head"

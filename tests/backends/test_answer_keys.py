@@ -116,7 +116,7 @@ def test_of_a_long_text_only_the_beginning_is_kept(dialect: Dialect) -> None:
     meter = StreamMeter(dialect, strip_usage=False)
     for _ in range(10 * KEY_BYTES_MAX):
         meter.feed(event)
-    assert meter.keys.is_full
+    assert len(meter.keys.text) >= KEY_BYTES_MAX
     assert len(meter.keys.text) < 2 * KEY_BYTES_MAX
     long = read_answer(json.dumps({"choices": [{"message": {"content": "x" * 10**6}}]}).encode())
     assert len(long.keys.text) <= KEY_BYTES_MAX

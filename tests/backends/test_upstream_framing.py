@@ -59,11 +59,11 @@ async def test_an_answer_cut_at_every_byte_reads_the_same(name: str, open_pool: 
         assert recorder.status in (200, 204, 304)
 
 
-async def test_the_head_comes_with_lower_case_names_and_the_reason(open_pool: Open) -> None:
+async def test_the_head_comes_with_lower_case_names(open_pool: Open) -> None:
     async with RawServer(say(b"HTTP/1.1 418 I'm a Teapot\r\nX-Odd: A, B\r\nCONTENT-LENGTH: 0\r\n\r\n")) as server:
         recorder, error = await ask(open_pool(server.url))
         assert error is None
-        assert (recorder.status, recorder.reason) == (418, b"I'm a Teapot")
+        assert recorder.status == 418
         assert recorder.headers == [(b"x-odd", b"A, B"), (b"content-length", b"0")]
 
 

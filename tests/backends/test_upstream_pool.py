@@ -260,8 +260,8 @@ async def test_cancel_before_the_connection_is_made(open_pool: Open) -> None:
 class CancelsAtHead(Recorder):
     call: UpstreamCall
 
-    def head_received(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        super().head_received(status, reason, headers)
+    def head_received(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        super().head_received(status, headers)
         self.call.cancel()
 
 

@@ -73,7 +73,7 @@ class _Receiver:
         self.status = 0
         self.ends = 0
 
-    def head_received(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    def head_received(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         assert not self.status
         assert 200 <= status <= 599
         assert all(name == name.lower() and not set(value) & set(b"\r\n\0") for name, value in headers)

@@ -66,7 +66,7 @@ async def test_while_it_waits_for_a_whole_answer(start: Starter, path: str, body
 class Recorder:
     """A receiver that expects nothing."""
 
-    def head_received(self, status: int, reason: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    def head_received(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         raise AssertionError("an answer to a request that was given up")
 
     def body_received(self, data: bytes) -> None:

@@ -31,7 +31,7 @@ from gateway.request.fields import (
 )
 from gateway.request.prompt import Prompt, prompt_of
 
-__all__ = ["LARGE_BODY_BYTES", "NO_FIELDS", "STEERING", "JsonPayload", "Payload", "read_json"]
+__all__ = ["LARGE_BODY_BYTES", "NO_FIELDS", "STEERING", "USER_LENGTH_MAX", "JsonPayload", "Payload", "read_json"]
 
 LARGE_BODY_BYTES: Final = 1 << 18
 """A body of up to so many bytes is read at one go: it takes some milliseconds at most, whatever it holds."""
@@ -200,7 +200,10 @@ def fields_of(body: bytes) -> Fields:
 
 def user_of(fields: Fields) -> str:
     """The end user that the client names, by any of the ways that the APIs have."""
-    return (fields.safety_identifier or fields.user or _metadata_user(fields.metadata))[:USER_LENGTH_MAX]
+    user = fields.safety_identifier or fields.user
+    if not user and fields.metadata:
+        user = _metadata_user(fields.metadata)
+    return user[:USER_LENGTH_MAX] if user else ""
 
 
 def _members(body: bytes) -> dict[str, Raw]:
@@ -252,7 +255,7 @@ def _prompts(prompt: Raw) -> int:
 
 
 def _metadata_user(metadata: Raw) -> str:
-    if not metadata or bytes(metadata).find(b'"user_id"') < 0:
+    if bytes(metadata).find(b'"user_id"') < 0:
         return ""
     try:
         return decode_user(metadata).user_id or ""

@@ -24,9 +24,11 @@ __all__ = [
     "TEXT_BYTES_MAX",
     "Shown",
     "decoded",
+    "json_text",
     "lines_in",
     "lines_of",
     "shown_by",
+    "shown_by_question",
     "turn_of",
 ]
 
@@ -79,12 +81,15 @@ class Shown:
 NOTHING_SHOWN: Final = Shown([], b"", b"", [])
 
 
+def shown_by_question(content: bytes) -> Shown:
+    """What one question shows before which nothing was said, as most requests are: all that `shown_by` would find."""
+    asked = text_of(content)
+    lines = lines_of(asked)
+    return Shown([], name_of(asked), b"", list(dict.fromkeys(lines)) if len(lines) > 1 else lines)
+
+
 def shown_by(first: Sequence[Turn], last: Sequence[Turn]) -> Shown:
     """Look at the first turns of a conversation and at its last ones; the same turns may be among both."""
-    if len(last) == 1 and last[0].role == "user" and (content := bytes(last[0].content)).startswith(b'"'):
-        asked = text_of(content)  # one question and no more, as most requests are: what follows comes to this
-        lines = lines_of(asked)
-        return Shown([], name_of(asked), b"", list(dict.fromkeys(lines)) if len(lines) > 1 else lines)
     begin = end = len(last)  # of the model's last turn: all items in a row
     while end and not is_models(last[end - 1]):
         end -= 1
@@ -136,13 +141,14 @@ def turn_of(before: bytes, text: str) -> bytes:
     begin = text.lstrip()
     if not before or not begin:
         return b""
-    return before + _rows(begin[:LINE_MAX])[0].rstrip().encode("utf-8", "surrogatepass")
+    row = begin[:LINE_MAX].replace("\r", "\n").partition("\n")[0]
+    return before + row.rstrip().encode("utf-8", "surrogatepass")
 
 
 def lines_of(text: str) -> list[str]:
     """The lines of a text that say something."""
     lines: list[str] = []
-    for row in _rows(text):
+    for row in text.replace("\r", "\n").split("\n"):
         if len(row) >= LINE_MIN:
             line = row.strip()
             if len(line) >= LINE_MIN:
@@ -150,12 +156,6 @@ def lines_of(text: str) -> list[str]:
                 if len(lines) == LINES_MAX:
                     break
     return lines
-
-
-def _rows(text: str) -> list[str]:
-    if "\r" in text:
-        text = text.replace("\r", "\n")
-    return text.split("\n") if "\n" in text else [text]
 
 
 def lines_in(json: str) -> list[str]:
@@ -176,6 +176,16 @@ def text_of(content: bytes) -> str:
         return ""
     begins = [found.end() for found in _TEXT_OF_BLOCK.finditer(content, 0, TEXT_BYTES_MAX)]
     return "\n".join([decoded(content, begin) for begin in begins[:TEXTS_MAX]])
+
+
+def json_text(text: bytes) -> str:
+    """The text that stands so in a string of JSON, the quotes left out; it may be cut."""
+    if len(text) <= TEXT_BYTES_MAX:
+        try:
+            return decode_name(b'"%b"' % text)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass  # cut
+    return decoded(text, 0)
 
 
 def decoded(content: bytes, begin: int) -> str:

@@ -15,7 +15,14 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.request.conversation.shown import FIRST_TURNS, LAST_TURNS, NOTHING_SHOWN, Shown, shown_by
+from gateway.request.conversation.shown import (
+    FIRST_TURNS,
+    LAST_TURNS,
+    NOTHING_SHOWN,
+    Shown,
+    shown_by,
+    shown_by_question,
+)
 from gateway.request.fields import Turn, decode_turns
 
 __all__ = [
@@ -168,19 +175,30 @@ class Shape:
 NO_TURNS: Final = Turns([], 0, Shape(), NOTHING_SHOWN)
 
 
+def _question() -> Shape:
+    shape = Shape()
+    shape.of_user(is_question=True)
+    return shape
+
+
+QUESTION: Final = _question()
+"""One question, before which nothing was said."""
+
+
 def read_turns(conversation: Raw) -> Turns:
     """Read `messages` or `input` as they stand in the body. What is no conversation has no turns: the engine judges."""
     if not conversation:
         return NO_TURNS
-    shape = Shape()
     try:
         turns = decode_turns(conversation)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = bytes(conversation)
-        if text[0] != QUOTE:
-            return NO_TURNS
-        shape.of_user(is_question=True)
-        return Turns([text], 0, shape, NOTHING_SHOWN)
+        return Turns([text], 0, QUESTION, NOTHING_SHOWN) if text[0] == QUOTE else NO_TURNS
+    if len(turns) == 1 and turns[0].role == "user":
+        content = bytes(turns[0].content)
+        if content.startswith(b'"'):
+            return Turns([content], 0, QUESTION, shown_by_question(content))
+    shape = Shape()
     questions: list[bytes] = []
     answered = 0
     for turn in turns:
