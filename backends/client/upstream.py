@@ -223,6 +223,7 @@ class _Connection(asyncio.Protocol):
         self._is_bodiless = call.head.startswith(b"HEAD ")
         self._violation = ""
         self._status = 0
+        self._reason_bytes = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._bytes_without_payload = 0
         if call._is_paused:
@@ -355,7 +356,7 @@ class _Connection(asyncio.Protocol):
         bytes_max = self._pool.header_bytes_max
         overhead = self._bytes_without_payload
         if self._is_head_done and not was_head_done and read_bytes > bytes_max:
-            overhead = sum(len(name) + len(value) for name, value in self._headers)
+            overhead = self._reason_bytes + sum(len(name) + len(value) for name, value in self._headers)
         elif self._is_complete:
             return payload
         if overhead > bytes_max:
@@ -393,6 +394,9 @@ class _Connection(asyncio.Protocol):
         if self._is_complete:
             self._refuse("sent more after the end of its answer")
 
+    def on_status(self, status: bytes) -> None:
+        self._reason_bytes += len(status)
+
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_head_done:
             return  # a trailer
@@ -416,6 +420,7 @@ class _Connection(asyncio.Protocol):
                 if name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0")):
                     self._refuse(f"sent a body with status {status}")  # which the parser would read as the answer's
             self._headers = []
+            self._reason_bytes = 0
             self._is_framed = self._begins_as_http11 = False  # the next one may be of any version
             return
         if not self._begins_as_http11 and self._parser.get_http_version() not in ("1.1", "1.0"):
