@@ -45,16 +45,16 @@ def as_json(by_experiment: Mapping[Experiment, Findings]) -> str:
 
 
 def details(findings: Findings) -> Sequence[Row]:
-    """Rows that are only in the file beside the page: nothing is required, and the paper has no such number."""
-    return [row for row in findings.rows if row.verdict is Verdict.SHOWN and row.published == ""]
+    """Rows that are only in the file beside the page: nothing is required of them."""
+    return [row for row in findings.rows if row.verdict is Verdict.SHOWN]
 
 
 def as_csv(findings: Findings) -> str:
-    """Measure and value of every row that the page leaves out."""
+    """Measure, published value and ours of every row that the page leaves out."""
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("measure", "ours"))
-    writer.writerows(_cells(row)[:3:2] for row in details(findings))
+    writer.writerow(HEADS[:3])
+    writer.writerows(_cells(row)[:3] for row in details(findings))
     return text.getvalue()
 
 
@@ -71,7 +71,10 @@ def as_markdown(experiment: Experiment, findings: Findings) -> str:
             cells[-1] = f"**{cells[-1]}**"
         lines.append(f"| {' | '.join(cells)} |")
     if left_out:
-        lines += ["", f"{len(left_out)} more numbers: [`{experiment.name}.csv`](reproduction/{experiment.name}.csv)."]
+        lines += [
+            "",
+            f"{len(left_out)} numbers to compare: [`{experiment.name}.csv`](reproduction/{experiment.name}.csv).",
+        ]
     for figure in findings.figures:
         lines += ["", f"![{figure.title}](figures/{figure.name}.svg)"]
     for note in findings.notes:

@@ -216,29 +216,23 @@ def _kv(shares: list[float]) -> str:
 
 NOTES = (
     "The workload is synthetic: graph sizes, tokens, three applications and the number of users are published, "
-    "how they spread is assumed (lab/fairserve/workload.py). Tokens are not scaled. One engine "
-    "(h100-llama3-8b with a model length of 32,768) is loaded to 0.55 of its capacity by those who behave, to "
-    "0.83 at the peaks; three abusers ask for one and a half times as much as the engine can do.",
-    f"The paper prints no limits. Here a user may start {LIMIT} interactions a minute under FairServe (while the "
-    f"KV cache is overloaded): a little more than almost any benign user starts. RPM counts requests: at {LIMIT} the "
-    "engine has room to spare, at 60 it is as overloaded as without a limit, and first come, first served.",
-    "VTC, RPM and FS (W) know nothing of interactions: for them a call inside one waits as long as any other, at most "
-    "120 s. So they cut interactions of the abusers, whose later calls wait behind their first ones. FairServe lets "
-    "calls inside wait for 600 s.",
-    "FS (W) and FS (W+I), as printed, compare users by what is normal for their applications. FairServe as it comes "
-    "compares tenants, which here are the users, by plain service, so that claiming a heavy application gains nothing.",
-    "Delayed inside interactions: of the users with an interaction of several calls, those of whom a call behind its "
-    "first waited for more than a second.",
-    "What is left of it under FairServe is waiting for room in the KV cache, not for abusers: while a benign call was "
-    "delayed, 0.6 of their calls were dispatched in the mean, under RPM(60) 186. That this is the cause shows "
-    "`fairserve-regimes`: where overload begins at 0.5 of the cache, 3.5 % of users are delayed inside (mean of three "
-    "seeds), and VTC's 40 % are 11.6 times as many; a longer lead delays more. Asked about any call, VTC delays no "
-    "more users than FairServe: before an engine that is kept full it gives a light user the next place as well. The "
-    "paper's 86 % of users delayed under RPM (93 times 0.93 %) "
-    "are 91 % here at a limit of 60; 93 times as many as under FairServe they cannot be.",
-    "Table 3: a refused start counts as a request that was not provided; interactions are those of several calls that "
-    "were begun. Users are served who got any final answer. The shares of requests are lower than the paper's "
-    "because abusers ask for more here: nearly all that is not provided is theirs.",
+    "how they spread is assumed (lab/fairserve/workload.py). Those who behave load one engine (h100-llama3-8b "
+    "with a model length of 32,768) to 0.55 of its capacity, to 0.83 at the peaks. Three abusers ask for one and "
+    "a half times as much as the engine can do.",
+    "The paper prints no limits. Here a user may start 10 interactions a minute under FairServe while the KV "
+    "cache is overloaded, a little more than almost any user who behaves. RPM counts requests: at 10 the engine "
+    "has room to spare, at 60 it is as overloaded as without a limit.",
+    "VTC, RPM and FS (W) know nothing of interactions: a call inside one waits as long as any other, at most 120 "
+    "s, and so interactions are cut. FairServe lets calls inside wait for 600 s. FS (W) and FS (W+I), as printed, "
+    "compare users by what is normal for their applications. FairServe as it comes compares tenants, which here "
+    "are the users, by plain service, so that claiming a heavy application gains nothing.",
+    "Delayed inside interactions: of the users with an interaction of several calls, those with a later call that "
+    "waited for more than a second. Under FairServe that is waiting for room in the KV cache, not for abusers: "
+    "where overload begins at 0.5 of the cache, 3.5 % of users are delayed inside, and VTC's 40 % are 11.6 times "
+    "as many (`fairserve-regimes`). Asked about any call, VTC delays no more users than FairServe, since an "
+    "engine that is kept full gives a light user the next place as well.",
+    "Table 3: a refused start counts as a request that was not provided. The shares of requests are lower than "
+    "the paper's because abusers ask for more here: nearly all that is not provided is theirs.",
 )
 
 FAIRSERVE = Experiment("fairserve", "FairServe: sections 5.1 to 5.4 and table 3", _run)
