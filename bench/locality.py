@@ -46,10 +46,6 @@ FLOOD = {"heavy": 1.0, "light": 1.0}
 WEIGHTS = {"heavy": 4.0, "light": 1.0}
 LEG_LIMIT_S = 400.0
 SAMPLE_EVERY_S = 0.5
-SHARED_CORE = (
-    "The engines have 24,000 tokens of KV cache each, and share one core, so that all are as fast as each other; "
-    "proxies and load run on any. "
-)
 
 SESSIONS = Shape()
 PRESSED = Shape(turn=200)
@@ -265,7 +261,7 @@ class Case:
     @property
     def described(self) -> str:
         """What stands above its table."""
-        return f"{self.text} {'' if self.profile else SHARED_CORE}Medians over the rounds, with least and largest."
+        return f"{self.text} Medians over the rounds, with least and largest."
 
 
 CACHED = Column("prompt cached", "cached", "{:.0%}")

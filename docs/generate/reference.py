@@ -281,7 +281,7 @@ def _reasons() -> Iterator[str]:
 def _entry(word: str, said: dict[str, str] | None, before: str = "") -> Iterator[str]:
     if said is not None:
         yield from ("", f"### `{word}`", "", f"{before}{said['happened']}", "")
-        yield from (f"**Is it bad?** {said['bad']}", "", f"**What to do:** {said['do']}")
+        yield f"**Bad?** {said['bad']} **Do:** {said['do']}"
 
 
 def log_messages() -> set[str]:
