@@ -35,7 +35,7 @@ from bench.stack import BenchError, process, run_bench, wait_ready
 from gateway.config.model import hash_key
 from gateway.config.sections.usage import UsageConfig
 from gateway.usage.database import Database
-from gateway.usage.report import Question, read
+from gateway.usage.usage_report import Question, read
 from tests.postgres_server import PostgresServer
 
 DOUBT_S = 1.0

@@ -26,7 +26,7 @@ LASTING_S: Final = 60.0
 
 
 class OperationalError(Exception):
-    """Its message says all: what happened, and where. Where the code came by it would tell an operator nothing."""
+    """Its message says all: what happened, and where. The place in the code would not help an operator."""
 
 
 class Background:

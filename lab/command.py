@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from lab.experiment import Experiment, Findings, Inputs, SkippedError, Verdict
-from lab.report import as_json, as_text, summary
 from lab.reproduce import UnknownExperimentError, experiments, measures_json, measures_text, run_all, write_docs
+from lab.reproduction import as_json, as_text, summary
 from lab.vtc.recorded import measures, read_runs
 from simulation.traces.lines import TraceError
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from lab.dlpm.experiments import DLPM_EXPERIMENTS
 from lab.experiment import Experiment
-from lab.fairserve.experiment import FAIRSERVE
 from lab.fairserve.regimes import FAIRSERVE_REGIMES
+from lab.fairserve.sections import FAIRSERVE
 from lab.fairserve.table4 import FAIRSERVE_TABLE4
-from lab.vtc import figures, tables
+from lab.vtc import figures, paper_tables
 from lab.vtc.gateway_window import GATEWAY_WINDOW
 
 __all__ = ["EXPERIMENTS"]
 
 _ALL: tuple[Experiment, ...] = (
-    tables.METRICS,
-    tables.RPM,
-    tables.TABLE2,
-    tables.TABLE3,
-    tables.TABLE4,
-    tables.TABLE5,
-    tables.TABLE6,
+    paper_tables.METRICS,
+    paper_tables.RPM,
+    paper_tables.TABLE2,
+    paper_tables.TABLE3,
+    paper_tables.TABLE4,
+    paper_tables.TABLE5,
+    paper_tables.TABLE6,
     figures.FIG3,
     figures.FIG4,
     figures.FIG5,

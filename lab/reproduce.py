@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lab.experiment import Experiment, Findings, Inputs, SkippedError
 from lab.registry import EXPERIMENTS
-from lab.report import as_csv, as_markdown, details, draw, summary
+from lab.reproduction import as_csv, as_markdown, details, draw, summary
 from lab.vtc.recorded import RunMeasures
 
 __all__ = ["UnknownExperimentError", "experiments", "measures_json", "measures_text", "run_all", "write_docs"]

@@ -22,7 +22,7 @@ from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.prefixes import SharedPrefixes
 from policies.replicas.schedule import DEADLINE_S, INTERVAL_S, Schedule
 from policies.request import ServiceTokens
-from simulation.gauges import read_gauges, read_step
+from simulation.engine_gauges import read_gauges, read_step
 from simulation.run import IMPOSSIBLE, LOST, WRONG, Arrival, EngineEvent, Record, Run, Stall, StoreLink
 
 __all__ = ["replay", "simulate"]
@@ -65,7 +65,7 @@ def simulate(
         timer_s_max: the gateway's timer: set when none is, at most this far away. None: exactly when the engine asks.
         others: engines of further gateways in front of the same backends.
         arrives_at: at which gateway does a request arrive at this time? 0: that of `engine`.
-        store: carries what the gateways tell each other; None: nothing does.
+        store: carries what the gateways report to each other; None: nothing does.
         stalls: when gateways stand still or die.
     """
     return _Driver(
@@ -228,7 +228,7 @@ class _Driver:
             self._at(follower.arrived_s, partial(self._arrived, follower))
         if self._ended is not None:
             self._ended(record)
-            if outcome not in ("cancelled", LOST):  # its backend has yet to hear of it
+            if outcome not in ("cancelled", LOST):  # its backend does not know yet
                 del self._result.records[record.arrival.id]
 
     def _schedule_next(self, arrivals: Iterator[Arrival]) -> None:

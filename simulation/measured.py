@@ -14,7 +14,7 @@ from simulation.traces.rows import EngineStay, TracedRequest
 __all__ = ["Measured", "measured"]
 
 REQUESTS_MAX = 100_000
-"""More of the first requests tell no more of the speed."""
+"""More requests say no more about the speed."""
 ANSWERS_MIN = 10
 ALIKE = 1.25
 """Within this factor a profile is as fast as what was measured."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gateway.config.machine import MEMORY_OF_MACHINE
-from gateway.config.memory import (
+from gateway.config.memory_bounds import (
     ALLOCATED,
     BASE_BYTES,
     BLOCK_BYTES,

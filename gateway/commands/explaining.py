@@ -20,7 +20,7 @@ from gateway.commands.replaying import readable
 
 if TYPE_CHECKING:
     from gateway.config.sections.usage import UsageConfig
-    from gateway.usage.report import Question
+    from gateway.usage.usage_report import Question
 
 __all__ = ["explain"]
 
@@ -54,7 +54,7 @@ def explain(
     The gateway knows its last decisions; what it no longer knows is looked up in the access log. Of a tenant whose
     gateway keeps no log, the usage database knows the sums. Exits with 1 if nobody knows.
     """
-    from gateway.usage.report import BadQuestion, Question
+    from gateway.usage.usage_report import BadQuestion, Question
     from simulation.traces.lines import TraceError
 
     if (request_id is None) == (tenant is None):
@@ -134,7 +134,7 @@ def _of_usage(tenant: str, question: Question, usage: UsageConfig) -> tuple[str,
     """What sums know. Raises NotAnswered and BadQuestion."""
     from gateway.storage.errors import StoreError
     from gateway.usage.database import Database
-    from gateway.usage.report import read
+    from gateway.usage.usage_report import read
 
     database = Database(usage, makes=False)
     try:

@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def _host(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
-    from gateway.config.fields import split_address
+    from gateway.config.checks import split_address
 
     if text is not None and not split_address(f"[{text}]:0" if ":" in text else f"{text}:0")[0]:
         raise click.BadParameter("should be an address or a name without a port, such as 0.0.0.0 or ::1")

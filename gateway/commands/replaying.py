@@ -26,8 +26,8 @@ __all__ = ["readable", "replay"]
 POLICIES = "fcfs,vtc,dlpm,fairserve"
 BASELINE = "fcfs"
 PROFILE = "h100-llama3.1-8b"
-"""Where a trace does not tell how fast its engines were."""
-UNMEASURED = f"The trace does not tell how fast its engines were: {PROFILE} is taken. --profile names another."
+"""Where a trace does not say how fast its engines were."""
+UNMEASURED = f"The trace does not say how fast its engines were: {PROFILE} is taken. --profile names another."
 BACKENDS_MAX = 1024
 NAMES_MAX = 5
 
@@ -70,7 +70,7 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str | None)
 )
 @click.option("--speed", default=1.0, show_default=True, help="2: requests arrive in half the time.")
 @click.option("--limit", type=click.IntRange(1), help="Only so many of the first requests.")
-@click.option("--format", "format_name", help="Format of the trace; told by its columns when absent.")
+@click.option("--format", "format_name", help="Format of the trace; found by its columns when absent.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers here.")
 @click.option("--html", "html_path", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with plots.")
 def replay(

@@ -74,7 +74,7 @@ def supervise(config: Config, load: Load | None) -> None:
         return with_known_keys(load(), started)
 
     def serve(config: Config, worker: Child) -> None:
-        index = worker.seat.index
+        index = worker.worker_slot.index
         own = None if load is None else lambda: share_of(reload(), index)
         run(lambda: serve_one(share_of(config, index), own, worker))
 
@@ -148,7 +148,7 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
     if worker is None:
         gateway = Gateway(config, load=load)
     else:
-        gateway = Gateway(config, worker.listeners[0], load=load, seat=worker.seat)
+        gateway = Gateway(config, worker.listeners[0], load=load, worker_slot=worker.worker_slot)
     reloads = Background()
     stop, now = asyncio.Event(), asyncio.Event()
 
@@ -162,7 +162,7 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
 
     def orphaned() -> None:
         if worker is not None:
-            loop.remove_reader(worker.lifeline)
+            loop.remove_reader(worker.liveness_pipe)
         signalled()
 
     try:
@@ -171,7 +171,7 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
         if worker is None:
             log.say(_announcement(gateway))
         else:
-            loop.add_reader(worker.lifeline, orphaned)
+            loop.add_reader(worker.liveness_pipe, orphaned)
             log.say(_worker_announcement(gateway, worker))
         await stop.wait()
         if worker is None:

@@ -45,7 +45,7 @@ def usage(path: Path | None, url: str | None, since: str, until: str | None, by:
     from gateway.config.sections.usage import UsageConfig
     from gateway.storage.errors import StoreError, StoreUnavailable
     from gateway.usage.database import Database
-    from gateway.usage.report import FORMATS, BadQuestion, Question, read
+    from gateway.usage.usage_report import FORMATS, BadQuestion, Question, read
 
     if (path is None) == (url is None):
         raise click.UsageError("give either -c FILE or --database URL")

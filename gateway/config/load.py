@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.config.fields import split_address
+from gateway.config.checks import split_address
 from gateway.config.model import FAULTS_FOUND_MAX, Config, path_of
 from gateway.config.provenance import Loc, Provenances, Written
 

@@ -8,8 +8,8 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.config.fields import fault
-from gateway.config.memory import MEMORY_MAX_LEAST
+from gateway.config.checks import fault
+from gateway.config.memory_bounds import MEMORY_MAX_LEAST
 
 __all__ = [
     "AUTO",

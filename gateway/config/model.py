@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-from gateway.config.fields import (
+from gateway.config.checks import (
     Name,
     backend_name,
     bare_text_is,
@@ -38,7 +38,7 @@ from gateway.config.fields import (
     unique,
 )
 from gateway.config.machine import WORKERS_MAX, auto_by_default, no_text, or_auto, with_auto
-from gateway.config.memory import MEMORY_MAX, MEMORY_MAX_LEAST, Bounds, bounds_of
+from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, Bounds, bounds_of
 from gateway.config.provenance import UNKNOWN, Loc, Provenances
 from gateway.config.section import Section, settings_from
 from gateway.config.sections.apps import AppConfig

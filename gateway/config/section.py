@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import InitErrorDetails
 
-from gateway.config.fields import fault
+from gateway.config.checks import fault
 from policies.settings import Contradiction, Setting, settings_of
 
 __all__ = ["Section", "field_of", "filled", "settings_from"]

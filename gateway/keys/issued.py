@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 from pydantic_core import PydanticCustomError
 
-from gateway.config.fields import checked_name
+from gateway.config.checks import checked_name
 from gateway.config.model import Config
 from gateway.config.sections.keys import KeyConfig
 from gateway.keys.identity import Keyring, Principal

@@ -10,7 +10,7 @@ from gateway.operator.snapshots.visible import Visible
 
 if TYPE_CHECKING:
     from gateway.keys.issued import KeyTable
-    from gateway.operator.gauges import PoolGauges
+    from gateway.operator.pool_metrics import PoolGauges
     from gateway.pool.replication.news import NewsChannel
     from gateway.pool.replication.ticker import Exchanges
     from gateway.pool.shared import Shared

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.telemetry.access_log import hidden
-from gateway.telemetry.lately import Lately
+from gateway.telemetry.recent_requests import RecentRequests
 from policies.admission.decisions import Reject
 from policies.admission.explanation import Explanation, sentence, waited_in_words
 
@@ -19,35 +19,35 @@ __all__ = ["explain"]
 OTHERS_MAX: Final = 10
 
 
-def explain(pools: Sequence[Pool], lately: Lately, request_id: str) -> dict[str, Any] | None:
+def explain(pools: Sequence[Pool], recent: RecentRequests, request_id: str) -> dict[str, Any] | None:
     """The explanation as plain data; None if no pool knows the request, or knows it no longer.
 
     `request_id`: ours, or the client's own. If the client gave it to several requests, the latest is explained.
     """
-    found = _explain(pools, lately, request_id)
+    found = _explain(pools, recent, request_id)
     if found is not None:
         return found
     for pool in pools:
         ids = _ids_of_client(pool, request_id)
-        found = _explain((pool,), lately, ids[0]) if ids else None
+        found = _explain((pool,), recent, ids[0]) if ids else None
         if found is not None:
             return {**found, "client_request_id": request_id, "others_of_this_id": ids[1 : 1 + OTHERS_MAX]}
     return None
 
 
-def _explain(pools: Sequence[Pool], lately: Lately, request_id: str) -> dict[str, Any] | None:
+def _explain(pools: Sequence[Pool], recent: RecentRequests, request_id: str) -> dict[str, Any] | None:
     for pool in pools:
         dispatcher = pool.dispatcher
         now = dispatcher.clock()
         found = dispatcher.engine.explain(request_id, now)
         if found is not None:
-            ahead = _ahead(pool, lately, found, now)
+            ahead = _ahead(pool, recent, found, now)
             known = {"request_id": request_id, "pool": pool.name, "policy": pool.policy_name}
             return known | _plain(found, ahead, now)
     return None
 
 
-def _ahead(pool: Pool, lately: Lately, found: Explanation, now: float) -> dict[str, int]:
+def _ahead(pool: Pool, recent: RecentRequests, found: Explanation, now: float) -> dict[str, int]:
     """By tenant, how many requests did an engine have while this one waited? The most first, of those remembered.
 
     Nothing is noted of it when a request comes: it is found when it is asked for.
@@ -58,7 +58,7 @@ def _ahead(pool: Pool, lately: Lately, found: Explanation, now: float) -> dict[s
         return {}
     leases = pool.dispatcher.engine.books.leases.values()
     counts = Counter(lease.request.flow.tenant for lease in leases if lease.dispatched_s < until_s)
-    for end in lately.ended_since(since_s):
+    for end in recent.ended_since(since_s):
         if end.pool == pool.name and end.backend and end.dispatched_s < until_s:
             counts[end.tenant] += 1
     return dict(counts.most_common())

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from gateway.config.fields import is_loopback
+from gateway.config.checks import is_loopback
 from gateway.config.model import Config
 from gateway.operator.page.files import PAGE_PATHS
 
@@ -72,7 +72,7 @@ def _has_token(request: web.Request, token: str) -> bool:
 
 
 def _is_of_other_page(request: web.Request) -> bool:
-    """Does a browser send it on behalf of a page that is not ours? ValueError: nobody can tell."""
+    """Does a browser send it on behalf of a page that is not ours? ValueError: that is not known."""
     origin = request.headers.get("origin")
     return origin is not None and urlsplit(origin).netloc != request.host
 

@@ -23,7 +23,7 @@ from gateway.operator.page.files import page
 from gateway.operator.snapshots.feed import Feed
 from gateway.operator.snapshots.snapshot import NO_ANSWER, GatewaySnapshot, Gathered, decoded, said_by, state_of
 from gateway.operator.views import views
-from gateway.telemetry.lately import ENDS_MAX, Lately
+from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
 
 __all__ = ["Workers", "workers_app"]
 
@@ -83,8 +83,8 @@ class Workers:
         return list(await asyncio.gather(*asked))
 
     @property
-    def lately(self) -> Lately:
-        return self._gathered.lately
+    def recent(self) -> RecentRequests:
+        return self._gathered.recent
 
     async def look(self, *, with_running: bool = False) -> GatewaySnapshot:
         running = "&running" if with_running else ""

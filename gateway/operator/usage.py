@@ -10,7 +10,7 @@ from aiohttp import web
 from gateway.operator.contract import Operated
 from gateway.storage.errors import StoreError
 from gateway.usage.database import Database
-from gateway.usage.report import BadQuestion, Question, read
+from gateway.usage.usage_report import BadQuestion, Question, read
 
 __all__ = ["usage_routes"]
 

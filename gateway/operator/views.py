@@ -7,8 +7,8 @@ import asyncio
 from aiohttp import web
 
 from gateway.operator.effective import effective
-from gateway.operator.snapshots.present import backends, queue, tenants
 from gateway.operator.snapshots.snapshot import REQUESTS_MAX, Look
+from gateway.operator.snapshots.state_views import backends, queue, tenants
 
 __all__ = ["views"]
 
@@ -21,7 +21,7 @@ def views(source: Look) -> list[web.RouteDef]:
 
     async def of_tenants(request: web.Request) -> web.Response:
         snapshot = await source.look(with_running=True)
-        return web.json_response(await asyncio.to_thread(tenants(snapshot, source.lately, source.config.tenants)))
+        return web.json_response(await asyncio.to_thread(tenants(snapshot, source.recent, source.config.tenants)))
 
     async def of_backends(request: web.Request) -> web.Response:
         return web.json_response(backends(await source.look()))

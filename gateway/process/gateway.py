@@ -22,8 +22,8 @@ from gateway.http.sockets import listening
 from gateway.http.tls.certificates import Certificates
 from gateway.keys.identity import Keyring, MintedKey
 from gateway.keys.issued import Follower, KeyTable
-from gateway.operator.gauges import PoolGauges
-from gateway.operator.listener import admin_app, worker_app
+from gateway.operator.admin_listener import admin_app, worker_app
+from gateway.operator.pool_metrics import PoolGauges
 from gateway.pool.learned_file import LearnedFile
 from gateway.pool.pool import Pool
 from gateway.pool.pools import CannotTakeOver, Pools
@@ -39,8 +39,8 @@ from gateway.request.unqueued import Unqueued
 from gateway.storage.contract import Deployment
 from gateway.storage.errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import AccessLog
-from gateway.telemetry.lately import Lately
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.recent_requests import RecentRequests
 from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.telemetry.trace import Sampler
 from gateway.usage.counts import UsageCounts
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from gateway.pool.replication.news import NewsChannel
     from gateway.pool.replication.ticker import Exchanges
     from gateway.storage.contract import Store
-    from gateway.storage.hub.seat import Seat
+    from gateway.storage.hub.run_directory import WorkerSlot
     from gateway.telemetry.span_export import SpanExport
     from gateway.usage.recorder import UsageRecorder
 
@@ -73,18 +73,18 @@ class Gateway:
         listener: socket.socket | None = None,
         *,
         load: Callable[[], Config] | None = None,
-        seat: Seat | None = None,
+        worker_slot: WorkerSlot | None = None,
         resolver: Resolver = resolve,
     ) -> None:
         """`listener`: a socket that listens already, instead of the configured address. `load`: how it is reloaded
-        (`Reloading`). `seat`: it is one of several workers, and its hub listens for the operator. `resolver`: who knows
-        the addresses of backends that have `each_address`."""
+        (`Reloading`). `worker_slot`: its place, if it is one of several workers. `resolver`: looks up the addresses of
+        backends that have `each_address`."""
         self.config = config
         self._listener = listener
-        self._seat = seat
+        self._worker_slot = worker_slot
         self.metrics = Metrics()
         self.gauges = PoolGauges(self.metrics)
-        self.lately = Lately(config.bounds.of("ends"))
+        self.recent = RecentRequests(config.bounds.of("ends"))
         self.shared = Shared.of(config)
         self._background = Background()
         self.metrics.registry.register(self._background)
@@ -210,10 +210,10 @@ class Gateway:
         )
         with listening("the listener for clients", config.listen_address, "listen", "--port"):
             self.port = await self._server.listen(*config.listen_address, sock=self._listener)
-        if self._seat is not None:
+        if self._worker_slot is not None:
             self._admin = web.AppRunner(worker_app(self), access_log=None)
             await self._admin.setup()
-            await web.UnixSite(self._admin, self._seat.meeting.worker(self._seat.index)).start()
+            await web.UnixSite(self._admin, self._worker_slot.run_directory.worker(self._worker_slot.index)).start()
             return
         self._admin = web.AppRunner(admin_app(self), access_log=None)
         await self._admin.setup()
@@ -287,7 +287,7 @@ class Gateway:
             self._closing_logs.start(asyncio.to_thread(close))
 
     async def stop(self, drain_s: float) -> None:
-        """Take no more requests, let those under way end for at most `drain_s`, tell the rest, and close."""
+        """Take no more requests, let those under way end for at most `drain_s`, end the rest, and close."""
         if self._pipeline is not None and self._server is not None:
             self._is_stopping = True
             self._server.stop_accepting()
@@ -319,17 +319,17 @@ class Gateway:
 
     async def _share(self) -> None:
         """Join the other replicas, if there are any: now, or as soon as their store can be asked."""
-        url, seat, deployments = self.config.state.redis_url, self._seat, Deployment.all_of(self.config)
+        url, worker_slot, deployments = self.config.state.redis_url, self._worker_slot, Deployment.all_of(self.config)
         if url is not None:
             from gateway.keys.in_redis import RedisKeys  # redis-py is loaded only where there is a Redis
             from gateway.storage.redis.store import RedisStore
 
             self.store = self.gauges.redis = redis = RedisStore(url, deployments)
             self.keys = RedisKeys(redis)
-        elif seat is not None:
+        elif worker_slot is not None:
             from gateway.storage.hub.store import HubStore
 
-            self.store = HubStore(seat.meeting, deployments)
+            self.store = HubStore(worker_slot.run_directory, deployments)
         else:
             return
         self.gauges.store = self.store
@@ -385,7 +385,7 @@ class Gateway:
         if self.config.state.redis_url is not None:
             from gateway.operator.snapshots.of_replicas import Replicas
 
-            worker = "" if self._seat is None else f" worker {self._seat.index}"
+            worker = "" if self._worker_slot is None else f" worker {self._worker_slot.index}"
             self.replicas = Replicas(self, store, self._background, worker)
             self._background.repeat(self.replicas.listen, "fleet")
         for exchanges in self.exchanges:
@@ -393,8 +393,8 @@ class Gateway:
         for lesson in lessons:
             self._background.repeat(lesson.turn, "lessons", lesson.pool)
         for news in self.news:
-            self._background.repeat(news.tell, "news told", news.pool)
-            self._background.repeat(news.listen, "news heard", news.pool)
+            self._background.repeat(news.tell, "news sent", news.pool)
+            self._background.repeat(news.listen, "news received", news.pool)
 
     async def _drained(self, server: HttpServer, limit_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -419,7 +419,7 @@ class Gateway:
     def _settled(self, record: RequestRecord, policy: str) -> None:
         if record.pool:
             self.metrics.ended(record)
-            self.lately.ended(record)
+            self.recent.ended(record)
         elif record.outcome == Outcome.REFUSED:
             self.metrics.refused(record)
         if self._usage is not None:

@@ -37,7 +37,7 @@ logger = logging.getLogger("fairgate")
 LINGER_S: Final = 15.0
 """Beyond the time to drain, for workers whose supervisor has died."""
 USAGE_S: Final = 2.0
-"""A hub that is started again waits so long for what was used today; workers tell it, too."""
+"""A hub that is started again waits so long for what was used today; workers report it, too."""
 RETRY_S: Final = 1.0
 
 
@@ -45,20 +45,20 @@ async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int
     """Until the supervisor has ended, and the workers after it. `load` reads the config again. `port`: of clients."""
     from gateway.process.supervisor import reloaded
 
-    meeting = child.seat.meeting
+    run_directory = child.worker_slot.run_directory
     loop = asyncio.get_running_loop()
     supervisor = os.getppid()
     orphaned = asyncio.Event()
-    loop.add_reader(child.lifeline, orphaned.set)
-    loop.add_signal_handler(signal.SIGTERM, lambda: None)  # it ends after the workers, whoever is told to end
-    server = ExchangeServer(meeting)
+    loop.add_reader(child.liveness_pipe, orphaned.set)
+    loop.add_signal_handler(signal.SIGTERM, lambda: None)  # it ends after the workers
+    server = ExchangeServer(run_directory)
     exchange, admin = child.listeners
     going_on = Background().start(go_on(config, server, is_first=child.lives == 1))
     await asyncio.wait({going_on}, timeout=USAGE_S)
     await server.listen(exchange)
     workers = Workers(
         config,
-        [meeting.worker(index) for index in range(meeting.workers)],
+        [run_directory.worker(index) for index in range(run_directory.workers)],
         port=port,
         has_reloaded=lambda: os.kill(supervisor, signal.SIGHUP),
     )
@@ -73,18 +73,18 @@ async def serve_hub(config: Config, load: Callable[[], Config] | None, port: int
         await runner.setup()
         await web.SockSite(runner, admin).start()
         await orphaned.wait()
-        loop.remove_reader(child.lifeline)
+        loop.remove_reader(child.liveness_pipe)
         until_s = loop.time() + config.drain_s + LINGER_S
         while server.connections and loop.time() < until_s:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         going_on.cancel()
-        meeting.end()
+        run_directory.end()
         os._exit(0)  # pages that are open are cut: nobody waits for them
 
 
 async def go_on(config: Config, server: ExchangeServer, *, is_first: bool) -> None:
     """Limits of a day go on from what is written down. Of a hub that is not the first of this run, that is as good as
-    what workers tell it, and not worth waiting for."""
+    what workers report, and not worth waiting for."""
     if config.usage is None or config.state.redis_url is not None:
         return
     from gateway.usage.thread import CLOSE_S, DatabaseThread

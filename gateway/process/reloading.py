@@ -18,13 +18,13 @@ from gateway.config.load import ConfigError
 from gateway.metric_families import family, single
 from gateway.operator.contract import Reloaded
 from gateway.pool.pools import CannotTakeOver
-from gateway.telemetry.lately import Mark
+from gateway.telemetry.recent_requests import Mark
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.pool.pool import Pool
-    from gateway.telemetry.lately import Lately
     from gateway.telemetry.metrics import Metrics
+    from gateway.telemetry.recent_requests import RecentRequests
 
 __all__ = ["Reloading"]
 
@@ -72,7 +72,7 @@ class Reloadable(Protocol):
     def pools(self) -> Sequence[Pool]: ...
 
     @property
-    def lately(self) -> Lately: ...
+    def recent(self) -> RecentRequests: ...
 
     @property
     def metrics(self) -> Metrics: ...
@@ -107,7 +107,7 @@ class Reloading:
             await asyncio.to_thread(_free, parts)
         self.succeeded = reloaded.outcome != "refused"
         _log(reloaded)
-        self._gateway.lately.marks.append(Mark(time.monotonic(), f"config {reloaded.outcome}"))
+        self._gateway.recent.marks.append(Mark(time.monotonic(), f"config {reloaded.outcome}"))
         return reloaded
 
     async def _run(self, parts: list[object]) -> Reloaded:

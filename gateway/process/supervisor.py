@@ -23,7 +23,7 @@ from gateway.config.model import Config, KeyConfig, hash_key
 from gateway.config.sections.policy import policy_settings
 from gateway.http.sockets import listening
 from gateway.keys.identity import Keyring, MintedKey
-from gateway.storage.hub.seat import Meeting, Seat
+from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
 
 __all__ = ["Child", "reloaded", "share_of", "supervise", "unix_listener", "with_keys", "with_known_keys"]
 
@@ -42,15 +42,17 @@ Serve = Callable[[Config, "Child"], None]
 
 
 class Child:
-    """One place among the processes, held by one after another: its sockets and its lifeline."""
+    """One place among the processes, held by one after another: its sockets and its liveness pipe."""
 
-    def __init__(self, name: str, serve: Serve, seat: Seat, listeners: Sequence[socket.socket], lifeline: int) -> None:
+    def __init__(
+        self, name: str, serve: Serve, worker_slot: WorkerSlot, listeners: Sequence[socket.socket], liveness_pipe: int
+    ) -> None:
         """`serve`: what its process does."""
         self.name = name
         self.serve = serve
-        self.seat = seat
+        self.worker_slot = worker_slot
         self.listeners = listeners
-        self.lifeline = lifeline
+        self.liveness_pipe = liveness_pipe
         """A pipe that ends when the supervisor does, in whatever way."""
         self.lives = 0
         """How many processes have held the place, this one included."""
@@ -134,18 +136,24 @@ def supervise(
         listeners = _listeners(*config.listen_address, config.workers)
     with listening("the admin listener", config.admin_address, "admin", "--admin-port"):
         admin = _listener(*config.admin_address)
-    meeting = Meeting.made(config.workers)
+    run_directory = RunDirectory.made(config.workers)
     try:
         announce(int(listeners[0].getsockname()[1]), int(admin.getsockname()[1]))
-        lifeline, held = os.pipe()
-        hub = Child("the hub", serve_hub, Seat(-1, meeting), (unix_listener(meeting.exchange), admin), lifeline)
+        liveness_pipe, held = os.pipe()
+        hub = Child(
+            "the hub",
+            serve_hub,
+            WorkerSlot(-1, run_directory),
+            (unix_listener(run_directory.exchange), admin),
+            liveness_pipe,
+        )
         workers = [
-            Child(f"worker {index}", serve, Seat(index, meeting), (listener,), lifeline)
+            Child(f"worker {index}", serve, WorkerSlot(index, run_directory), (listener,), liveness_pipe)
             for index, listener in enumerate(listeners)
         ]
         return _supervised(config, hub, workers, held, say, load)
     finally:
-        meeting.end()
+        run_directory.end()
 
 
 def _supervised(

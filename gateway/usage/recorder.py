@@ -16,7 +16,7 @@ from functools import partial
 from prometheus_client.metrics_core import Metric
 
 from gateway.background import OperationalError
-from gateway.config.memory import MEMORY_MAX, Bounds, bounds_of
+from gateway.config.memory_bounds import MEMORY_MAX, Bounds, bounds_of
 from gateway.config.sections.usage import UsageConfig
 from gateway.metric_families import single
 from gateway.storage.errors import StoreError, StoreUnavailable

@@ -162,7 +162,7 @@ def _left(given: Weighted, free: Weighted) -> float:
 def _benign(population: Population, apps: Sequence[_App], rate: float, rng: Random) -> list[PlannedInteraction]:
     """Users of one or two applications each, at rates orders of magnitude apart; everyone comes at least once."""
     weights = list(accumulate(app.popularity for app in apps))
-    homes = [rng.choices(apps, cum_weights=weights, k=2) for _ in range(population.users)]
+    usual_apps = [rng.choices(apps, cum_weights=weights, k=2) for _ in range(population.users)]
     activity = list(accumulate(rng.lognormvariate(0.0, 1.5) for _ in range(population.users)))
     number = max(population.users, round(rate * population.duration_s))
     who = list(range(population.users))
@@ -170,7 +170,7 @@ def _benign(population: Population, apps: Sequence[_App], rate: float, rng: Rand
     sizes = _sizes(number, rng)
     interactions = []
     for serial, (user, graphs) in enumerate(zip(who, sizes, strict=True)):
-        app = homes[user][rng.random() < 0.15]
+        app = usual_apps[user][rng.random() < 0.15]
         flow = Flow(f"user{user:04}", app.name)
         interactions.append(
             PlannedInteraction(

@@ -105,7 +105,7 @@ def gateway_window(arrivals: Sequence[Arrival], points: int = 3) -> Findings:
         shown("VTC inside vLLM", "", inside.cell()),
         shown("everything straight to vLLM", "", direct.cell()),
         shown("VTC at the gateway (production engine)", "", ours.cell()),
-        shown("the same, told the lengths of answers", "", informed.cell()),
+        shown("the same, with known lengths of answers", "", informed.cell()),
         holds("avg difference, gateway / paper's engine", "", gap, "<= 1.10", gap <= 1.10),
         holds("tokens/s, gateway / inside vLLM", "", rate, ">= 0.98", rate >= 0.98),
         shown("tokens/s, gateway / paper's engine", "", ours.tokens_per_s / paper.tokens_per_s),
@@ -132,12 +132,12 @@ def gateway_window(arrivals: Sequence[Arrival], points: int = 3) -> Findings:
         f"The first five rows are means over {points} step times within 3.5 %, the others single runs. Which fixed "
         "window does well depends on the lengths of requests and has to be known: the average difference is "
         f"{windows[24].gap:.0f} at 24 requests, {windows[64].gap:.0f} at 64, {direct.gap:.0f} without a gateway. The "
-        "production engine is told nothing but what a scrape says, and keeps headroom for clients that are not there.",
+        "production engine knows only what a scrape says, and keeps headroom for clients that are not there.",
         f"Inside vLLM, which does not know how long answers will be, {inside.preemptions:.0f} requests are thrown out "
-        "and computed again; the paper's engine is told the lengths and preempts nothing.",
-        "Not told the lengths, the production engine takes the ends of answers as spread, by the mean and the nine in "
+        "and computed again; the paper's engine knows the lengths and preempts nothing.",
+        "Without the lengths, the production engine takes the ends of answers as spread, by the mean and the nine in "
         "ten of their like, and fills the cache to the mean and a standard deviation of what will be held; a few "
-        "answers are longer than that. Told them, it preempts nothing, but spreads the starts, which costs more where "
+        "answers are longer than that. With them, it preempts nothing, but spreads the starts, which costs more where "
         "answers are as unlike as here than where all are alike.",
     ]
     return Findings(rows, figures, notes)

@@ -1,7 +1,7 @@
 """How fair were runs that somebody else measured? The measures of VTC on a table of requests.
 
 Columns: `run, client, input_tokens, output_tokens, t_s, ttft_s, e2e_s` (from arrival; -1 = rejected), and what names
-the run, `scheduler` and `suite`. Beside `FILE.csv` or `FILE.csv.gz`, `FILE.meta.json` may tell how long each run took:
+the run, `scheduler` and `suite`. Beside `FILE.csv` or `FILE.csv.gz`, `FILE.meta.json` may say how long each run took:
 `[{"run": 6, "total_time_s": 928.66}]`. Without it, a run ends with its last answer.
 """
 

@@ -18,8 +18,8 @@ from redis.exceptions import ResponseError
 
 from gateway.background import Background
 from gateway.keys.in_redis import RedisKeys
-from gateway.operator.snapshots.present import backends, queue
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, decoded, moved, together
+from gateway.operator.snapshots.state_views import backends, queue
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.learned_file import FILE_BYTES_MAX, LearnedFile
 from gateway.pool.replication.learned import Lessons
@@ -28,7 +28,7 @@ from gateway.pool.replication.ticker import Exchanges
 from gateway.storage.contract import Deployment, Store
 from gateway.storage.errors import StoreError, StoreUnavailable
 from gateway.storage.hub.exchange_server import ExchangeServer, _Worker
-from gateway.storage.hub.seat import Meeting
+from gateway.storage.hub.run_directory import RunDirectory
 from gateway.storage.hub.store import _Hub
 from gateway.storage.hub.wire import Frames
 from gateway.storage.redis.store import RedisStore
@@ -49,7 +49,7 @@ from policies.request import Claim, Flow, Request, ServiceTokens
 from tests.fuzz.harness import Harness
 from tests.fuzz.transport import Transport, in_loop, pieces
 
-MEETING = Meeting("/nowhere", workers=2, epoch_s=0.0)
+MEETING = RunDirectory("/nowhere", workers=2, epoch_s=0.0)
 LIMITS = QueueLimits(queue_requests_max=8, queue_bytes_max=4000, queue_wait_s_max=2.0)
 ANSWERS_MAX = 64
 _VAST = re.compile(rb"[*%~>|][0-9]{4}")

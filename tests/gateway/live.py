@@ -22,7 +22,7 @@ from backends.simulated.profiles import EngineProfile
 from backends.simulated.server import SimulatedServer
 from gateway.config.model import Config
 from gateway.process.gateway import Gateway
-from gateway.storage.hub.seat import Seat
+from gateway.storage.hub.run_directory import WorkerSlot
 from policies.admission.engine import AdmissionEngine
 from policies.request import Request, ServiceTokens
 from tests.waiting import WAIT_S, until
@@ -203,15 +203,15 @@ class Starter:
         self,
         *urls: str,
         trusting: ssl.SSLContext | None = None,
-        seat: Seat | None = None,
+        worker_slot: WorkerSlot | None = None,
         load: Callable[[], Config] | None = None,
         resolver: Resolver = resolve,
         **fields: Any,
     ) -> AsyncIterator[Live]:
-        """`trusting`: how its client speaks TLS. `seat`: it is a worker beside others. `load`: what is read when it is
-        told to reload. `resolver`: who knows the addresses of names."""
+        """`trusting`: how its client speaks TLS. `worker_slot`: its place beside other workers. `load`: what a
+        reload reads. `resolver`: looks up the addresses of names."""
         config = self.config(*urls, **fields)
-        gateway = Gateway(config, seat=seat, load=load, resolver=resolver)
+        gateway = Gateway(config, worker_slot=worker_slot, load=load, resolver=resolver)
         connector = aiohttp.TCPConnector(limit=0, ssl=trusting or True)
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=WAIT_S)) as http:
             live = Live(gateway, http, Path(config.access_log))

@@ -143,7 +143,7 @@ async def test_every_task_goes_on_after_a_surprise(start: Starter, tmp_path: Pat
                     if kind == "engines":
                         names.answer = ("127.0.0.1", "127.0.0.2")
                     elif kind == "news told":
-                        assert (await live.ask(CHAT, chat(str(live.gateway.lately.count) * 500))).status == 200
+                        assert (await live.ask(CHAT, chat(str(live.gateway.recent.count) * 500))).status == 200
                     elif kind in ("fleet", "news heard"):
                         await redis.command("CLIENT", "KILL", "TYPE", "pubsub")
                     await asyncio.sleep(0.01)

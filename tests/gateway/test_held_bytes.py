@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.config.memory import MEMORY_MAX_LEAST, bounds_of
+from gateway.config.memory_bounds import MEMORY_MAX_LEAST, bounds_of
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, chunk, token
 from tests.gateway.live import Starter, chat, until
 

@@ -21,7 +21,7 @@ from gateway.operator.merged_metrics import merged
 from gateway.process.hub import go_on
 from gateway.process.supervisor import unix_listener
 from gateway.storage.hub.exchange_server import CONNECTIONS_PER_WORKER, ExchangeServer
-from gateway.storage.hub.seat import Meeting, Seat
+from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
 from gateway.storage.hub.wire import FRAME_BYTES_MAX
 from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
@@ -42,25 +42,27 @@ def frame(said: list[Any]) -> bytes:
 
 
 @asynccontextmanager
-async def meeting() -> AsyncIterator[tuple[Meeting, ExchangeServer]]:
+async def run_directory() -> AsyncIterator[tuple[RunDirectory, ExchangeServer]]:
     """The hub's exchange, in this process."""
-    met = Meeting.made(WORKERS)
-    server = ExchangeServer(met)
-    await server.listen(unix_listener(met.exchange))
+    found = RunDirectory.made(WORKERS)
+    server = ExchangeServer(found)
+    await server.listen(unix_listener(found.exchange))
     try:
-        yield met, server
+        yield found, server
     finally:
         server.close()
-        met.end()
+        found.end()
 
 
 async def test_a_prompt_is_found_where_another_worker_sent_it(start: Starter) -> None:
     async with simulated() as a, simulated() as b, simulated() as c, start(a.url, b.url, c.url) as one:
         expected = await cached_in_turns(one)
     async with AsyncExitStack() as stack:
-        met, _ = await stack.enter_async_context(meeting())
+        found, _ = await stack.enter_async_context(run_directory())
         engines = [(await stack.enter_async_context(simulated())).url for _ in range(3)]
-        lives = [await stack.enter_async_context(start(*engines, seat=Seat(at, met))) for at in range(WORKERS)]
+        lives = [
+            await stack.enter_async_context(start(*engines, worker_slot=WorkerSlot(at, found))) for at in range(WORKERS)
+        ]
         await ask(lives[0], text(99, 100))
         await until(lambda: len(index_of(lives[1])) == len(index_of(lives[0])) > 0)
         assert await cached_in_turns(*lives) == pytest.approx(expected, rel=0.01)
@@ -90,8 +92,12 @@ async def test_a_prompt_is_found_where_another_worker_sent_it(start: Starter) ->
     ],
 )
 async def test_what_makes_no_sense_ends_that_connection_only(start: Starter, said: bytes) -> None:
-    async with meeting() as (met, server), simulated(time_scale=0) as sim, start(sim.url, seat=Seat(0, met)) as live:
-        reader, writer = await asyncio.open_unix_connection(met.exchange)
+    async with (
+        run_directory() as (found, server),
+        simulated(time_scale=0) as sim,
+        start(sim.url, worker_slot=WorkerSlot(0, found)) as live,
+    ):
+        reader, writer = await asyncio.open_unix_connection(found.exchange)
         writer.write(said)
         assert await reader.read() == b""
         writer.close()
@@ -102,10 +108,10 @@ async def test_what_makes_no_sense_ends_that_connection_only(start: Starter, sai
 
 
 async def test_connections_are_bounded() -> None:
-    async with meeting() as (met, server):
-        opened = [await asyncio.open_unix_connection(met.exchange) for _ in range(CONNECTIONS_PER_WORKER * WORKERS)]
+    async with run_directory() as (found, server):
+        opened = [await asyncio.open_unix_connection(found.exchange) for _ in range(CONNECTIONS_PER_WORKER * WORKERS)]
         await until(lambda: len(server.connections) == CONNECTIONS_PER_WORKER * WORKERS)
-        reader, writer = await asyncio.open_unix_connection(met.exchange)
+        reader, writer = await asyncio.open_unix_connection(found.exchange)
         assert await reader.read() == b""
         for _, each in [*opened, (reader, writer)]:
             each.close()
@@ -124,11 +130,11 @@ async def test_a_limit_of_a_day_goes_on_from_what_was_used_before(start: Starter
     add(database, Batch("before", 1, {(int(time.time()) // 3600, "spent", "", "", ""): tally}), int(time.time()))
     database.close()
     named = [each | {"quota": {"tokens_per_day": 1000}} for each in tenants(spent=1, fresh=1)]
-    async with meeting() as (met, server), simulated(time_scale=0) as sim:
+    async with run_directory() as (found, server), simulated(time_scale=0) as sim:
         await go_on(config, server, is_first=True)
         async with (
-            start(sim.url, seat=Seat(0, met), tenants=named, usage=url) as first,
-            start(sim.url, seat=Seat(1, met), tenants=named, usage=url) as second,
+            start(sim.url, worker_slot=WorkerSlot(0, found), tenants=named, usage=url) as first,
+            start(sim.url, worker_slot=WorkerSlot(1, found), tenants=named, usage=url) as second,
         ):
             body = chat("word " * 60, max_tokens=2)
             for live in (first, second):
@@ -157,8 +163,10 @@ def test_pages_are_put_together_by_what_their_numbers_mean() -> None:
 
 async def test_each_gauge_has_a_rule_by_which_it_is_put_together(start: Starter, tmp_path: Path) -> None:
     quota = {"requests_per_minute": 100}
-    async with meeting() as (met, _), simulated() as sim:
-        async with start(sim.url, seat=Seat(0, met), usage=str(tmp_path / "usage.db"), quota=quota) as live:
+    async with run_directory() as (found, _), simulated() as sim:
+        async with start(
+            sim.url, worker_slot=WorkerSlot(0, found), usage=str(tmp_path / "usage.db"), quota=quota
+        ) as live:
             gateway = live.gateway
             await until(lambda: gateway.exchanges[0].answered > 0)
             gateway.gauges.read(gateway.pools, gateway.shared.interactions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.config.memory import MEMORY_MAX_LEAST, bounds_of
+from gateway.config.memory_bounds import MEMORY_MAX_LEAST, bounds_of
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, Starter, chat, until
 
@@ -41,7 +41,7 @@ async def test_every_table_of_a_running_gateway_has_its_bound(start: Starter) ->
             assert engine.interactions.paces.apps_max == bounds.of("paces")
             assert engine.quotas is not None
             assert engine.quotas.day._members_max == engine.quotas.minute._members_max == bounds.of("quotas")
-            assert gateway.lately._ends.maxlen == bounds.of("ends")
+            assert gateway.recent._ends.maxlen == bounds.of("ends")
             assert gateway.shared.claims is not None
             assert gateway.shared.claims._flows_max == bounds.of("texts")
             assert gateway._server is not None

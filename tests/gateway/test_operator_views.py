@@ -19,7 +19,7 @@ from bench.ports import free_port
 from gateway.config.load import Given, load_config
 from gateway.operator import views
 from gateway.operator.effective import effective
-from gateway.operator.snapshots import present
+from gateway.operator.snapshots import state_views as present
 from gateway.operator.snapshots.shares import due
 from gateway.operator.snapshots.snapshot import decoded, encoded, moved, together
 from gateway.operator.snapshots.snapshot import snapshot_of as of_process
@@ -102,7 +102,7 @@ async def test_what_one_process_sees_reaches_another_and_is_put_together(start: 
         engine = next(iter(gate.live.gateway.pools[0].backends))
         async with gate.live.http.post(f"{admin(gate.live)}/drain/{engine}") as drained:
             assert drained.status == 200
-        found, ends = of_process(gate.live.gateway, with_running=True), gate.live.gateway.lately.latest(9)
+        found, ends = of_process(gate.live.gateway, with_running=True), gate.live.gateway.recent.latest(9)
         assert [mark.text for mark in found.marks] == [f"{engine} drained"]
         assert decoded(encoded(found, ends, 9)) == (found, ends, 9)
         twice = together([("one", found), ("other", found)])

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from hashlib import sha256
 from typing import Any
 
-from gateway.config.memory import MEMORY_MAX, MEMORY_MAX_LEAST, bounds_of
+from gateway.config.memory_bounds import MEMORY_MAX, MEMORY_MAX_LEAST, bounds_of
 from gateway.config.sections.keys import open_name
 from tests.gateway.capture import Peer, Seen, Upstream, answer
 from tests.gateway.live import Answer, Live, Starter, chat, until

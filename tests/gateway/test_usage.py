@@ -26,7 +26,7 @@ from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import OTHER_USERS, OTHERS, UsageTotals
 from gateway.usage.database import Database
 from gateway.usage.recorder import UsageRecorder
-from gateway.usage.report import Question, read
+from gateway.usage.usage_report import Question, read
 from gateway.usage.written import Batch, add, forget
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, simulated, until

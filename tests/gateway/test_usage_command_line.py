@@ -17,7 +17,7 @@ from gateway.config.sections.usage import PriceConfig, UsageConfig
 from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
-from gateway.usage.report import BadQuestion, Question, read
+from gateway.usage.usage_report import BadQuestion, Question, read
 from gateway.usage.written import Batch, add
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, until

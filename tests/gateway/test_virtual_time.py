@@ -25,7 +25,7 @@ from policies.orders.registry import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow, Request, ServiceTokens
 from simulation.driver import TIMER_RESOLUTION_S, simulate
-from simulation.gauges import read_gauges
+from simulation.engine_gauges import read_gauges
 from simulation.run import Arrival
 
 NETWORK_S = 0.001

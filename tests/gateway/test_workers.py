@@ -18,7 +18,7 @@ import pytest
 
 from gateway.config import machine
 from gateway.config.load import Given, load_config
-from gateway.config.memory import MEMORY_MAX_LEAST
+from gateway.config.memory_bounds import MEMORY_MAX_LEAST
 from gateway.config.model import Config
 from gateway.operator.effective import effective
 from gateway.process.supervisor import share_of

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from lab.experiment import Verdict
-from lab.fairserve.experiment import Seed, compare, rows
 from lab.fairserve.interactions import PlannedInteraction
+from lab.fairserve.sections import Seed, compare, rows
 from lab.fairserve.study import Study, ends_calls, study
 from lab.fairserve.table4 import case_studies
 from lab.fairserve.workload import APPS, GRAPHS, TABLE_4, Population, case_study, is_abuser, workload

@@ -15,8 +15,8 @@ from gateway.commands.main import main
 from gateway.commands.reproducing import NoExperimentsError
 from lab.experiment import Findings, Inputs, Verdict, holds, shown, within
 from lab.registry import EXPERIMENTS
-from lab.report import as_text, summary
 from lab.reproduce import write_docs
+from lab.reproduction import as_text, summary
 from lab.vtc import figures, tables
 from lab.vtc.gateway_window import production
 from lab.vtc.runs import arena

@@ -17,8 +17,8 @@ from lab.vtc.fairness import (
     ttft_mean_s,
 )
 from lab.vtc.in_engine import serve_in_engine
+from lab.vtc.paper_tables import RECORDED, recorded_row
 from lab.vtc.recorded import measures, read_runs
-from lab.vtc.tables import RECORDED, recorded_row
 from lab.vtc.workload import overload
 from policies.orders.fcfs import Fcfs
 from policies.orders.lcf import Lcf

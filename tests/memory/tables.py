@@ -1,4 +1,4 @@
-"""Every table of `gateway.config.memory`, made with a bound and filled beyond it with the longest names."""
+"""Every table of `gateway.config.memory_bounds`, made with a bound and filled beyond it with the longest names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgspec import Raw
 from gateway.config.sections.interactions import InteractionRules
 from gateway.request.body.payload import USER_LENGTH_MAX
 from gateway.request.interaction_claim import ClaimReader
-from gateway.telemetry.lately import Lately
+from gateway.telemetry.recent_requests import RecentRequests
 from gateway.telemetry.record import Outcome, RequestRecord
 from gateway.usage.counts import UsageCounts
 from policies.admission.decisions import Dispatch, Recent
@@ -125,7 +125,7 @@ def interactions(most: int) -> Any:
 
 
 def ends(most: int) -> Any:
-    made = Lately(most)
+    made = RecentRequests(most)
     for number in range(BEYOND * most):
         made.ended(record(number))
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.memory import (
+from gateway.config.memory_bounds import (
     ALLOCATED,
     BASE_BYTES,
     BLOCK_BYTES,

@@ -16,7 +16,7 @@ from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.request import Flow, ServiceTokens
 from simulation.driver import simulate
-from simulation.gauges import read_gauges
+from simulation.engine_gauges import read_gauges
 from simulation.metrics import service, service_per_weight, throughput, ttft_s
 from simulation.run import Arrival, Record, Run
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from gateway.config.fields import Name, not_empty
+from gateway.config.checks import Name, not_empty
 from gateway.config.section import Section
 from gateway.config.sections.interactions import InteractionRules
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, ValidationInfo, field_validator
 
-from gateway.config.fields import backend_name, checked_api_key, checked_name, checked_url, fault, host_name
+from gateway.config.checks import backend_name, checked_api_key, checked_name, checked_url, fault, host_name
 from gateway.config.section import Section
 from gateway.config.sections.tls import BackendTlsConfig
 
@@ -29,7 +29,7 @@ class BackendConfig(Section):
     tls: BackendTlsConfig | None = None
     """How TLS is spoken at an https url. Default: with what the system trusts, and no certificate of our own."""
     steps: bool = True
-    """Hear what a vLLM with fairgate's plug-in says after each step. Without the plug-in its metrics are read."""
+    """Read what a vLLM with fairgate's plug-in reports after each step. Without the plug-in its metrics are read."""
     max_num_seqs: int | None = Field(default=None, ge=1, le=1_000_000)
     """Requests the engine runs at once (vLLM's --max-num-seqs); learned when absent."""
     name: str = Field(default="", validate_default=True)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from gateway.config.fields import checked_trace
+from gateway.config.checks import checked_trace
 from gateway.config.section import Section, settings_from
 from policies.interactions import InteractionSettings
 

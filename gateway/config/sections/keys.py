@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from gateway.config.fields import Name, checked_hash, fault, not_empty, unique
+from gateway.config.checks import Name, checked_hash, fault, not_empty, unique
 from gateway.config.section import Section
 
 __all__ = ["KeyConfig", "hash_key", "new_key", "open_name", "weakness"]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from gateway.config.fields import fault, not_empty, unique
+from gateway.config.checks import fault, not_empty, unique
 from gateway.config.paths import KNOWN_PATHS, MANAGEMENT
 from gateway.config.section import Section
 

@@ -13,7 +13,7 @@ from pydantic import (
     model_serializer,
 )
 
-from gateway.config.fields import fault
+from gateway.config.checks import fault
 from gateway.config.section import Section, field_of
 from policies.orders.registry import POLICIES
 from policies.placements.registry import PLACEMENTS

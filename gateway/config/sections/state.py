@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from gateway.config.fields import fault
+from gateway.config.checks import fault
 from gateway.config.section import Section
 
 __all__ = ["StateConfig"]

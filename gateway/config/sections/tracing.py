@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from gateway.config.fields import checked_api_key, fault, url_parts
+from gateway.config.checks import checked_api_key, fault, url_parts
 from gateway.config.section import Section
 
 __all__ = ["TracingConfig"]

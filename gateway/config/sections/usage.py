@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from gateway.config.fields import Name, fault
+from gateway.config.checks import Name, fault
 from gateway.config.section import Section
 
 __all__ = ["PriceConfig", "UsageConfig"]

@@ -19,10 +19,10 @@ from typing import Any, Final
 from aiohttp import web
 from msgspec.json import encode
 
-from gateway.operator.snapshots.present import backends, queue, tenants
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, Look
 from gateway.operator.snapshots.spans import SPAN_S, Taken, point
-from gateway.telemetry.lately import WINDOW_S, End
+from gateway.operator.snapshots.state_views import backends, queue, tenants
+from gateway.telemetry.recent_requests import WINDOW_S, End
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL, OF_WAIT
 
 __all__ = ["Feed"]
@@ -160,12 +160,12 @@ class Feed:
         self._put("marks", encode([{**mark._asdict(), "at_s": self._epoch_s + mark.at_s} for mark in snapshot.marks]))
         self._put("queue", encode(queue(snapshot, QUEUED_SHOWN)))
         self._put("backends", encode(backends(snapshot)))
-        self._put("ended", encode([self._ended(end) for end in source.lately.latest(ENDS_SHOWN)]))
+        self._put("ended", encode([self._ended(end) for end in source.recent.latest(ENDS_SHOWN)]))
         if not is_span:
             return time.thread_time() - begun_s
-        ends, _ = source.lately.within(now, min(WINDOW_S, now - self._pointed_s))
+        ends, _ = source.recent.within(now, min(WINDOW_S, now - self._pointed_s))
         taken = [Taken(pool.pool, now, ends, pool.running, pool.waiting) for pool in snapshot.pools]
-        sum_up = partial(self._sum_up, now, tenants(snapshot, source.lately, source.config.tenants), taken)
+        sum_up = partial(self._sum_up, now, tenants(snapshot, source.recent, source.config.tenants), taken)
         cost_s = time.thread_time() - begun_s
         summed, points, summing_s = await asyncio.to_thread(sum_up)
         self._put("tenants", summed)

@@ -17,11 +17,11 @@ from gateway.operator.snapshots.snapshot import GatewaySnapshot, Gathered, decod
 from gateway.operator.snapshots.visible import Visible
 from gateway.storage.contract import ALL_POOLS, Store
 from gateway.storage.errors import StoreError
-from gateway.telemetry.lately import ENDS_MAX, End
+from gateway.telemetry.recent_requests import ENDS_MAX, End
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
-    from gateway.telemetry.lately import Lately
+    from gateway.telemetry.recent_requests import RecentRequests
 
 __all__ = ["Replicas"]
 
@@ -69,8 +69,8 @@ class Replicas:
         return self._gateway.config
 
     @property
-    def lately(self) -> Lately:
-        return self._gathered.lately
+    def recent(self) -> RecentRequests:
+        return self._gathered.recent
 
     async def listen(self) -> None:
         """To the questions and answers of others, until the way to the store is lost."""
@@ -82,7 +82,7 @@ class Replicas:
 
     async def look(self, *, with_running: bool = False) -> GatewaySnapshot:
         async with self._turn:
-            known, lately = self._gathered.known, self._gateway.lately
+            known, recent = self._gathered.known, self._gateway.recent
             self._answers.clear()
             others = await self._tell(_Said(self._store.replica, dict(known), with_running=with_running)) - 1
             try:
@@ -93,7 +93,10 @@ class Replicas:
             except TimeoutError:
                 pass
             own = snapshot_of(self._gateway, with_running=with_running)
-            answers = {self._name: (own, lately.latest_after(known[self._name]), lately.count), **self._answers}
+            answers = {
+                self._name: (own, recent.latest_after(known[self._name]), recent.count),
+                **self._answers,
+            }
             silent = [name for name in self._names if name not in answers and others > 0]
             self._names = list(answers)
             return self._gathered.take([(name, *answer) for name, answer in answers.items()], silent)
@@ -127,7 +130,7 @@ class Replicas:
 
     async def _answer(self, asked: _Said) -> None:
         gateway, store = self._gateway, self._store
-        found, lately = snapshot_of(gateway, with_running=asked.with_running), gateway.lately
-        content = encoded(found, lately.latest_after(asked.known.get(self._name, 0)), lately.count)
+        found, recent = snapshot_of(gateway, with_running=asked.with_running), gateway.recent
+        content = encoded(found, recent.latest_after(asked.known.get(self._name, 0)), recent.count)
         said = _Said(store.replica, {}, to=asked.replica, name=self._name, content=content, epoch_s=store.epoch_s)
         await self._tell(said)

@@ -19,7 +19,7 @@ import msgspec
 from gateway.operator.snapshots.spans import Running, running
 from gateway.operator.snapshots.visible import Visible
 from gateway.telemetry.access_log import hidden
-from gateway.telemetry.lately import End, Lately, Mark
+from gateway.telemetry.recent_requests import End, Mark, RecentRequests
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.queue.bounds import Waiting
 from policies.request import Request, State
@@ -138,7 +138,7 @@ class Look(Protocol):
     def config(self) -> Config: ...
 
     @property
-    def lately(self) -> Lately:
+    def recent(self) -> RecentRequests:
         """The latest ends, as of the last look."""
 
     async def look(self, *, with_running: bool = False) -> GatewaySnapshot: ...
@@ -155,8 +155,8 @@ class Here:
         return self._gateway.config
 
     @property
-    def lately(self) -> Lately:
-        return self._gateway.lately
+    def recent(self) -> RecentRequests:
+        return self._gateway.recent
 
     async def look(self, *, with_running: bool = False) -> GatewaySnapshot:
         return snapshot_of(self._gateway, with_running=with_running)
@@ -167,7 +167,7 @@ def snapshot_of(gateway: Visible, *, with_running: bool) -> GatewaySnapshot:
     begun_s, pools = time.thread_time(), gateway.pools
     now = pools[0].dispatcher.clock() if pools else 0.0
     found = [_pool(pool, with_running=with_running) for pool in pools]
-    marks, cost_s = list(gateway.lately.marks), time.thread_time() - begun_s
+    marks, cost_s = list(gateway.recent.marks), time.thread_time() - begun_s
     return GatewaySnapshot(now, gateway.not_ready(), gateway.state(), gateway.port, found, marks, cost_s)
 
 
@@ -273,7 +273,7 @@ class Gathered:
     """What several processes say of themselves, again and again, and their ends."""
 
     def __init__(self, ends_max: int) -> None:
-        self.lately = Lately(ends_max)
+        self.recent = RecentRequests(ends_max)
         self.known: Counter[str] = Counter()
         """How many ends of each process are known here."""
 
@@ -286,7 +286,7 @@ class Gathered:
         for name, _, latest, count in answers:
             self.known[name] = count
             ends += latest
-        self.lately.take(sorted(ends, key=lambda end: end.ended_s))
+        self.recent.take(sorted(ends, key=lambda end: end.ended_s))
         whole = together([(name, found) for name, found, _, _ in answers])
         whole.not_ready += [f"{name}: {NO_ANSWER}" for name in silent]
         return whole

@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 from gateway.operator.snapshots.shares import due
-from gateway.telemetry.lately import End, service_of
+from gateway.telemetry.recent_requests import End, service_of
 from gateway.telemetry.record import Outcome
 from policies.admission.engine import AdmissionEngine
 from policies.queue.bounds import Waiting

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.pool.pool import Pool
-    from gateway.telemetry.lately import Lately
+    from gateway.telemetry.recent_requests import RecentRequests
 
 __all__ = ["Visible"]
 
@@ -23,7 +23,7 @@ class Visible(Protocol):
     def pools(self) -> Sequence[Pool]: ...
 
     @property
-    def lately(self) -> Lately: ...
+    def recent(self) -> RecentRequests: ...
 
     @property
     def port(self) -> int:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from gateway.storage.contract import ALL_POOLS
-from gateway.storage.hub.seat import Meeting
+from gateway.storage.hub.run_directory import RunDirectory
 from gateway.storage.hub.wire import Frames
 from policies.replicas.messages import Activity, CountDelta, ReplicaReport
 from policies.replicas.reference_store import ReferenceStore
@@ -51,10 +51,10 @@ _ARGUMENTS: Final[dict[str, Any]] = {
 class ExchangeServer:
     """Everything that workers share, and their connections."""
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, run_directory: RunDirectory) -> None:
         self.connections: set[_Worker] = set()
-        self.connections_max = CONNECTIONS_PER_WORKER * meeting.workers
-        self._epoch_s = meeting.epoch_s
+        self.connections_max = CONNECTIONS_PER_WORKER * run_directory.workers
+        self._epoch_s = run_directory.epoch_s
         self._exchanges: dict[str, ReferenceStore] = {}
         self._learned: dict[str, bytes] = {}
         self._server: asyncio.Server | None = None

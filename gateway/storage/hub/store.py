@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gateway.storage.contract import Deployment
 from gateway.storage.errors import StoreUnavailable
-from gateway.storage.hub.seat import Meeting
+from gateway.storage.hub.run_directory import RunDirectory
 from gateway.storage.hub.wire import Frames
 from policies.replicas.schedule import DEADLINE_S
 
@@ -28,13 +28,13 @@ ASKED_MAX: Final = 256
 class HubStore:
     """A `Store`. One connection, on which many questions may be under way."""
 
-    def __init__(self, meeting: Meeting, pools: Sequence[Deployment]) -> None:
+    def __init__(self, run_directory: RunDirectory, pools: Sequence[Deployment]) -> None:
         self.replica = secrets.token_hex(8)
-        self.epoch_s = meeting.epoch_s
+        self.epoch_s = run_directory.epoch_s
         self.pools = pools
         """All workers have them from one file."""
         self.fault: str | None = "the hub was not asked yet"
-        self._path = meeting.exchange
+        self._path = run_directory.exchange
         self._connection: _Hub | None = None
         self._ended = asyncio.Event()
         self._is_closed = False

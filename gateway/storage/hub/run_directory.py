@@ -8,14 +8,14 @@ import tempfile
 import time
 from dataclasses import dataclass
 
-__all__ = ["Meeting", "Seat"]
+__all__ = ["RunDirectory", "WorkerSlot"]
 
 PATH_BYTES_MAX = 100
 """Of the address of a Unix socket; the system takes 107."""
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class RunDirectory:
     """The directory of the sockets of one gateway's processes, and the clock that they have in common."""
 
     directory: str
@@ -25,7 +25,7 @@ class Meeting:
     the monotonic clock is that of the machine."""
 
     @classmethod
-    def made(cls, workers: int) -> Meeting:
+    def made(cls, workers: int) -> RunDirectory:
         """A new directory that nobody else may enter. OSError if it cannot be made; says what to do."""
         advice = "workers meet in a directory of their own there: set TMPDIR to a directory that can be written to"
         try:
@@ -54,8 +54,8 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class WorkerSlot:
     """The place of one worker among the others."""
 
     index: int
-    meeting: Meeting
+    run_directory: RunDirectory

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gateway.operator.snapshots.shares import due
 from gateway.operator.snapshots.snapshot import GatewaySnapshot, PoolSnapshot
 from gateway.operator.snapshots.spans import Usual, part_within, percentile
-from gateway.telemetry.lately import End, Lately
+from gateway.telemetry.recent_requests import End, RecentRequests
 from gateway.telemetry.record import Outcome
 from policies.admission.explanation import OF_OBSTACLE
 from policies.capacity.obstacle import Obstacle
@@ -137,14 +137,14 @@ class _Taken:
 
 
 def tenants(
-    snapshot: GatewaySnapshot, lately: Lately, configured: Sequence[TenantConfig] = ()
+    snapshot: GatewaySnapshot, recent: RecentRequests, configured: Sequence[TenantConfig] = ()
 ) -> Callable[[], dict[str, Any]]:
     """Who received how much of the engines within the last minute, who was due how much, and how long did they wait?
 
     `snapshot` with what runs. `configured`: tenants of the config; the ones that asked for nothing are named too, and
     come last. The function that is returned sums all up, which takes milliseconds: call it beside the loop.
     """
-    ends, window_s = lately.within(time.monotonic())
+    ends, window_s = recent.within(time.monotonic())
     taken = [_Taken(pool, snapshot.at_s, ends, window_s, configured) for pool in snapshot.pools]
     return lambda: {"window_s": round(window_s, 1), "pools": [one.answer() for one in taken]}
 

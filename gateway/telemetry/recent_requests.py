@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from gateway.telemetry.record import RequestRecord
 
-__all__ = ["ENDS_MAX", "WINDOW_S", "End", "Lately", "Mark", "service_of"]
+__all__ = ["ENDS_MAX", "WINDOW_S", "End", "Mark", "RecentRequests", "service_of"]
 
 WINDOW_S: Final = 60.0
 ENDS_MAX: Final = 8192
@@ -58,8 +58,8 @@ class Mark(NamedTuple):
     """"": all of them."""
 
 
-class Lately:
-    """The latest ends of requests that asked for admission, and what was changed lately."""
+class RecentRequests:
+    """The latest ends of requests that asked for admission, and recent changes of config."""
 
     def __init__(self, ends_max: int = ENDS_MAX) -> None:
         self._ends: deque[End] = deque(maxlen=ends_max)

@@ -9,15 +9,15 @@ import asyncio
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from gateway.operator.changing import changing_routes
+from gateway.operator.actions import changing_routes
 from gateway.operator.contract import Operated
 from gateway.operator.explain import explain
 from gateway.operator.guard import guard
 from gateway.operator.keys import key_routes
 from gateway.operator.page.files import page
 from gateway.operator.snapshots.feed import Feed
-from gateway.operator.snapshots.present import tenants
 from gateway.operator.snapshots.snapshot import Here, encoded, snapshot_of
+from gateway.operator.snapshots.state_views import tenants
 from gateway.operator.usage import usage_routes
 from gateway.operator.views import views
 
@@ -43,8 +43,8 @@ def worker_app(gateway: Operated) -> web.Application:
         """How it stands, and its ends since the hub had so many of them; with replicas, all of them together."""
         source = gateway.replicas or Here(gateway)
         found = await source.look(with_running="running" in request.query)
-        lately = source.lately
-        return web.Response(body=encoded(found, lately.latest_after(int(request.query["ends"])), lately.count))
+        recent = source.recent
+        return web.Response(body=encoded(found, recent.latest_after(int(request.query["ends"])), recent.count))
 
     app = web.Application()
     app.add_routes([*_own(gateway), web.get("/seen", look)])
@@ -69,7 +69,7 @@ def _own(gateway: Operated) -> list[web.RouteDef]:
     async def metrics(request: web.Request) -> web.Response:
         gateway.gauges.read(gateway.pools, gateway.shared.interactions)
         gateway.gauges.read_exchanges(gateway.exchanges, gateway.news)
-        summed_up = tenants(snapshot_of(gateway, with_running=True), gateway.lately)
+        summed_up = tenants(snapshot_of(gateway, with_running=True), gateway.recent)
 
         def rendered() -> bytes:
             gateway.gauges.read_tenants(summed_up())
@@ -81,7 +81,7 @@ def _own(gateway: Operated) -> list[web.RouteDef]:
 
     async def explanation(request: web.Request) -> web.Response:
         request_id = request.match_info["id"]
-        found = explain(gateway.pools, gateway.lately, request_id)
+        found = explain(gateway.pools, gateway.recent, request_id)
         if found is None:
             error = "no decision on this request is remembered: it is not queued or running, and not among the last"
             return web.json_response({"request_id": request_id[:128], "error": error}, status=404)

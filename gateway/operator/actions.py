@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from gateway.operator.contract import Operated
-from gateway.telemetry.lately import Mark
+from gateway.telemetry.recent_requests import Mark
 
 __all__ = ["changing_routes"]
 
@@ -41,7 +41,7 @@ def _drained(gateway: Operated, request: web.Request, *, drained: bool) -> web.R
             continue
         pool.drain(backend, drained)
         word = "drained" if drained else "resumed"
-        gateway.lately.marks.append(Mark(time.monotonic(), f"{name} {word}", pool.name))
+        gateway.recent.marks.append(Mark(time.monotonic(), f"{name} {word}", pool.name))
         engine = pool.dispatcher.engine
         answer: dict[str, Any] = {
             "backend": name,

@@ -41,14 +41,14 @@ class Table(NamedTuple):
 
 TABLES: Final = {
     "flows": Table("a user of a tenant: its counter, its limits in two windows, what is usual for it", 6300, 1, True),
-    "tenants": Table("a tenant that had something here lately: what it holds", 810, 2, True),
+    "tenants": Table("a tenant with recent requests: what it holds", 810, 2, True),
     "lengths": Table("the last 64 lengths of answers of one app", 2200, 16, True),
     "decisions": Table("one of the last decisions, for `explain`", 2200, 8, True),
     "interactions": Table("an open interaction, what it is known by, and a quarter of one that rests", 2720, 1),
     "ends": Table("one of the last requests that ended, for the page and `top`", 1300, 4),
     "quotas": Table("the counts of a tenant for its quota, of a minute and of a day", 2150, 2),
     "sums": Table("usage of one user in an hour, not yet written", 1260, 2),
-    "users": Table("a tenant or a user of this hour, told apart in usage", 740, 1),
+    "users": Table("a tenant or a user of this hour, that is counted by itself in usage", 740, 1),
     "texts": Table("the lengths of a user's last 32 raw prompts", 2850, 16),
     "paces": Table("how soon the users of one app answer", 890, 16),
     "rates": Table("a tenant or an address that asks too fast", 790, 4),

@@ -133,7 +133,7 @@ def table2(inputs: Inputs, points: int = 11, points_vtc: int = 41) -> Findings:
     ]  # fmt: skip
     notes = [
         f"Cells are medians, the orders those of means, over {points} step times within 3.5 % of the fitted one, and "
-        f"over {points_vtc} for the three forms of VTC. These lie so close that a single run does not tell them apart, "
+        f"over {points_vtc} for the three forms of VTC. These lie so close that a single run does not separate them, "
         f"nor does the paper's: VTC is above VTC(predict) by {_difference(runs['VTC'], runs['VTC(predict)'])}, that "
         f"above VTC(oracle) by {_difference(runs['VTC(predict)'], runs['VTC(oracle)'])} (mean ± standard error). With "
         "11 step times for each, VTC and VTC(predict) came out equal. What the lift and the counters do (LCF, FCFS) is "
