@@ -9,6 +9,8 @@ INSTALLED := $(VENV)/.installed
 COMPILED := build/compiled
 # More than there may be cores: tests mostly wait.
 TESTS_AT_ONCE := 4
+# Rooms of tests that start no server.
+FAST := tests/policies tests/config tests/request tests/simulated/test_engine_model.py tests/tidy --ignore=tests/tidy/test_deploy.py
 # All that is in a distribution. Built from a copy: compiled modules beside the sources would be found before them.
 PACKAGED := pyproject.toml hatch_build.py README.md CHANGELOG.md LICENSE config.example.yaml policies gateway backends simulation
 # Finds the compiled modules before the sources, in every process that is started.
@@ -16,7 +18,7 @@ WITH_COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/$(COMPILED):$(CURDIR)
 # The same, where `make compiled` has been run and nothing changed since.
 WHERE_COMPILED = $(shell $(MAKE) --question compiled >/dev/null 2>&1 && echo '$(WITH_COMPILED)')
 
-.PHONY: run test servers check format test-vllm test-deploy bench bench-gpu compiled test-compiled wheel test-install release-check docs lock clean
+.PHONY: run test test-fast servers check format test-vllm test-deploy bench bench-gpu compiled test-compiled wheel test-install release-check docs lock clean
 
 run: $(RUNS)  ## the gateway with config.example.yaml: simulated engines, all state in memory; also PORT=, ADMIN_PORT=
 	@$(WHERE_COMPILED) $(BIN)/fairgate serve -c config.example.yaml --access-log access.log \
@@ -24,6 +26,9 @@ run: $(RUNS)  ## the gateway with config.example.yaml: simulated engines, all st
 
 test: $(INSTALLED) servers  ## the tests that need no vLLM
 	$(BIN)/pytest -q -n $(TESTS_AT_ONCE) --dist worksteal
+
+test-fast: $(INSTALLED)  ## at each save, below a minute: decisions, config, readers and tidiness, without servers and network
+	$(BIN)/pytest -q -n $(TESTS_AT_ONCE) --dist worksteal -m "not slow" $(FAST)
 
 # RUNLEVEL=1: the package starts no server of its own. Where it cannot be installed, the tests that need it say so.
 servers:

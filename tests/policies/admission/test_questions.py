@@ -150,6 +150,7 @@ class Play:
         assert engine.queued == len(self.queued)
 
 
+@pytest.mark.slow
 @settings(max_examples=250)
 @given(
     policy=st.sampled_from([*sorted(POLICIES), *["fairserve"] * len(POLICIES)]),  # it knows most questions
@@ -172,6 +173,7 @@ def test_no_question_changes_a_decision(
         assert asked.engine.next_wakeup() == silent.engine.next_wakeup()
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(policy=st.sampled_from(sorted(POLICIES)), steps=STEPS, order=st.permutations(BACKENDS))
 def test_the_order_of_the_engines_in_the_config_changes_nothing(

@@ -242,6 +242,7 @@ def complaint(policy: Policy, trace: Trace, bound: str) -> str | None:
     return next(server.run(), None)
 
 
+@pytest.mark.slow
 @fair_policy
 @pytest.mark.parametrize("begin", range(0, TRACES, 250))
 def test_p9_the_bound_holds_on_a_thousand_random_traces(name: str, begin: int) -> None:

@@ -144,6 +144,7 @@ def trace(seed: int) -> Questions:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", range(0, 1000, 250))
 @pytest.mark.parametrize("name", WITH_WINDOW)
 def test_p9_with_a_window_the_bound_holds_on_a_thousand_random_traces(name: str, begin: int) -> None:
