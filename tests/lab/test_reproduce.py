@@ -17,7 +17,7 @@ from lab.experiment import Findings, Inputs, Verdict, holds, shown, within
 from lab.registry import EXPERIMENTS
 from lab.reproduce import write_docs
 from lab.reproduction import as_text, summary
-from lab.vtc import figures, tables
+from lab.vtc import figures, paper_tables
 from lab.vtc.gateway_window import production
 from lab.vtc.runs import arena
 from simulation.plots import Series, chart
@@ -48,22 +48,22 @@ def test_figures_hold(name: str, tmp_path: Path) -> None:
 
 
 def test_knowing_lengths_narrows_the_gap_of_two_clients(tmp_path: Path) -> None:
-    assert missed(tables.table5(Inputs(tmp_path), 2)) == []
+    assert missed(paper_tables.table5(Inputs(tmp_path), 2)) == []
 
 
 def test_knowing_lengths_narrows_the_gap_of_eight_clients(tmp_path: Path) -> None:
-    assert missed(tables.table6(Inputs(tmp_path), 1)) == []
+    assert missed(paper_tables.table6(Inputs(tmp_path), 1)) == []
 
 
 @needs_arena
 def test_rate_limits_admit_as_many_as_in_the_artifact() -> None:
-    assert missed(tables.rate_limits(Inputs(TRACES))) == []
+    assert missed(paper_tables.rate_limits(Inputs(TRACES))) == []
 
 
 @needs_arena
 def test_table_2_holds() -> None:
     # Two step times are too few to tell the three forms of VTC apart: that row needs the whole sweep.
-    assert set(missed(tables.table2(Inputs(TRACES), 2, 2))) <= {tables.NEIGHBOURS}
+    assert set(missed(paper_tables.table2(Inputs(TRACES), 2, 2))) <= {paper_tables.NEIGHBOURS}
 
 
 def test_a_policy_without_its_idea_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

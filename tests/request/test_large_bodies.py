@@ -45,6 +45,7 @@ def start(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Starter:
     return Starter(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_it_takes_memory_of_its_own_size_and_many_slices(kind: Kind) -> None:
     body = kind[1](SIZE)

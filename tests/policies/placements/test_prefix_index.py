@@ -62,6 +62,7 @@ def test_what_never_reached_the_engine_is_forgotten() -> None:
     assert len(index) == 2
 
 
+@pytest.mark.slow
 def test_a_million_prompts_leave_it_within_its_bound() -> None:
     engines = 32
     index = PrefixIndex()
