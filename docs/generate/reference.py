@@ -79,7 +79,7 @@ def _config() -> Iterator[str]:
                 _in_markdown(one.meaning),
                 one.default if one.default == "required" else code(one.default),
                 f"{one.unit}, {one.bounds}" if one.unit and one.bounds else one.unit or one.bounds,
-                code(one.example),
+                "" if one.example.endswith(f": {one.default}") else code(one.example),
             ]
             for one in members
         ]
