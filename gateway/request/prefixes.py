@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import blake2b
+from struct import unpack
 from typing import Final
 
 __all__ = ["BLOCKS_MAX", "BLOCK_BYTES", "prefix_hashes", "salt_of"]
@@ -28,12 +29,11 @@ def prefix_hashes(prompt: bytes, seed: bytes) -> tuple[int, ...]:
     step = BLOCK_BYTES
     while len(prompt) > step * BLOCKS_MAX:
         step *= 2
-    chain = blake2b(seed, digest_size=8)
-    hashes = []
+    chain, digests, view = blake2b(seed, digest_size=8), [], memoryview(prompt)
     for start in range(0, len(prompt), step):
-        chain.update(prompt[start : start + step])
-        hashes.append(int.from_bytes(chain.copy().digest()))
-    return tuple(hashes)
+        chain.update(view[start : start + step])
+        digests.append(chain.copy().digest())
+    return unpack(f">{len(digests)}Q", b"".join(digests))
 
 
 @lru_cache(maxsize=TENANTS_MAX)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -15,6 +16,9 @@ BUDGET = written(PAGE.read_text(encoding="utf-8"))
 TOLERATED = {"calls": (1, 0.005), "instructions": (10, 0.005), "blocks": (4, 0.04), "objects": (0, 0.0)}
 """So many more, or such a part, are no regression: a number of one digit more takes an instruction more, and what the
 allocator takes differs by what else the process has allocated."""
+ARCHITECTURE = (PAGE.parents[1] / "ARCHITECTURE.md").read_text(encoding="utf-8")
+PARTS = {"Interaction", "Progress", "ServiceTokens", "Shown", "Turns"}
+"""Of the `Request`: what the core notes of it, how its interaction was found, and a count of tokens."""
 NOTED_IN = (3, 11)
 """Each version of Python has instructions of its own."""
 
@@ -51,6 +55,18 @@ def test_no_station_exceeds_its_budget(measured: Measured) -> None:
                 if count > budget + max(least, part * budget):
                     beyond.append(f"{kind}, {station}: {count} {measure}, {budget} budgeted")
     assert not beyond, "see docs/budget.md"
+
+
+def test_six_objects_carry_a_request(measured: Measured) -> None:
+    """Those that ARCHITECTURE.md names, and values that live no longer than the question which interaction it is of."""
+    sentence = ARCHITECTURE.partition("Six objects carry a request")[2].partition("\n\n")[0]
+    named = set(re.findall(r"`(\w+)`", sentence))
+    assert len(named) == 6
+    _, functions = measured["1 kB"]
+    begun = [name.split()[-1].split(":") for name in functions if name.endswith(".__init__")]
+    made = {name.removesuffix(".__init__") for path, name in begun if path.startswith("gateway/")}
+    made |= {name.removesuffix(".__init__") for path, name in begun if path == "policies/request.py"}
+    assert made - PARTS == named - {"RequestContext"} | {"HttpRequest", "RequestRecord"}, "the context is both of these"
 
 
 def test_every_station_begins_where_it_is_said_to(measured: Measured) -> None:
