@@ -100,18 +100,9 @@ Standing = tuple[bool, bool, bool]
 tenant is absent, no headroom is kept, so that nobody has any to use."""
 
 
-class _BlockedStart:
-    """What was found out about a request that had no room."""
-
-    __slots__ = ("again", "asked", "blocked", "standing")
-
-    def __init__(self, blocked: Blocked, standing: Standing, asked: int, again: list[str]) -> None:
-        self.blocked = blocked
-        self.standing = standing
-        self.asked = asked
-        """The number of the last change that it knows of."""
-        self.again = again
-        """Engines that have room for it, but later than others: they are asked again whatever changes."""
+Answers = tuple[Blocked, Standing, int, list[str]]
+"""What was found out about a request that had no room: its obstacles, what decided, the number of the last change that
+they know of, and the engines that have room for it, but later than others: these are asked again whatever changes."""
 
 
 class PoolRoom:
@@ -130,7 +121,7 @@ class PoolRoom:
         self._backends: Final = backends
         self._tenants: Final = tenants
         self._working_set: Final = working_set
-        self._answers: dict[str, _BlockedStart] = {}
+        self._answers: dict[str, Answers] = {}
         """By request."""
         self._opens = DueTimes()
         """When an obstacle may be gone through time alone."""
@@ -186,8 +177,8 @@ class PoolRoom:
             return Blocked(request, dict.fromkeys(self._backends, Obstacle.WORKING_SET))
         standing = self._standing(request)
         known = self._answers.get(request.id)
-        if known is not None and known.standing == standing:
-            return self._asked_again(request, standing, known)
+        if known is not None and known[1] == standing:
+            return self._asked_again(request, known)
         keeps = _keeps(standing)
         if keeps != self._full_for_keeping:
             self._full_for_keeping = keeps
@@ -195,19 +186,18 @@ class PoolRoom:
             self._open = dict(self._backends)
         return self._found(request, standing, self._full.copy(), list(self._open.values()))
 
-    def _asked_again(
-        self, request: Request, standing: Standing, known: _BlockedStart
-    ) -> Sequence[BackendLedger] | Blocked:
+    def _asked_again(self, request: Request, known: Answers) -> Sequence[BackendLedger] | Blocked:
         """Only where something has changed since."""
-        names = known.again.copy()
+        blocked, standing, changes, later = known
+        names = later.copy()
         for name in reversed(self._changed):
-            if self._changed[name] <= known.asked:
+            if self._changed[name] <= changes:
                 break
-            if name not in known.again:
+            if name not in later:
                 names.append(name)
         if not names:
-            return known.blocked
-        return self._found(request, standing, known.blocked.obstacles.copy(), [self._backends[name] for name in names])
+            return blocked
+        return self._found(request, standing, blocked.obstacles.copy(), [self._backends[name] for name in names])
 
     def _found(
         self, request: Request, standing: Standing, obstacles: dict[str, Obstacle], ledgers: list[BackendLedger]
@@ -236,7 +226,7 @@ class PoolRoom:
         blocked = Blocked(request, obstacles)
         if len(self._answers) >= ANSWERS_MAX:
             self._answers.clear()
-        self._answers[request.id] = _BlockedStart(blocked, standing, self._changes, later)
+        self._answers[request.id] = blocked, standing, self._changes, later
         return blocked
 
     def _soonest(

@@ -76,9 +76,9 @@ class FairServe(Wsc):
         goes_first = (is_inside and not beyond) or progress.parked or progress.came_back
         self._queue(request, front=front, is_inside=is_inside, goes_first=goes_first)
 
-    def charge(self, request: Request, service: ServiceTokens, now: float, *, final: bool) -> None:
-        super().charge(request, service, now, final=final)
-        if final and self.throttle is not None:
+    def _end(self, request: Request, service: ServiceTokens, now: float) -> None:
+        super()._end(request, service, now)
+        if self.throttle is not None:
             self.throttle.settle(request, service, now)
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:

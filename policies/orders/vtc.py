@@ -147,7 +147,11 @@ class CounterOrder(Order):
             service = ServiceTokens(service.prompt, round(expected), service.cached)
         self._backlog.charge(request, self._cost(service))
         if final:
-            self._backlog.end(request)
+            self._end(request, service, now)
+
+    def _end(self, request: Request, service: ServiceTokens, now: float) -> None:
+        """A dispatched request ended, and received this much."""
+        self._backlog.end(request)
 
     def explain(self, flow: Flow, now: float) -> dict[str, float]:
         return self._backlog.explain(flow)

@@ -118,7 +118,7 @@ class Wsc(CounterOrder):
         normalised = worth / progress.norm
         self._backlog.charge(request, normalised if self._is_across else self._cost(service), normalised)
         if final:
-            self._backlog.end(request)
+            self._end(request, service, now)
 
     def learn(self, request: Request, service: ServiceTokens, now: float) -> None:
         flow = request.flow
