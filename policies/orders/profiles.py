@@ -28,7 +28,7 @@ CLAMP: Final = 16.0
 STAGES_MAX: Final = 32
 """This stage and all later ones count as one."""
 ANY_STAGE: Final = 0
-ANY_APP, WHOLE_SCOPE = "", STAGES_MAX + 1
+ANY_APP, WHOLE_SCOPE, WHOLE_POOL = "", STAGES_MAX + 1, STAGES_MAX + 2
 
 
 class _Worth:
@@ -86,31 +86,26 @@ class Profiles:
 
     def learn(self, scope: str, app: str, stage: int, worth: float) -> None:
         """A call got its whole answer, and was worth this much."""
-        usual = 0.0
-        for at, own in enumerate(self._populations(scope, app, stage)):
+        worths, usual = self._worths, 0.0
+        of_app, of_stage = (app, ANY_STAGE), (app, min(stage, STAGES_MAX))
+        for population in ((ANY_APP, WHOLE_POOL), (ANY_APP, WHOLE_SCOPE), of_app, of_stage):
+            key = scope, *population
+            own = self._pool if population[1] == WHOLE_POOL else worths.get(key)
+            if own is None:
+                own = worths[key] = _Worth()
+                if len(worths) > self._populations_max:
+                    worths.popitem(last=False)
+            elif own is not self._pool:
+                worths.move_to_end(key)
             own.seen += 1
             mean = own.mean
             if own.seen <= ENOUGH:
                 own.mean = mean + (worth - mean) / own.seen
             else:
                 own.mean = mean + max(1.0 / own.seen, STEADY) * (min(worth, OUTLIER * mean + 1.0) - mean)
-            if at < 2:
-                usual = max(1.0, own.mean)  # of the pool, then of the whole scope
+            if population[1] >= WHOLE_SCOPE:
+                usual = max(1.0, own.mean)
             own.norm = max(1.0, min(max(own.mean, usual / CLAMP), usual * CLAMP))
-
-    def _populations(self, scope: str, app: str, stage: int) -> list[_Worth]:
-        """What a call teaches: the pool, then its scope, its app and its stage."""
-        worths, found = self._worths, [self._pool]
-        for key in ((scope, ANY_APP, WHOLE_SCOPE), (scope, app, ANY_STAGE), (scope, app, min(stage, STAGES_MAX))):
-            own = worths.get(key)
-            if own is None:
-                own = worths[key] = _Worth()
-                if len(worths) > self._populations_max:
-                    worths.popitem(last=False)
-            else:
-                worths.move_to_end(key)
-            found.append(own)
-        return found
 
     # --- across restarts ---
 
