@@ -87,10 +87,9 @@ class Profiles:
     def learn(self, scope: str, app: str, stage: int, worth: float) -> None:
         """A call got its whole answer, and was worth this much."""
         worths, usual = self._worths, 0.0
-        of_app, of_stage = (app, ANY_STAGE), (app, min(stage, STAGES_MAX))
-        for population in ((ANY_APP, WHOLE_POOL), (ANY_APP, WHOLE_SCOPE), of_app, of_stage):
-            key = scope, *population
-            own = self._pool if population[1] == WHOLE_POOL else worths.get(key)
+        own_app, own_stage = (scope, app, ANY_STAGE), (scope, app, min(stage, STAGES_MAX))
+        for key in ((scope, ANY_APP, WHOLE_POOL), (scope, ANY_APP, WHOLE_SCOPE), own_app, own_stage):
+            own = self._pool if key[2] == WHOLE_POOL else worths.get(key)
             if own is None:
                 own = worths[key] = _Worth()
                 if len(worths) > self._populations_max:
@@ -103,7 +102,7 @@ class Profiles:
                 own.mean = mean + (worth - mean) / own.seen
             else:
                 own.mean = mean + max(1.0 / own.seen, STEADY) * (min(worth, OUTLIER * mean + 1.0) - mean)
-            if population[1] >= WHOLE_SCOPE:
+            if key[2] >= WHOLE_SCOPE:
                 usual = max(1.0, own.mean)
             own.norm = max(1.0, min(max(own.mean, usual / CLAMP), usual * CLAMP))
 
