@@ -79,6 +79,38 @@ def test_bytes_are_shared_like_places() -> None:
     assert enter(room, make_request("light", body_bytes=101)) is None
 
 
+def test_a_large_request_takes_no_more_from_the_largest_tenant_than_leaves_both_equal() -> None:
+    room = BoundedQueue(LIMITS)
+    for _ in range(2):
+        enter(room, make_request("flood", body_bytes=50))
+    assert room.giving_way(make_request("light", body_bytes=60)) is None, "60 bytes, and 40 would be left"
+    assert room.giving_way(make_request("light", body_bytes=50)) is not None
+
+
+def call_inside(tenant: str) -> Request:
+    request = make_request(tenant)
+    request.progress.inside = True
+    return request
+
+
+def test_a_start_takes_the_place_of_a_call_inside_only_where_one_tenant_fills_more_than_half() -> None:
+    for agents, is_let_in in ((("a", "b"), False), (("a", "a"), True)):
+        room = BoundedQueue(LIMITS)
+        for tenant in 3 * agents:
+            enter(room, call_inside(tenant))
+        assert (room.giving_way(make_request("light")) is not None) is is_let_in
+
+
+def test_a_call_inside_takes_the_place_of_any_start_until_its_tenant_fills_half() -> None:
+    room = BoundedQueue(LIMITS)
+    starts = [make_request(tenant) for tenant in ("b", "c", "b", "c")]
+    for request in (call_inside("a"), call_inside("a"), *starts):
+        enter(room, request)
+    assert enter(room, make_request("a")) is None
+    assert enter(room, call_inside("a")) == [starts[3]]
+    assert enter(room, call_inside("a")) is None
+
+
 @settings(max_examples=100)
 @given(deadlines=st.lists(st.integers(0, 20), min_size=1, max_size=20), removed=st.sets(st.integers(0, 19)))
 def test_requests_expire_in_order_of_their_deadlines(deadlines: list[int], removed: set[int]) -> None:

@@ -196,6 +196,7 @@ def test_a_newcomer_to_an_empty_line_starts_where_the_last_one_left() -> None:
     line.charged(early, 40.0)
     line.queued(late)
     assert late.counter == 40.0
+    assert (early.lifted, late.lifted) == (0.0, 40.0), "what came from a lift is no service"
 
 
 def test_without_lift_a_newcomer_starts_with_what_it_has() -> None:
@@ -243,3 +244,13 @@ def test_one_that_sleeps_is_not_next_and_nobody_is_raised_above_it() -> None:
     assert (counters.floor(), new.counter) == (0.0, 0.0)
     counters.wake(held)
     assert counters.least() is held
+
+
+def test_beside_one_that_sleeps_nobody_waits_alone() -> None:
+    counters: Counters[Member] = Counters()
+    held, new = Member(("held",)), Member(("new",))
+    counters.queued(held)
+    assert held.is_sole
+    counters.sleep(held)
+    counters.queued(new)
+    assert not new.is_sole
