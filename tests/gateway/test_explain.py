@@ -116,7 +116,7 @@ async def test_whose_requests_were_ahead_is_named(start: Starter) -> None:
         await until(lambda: gate.live.engine.queued == 2)
         ids = {each.request.flow.user: each.request.id for each in gate.live.gateway.pools[0].dispatcher.exchanges()}
         async with asyncio.timeout(WAIT_S):
-            while not (found := await explained(gate.live, ids["5"]))["waited"]:
+            while ": " not in (found := await explained(gate.live, ids["5"]))["waited"]:
                 pass
         assert found["ahead"] == {"holder": 3}
         assert " behind 3 requests of holder: " in found["waited"]
