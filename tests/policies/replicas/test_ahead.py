@@ -87,3 +87,37 @@ def test_of_one_flow_the_request_that_came_earlier_goes_first_however_far_the_le
     ):  # fmt: skip
         there = own._replace(waited_s=own.waited_s - came_s * 0.1, inside=inside)
         assert gateway.counters.is_ahead(gateway.flow, there, 1.0) is goes_first
+
+
+def test_where_there_are_rounds_one_may_be_ahead_by_a_round() -> None:
+    backlog = Backlog(flows_max=10, quantum=500.0)
+    counters, running, waiting = SharedCounters(backlog, epoch_s=0.0), make_request("tenant"), make_request("tenant")
+    for request in (running, waiting):
+        backlog.push(request)
+    backlog.take(running)
+    for charged, is_ahead in ((500.0, False), (501.0, True)):
+        backlog.charge(running, charged)
+        there = Standing("other", "other", 0.0, 0.0, 0.0, inside=False)
+        assert counters.is_ahead(waiting.flow, there, 0.0) is is_ahead
+
+
+def test_of_several_flows_that_wait_elsewhere_the_least_counts() -> None:
+    for served in ((5.0, 3.0), (3.0, 5.0)):
+        gateway = Gateway()
+        gateway.counters.wait_elsewhere(
+            [Standing("tenant", f"flow {one}", 9.0, one, 0.0, inside=False) for one in served]
+        )
+        tenant = gateway.backlog.tenant("tenant")
+        assert tenant is not None
+        assert tenant.flows.least_elsewhere == 3.0
+
+
+def test_a_store_that_has_forgotten_all_hears_again_when_a_flow_left() -> None:
+    backlog = Backlog(flows_max=10)
+    counters, request = SharedCounters(backlog, epoch_s=100.0), make_request("tenant", user="user")
+    backlog.push(request)
+    backlog.take(request, is_served=False)
+    for now, is_forgotten, left_s in ((1.0, False, [101.0]), (2.0, True, []), (3.0, False, [101.0])):
+        charges, lefts = counters.tell(now)
+        assert [left.left_s for left in lefts if left.among == "tenant"] == left_s
+        counters.hear([one.base + one.service for one in charges], None, 1.0, is_forgotten=is_forgotten)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from policies.admission.engine import AdmissionEngine
+from policies.admission.named import named_policy
+from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.replicas.grants import GrantedEngines
-from policies.replicas.messages import Grant
+from policies.replicas.messages import Activity, Grant, ReplicaView, Standing
+from policies.replicas.pool_replica import PoolReplica
 from tests.policies.making import make_request
 
 
@@ -40,3 +45,52 @@ def test_a_gateway_that_had_a_part_goes_on_with_it() -> None:
     grants.cut_off()
     assert ledger.allowance is not None
     assert (ledger.allowance.sequences, ledger.allowance.kv_tokens) == (6, 5000)
+
+
+def test_the_average_of_grants_for_whole_requests_has_room_for_half_a_one_more() -> None:
+    ledger = engine(10_000)
+    grants = GrantedEngines({"e": ledger})
+    grants.hear([Grant(2, 5000)], 2, 1.0)
+    lease = Lease(make_request(prompt=1000), "e", 1.0)
+    ledger.add(lease, spare=False)
+    grants.cut_off()
+    assert ledger.allowance is not None
+    assert ledger.allowance.kv_tokens == 5000 + round(lease.held_tokens / 2)
+
+
+def test_headroom_is_left_free_only_while_somebody_is_absent() -> None:
+    grants, tenants = GrantedEngines({"e": engine(10_000)}), FairShares()
+    head, running = make_request("a"), make_request("a")
+    for request in (head, running):
+        tenants.seen(request, 0.0)
+    tenants.dispatched(running, 100)
+    [holding] = grants.holdings(head, 1, tenants, 0.0)
+    assert (holding.waiting, holding.left_sequences, holding.left_kv_tokens) == (1, 0, 0)
+    absent = make_request("b")
+    tenants.seen(absent, 0.0)
+    tenants.withdrawn(absent)
+    [holding] = grants.holdings(head, 1, tenants, 0.0)
+    assert holding.left_sequences > 0
+
+
+def test_a_fraction_of_a_sequence_is_used_at_a_later_time() -> None:
+    ledger, used = engine(10_000), []
+    grants = GrantedEngines({"e": ledger})
+    grants.hear([Grant(2, 5000)], 2, 0.0)
+    grants.hear([Grant(3, 5000)], 2, 2.5)
+    for _ in range(4):
+        grants.cut_off()
+        assert ledger.allowance is not None
+        used.append(ledger.allowance.sequences)
+    assert used == [2, 3, 2, 3], "2.5 on average"
+
+
+def test_a_request_that_waited_elsewhere_long_ago_delays_none() -> None:
+    pool = AdmissionEngine(named_policy("fcfs"))
+    pool.add_backend("e", max_num_seqs=8)
+    replica, request = PoolReplica(pool), make_request()
+    replica.tell(0.0)
+    earlier = Standing("", "", 0.0, 0.0, 10.0, inside=False)
+    view = ReplicaView(2, earlier, [], Activity(), [Grant(8, 0)], [], [], [], [], None, is_forgotten=False)
+    replica.hear(view, 0.0, 0.0)
+    assert [replica.has_turn(request, now) for now in (0.0, 0.29, 0.31)] == [True, True, False]
