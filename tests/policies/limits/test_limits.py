@@ -246,3 +246,34 @@ def test_a_budget_per_day_is_spent_by_what_was_answered() -> None:
 def test_without_quotas_there_is_nothing_to_say() -> None:
     assert Quotas().is_off
     assert Quotas().standing("a", 0.0) == []
+
+
+def test_a_call_inside_is_no_start_and_what_a_request_did_not_take_stays_counted() -> None:
+    throttle = Throttle(ThrottleSettings(user=Ceilings(starts=9, requests=9, tokens=900)))
+    start, inside = make_request("t", prompt=50), make_request("t", prompt=70)
+    inside.progress.inside = True
+    for request in (start, inside):
+        throttle.count(request, 1.0)
+    throttle.settle(start, ServiceTokens(20, 10), 2.0)
+    throttle.settle(inside, ServiceTokens(70, 10), 2.0)
+    numbers = throttle.explain(start.flow, 2.0)
+    assert [numbers[f"user_{measure}"] for measure in ("starts", "requests", "tokens")] == [1, 2, 50 + 80]
+
+
+def test_users_of_the_period_before_have_their_part_of_an_app_too() -> None:
+    throttle = Throttle(ThrottleSettings(app=Ceilings(starts=10)))
+    for number in range(10):
+        throttle.count(make_request("t", user=f"u{number % 5}"), 50.0)
+    for _ in range(3):
+        throttle.count(make_request("t", user="u0"), 61.0)
+    assert throttle.refusal(make_request("t", user="u1"), 62.0, Pressure(True, "", 1.0)) is not None
+    assert throttle.refusal(make_request("t", user="u9"), 62.0, Pressure(True, "", 1.0)) is None
+
+
+def test_the_last_place_of_a_concurrent_limit_is_given_once() -> None:
+    quotas = Quotas(Quota(concurrent=2))
+    quotas.under_way_elsewhere = {"t": 1}
+    assert quotas.refusal(make_request("t"), 0.0) is None
+    quotas.admitted(make_request("t"), 0.0)
+    assert quotas.refusal(make_request("t"), 0.0) is not None
+    assert quotas.overrun(make_request("t"), 0.0) is None, "counted already"
