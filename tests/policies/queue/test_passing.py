@@ -86,3 +86,40 @@ def test_a_call_of_a_user_beyond_a_limit_is_passed_within_the_bound() -> None:
         order.backlog.take(head)
         passed += head.id not in {old.id}
     assert passed <= CALLS_PASSED + 25
+
+
+def preferred(backlog: Backlog, tenant: str) -> Request:
+    """A call inside an interaction, because of which its tenant goes before others."""
+    request = make_request(tenant)
+    backlog.push(request, is_inside=True, goes_first=True)
+    return request
+
+
+def test_a_tenant_goes_before_others_only_as_long_as_a_call_inside_waits() -> None:
+    backlog = Backlog(flows_max=10, windows=(100.0, 100.0))
+    call = preferred(backlog, "a")
+    queued(backlog, make_request("a"))
+    other = queued(backlog, make_request("b"))
+    assert backlog.head() is call
+    backlog.take(call)
+    backlog.charge(call, 50.0)
+    assert backlog.head() is other
+
+
+def test_no_start_passes_a_call_inside_however_much_of_it_is_cached() -> None:
+    backlog = Backlog(flows_max=10, windows=(100.0, 100.0))
+    call = preferred(backlog, "a")
+    start, other_call = queued(backlog, make_request("b")), preferred(backlog, "c")
+    assert not backlog.may_pass(start, call)
+    assert backlog.may_pass(other_call, call)
+
+
+def test_a_newcomer_begins_at_the_rank_with_which_the_last_tenant_left() -> None:
+    backlog = Backlog(flows_max=10, windows=(100.0, 100.0))
+    call = preferred(backlog, "a")
+    backlog.take(call)
+    backlog.charge(call, 150.0)
+    queued(backlog, make_request("b"))
+    newcomer = backlog.tenant("b")
+    assert newcomer is not None
+    assert newcomer.counter == 50.0
