@@ -13,6 +13,7 @@ from gateway.request.body.payload import LARGE_BODY_BYTES, STEERING, JsonPayload
 from gateway.request.body.slices import at_once
 from gateway.request.interaction_claim import ClaimReader
 from policies.request import Flow
+from tests.claims import claim_of
 from tests.fuzz.harness import Harness
 
 FLOW = Flow("tenant", "default", "u")
@@ -113,7 +114,7 @@ def read_claim(data: bytes) -> None:
     claims = ClaimReader(InteractionRules(), {})
     readings = [each for each in _readings(data) if not isinstance(each, ApiError)]
     for headers in ([(b"x-session-affinity", b"s")], []):
-        found = {claims.read(headers, payload, FLOW, generates=True).claim for payload in readings}
+        found = {claim_of(claims, headers, payload, FLOW, generates=True) for payload in readings}
         assert len({each._replace(extends=()) for each in found}) <= 1, found
 
 

@@ -15,6 +15,7 @@ from gateway.request.body.payload import Payload, read_json
 from gateway.request.body.slices import at_once
 from gateway.request.interaction_claim import LENGTHS_MAX, PROMPTED_FLOWS_MAX, ClaimReader, given
 from policies.request import NO_CLAIM, Claim, Flow
+from tests.claims import claim_of
 
 FLOW = Flow("tenant", "default", "u")
 USER = {"role": "user", "content": "Which files are here?"}
@@ -38,7 +39,7 @@ def payload(body: dict[str, Any]) -> Payload:
 
 def claim(body: dict[str, Any], by: ClaimReader | None = None, flow: Flow = FLOW, **headers: str) -> Claim:
     fields = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
-    return (by or reader()).read(fields, payload(body), flow, generates=True).claim
+    return claim_of((by or reader()), fields, payload(body), flow, generates=True)
 
 
 def chat(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
@@ -99,10 +100,10 @@ def test_a_session_keeps_its_interactions_apart_and_survives_a_history_cut_short
     by = reader()
     long = payload(chat({"role": "user", "content": "Hi"}, SAID, USER))
     cut = payload(chat(USER, CALLS, RESULT))
-    claims = [by.read(fields, each, FLOW, generates=True).claim for each in (long, cut)]
+    claims = [claim_of(by, fields, each, FLOW, generates=True) for each in (long, cut)]
     assert claims[0].id == claims[1].id
     assert [each.begins for each in claims] == [True, False]
-    assert by.read([], cut, FLOW, generates=True).claim.id != claims[0].id
+    assert claim_of(by, [], cut, FLOW, generates=True).id != claims[0].id
 
 
 def test_marks_for_the_engines_cache_do_not_change_the_question() -> None:
@@ -129,7 +130,7 @@ def test_what_is_no_conversation_claims_nothing(body: dict[str, Any]) -> None:
 
 
 def test_what_is_embedded_is_no_question() -> None:
-    assert reader().read([], payload({"input": "a text"}), FLOW, generates=False).claim is NO_CLAIM
+    assert claim_of(reader(), [], payload({"input": "a text"}), FLOW, generates=False) is NO_CLAIM
 
 
 def test_the_clients_own_word_comes_first() -> None:
@@ -315,7 +316,7 @@ def test_a_large_body_claims_what_a_small_one_does(body: dict[str, Any], session
     headers = [(b"x-session-id", session.encode())] if session else []
     api = RESPONSES if "input" in body else CHAT
     large = at_once(read_large_json(json.dumps(body).encode(), api))
-    assert reader().read(headers, large, FLOW, generates=True).claim == claim(
+    assert claim_of(reader(), headers, large, FLOW, generates=True) == claim(
         body, **({"x_session_id": session} if session else {})
     )
 
@@ -389,8 +390,8 @@ def test_several_prompts_or_tokens_extend_nothing(prompt: Any) -> None:
     ],
 )
 def test_instructions_of_the_app_are_counted_apart(body: dict[str, Any], expected: int) -> None:
-    found = reader().read([], payload(body), FLOW, generates=True)
-    assert found.instruction_bytes == expected
+    found = payload(body)
+    assert found.instruction_bytes + found.turns().instruction_bytes == expected
 
 
 def test_an_id_tells_nothing_of_what_the_client_wrote() -> None:

@@ -12,6 +12,7 @@ from gateway.request.body.large_body import read_large_json
 from gateway.request.interaction_claim import ClaimReader
 from gateway.request.routes import Routes
 from policies.request import Flow
+from tests.claims import claim_of
 from tests.gateway.live import MODEL
 
 __all__ = ["CHAT", "COMPLETIONS", "FLOW", "FORM_TYPE", "KINDS", "ROUTES", "Kind", "reading"]
@@ -104,7 +105,7 @@ def reading(kind: Kind, body: bytes) -> Generator[None, None, None]:
         yield from read_form(body, FORM_TYPE.encode(), api)
         return
     payload = yield from read_large_json(body, api)
-    ClaimReader(InteractionRules(), {}).read([], payload, FLOW, generates=True)
+    claim_of(ClaimReader(InteractionRules(), {}), [], payload, FLOW, generates=True)
     payload.ask_usage()
     yield from payload.seal()
     assert b"cache_salt" in payload.salted("salt")[0]

@@ -23,6 +23,7 @@ from gateway.request.body.payload import LARGE_BODY_BYTES, STEERING, read_json
 from gateway.request.body.readings import Reading, Readings
 from gateway.request.body.slices import WINDOW_BYTES, Slices, at_once
 from gateway.request.interaction_claim import ClaimReader
+from tests.claims import claim_of
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, until
 from tests.gateway.test_headers_and_fields import STEERING as STEERING_FIELDS
@@ -284,7 +285,7 @@ def _claims(body: dict[str, Any]) -> Any:
     data = json.dumps(body).encode()
     api = RESPONSES if "input" in body else CHAT
     payload = at_once(read_large_json(data, api)) if len(data) > LARGE_BODY_BYTES else read_json(data, api)
-    return ClaimReader(InteractionRules(), {}).read([], payload, FLOW, generates=True).claim
+    return claim_of(ClaimReader(InteractionRules(), {}), [], payload, FLOW, generates=True)
 
 
 @pytest.mark.parametrize("words", [10, 100_000, 1_000_000])
