@@ -60,13 +60,6 @@ class Lease:
     def output_each(self) -> float:
         return self.output_tokens / self.request.sequences
 
-    def expected_left(self) -> float:
-        """Output tokens that each of its sequences will still add, as similar answers do."""
-        progress, each = self.request.progress, self.request.sequences
-        most = (self.request.output_tokens_max - self.output_tokens) / each
-        expected = progress.output_tokens_expected or progress.output_tokens_reserved
-        return max(0.0, min(most, max(expected / each - self.output_each(), 1.0)))
-
     def reserve_left(self) -> float:
         """Output tokens that each of its sequences may still add, by the cautious estimate."""
         done = self.output_each()
