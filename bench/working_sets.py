@@ -154,8 +154,8 @@ class Found:
     preemptions: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     """By reason."""
-    told: list[tuple[float, float, int]] = field(default_factory=list)
-    """As `Crowd.told`."""
+    came_back: list[tuple[float, float, int]] = field(default_factory=list)
+    """As `Crowd.came_back`."""
     queued: int = 0
     """Waiting at the end. Those who wait longest are in no percentile yet."""
 
@@ -195,11 +195,15 @@ class Found:
             "service_per_s": per_s[0],
             "whole_service_per_s": per_s[1],
             "preemptions": self.preemptions,
-            "told_right": round(
-                sum(0.75 <= took / told <= 1.25 for told, took, _ in self.told) / max(1, len(self.told)), 3
+            "retry_after_right": round(
+                sum(0.75 <= took_s / retry_after_s <= 1.25 for retry_after_s, took_s, _ in self.came_back)
+                / max(1, len(self.came_back)),
+                3,
             ),
-            "told_in_at_once": round(sum(tries == 1 for *_, tries in self.told) / max(1, len(self.told)), 3),
-            "told": len(self.told),
+            "in_at_first_return": round(
+                sum(tries == 1 for *_, tries in self.came_back) / max(1, len(self.came_back)), 3
+            ),
+            "came_back": len(self.came_back),
             "refused": dict(sorted(self.refused.items())),
             "queued": self.queued,
         }
@@ -247,7 +251,7 @@ def run(row: Row, seed: int, until_s: float, *, holds: bool, steps: bool = False
         store=TwinStore() if row.gateways > 1 else None,
     )  # fmt: skip
     found.tasks = sum(end_s >= from_s for _, _, end_s in crowd.finished)
-    found.queued, found.told = sum(engine.queued for engine in gateways), crowd.told
+    found.queued, found.came_back = sum(engine.queued for engine in gateways), crowd.came_back
     return found
 
 

@@ -70,7 +70,7 @@ class _Course:
         self.made = 0
         self.retries = 0
         self.began_s = 0.0
-        self.told: tuple[float, float] | None = None
+        self.refused: tuple[float, float] | None = None
         """When its start was refused first, and the seconds of that `retry-after`."""
 
     def call(self, now: float, block_size: int) -> Arrival:
@@ -110,7 +110,7 @@ class Crowd:
         """Of each whole interaction: tenant, begin and end."""
         self.retries = 0
         """Requests made again because they were refused."""
-        self.told: list[tuple[float, float, int]] = []
+        self.came_back: list[tuple[float, float, int]] = []
         """Of each start that was refused and went later: its first `retry-after`, the seconds it took, its refusals."""
         self._random = Random(seed)
         self._groups = groups
@@ -147,12 +147,12 @@ class Crowd:
             return None
         if is_refused:
             course.retries += 1
-            if course.told is None and not course.made:
-                course.told = now, record.retry_after_s
+            if course.refused is None and not course.made:
+                course.refused = now, record.retry_after_s
             return self._call(course, now + (record.retry_after_s or RETRY_S))
-        if course.told is not None and not course.made and record.dispatched_s is not None:
-            refused_s, told_s = course.told
-            self.told.append((told_s, record.dispatched_s - refused_s, course.retries))
+        if course.refused is not None and not course.made and record.dispatched_s is not None:
+            refused_s, retry_after_s = course.refused
+            self.came_back.append((retry_after_s, record.dispatched_s - refused_s, course.retries))
         pause_s = course.calls[course.made][2]
         course.made += 1
         if course.made < len(course.calls):
