@@ -146,7 +146,7 @@ class _Believed:
             self._page = [requests, page.kv_usage, page.preemptions_total, page.prompt_tokens_total]
             self._page_came_s = now
 
-    def hear(self, said: BackendSnapshot, made_s: float) -> None:
+    def receive(self, said: BackendSnapshot, made_s: float) -> None:
         """Raises _Wrong."""
         requests = (said.running or 0) + (said.waiting or 0)
         last = [requests, said.kv_usage or 0.0, said.preemptions_total or 0, said.prompt_tokens_total or 0]
@@ -260,7 +260,7 @@ class StepFeed:
     def _take(self, said: BackendSnapshot, made_s: float) -> None:
         """Raises _Wrong."""
         believed = self._believed
-        believed.hear(said, made_s)
+        believed.receive(said, made_s)
         if believed.doubts:
             self._turn("the feed of its steps is held against its metrics")
             return

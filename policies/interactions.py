@@ -103,7 +103,7 @@ class Interactions:
         """The same by tenant."""
         self._to_look_at: deque[Interaction] = deque()
         self.changed: dict[Interaction, None] | None = None
-        """Interactions that changed, the oldest change first. The code that tells other gateways takes them out.
+        """Interactions that changed, the oldest change first. The code that reports to other gateways takes them out.
         Bounded: the oldest changes are dropped. None: no one takes them."""
 
     def __len__(self) -> int:

@@ -104,7 +104,7 @@ class Interaction:
         self.given: list[int] | None = None
         """Places in `policies.witness_table` of what it is known by, the oldest first; None: it has none."""
         self.reported: Any = None
-        """What other gateways know of it. Written by the code that tells them."""
+        """What other gateways know of it. Written by the code that reports to them."""
         self.unreported: dict[str, tuple[bool, bool]] | None = None
         """Witnesses that are still to be reported to other gateways: is each a proof, and is it new? Bounded as `given`
         is. None: no witness is to be reported."""

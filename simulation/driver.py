@@ -58,7 +58,7 @@ def simulate(
         next_arrival: closed-loop clients: what follows when this request has ended at this time, if anything.
         scrape: what a scrape says; replaced to imitate gauges that are frozen or absent.
         refuses: does this backend answer 503 at this time?
-        ended: hears of every request that has ended. The run then keeps no records, events and decisions, which of a
+        ended: called for every request that has ended. The run then keeps no records, events and decisions, which of a
             long one would not fit in memory.
         steps: backends also say how they are after each step.
         network_s: one way between gateway and backend.
@@ -190,9 +190,9 @@ class _Driver:
 
     # --- the gateway's side ---
 
-    def _tell(self, gateway: _Gateway, method: str, now: float, *args: object) -> None:
+    def _deliver(self, gateway: _Gateway, method: str, now: float, *args: object) -> None:
         """One event into an engine, and its decisions carried out."""
-        if self._is_stalled(gateway, now, lambda at: self._tell(gateway, method, at, *args)):
+        if self._is_stalled(gateway, now, lambda at: self._deliver(gateway, method, at, *args)):
             return
         if self._keeps:
             self._result.events.append(EngineEvent(now, method, args))
@@ -250,7 +250,7 @@ class _Driver:
         if gateway.stalled_until_s == float("inf"):
             self._end(record, LOST, now)
         elif any(tokens <= model.profile.max_model_len for model in self._backends.values()):
-            self._tell(gateway, "arrived", now, arrival)
+            self._deliver(gateway, "arrived", now, arrival)
         else:
             self._end(record, IMPOSSIBLE, now)
 
@@ -259,7 +259,7 @@ class _Driver:
             self._set_exchange(gateway, now)
         if gateway.prefixes is not None and gateway.prefixes.has_news and gateway.news_s <= now:
             gateway.news_s = max(now, gateway.news_s + INTERVAL_S)
-            self._at(gateway.news_s, partial(self._tell_news, gateway, gateway.prefixes))
+            self._at(gateway.news_s, partial(self._publish_news, gateway, gateway.prefixes))
         wakeup_s = gateway.engine.next_wakeup()
         if self._timer_s_max is not None:
             if wakeup_s is None or gateway.wake_s is not None:
@@ -276,14 +276,14 @@ class _Driver:
     def _woke(self, gateway: _Gateway, now: float) -> None:
         if now == gateway.wake_s:
             gateway.wake_s = None
-            self._tell(gateway, "woke", now)
+            self._deliver(gateway, "woke", now)
 
     def _scraped(self, name: str, now: float) -> None:
         if self._open:
             gauges = self._scrape(name, self._backends[name], now)
             for gateway in self._gateways:
                 if gateway.stalled_until_s <= now:
-                    self._tell(gateway, "backend_changed", now, name, gauges)
+                    self._deliver(gateway, "backend_changed", now, name, gauges)
             self._at(now + self._scrape_interval_s, partial(self._scraped, name))
 
     # --- between gateways ---
@@ -327,21 +327,23 @@ class _Driver:
 
         self._at(now + store.way_s, at_store)
 
-    def _tell_news(self, gateway: _Gateway, prefixes: SharedPrefixes, now: float) -> None:
+    def _publish_news(self, gateway: _Gateway, prefixes: SharedPrefixes, now: float) -> None:
         store = self._store
         assert store is not None
-        if self._is_stalled(gateway, now, partial(self._tell_news, gateway, prefixes)):
+        if self._is_stalled(gateway, now, partial(self._publish_news, gateway, prefixes)):
             return
         if not prefixes.has_news:
             return
-        news = prefixes.tell()
+        news = prefixes.report()
         for other in self._gateways:
             if other is not gateway and store.carries(news, now):
-                self._at(now + 2 * store.way_s, partial(self._hear_news, other, news))
+                self._at(now + 2 * store.way_s, partial(self._receive_news, other, news))
 
-    def _hear_news(self, gateway: _Gateway, news: News, now: float) -> None:
-        if gateway.prefixes is not None and not self._is_stalled(gateway, now, partial(self._hear_news, gateway, news)):
-            gateway.prefixes.hear(news)
+    def _receive_news(self, gateway: _Gateway, news: News, now: float) -> None:
+        if gateway.prefixes is not None and not self._is_stalled(
+            gateway, now, partial(self._receive_news, gateway, news)
+        ):
+            gateway.prefixes.receive(news)
 
     # --- the backend's side ---
 
@@ -352,7 +354,9 @@ class _Driver:
         if self._refuses is not None and self._refuses(dispatch.backend, model.gauges(now), now):
             record.refusals += 1
             gateway = self._of(dispatch.id)
-            self._at(now + self._network_s, lambda at: self._tell(gateway, "failed", at, dispatch.id, Failure.REFUSED))
+            self._at(
+                now + self._network_s, lambda at: self._deliver(gateway, "failed", at, dispatch.id, Failure.REFUSED)
+            )
             return
         arrival = record.arrival
         if arrival.is_wrong:
@@ -365,7 +369,7 @@ class _Driver:
 
     def _found_wrong(self, record: Record, now: float) -> None:
         self._end(record, WRONG, now)
-        self._tell(self._gateways[record.gateway], "failed", now, record.arrival.id, Failure.BROKEN, NO_SERVICE)
+        self._deliver(self._gateways[record.gateway], "failed", now, record.arrival.id, Failure.BROKEN, NO_SERVICE)
 
     def _step(self, name: str, now: float) -> None:
         """The backend begins a batch, if there is anything to do."""
@@ -415,13 +419,13 @@ class _Driver:
                 continue
             self._end(record, "completed", now)
             service = ServiceTokens(record.arrival.prompt_tokens, len(record.token_s), record.cached_tokens)
-            self._tell(gateways[record.gateway], "finished", now, request_id, service)
+            self._deliver(gateways[record.gateway], "finished", now, request_id, service)
 
     def _said(self, name: str, gauges: Gauges, now: float) -> None:
         """What a backend says of a step is at the gateways. What comes late is older, and nobody waits for it."""
         for gateway in self._gateways:
             if gateway.stalled_until_s <= now:
-                self._tell(gateway, "backend_changed", now, name, gauges)
+                self._deliver(gateway, "backend_changed", now, name, gauges)
 
     def _without_stalled(self, backend: str, step: Step, now: float) -> Step:
         """What is for gateways that stand still they read when they go on."""
@@ -443,8 +447,8 @@ class _Driver:
         return step
 
     def _hung_up(self, record: Record, backend: str, now: float) -> None:
-        """The client is gone; the backend hears of it a network's way later."""
+        """The client is gone; the backend learns that a network's way later."""
         request_id = record.arrival.id
         self._end(record, "cancelled", now)
-        self._tell(self._gateways[record.gateway], "cancelled", now, request_id)
+        self._deliver(self._gateways[record.gateway], "cancelled", now, request_id)
         self._at(now + self._network_s, partial(self._backends[backend].abort, request_id))

@@ -1,4 +1,4 @@
-"""Which engines served this traffic, as its log tells? The nearest profile, at the speed that was measured."""
+"""Which engines served this traffic, by its log? The nearest profile, at the speed that was measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANSWERS_MIN = 10
 ALIKE = 1.25
 """Within this factor a profile is as fast as what was measured."""
 SLOTS_FACTOR, KV_FACTOR = 1.1, 2.0
-"""A log tells about when a request began and what it held; an engine also has what it threw out of its cache."""
+"""A log says about when a request began and what it held; an engine also has what it threw out of its cache."""
 ROUNDED_S = 0.002
 """Times of the log are rounded: a request that followed another one by less did not run beside it."""
 

@@ -128,8 +128,8 @@ def replay_under(
 ) -> ReplayResult:
     """Run the trace under a policy of the registry, in front of an engine of each profile. Raises TraceError.
 
-    `engine`: an admission engine of that policy that has no backend yet; None: one with the defaults. `ended` hears of
-    the end of every request, be it served or refused.
+    `engine`: an admission engine of that policy that has no backend yet; None: one with the defaults. `ended` is called
+    at the end of every request, be it served or refused.
     """
     if engine is None:
         engine = AdmissionEngine(named_policy(policy))

@@ -98,7 +98,7 @@ class SimulatedServer:
                 web.get("/version", _version),
                 web.get("/metrics", self._metrics),
                 web.get("/metrics/", self._filtered_metrics),
-                web.get(steps.PATH, self._tell_steps),
+                web.get(steps.PATH, self._stream_steps),
             ]
         )
         # The cancellation is how a client that goes away reaches `_generate`, streaming or not.
@@ -264,7 +264,7 @@ class SimulatedServer:
     def _unfinished(self) -> int:
         return len(self._outputs)
 
-    async def _tell_steps(self, request: web.Request) -> web.StreamResponse:
+    async def _stream_steps(self, request: web.Request) -> web.StreamResponse:
         listener = None if self.steps.missing else self.steps.listen()
         if listener is None:
             return web.Response(status=501, text=self.steps.missing or "too many listen already")
@@ -272,7 +272,7 @@ class SimulatedServer:
         try:
             with contextlib.suppress(ConnectionResetError):  # whoever listened has gone
                 await response.prepare(request)
-                while line := await listener.hear():
+                while line := await listener.get():
                     await response.write(line)
         finally:
             self.steps.leave(listener)

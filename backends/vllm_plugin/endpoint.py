@@ -1,4 +1,4 @@
-"""The path of vLLM's own server at which gateways hear of its steps. vLLM imports this, and nobody else."""
+"""The path of vLLM's own server at which gateways read its steps. vLLM imports this, and nobody else."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _Feed:
         gone = asyncio.ensure_future(_until_gone(receive, self._listener))
         try:
             await send(_HEAD)
-            while line := await self._listener.hear():
+            while line := await self._listener.get():
                 if getattr(getattr(self._state, "server", None), "should_exit", False):
                     break  # it waits for its answers to end
                 await send({"type": "http.response.body", "body": line, "more_body": True})

@@ -20,7 +20,7 @@ logger = logging.getLogger("vllm.fairgate")
 
 
 class StepLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not there when types are checked
-    """One for each rank whose steps this process hears of."""
+    """One for each rank whose steps this process sees."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self._config = vllm_config
@@ -33,7 +33,7 @@ class StepLogger(StatLoggerBase):  # type: ignore[misc]  # vLLM is not there whe
             for rank in STEPS.ranks.values():
                 _divide(self._config, rank, len(STEPS.ranks))
             if servers := _servers(self._config):
-                STEPS.give_up(f"{servers} API servers share the engine, and each hears of a part of its steps only")
+                STEPS.give_up(f"{servers} API servers share the engine, and each sees a part of its steps only")
         except Exception as error:
             self._does_not_fit(error)
 

@@ -72,7 +72,7 @@ class Listener:
         self._ended = False
         self._awaited: asyncio.Future[None] | None = None
 
-    def tell(self, line: bytes) -> None:
+    def put(self, line: bytes) -> None:
         self._line = line
         self._wake()
 
@@ -81,7 +81,7 @@ class Listener:
         self._ended = True
         self._wake()
 
-    async def hear(self) -> bytes:
+    async def get(self) -> bytes:
         """The next message, a line of JSON; b"" when there will be none."""
         while self._line is None and not self._ended:
             self._awaited = asyncio.get_running_loop().create_future()
@@ -120,7 +120,7 @@ class Steps:
         self._stepped_s = now = time.monotonic()
         if self._listeners and self._next is None:
             wait_s = max(self._sent_s + INTERVAL_S - now, 0.0)
-            self._next = asyncio.get_running_loop().call_later(wait_s, self._tell)
+            self._next = asyncio.get_running_loop().call_later(wait_s, self._publish)
 
     def listen(self) -> Listener | None:
         """It hears the present state at once. None: there are too many."""
@@ -128,7 +128,7 @@ class Steps:
             return None
         listener = Listener()
         self._listeners.add(listener)
-        listener.tell(self._line(time.monotonic()))
+        listener.put(self._line(time.monotonic()))
         if self._heartbeat is None:
             self._heartbeat = asyncio.get_running_loop().call_later(HEARTBEAT_S, self._beat)
         return listener
@@ -142,13 +142,13 @@ class Steps:
         for listener in self._listeners:
             listener.end()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         self._next = None
         self._sent_s = now = time.monotonic()
         if not self.missing:
             line = self._line(now)
             for listener in self._listeners:
-                listener.tell(line)
+                listener.put(line)
 
     def _beat(self) -> None:
         self._heartbeat = None
@@ -156,7 +156,7 @@ class Steps:
             return
         self._heartbeat = asyncio.get_running_loop().call_later(HEARTBEAT_S, self._beat)
         if time.monotonic() - self._sent_s > HEARTBEAT_S / 2 and self._next is None:
-            self._tell()
+            self._publish()
 
     def _line(self, now: float) -> bytes:
         self._serial += 1

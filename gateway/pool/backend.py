@@ -52,7 +52,7 @@ class Backend:
         self.leaving = False
         """It is no longer configured, and ends what it runs."""
         self.adapter: Adapter = ADAPTERS[config.engine]()
-        self.hears_steps = config.steps
+        self.reads_steps = config.steps
         self.api_key = config.api_key.get_secret_value() if config.api_key is not None else None
         self.health = HealthState()
         self.standstill = Standstill(limits.limits.upstream_silence_s / STANDSTILLS)

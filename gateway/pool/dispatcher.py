@@ -57,7 +57,7 @@ class Dispatcher:
         return len(self._exchanges)
 
     def submit(self, exchange: Admitted) -> None:
-        """Ask for admission. The exchange hears `dispatched` or `refused`, perhaps before this returns."""
+        """Ask for admission. The exchange gets `dispatched` or `refused`, perhaps before this returns."""
         self._exchanges[exchange.request.id] = exchange
         self._execute(self.engine.arrived(exchange.request, self.clock()))
 
@@ -71,7 +71,7 @@ class Dispatcher:
         self._execute(self.engine.finished(request_id, service, self.clock(), awaits_more))
 
     def failed(self, request_id: str, failure: Failure, service: ServiceTokens | None = None) -> None:
-        """It did not complete. Unless it broke, the exchange hears again, as after `submit`."""
+        """It did not complete. Unless it broke, the exchange is called again, as after `submit`."""
         if failure is Failure.BROKEN:
             del self._exchanges[request_id]
         self._execute(self.engine.failed(request_id, failure, self.clock(), service))
@@ -136,7 +136,7 @@ class Dispatcher:
     def _carry_out(self, decision: Decision) -> None:
         if isinstance(decision, Dispatch):
             exchange = self._exchanges.get(decision.id)
-            # Cancelled by an earlier decision of the same batch: the engine has heard of it already.
+            # Cancelled by an earlier decision of the same batch: the engine knows already.
             if exchange is not None:
                 exchange.dispatched(decision.backend)
         else:

@@ -100,7 +100,7 @@ class Pool:
         engine.is_stood_in_for = config.fallback is not None
         comment_s = gateway.limits.waiting_comment_s
         if comment_s != (None if self.waiting is None else self.waiting.interval_s):
-            # What waits already is told as often as it was.
+            # What waits already is sent comments as often as it was.
             self.waiting = None if comment_s is None else WaitingStreams(comment_s, self.dispatcher.clock)
         for backend, backend_config in backends.items():
             backend.on_health = self._health_changed
@@ -270,7 +270,7 @@ class Pool:
             self._background.repeat(partial(self._check, backend, session), "health", of)
         ]
         observe = partial(self._observed, backend.name)
-        if backend.hears_steps and backend.adapter.steps_path is not None:
+        if backend.reads_steps and backend.adapter.steps_path is not None:
             backend.feed = StepFeed(
                 backend.url + backend.adapter.steps_path,
                 session,

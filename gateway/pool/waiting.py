@@ -1,4 +1,4 @@
-"""Which streams have waited so long for their first byte that their clients must hear something?
+"""Which streams have waited so long for their first byte that their clients must receive something?
 
 A load balancer between client and gateway closes what is silent for long, 60 s as a rule. One timer serves all streams
 of a pool: each gets a comment after the same time, so they are due in the order in which they came.
@@ -37,7 +37,7 @@ class Place:
 
 
 class WaitingStreams:
-    """The streams of one pool that wait for their first byte, and the timer that tells them every `interval_s`."""
+    """The streams of one pool that wait for their first byte, and the timer of their comments, every `interval_s`."""
 
     def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
         self.interval_s = interval_s
@@ -58,9 +58,9 @@ class WaitingStreams:
         return place
 
     def _arm(self, delay_s: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(max(TIMER_S_MIN, delay_s), self._tell)
+        self._timer = asyncio.get_running_loop().call_later(max(TIMER_S_MIN, delay_s), self._send_comments)
 
-    def _tell(self) -> None:
+    def _send_comments(self) -> None:
         self._timer = None
         now = self._clock()
         places = self._places

@@ -393,7 +393,7 @@ class Gateway:
         for lesson in lessons:
             self._background.repeat(lesson.turn, "lessons", lesson.pool)
         for news in self.news:
-            self._background.repeat(news.tell, "news sent", news.pool)
+            self._background.repeat(news.report, "news sent", news.pool)
             self._background.repeat(news.listen, "news received", news.pool)
 
     async def _drained(self, server: HttpServer, limit_s: float) -> None:

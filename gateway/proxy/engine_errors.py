@@ -49,13 +49,15 @@ _said_s: dict[tuple[str, int], float] = {}
 def engine_error(backend: str, status: int, body: bytes) -> ApiError:
     """What this answer of an engine, which is neither a success nor a refusal to be waited out, becomes."""
     if status in _NO_LEAVE:
-        _tell(backend, status, "does not accept the gateway: the api_key of this backend is missing or wrong")
+        _log_misconfigured(
+            backend, status, "does not accept the gateway: the api_key of this backend is missing or wrong"
+        )
         return ApiError(Reason.BACKEND_FAILED, "the engine did not accept this gateway; its operator has to mend that")
     if status in _BUSY:
         return ApiError(Reason.SERVER_BUSY, "the engine is busy; try again", retry_after_s=AGAIN_S)
     if not 400 <= status < 500:
         if status < 400:
-            _tell(backend, status, "redirects instead of answering: its url is wrong, or the path is")
+            _log_misconfigured(backend, status, "redirects instead of answering: its url is wrong, or the path is")
         message = f"{_TROUBLE} (it answered with status {status})"
         return ApiError(Reason.BACKEND_FAILED, message, retry_after_s=AGAIN_S if status >= 500 else None)
     reason = _REASONS.get(status, Reason.INVALID_REQUEST)
@@ -118,7 +120,7 @@ def _message(said: dict[str, Any], status: int) -> str:
     return "; ".join(faults)
 
 
-def _tell(backend: str, status: int, what: str) -> None:
+def _log_misconfigured(backend: str, status: int, what: str) -> None:
     now = time.monotonic()
     if now - _said_s.get((backend, status), float("-inf")) >= SAID_AGAIN_S:
         _said_s[backend, status] = now

@@ -28,7 +28,7 @@ __all__ = ["PassThrough", "engines_of"]
 
 
 class PassThrough:
-    """One request and its answer, relayed (implements `Receiver`). `settled` hears of its end, once."""
+    """One request and its answer, relayed (implements `Receiver`). `settled` is called at its end, once."""
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ JSON: Final = (b"content-type", b"application/json")
 
 
 class Pipeline:
-    """The handler behind the tenants' listener. `settled` hears of the end of every request, with its policy's name."""
+    """The handler behind the tenants' listener. `settled` is called at each request's end, with its policy's name."""
 
     def __init__(
         self,

@@ -72,11 +72,11 @@ class Store(Protocol):
     async def learn(self, pool: str, content: bytes) -> None:
         """Keep this in its place."""
 
-    async def tell_news(self, pool: str, content: bytes) -> int:
+    async def publish(self, pool: str, content: bytes) -> int:
         """Say something to every replica of the pool that listens, once. How many do, if that is known. Raises
         StoreError."""
 
-    async def hear_news(self, pool: str, received: Callable[[bytes], None]) -> None:
+    async def subscribe(self, pool: str, received: Callable[[bytes], None]) -> None:
         """Listen to what any replica of the pool says, its own perhaps included, until cancelled. Raises StoreError
         when that ends."""
 

@@ -172,11 +172,11 @@ def _attributes(record: RequestRecord, trace: TraceContext, operation: str, poli
     if operation:
         found["gen_ai.provider.name"] = "fairgate"
     if record.request is not None:
-        _tell_of_admission(record, found)
+        _add_admission(record, found)
     return found
 
 
-def _tell_of_admission(record: RequestRecord, found: dict[str, AttributeValue]) -> None:
+def _add_admission(record: RequestRecord, found: dict[str, AttributeValue]) -> None:
     request, service = record.request, record.service
     assert request is not None
     found["gen_ai.request.stream"] = record.stream

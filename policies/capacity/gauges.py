@@ -101,7 +101,7 @@ class Gauges:
 
 
 class StepTrust:
-    """Are the steps that an engine tells of believed? After one that cannot be, none is for a while."""
+    """Are the steps that an engine reports believed? After one that cannot be, none is for a while."""
 
     def __init__(self) -> None:
         self._doubted_until_s = float("-inf")

@@ -23,7 +23,7 @@ class Count:
         self.starts = self.requests = self.tokens = self.members = 0
         self.period = period
         self.reported: Any = None
-        """What other gateways know of it. Written by the code that tells them."""
+        """What other gateways know of it. Written by the code that reports to them."""
         self.before = before
         if before is not None:
             before.before = None
@@ -53,8 +53,8 @@ class SlidingCounts:
         self.epoch_s = 0.0
         """How far the clock that divides time into periods is ahead of `now`."""
         self.changed: dict[Count, Hashable] | None = None
-        """Counts that were changed, each with its member. The code that tells other gateways takes them out. Bounded:
-        the oldest changes are dropped. None: no one takes them."""
+        """Counts that were changed, each with its member. The code that reports to other gateways takes them out.
+        Bounded: the oldest changes are dropped. None: no one takes them."""
 
     def __len__(self) -> int:
         return len(self._counts) + len(self._before)

@@ -124,7 +124,7 @@ class ByDeficits(Assignment):
         self._charge(request.flow.tenant, engine, more_input + self._output_weight * service.output)
 
     def charged_elsewhere(self, tenant: str, engine: str, service: float) -> None:
-        # Refills need not be told: they are as many quanta as what was charged takes, wherever that was.
+        # Refills need not be reported: they are as many quanta as what was charged takes, wherever that was.
         self._deficits.charge(tenant, engine, service)
 
     def explain(self, tenant: str) -> dict[str, float]:

@@ -128,8 +128,8 @@ class Backlog:
         self.holding: dict[TenantMember, None] = {}
         """Tenants with a start that is held."""
         self.changed: dict[Member, None] | None = None
-        """Members that were queued or charged, the oldest change first. The code that tells other gateways takes them
-        out. Bounded: the oldest changes are dropped. None: no one takes them."""
+        """Members that were queued or charged, the oldest change first. The code that reports to other gateways takes
+        them out. Bounded: the oldest changes are dropped. None: no one takes them."""
         self.usual = self.usual_of_flow = 0.0
         """Final charge of a usual request, to its tenant and to its flow: moving averages."""
 

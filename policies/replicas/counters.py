@@ -77,7 +77,7 @@ class SharedCounters:
         self._growth = _Growth()
         self._growth_of_flows = _Growth()
         self._last_left: Left | None = None
-        self._to_tell_again: Iterator[str] = iter(())
+        self._to_report_again: Iterator[str] = iter(())
 
     @property
     def quantum(self) -> float:
@@ -113,7 +113,7 @@ class SharedCounters:
     def _tolerated(self, usual_request: float, growth: _Growth) -> float:
         return max(AHEAD * usual_request, self._backlog.quantum, AHEAD * growth.usual)
 
-    def tell(self, now: float) -> tuple[list[Charge], list[Left]]:
+    def report(self, now: float) -> tuple[list[Charge], list[Left]]:
         """What was charged since the last exchange, and who left.
 
         The charges also name the tenants and flows that are next, even without a new charge. So their sums come back as
@@ -140,7 +140,7 @@ class SharedCounters:
             reported.append((member, charge.base if is_known else None))
         return charges, self._lefts(asked, now)
 
-    def hear(self, totals: Sequence[float], left: Left | None, since_s: float, *, is_forgotten: bool) -> None:
+    def receive(self, totals: Sequence[float], left: Left | None, since_s: float, *, is_forgotten: bool) -> None:
         """Take the sums of all gateways for the reported counters, with the lifts that the store applied.
 
         `since_s`: the time between the last report and the one before it.
@@ -160,7 +160,7 @@ class SharedCounters:
         self._growth_of_flows.end(since_s)
         self._last_left = left
         if is_forgotten:
-            self._to_tell_again = iter(self._backlog.tenant_names())
+            self._to_report_again = iter(self._backlog.tenant_names())
 
     def wait_elsewhere(self, standings: Sequence[Standing]) -> None:
         """Remember who is next at other gateways: an arrival here is not lifted above one that waits there."""
@@ -200,7 +200,7 @@ class SharedCounters:
         if own is not None:
             self._last_left = own
         lefts = [] if self._last_left is None else [self._last_left]
-        again = set(islice(self._to_tell_again, REPORTED_MAX))
+        again = set(islice(self._to_report_again, REPORTED_MAX))
         names = {member.name[0]: None for member in reported if isinstance(member, TenantMember)}
         for name in [*names, *sorted(again - names.keys())]:
             tenant = self._backlog.tenant(name)

@@ -1,4 +1,4 @@
-"""How much of each engine may one gateway use? What it tells about its engines, and how it applies a grant.
+"""How much of each engine may one gateway use? What it reports about its engines, and how it applies a grant.
 
 Each gateway owns a part of every engine until the next exchange, and dispatches within that part without asking. The
 gateway that freed a slot or KV uses it again, unless a request that waits elsewhere has received less: then the gateway
@@ -22,13 +22,13 @@ __all__ = ["GrantedEngines"]
 TRUST_S: Final = 2 * ALONE_S
 """A grant older than this may have been given to another gateway by now."""
 GRANT_MEMORY_S: Final = 5.0
-"""The grants of an engine are averaged over this time. The gateway continues with the average when it cannot hear the
+"""The grants of an engine are averaged over this time. The gateway continues with the average when it cannot reach the
 others."""
 
 
 WANTS_STILL: Final = (None, Obstacle.SLOTS, Obstacle.KV, Obstacle.WAITING)
 """With these obstacles a request could start if other gateways left room. WAITING is one of them, because another
-gateway may keep the engine's own queue filled. That queue drains only if that gateway hears that another request is
+gateway may keep the engine's own queue filled. That queue drains only if that gateway learns that another request is
 next."""
 
 
@@ -79,7 +79,7 @@ class GrantedEngines:
         spare, absent = head is not None and tenants.is_below(head), tenants.someone_is_absent()
         return [_holding(one, head, waiting, now, spare=spare, absent=absent) for one in self._ledgers.values()]
 
-    def hear(self, grants: Sequence[Grant], replicas: int, now: float) -> None:
+    def receive(self, grants: Sequence[Grant], replicas: int, now: float) -> None:
         """Apply these grants until the next exchange, or until they are too old. They come in the order of the
         holdings.
         """

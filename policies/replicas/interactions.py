@@ -55,7 +55,7 @@ class SharedInteractions:
                 interaction.began_s = now - known.age_s
             return
 
-    def tell(self, most: int, now: float) -> list[CallDelta]:
+    def report(self, most: int, now: float) -> list[CallDelta]:
         """What was added since the last exchange, for about `most` interactions and witnesses."""
         changed = self.interactions.changed or {}
         self._reported = []
@@ -74,7 +74,7 @@ class SharedInteractions:
             self._reported.append(interaction)
             interaction.reported = interaction.calls, interaction.tokens
             for witness, (is_proof, is_new) in (interaction.unreported or {}).items():
-                # A witness that is new tells of all that the interaction had before it.
+                # A witness that is new reports all that the interaction had before it.
                 count, tokens = (interaction.calls, interaction.tokens) if is_new else (new, new_tokens)
                 kept_s = idle_s if is_proof else PACE_S_MAX
                 calls.append(CallDelta(_name(flow, witness), count, tokens, age_s, kept_s, False))
@@ -82,7 +82,7 @@ class SharedInteractions:
             interaction.unreported = None
         return calls
 
-    def hear(self, opened: Sequence[Opened | None]) -> None:
+    def receive(self, opened: Sequence[Opened | None]) -> None:
         """Take the sums of all gateways for the reported interactions."""
         for interaction, known in zip(self._reported, opened, strict=True):
             if known is not None and interaction is not None:

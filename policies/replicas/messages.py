@@ -253,7 +253,7 @@ def check(number: int, report: ReplicaReport) -> None:
     """Raises Unsound for an exchange with a number that cannot be counted."""
     place = _unsound_place(number, report)
     if place is not None:
-        raise Unsound(f"{place} of what this gateway told is no number that can be counted here")
+        raise Unsound(f"{place} of what this gateway reported is no number that can be counted here")
 
 
 def _unsound_place(number: int, report: ReplicaReport) -> str | None:

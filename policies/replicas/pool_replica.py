@@ -47,7 +47,7 @@ class PoolReplica:
         return self._counters.is_ahead(request.flow, elsewhere, self._answered_s)
 
     def is_busy(self) -> bool:
-        """Is anything queued or dispatched here that the others should hear of soon?"""
+        """Is anything queued or dispatched here that should be reported to the others soon?"""
         return bool(self._engine.dispatched or self._engine.queued)
 
     def is_urgent(self) -> bool:
@@ -57,8 +57,8 @@ class PoolReplica:
             return False
         return any(why in (Obstacle.SLOTS, Obstacle.KV) for why in blocked.obstacles.values())
 
-    def tell(self, now: float) -> ReplicaReport:
-        """What the others need to know, and what is wanted of them. `hear` or `cut_off` must follow."""
+    def report(self, now: float) -> ReplicaReport:
+        """What the others need to know, and what is wanted of them. `receive` or `cut_off` must follow."""
         engine, counters = self._engine, self._counters
         now = self._reported_s = engine.catch_up(now)
         blocked = engine.blocked
@@ -69,7 +69,7 @@ class PoolReplica:
         lefts: list[Left] = []
         if counters is not None:
             standings = counters.standings(now)
-            charges, lefts = counters.tell(now)
+            charges, lefts = counters.report(now)
         else:
             standings = [] if head is None else [_of_first_come(head, now)]
         tenants = engine.books.tenants
@@ -78,14 +78,14 @@ class PoolReplica:
             tenants.activity(),
             self._grants.holdings(head, engine.queued, tenants, now),
             charges,
-            [tally for counts in self._counts for tally in counts.tell(REPORTED_MAX)],
+            [tally for counts in self._counts for tally in counts.report(REPORTED_MAX)],
             [],
             _largest(engine.working_set.tenants()),
             lefts,
             counters.quantum if counters is not None else 0.0,
         )
 
-    def hear(self, view: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]:
+    def receive(self, view: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]:
         """Apply the reply to the last report, which was made at `asked_s`."""
         engine = self._engine
         asked_s += engine.set_back_s
@@ -94,12 +94,12 @@ class PoolReplica:
         self._next_elsewhere = view.next_elsewhere
         engine.books.tenants.set_elsewhere(view.presence, {standing.tenant for standing in view.standings})
         if self._counters is not None:
-            self._counters.hear(view.totals, view.left, since_s, is_forgotten=view.is_forgotten)
+            self._counters.receive(view.totals, view.left, since_s, is_forgotten=view.is_forgotten)
             self._counters.wait_elsewhere(view.standings)
         counted = iter(view.counted)
         for counts in self._counts:
-            counts.hear(counted)
-        self._grants.hear(view.grants, view.replicas, asked_s)
+            counts.receive(counted)
+        self._grants.receive(view.grants, view.replicas, asked_s)
         self._replicas = view.replicas
         engine.working_set.set_elsewhere(dict(view.under_way))
         engine.room.changed()

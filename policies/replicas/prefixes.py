@@ -52,7 +52,7 @@ class SharedPrefixes:
         """Is there anything to report?"""
         return bool(self._sent or self._charged)
 
-    def tell(self) -> News:
+    def report(self) -> News:
         """What was sent and charged since this was last asked; of too much, the latest."""
         news = News(VERSION, self._name, {}, {})
         for engine, prefix in self._sent:
@@ -64,7 +64,7 @@ class SharedPrefixes:
         self._charged.clear()
         return news
 
-    def hear(self, news: News) -> bool:
+    def receive(self, news: News) -> bool:
         """Take in what a gateway sent. False: it makes no sense here, and nothing was taken in."""
         if news.version != VERSION or not _is_within_bounds(news):
             return False

@@ -29,15 +29,15 @@ ALONE_S: Final = 2 * DEADLINE_S
 
 
 class Speaker(Protocol):
-    """What a gateway has to tell: about one pool (`PoolReplica`), or about tenants (`TenantReplica`)."""
+    """What a gateway has to report: about one pool (`PoolReplica`), or about tenants (`TenantReplica`)."""
 
     def is_urgent(self) -> bool: ...
 
     def is_busy(self) -> bool: ...
 
-    def tell(self, now: float) -> ReplicaReport: ...
+    def report(self, now: float) -> ReplicaReport: ...
 
-    def hear(self, view: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]: ...
+    def receive(self, view: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]: ...
 
     def cut_off(self, now: float) -> Sequence[Decision]:
         """Called again and again for as long as no reply comes from the store."""
@@ -69,12 +69,12 @@ class Schedule:
         if self._answered_s == float("-inf"):
             self._answered_s = now
         self._is_repeated = self._pending is not None
-        # The process stood still, and has not yet read which requests ended meanwhile. What it tells may be out of
+        # The process stood still, and has not yet read which requests ended meanwhile. Its report may be out of
         # date.
         self._is_late = self._due_s != float("-inf") and now - self._due_s > ALONE_S
         if self._pending is None:
             self._number += 1
-            self._pending = self._speaker.tell(now)
+            self._pending = self._speaker.report(now)
         self._asked_s = now
         return self._number, self._pending
 
@@ -84,11 +84,11 @@ class Schedule:
         # A grant based on the state before the process stood still is only as fresh as that state.
         as_of_s = self._answered_s if self._is_late else self._asked_s
         self._answered_s = self._asked_s
-        # A repeated message is old: what has changed since is told at once.
+        # A repeated message is old: what has changed since is reported at once.
         interval_s = INTERVAL_S if self._speaker.is_busy() else IDLE_S
         self._due_s = now if self._is_repeated or self._is_late else self._asked_s + interval_s
         self.is_alone = False
-        return self._speaker.hear(view, as_of_s, now)
+        return self._speaker.receive(view, as_of_s, now)
 
     def lost(self, now: float) -> Sequence[Decision]:
         """No answer came."""

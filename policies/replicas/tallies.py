@@ -47,11 +47,11 @@ class SharedCounts:
         self._name = name
         self._asked: list[Count] = []
 
-    def tell(self, most: int, reserve: Callable[[Hashable], Measures] | None = None) -> list[CountDelta]:
+    def report(self, most: int, reserve: Callable[[Hashable], Measures] | None = None) -> list[CountDelta]:
         """What was counted since the last exchange, for at most `most` members.
 
-        `reserve`: how much to tell in advance as if it were counted, so that requests up to that amount need no asking.
-        It is taken back when nothing more is counted.
+        `reserve`: how much to report in advance as if it were counted, so that requests up to that amount need no
+        asking. It is taken back when nothing more is counted.
         """
         self._asked = []
         tallies: list[CountDelta] = []
@@ -67,15 +67,15 @@ class SharedCounts:
                 if any(extra):
                     changed[count] = member
             reported.last = now
-            telling = (now[0] + extra[0], now[1] + extra[1], now[2] + extra[2])
-            starts, requests, tokens = telling[0] - sums[0], telling[1] - sums[1], telling[2] - sums[2]
+            reporting = (now[0] + extra[0], now[1] + extra[1], now[2] + extra[2])
+            starts, requests, tokens = reporting[0] - sums[0], reporting[1] - sums[1], reporting[2] - sums[2]
             name, ttl_s = f"{self._name}:{_joined(member)}", ceil(3 * self.counts.window_s)
             tallies.append(CountDelta(name, period, ttl_s, starts, requests, tokens, sums, reported.sums is None))
-            reported.sums = telling
+            reported.sums = reporting
             self._asked.append(count)
         return tallies
 
-    def hear(self, counted: Iterator[Counted]) -> None:
+    def receive(self, counted: Iterator[Counted]) -> None:
         """Take the sums of all gateways for the reported counts, which come next."""
         for count in self._asked:
             one = next(counted)
@@ -111,20 +111,20 @@ class SharedQuotas:
             return True
         return self.quotas.refusal(request, now) is not None or self._has_left(tenant, 1, request.prompt_tokens, 0.0)
 
-    def tell(self, most: int) -> list[CountDelta]:
+    def report(self, most: int) -> list[CountDelta]:
         """What was counted since the last exchange, for at most `most` tenants in each window."""
-        return self._minute.tell(most, self._reserve_of_minute) + self._day.tell(most, self._reserve_of_day)
+        return self._minute.report(most, self._reserve_of_minute) + self._day.report(most, self._reserve_of_day)
 
     def under_way(self) -> list[tuple[str, int]]:
         """Requests under way here, of tenants with a limit on concurrent requests."""
         quotas = self.quotas
         return [item for item in quotas.under_way.items() if quotas.quota(item[0]).concurrent is not None]
 
-    def hear(self, counted: Sequence[Counted], gateways: int, under_way: Sequence[tuple[str, int]]) -> None:
+    def receive(self, counted: Sequence[Counted], gateways: int, under_way: Sequence[tuple[str, int]]) -> None:
         """Take what all `gateways` counted together, and what is under way at the others."""
         sums = iter(counted)
-        self._minute.hear(sums)
-        self._day.hear(sums)
+        self._minute.receive(sums)
+        self._day.receive(sums)
         self._gateways = gateways
         self.quotas.may_have = None
         self.quotas.under_way_elsewhere = dict(under_way)

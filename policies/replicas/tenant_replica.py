@@ -95,7 +95,7 @@ class TenantReplica:
         """Never: what others may admit meanwhile is reserved, and a call takes longer than an exchange."""
         return False
 
-    def tell(self, now: float) -> ReplicaReport:
+    def report(self, now: float) -> ReplicaReport:
         """What was counted, and what is asked."""
         calls: list[CallDelta] = []
         for one in list(self._undecided.values())[:REPORTED_MAX]:
@@ -106,21 +106,21 @@ class TenantReplica:
             calls += asked
         self._keys_asked = len(calls)
         quotas = self._quotas
-        tallies = quotas.tell(REPORTED_MAX) if quotas is not None else []
+        tallies = quotas.report(REPORTED_MAX) if quotas is not None else []
         under_way = quotas.under_way() if quotas is not None else []
         if self._interactions is not None:
-            calls += self._interactions.tell(REPORTED_MAX, now)
+            calls += self._interactions.report(REPORTED_MAX, now)
         return ReplicaReport([], Activity(), [], [], tallies, calls, under_way, [], 0.0)
 
-    def hear(self, view: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]:
+    def receive(self, view: ReplicaView, asked_s: float, now: float) -> Sequence[Decision]:
         """Apply the answer. The decisions of each admission engine are taken with `decisions_of`."""
         self._is_alone = False
         if self._interactions is not None:
             for one in self._asked.values():
                 self._interactions.take_up(one.request, view.opened[one.begin : one.end], now)
-            self._interactions.hear(view.opened[self._keys_asked :])
+            self._interactions.receive(view.opened[self._keys_asked :])
         if self._quotas is not None:
-            self._quotas.hear(view.counted, view.replicas, view.under_way)
+            self._quotas.receive(view.counted, view.replicas, view.under_way)
         self._decide(now)
         return ()
 

@@ -62,7 +62,7 @@ class EngineStay(NamedTuple):
 
 
 class TracedRequest(NamedTuple):
-    """One request as a trace tells it."""
+    """One request as a trace has it."""
 
     time_s: float
     """When it arrived, from wherever the trace begins to count."""
@@ -72,7 +72,7 @@ class TracedRequest(NamedTuple):
     """None: it had no whole answer, so nobody knows how long that would have been."""
     flow: Flow = Flow(EVERYBODY)
     settled_s: float | None = None
-    """No later line tells of an arrival before this. None: lines are in order of arrival."""
+    """No later line has an arrival before this. None: lines are in order of arrival."""
     output_tokens_max: int | None = None
     """The limit that the request set; None: not said."""
     weight: float = 1.0

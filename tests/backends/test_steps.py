@@ -1,4 +1,4 @@
-"""What is told after each step is newest first and waits for nobody; what is heard counts only while it can be so."""
+"""What is told after each step is newest first and waits for nobody; what is lines counts only while it can be so."""
 
 from __future__ import annotations
 
@@ -87,32 +87,32 @@ def test_several_ranks_are_a_sum_and_no_facts() -> None:
 
 
 def test_of_many_lines_at_once_the_newest_counts_and_half_a_line_waits() -> None:
-    heard, cut = connection(), message(3, ranks=rank(running=5))
-    said = heard.feed(message(1) + message(2, ranks=rank(running=4)) + cut[:20], 50.0)
+    lines, cut = connection(), message(3, ranks=rank(running=5))
+    said = lines.feed(message(1) + message(2, ranks=rank(running=4)) + cut[:20], 50.0)
     assert said is not None
     assert said.running == 4
-    said = heard.feed(cut[20:], 50.1)
+    said = lines.feed(cut[20:], 50.1)
     assert said is not None
     assert said.running == 5
 
 
 def test_what_comes_out_of_order_counts_as_nothing() -> None:
-    heard = connection()
-    assert heard.feed(message(5), 50.0) is not None
-    assert [heard.feed(message(seq, 100.1), 50.1) for seq in (5, 4)] == [None, None]
-    assert heard.feed(message(6, 100.2), 50.2) is not None
+    lines = connection()
+    assert lines.feed(message(5), 50.0) is not None
+    assert [lines.feed(message(seq, 100.1), 50.1) for seq in (5, 4)] == [None, None]
+    assert lines.feed(message(6, 100.2), 50.2) is not None
 
 
 def test_a_message_that_was_held_up_is_known_to_be_old() -> None:
-    heard = connection(asked_s=50.0)
-    first = heard.feed(message(1, 100.0), 50.02)
+    lines = connection(asked_s=50.0)
+    first = lines.feed(message(1, 100.0), 50.02)
     assert first is not None
     assert first.taken_s == 50.0, "it may have been made when it was asked for"
-    held_up = heard.feed(message(2, 101.0), 51.4)
+    held_up = lines.feed(message(2, 101.0), 51.4)
     assert held_up is not None
     assert held_up.taken_s == pytest.approx(51.0, abs=0.002)
-    assert heard.feed(message(3, 102.0), 52.0 + LATE_S + 0.1) is None
-    assert heard.feed(message(4, 103.0), 53.01) is not None
+    assert lines.feed(message(3, 102.0), 52.0 + LATE_S + 0.1) is None
+    assert lines.feed(message(4, 103.0), 53.01) is not None
 
 
 def test_the_engine_s_clock_may_be_slower_or_faster_than_ours() -> None:
@@ -160,17 +160,17 @@ def test_nonsense_is_wrong(line: bytes) -> None:
     "change", [{"total_blocks": 99}, {"max_num_seqs": 9}, {"preemptions_total": 1}, {"prompt_tokens_total": 499}]
 )
 def test_an_engine_does_not_change_its_size_nor_count_backwards(change: dict[str, int]) -> None:
-    heard = connection()
-    heard.feed(message(1), 50.0)
+    lines = connection()
+    lines.feed(message(1), 50.0)
     with pytest.raises(_Wrong):
-        heard.feed(message(2, ranks=rank(**change)), 50.1)
+        lines.feed(message(2, ranks=rank(**change)), 50.1)
 
 
 def test_another_start_amid_a_connection_ends_it() -> None:
-    heard = connection()
-    heard.feed(message(1), 50.0)
+    lines = connection()
+    lines.feed(message(1), 50.0)
     with pytest.raises(_Lost):
-        heard.feed(message(2, start="b", ranks=rank(prompt_tokens_total=0)), 50.1)
+        lines.feed(message(2, start="b", ranks=rank(prompt_tokens_total=0)), 50.1)
 
 
 def said(running: int = 3, kv_usage: float = 0.5, prompt_tokens: int = 500) -> BackendSnapshot:
@@ -180,11 +180,11 @@ def said(running: int = 3, kv_usage: float = 0.5, prompt_tokens: int = 500) -> B
 
 
 def compared(believed: _Believed, before: BackendSnapshot, page: BackendSnapshot, after: BackendSnapshot) -> int:
-    believed.hear(before, 1.0)
+    believed.receive(before, 1.0)
     believed.ask()
     believed.read(page, 2.0)
-    believed.hear(before, 1.9)  # made before the page came: it is not compared yet
-    believed.hear(after, 2.1)
+    believed.receive(before, 1.9)  # made before the page came: it is not compared yet
+    believed.receive(after, 2.1)
     return believed.doubts
 
 
@@ -212,11 +212,11 @@ async def test_a_listener_that_does_not_ask_misses_all_but_the_newest() -> None:
     told = steps()
     listener = told.listen()
     assert listener is not None
-    assert json.loads(await listener.hear())["ranks"][0]["free_blocks"] == 100
+    assert json.loads(await listener.get())["ranks"][0]["free_blocks"] == 100
     for running in range(1, 4):
         told.ranks[0].running, told.ranks[0].kv_usage = running, running / 100
         told.stepped()
-    newest = json.loads(await listener.hear())["ranks"][0]
+    newest = json.loads(await listener.get())["ranks"][0]
     assert (newest["running"], newest["free_blocks"]) == (3, 97)
     told.leave(listener)
 
@@ -228,8 +228,8 @@ async def test_without_steps_a_heart_beats_and_only_an_idle_engine_is_known_to_b
     ages = []
     for unfinished in (0, 1, None):
         told.unfinished = None if unfinished is None else partial(int, unfinished)
-        await listener.hear()
-        ages.append(json.loads(await listener.hear())["age_s"])
+        await listener.get()
+        ages.append(json.loads(await listener.get())["age_s"])
     assert ages[0] == 0.0
     assert 0 < ages[1] < ages[2]
 
@@ -239,5 +239,5 @@ async def test_listeners_are_bounded_and_end_with_the_feed() -> None:
     listeners = [told.listen() for _ in range(LISTENERS_MAX)]
     assert told.listen() is None
     told.give_up("for a reason")
-    heard = await asyncio.gather(*[one.hear() for one in listeners if one is not None])
-    assert heard == [b""] * LISTENERS_MAX
+    lines = await asyncio.gather(*[one.get() for one in listeners if one is not None])
+    assert lines == [b""] * LISTENERS_MAX

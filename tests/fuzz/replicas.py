@@ -130,14 +130,14 @@ class _Ours:
     def exchange(self) -> None:
         self.number += 1
         self.written = b""
-        report = self.replica.tell(float(self.number))
+        report = self.replica.report(float(self.number))
         _say(self.end, [self.number, "exchange", "ours", "p", self.number, msgspec.msgpack.encode(report)])
         assert not self.transport.is_closing()
         number, content = msgspec.msgpack.decode(self.written[4:])
         assert number == self.number
         view = msgspec.msgpack.decode(content, type=ReplicaView)
         assert is_answer(view, report)
-        self.replica.hear(view, float(self.number), float(self.number))
+        self.replica.receive(view, float(self.number), float(self.number))
 
 
 def _say(end: Frames, value: list[Any]) -> None:
@@ -165,7 +165,7 @@ class _Answers:
     async def learn(self, pool: str, content: bytes) -> None:
         assert len(content) < 10_000
 
-    async def hear_news(self, pool: str, view: Callable[[bytes], None]) -> None:
+    async def subscribe(self, pool: str, view: Callable[[bytes], None]) -> None:
         view(self._once())
         raise StoreUnavailable("no more")
 
@@ -233,7 +233,7 @@ async def _hear(data: bytes) -> None:
             exchanges = Exchanges(store(data), "p", replica, lambda decisions: None)
             await _runs(exchanges.turn)
             assert exchanges.answered + exchanges.lost >= 1
-            assert is_countable(replica.tell(1e6))
+            assert is_countable(replica.report(1e6))
 
 
 def read_news(data: bytes) -> None:
@@ -244,7 +244,7 @@ def read_news(data: bytes) -> None:
 async def _hear_news(data: bytes) -> None:
     for policy in ("vtc", "dlpm"):
         channel = NewsChannel(store(data), "p", Dispatcher(Gateway(policy).engine))
-        await _runs(channel.tell, channel.listen)
+        await _runs(channel.report, channel.listen)
         assert channel.received + channel.ignored == 1
 
 
@@ -336,9 +336,9 @@ def said_here() -> dict[str, list[bytes]]:
     exchange, gateways = ReferenceStore(), [Gateway(), Gateway()]
     replicas: list[Any] = [gateways[0].of_pool(), gateways[1].of_pool()]
     encode = msgspec.msgpack.encode
-    report = [encode(replica.tell(0.0)) for replica in replicas]
-    view = [encode(exchange.exchange(str(at), 1, replicas[at].tell(0.0), 0)) for at in (0, 1)]
-    tenants = Gateway().of_tenants().tell(0.0)
+    report = [encode(replica.report(0.0)) for replica in replicas]
+    view = [encode(exchange.exchange(str(at), 1, replicas[at].report(0.0), 0)) for at in (0, 1)]
+    tenants = Gateway().of_tenants().report(0.0)
     view.append(encode(exchange.exchange("tenants", 1, tenants, 0)))
     said: list[list[Any]] = [
         [1, "exchange", "a", "p", 1, report[0]], [2, "exchange", "ours", "p", 2, report[1]], [3, "leave", "a", "p"],

@@ -395,8 +395,8 @@ class Quiet:
     def __init__(self, *, is_busy: bool, is_urgent: bool = False) -> None:
         self.is_busy = lambda: is_busy
         self.is_urgent = lambda: is_urgent
-        self.hear = lambda heard, asked_s, now: ()
-        self.tell = lambda now: None
+        self.receive = lambda heard, asked_s, now: ()
+        self.report = lambda now: None
         self.cut_off = lambda now: ("alone",)
 
 
@@ -418,8 +418,8 @@ def test_when_gateways_exchange() -> None:
 def test_grants_are_averaged_over_five_seconds_and_trusted_for_two() -> None:
     ledger = BackendLedger("b", CapacitySettings(), max_num_seqs=64)
     grants = GrantedEngines({"b": ledger})
-    grants.hear([Grant(40, 1000)], 2, 0.0)
-    grants.hear([Grant(20, 1000)], 2, 2.5)
+    grants.receive([Grant(40, 1000)], 2, 0.0)
+    grants.receive([Grant(20, 1000)], 2, 2.5)
     assert ledger.allowed_until_s == 4.5
     grants.cut_off()
     assert ledger.allowed_until_s == inf

@@ -254,7 +254,7 @@ class Pair:
         self.exchange = ReferenceStore()
         self.number = count(1)
 
-    def tell(self, at: int, now: float) -> None:
+    def report(self, at: int, now: float) -> None:
         self._exchange(at, [], now)
 
     def arrives(self, at: int, claim: Claim, now: float) -> Request:
@@ -268,22 +268,22 @@ class Pair:
 
     def _exchange(self, at: int, asking: list[Request], now: float) -> None:
         asked = [call for request in asking for call in self.shared[at].ask(request)]
-        calls = asked + self.shared[at].tell(100, now)
+        calls = asked + self.shared[at].report(100, now)
         report = ReplicaReport([], Activity(), [], [], [], calls, [], [], 0.0)
         view = self.exchange.exchange(str(at), next(self.number), report, round(now * 1000) + BEGAN_MS)
         for request in asking:
             self.shared[at].take_up(request, view.opened[: len(asked)], now)
-        self.shared[at].hear(view.opened[len(asked) :])
+        self.shared[at].receive(view.opened[len(asked) :])
 
 
 def test_witnesses_hold_at_every_gateway() -> None:
     pair = Pair()
-    pair.tell(1, 0.0)
+    pair.report(1, 0.0)
     for _ in range(3):
         first = serve(pair.tables[0], question("q", session="s"), gives=Witnesses(("id",), ("turn",), (1,)))
         serve(pair.tables[0], Claim("q", begins=False), gives=Witnesses(("id2",)))
     assert first.progress.stage == 1
-    pair.tell(0, 1.0)
+    pair.report(0, 1.0)
     for number, claim in enumerate([shown(proofs=("id2",)), shown(hints=("unheard", "turn")), shown(proofs=("s",))]):
         found = pair.arrives(1, claim, 2.0 + number)
         assert found.progress.inside, claim
@@ -294,8 +294,8 @@ def test_witnesses_hold_at_every_gateway() -> None:
 
 def test_a_hint_of_another_gateway_holds_no_longer_than_one_of_its_own() -> None:
     pair = Pair()
-    pair.tell(1, 0.0)
+    pair.report(1, 0.0)
     serve(pair.tables[0], question(), gives=Witnesses(("id",), ("turn",)))
-    pair.tell(0, 1.0)
+    pair.report(0, 1.0)
     assert not pair.arrives(1, shown(hints=("turn",)), 62.0).progress.inside
     assert pair.arrives(1, shown(proofs=("id",)), 62.0).progress.inside

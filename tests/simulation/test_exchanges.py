@@ -48,7 +48,7 @@ _decode = msgspec.msgpack.Decoder(ReplicaView).decode
 
 @dataclass
 class Replica:
-    """What a gateway knows, as far as the script can tell: its counters, what it holds, what it has not heard of."""
+    """What a gateway knows, as far as the script can tell: its counters, what it holds, what it has not read of."""
 
     name: str
     most: int
@@ -63,7 +63,7 @@ class Replica:
     """Who came while nobody else waited here."""
     charged: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
     """In all, here."""
-    told: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
+    reported: dict[str, float] = field(default_factory=lambda: dict.fromkeys(NAMES, 0.0))
     """Of that, what has come to the store."""
 
     def charge(self, name: str, service: int) -> None:
@@ -79,7 +79,7 @@ class Replica:
         """Dispatch, or end, until this part of what is granted is held."""
         self.held = round(self.granted * part)
 
-    def tell(self, waiting: int) -> ReplicaReport:
+    def report(self, waiting: int) -> ReplicaReport:
         if self.pending is None:
             self.number += 1
             charges = [
@@ -103,13 +103,13 @@ class Replica:
         flow = name if turn else f"{name}\x1f{self.number % 3}"
         return Standing(name, flow, self.counters[name], float(turn), float(self.number % 7), inside=turn == 3)
 
-    def hear(self, heard: ReplicaView) -> None:
+    def receive(self, view: ReplicaView) -> None:
         assert self.pending is not None
-        for charge, total in zip(self.pending.charges, heard.totals, strict=True):
-            told = charge.base + charge.service
-            self.bases[charge.name] += total - told
-            self.counters[charge.name] += total - told
-        self.granted = heard.grants[0].sequences
+        for charge, total in zip(self.pending.charges, view.totals, strict=True):
+            reported = charge.base + charge.service
+            self.bases[charge.name] += total - reported
+            self.counters[charge.name] += total - reported
+        self.granted = view.grants[0].sequences
         self.pending = None
 
 
@@ -136,22 +136,22 @@ class World:
 
     def exchange(self, replica: Replica, waiting: int, lost: str) -> None:
         """`lost`: "" for neither, or the "request" or the "answer"."""
-        told = replica.tell(waiting)
+        report = replica.report(waiting)
         self.now_ms += EXCHANGE_MS
         if lost == "request":
             return
         others = self.granted_to_others(replica)
-        args: list[Any] = [replica.name, replica.number, msgspec.msgpack.encode(told), self.now_ms]
-        heard = _decode(self._run(keys=_KEYS, args=args))
-        assert as_plain(self.twin.exchange(replica.name, replica.number, told, self.now_ms)) == as_plain(heard)
+        args: list[Any] = [replica.name, replica.number, msgspec.msgpack.encode(report), self.now_ms]
+        view = _decode(self._run(keys=_KEYS, args=args))
+        assert as_plain(self.twin.exchange(replica.name, replica.number, report, self.now_ms)) == as_plain(view)
         for name in NAMES:
-            replica.told[name] = self.known_as_told(replica, name)
-        held, granted = told.holdings[0].sequences, heard.grants[0].sequences
+            replica.reported[name] = self.known_as_reported(replica, name)
+        held, granted = report.holdings[0].sequences, view.grants[0].sequences
         assert granted <= max(held, MOST - others), "nothing is granted that another one has"
         if lost != "answer":
-            replica.hear(heard)
+            replica.receive(view)
 
-    def known_as_told(self, replica: Replica, name: str) -> float:
+    def known_as_reported(self, replica: Replica, name: str) -> float:
         """All but what was charged since the exchange that is under way began."""
         untold = replica.counters[name] - replica.bases[name]
         return replica.charged[name] - untold
@@ -170,7 +170,7 @@ class World:
         return float(self.redis.get(f"{_KEYS[1]}c:{name}") or 0.0)
 
     def settle(self) -> None:
-        """Everything is told and heard, nothing is held, and who died is forgotten."""
+        """Everything is reported and read, nothing is held, and who died is forgotten."""
         self.now_ms += MEMBER_MS
         for _ in range(3):
             for replica in self.replicas:
@@ -220,7 +220,7 @@ async def test_what_was_charged_counts_once_and_no_room_is_given_twice() -> None
             world.settle()
             for name in NAMES:
                 alive = sum(replica.charged[name] for replica in world.replicas)
-                assert world.counter(name) == alive + sum(replica.told[name] for replica in world.dead)
+                assert world.counter(name) == alive + sum(replica.reported[name] for replica in world.dead)
                 assert {replica.counters[name] for replica in world.replicas} == {world.counter(name)}
             members = {replica.name for replica in world.replicas}
             live = {name for name, one in world.records().items() if world.now_ms - one["seen_ms"] <= MEMBER_MS}
@@ -256,7 +256,7 @@ async def test_a_flush_takes_nothing_that_one_who_is_left_has_heard_of() -> None
             world.settle()
             for name in NAMES:
                 charged = sum(replica.charged[name] for replica in world.replicas)
-                charged += sum(replica.told[name] for replica in world.dead)
+                charged += sum(replica.reported[name] for replica in world.dead)
                 assert known[name] <= world.counter(name) <= charged
                 assert {replica.counters[name] for replica in world.replicas} == {world.counter(name)}
 
@@ -318,26 +318,26 @@ async def test_a_number_that_cannot_be_counted_is_refused_and_nothing_is_stored(
     async with redis_client() as redis:
         run, twin = redis.register_script(_SCRIPT.source), ReferenceStore()
 
-        def ask(me: str, number: Any, told: ReplicaReport) -> list[object]:
-            args: list[Any] = [me, number, msgspec.msgpack.encode(told), 1_000_000]
+        def ask(me: str, number: Any, report: ReplicaReport) -> list[object]:
+            args: list[Any] = [me, number, msgspec.msgpack.encode(report), 1_000_000]
             theirs = as_plain(_decode(run(keys=_KEYS, args=args)))
-            assert as_plain(twin.exchange(me, number, told, 1_000_000)) == theirs
+            assert as_plain(twin.exchange(me, number, report, 1_000_000)) == theirs
             return theirs
 
-        def refused(place: str, number: Any, told: ReplicaReport) -> None:
-            args: list[Any] = ["bad", number, msgspec.msgpack.encode(told), 1_000_000]
+        def refused(place: str, number: Any, report: ReplicaReport) -> None:
+            args: list[Any] = ["bad", number, msgspec.msgpack.encode(report), 1_000_000]
             with pytest.raises(ResponseError) as of_script:
                 run(keys=_KEYS, args=args)
             with pytest.raises(Unsound, match=f"^{re.escape(place)} of what") as of_twin:
-                twin.exchange("bad", number, told, 1_000_000)
+                twin.exchange("bad", number, report, 1_000_000)
             assert str(of_script.value).removeprefix("UNSOUND ") == str(of_twin.value)
 
         ask("good", 1, SOUND)
         stored = {key: redis.dump(key) for key in sorted(redis.keys())}
         for number in (nan, inf, -inf, 2e18, -1):
-            for place, told in spoiled(number):
+            for place, report in spoiled(number):
                 if number != -1 or place not in SIGNED:
-                    refused(place, 1, told)
+                    refused(place, 1, report)
         refused("number", -1, SOUND)
         for number in (nan, inf):  # the twin takes whole numbers only, by its type
             with pytest.raises(ResponseError, match="UNSOUND number of what"):
@@ -353,5 +353,5 @@ async def test_a_counter_that_was_spoilt_before_goes_on_from_what_its_gateway_kn
     async with redis_client() as redis:
         redis.set(f"{_KEYS[1]}c:a", "nan")
         args: list[Any] = ["one", 1, msgspec.msgpack.encode(SOUND), 1_000_000]
-        heard = _decode(redis.register_script(_SCRIPT.source)(keys=_KEYS, args=args))
-        assert heard.totals[0] == SOUND.charges[0].base + SOUND.charges[0].service
+        view = _decode(redis.register_script(_SCRIPT.source)(keys=_KEYS, args=args))
+        assert view.totals[0] == SOUND.charges[0].base + SOUND.charges[0].service

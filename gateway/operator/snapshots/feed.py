@@ -134,7 +134,7 @@ class Feed:
             await self._look_once()
             self._spent_s, self._since_s = 0.0, time.monotonic()
             while True:
-                self._tell()
+                self._notify()
                 pause_s = min(max(LOOK_S, owed_s / COST_MAX - SPAN_S), PAUSE_S_MAX)
                 await asyncio.sleep(pause_s)
                 cost_s = await self._look_once()
@@ -143,9 +143,9 @@ class Feed:
         except Exception:
             logger.exception("what the page shows cannot be made")
         finally:
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

@@ -75,7 +75,7 @@ class Replicas:
     async def listen(self) -> None:
         """To the questions and answers of others, until the way to the store is lost."""
         try:
-            await self._store.hear_news(ALL_POOLS, self._take)
+            await self._store.subscribe(ALL_POOLS, self._take)
         except StoreError:
             pass  # the store says so
         await asyncio.sleep(RETRY_S)
@@ -84,7 +84,7 @@ class Replicas:
         async with self._turn:
             known, recent = self._gathered.known, self._gateway.recent
             self._answers.clear()
-            others = await self._tell(_Said(self._store.replica, dict(known), with_running=with_running)) - 1
+            others = await self._publish(_Said(self._store.replica, dict(known), with_running=with_running)) - 1
             try:
                 async with asyncio.timeout(ANSWER_S):
                     while len(self._answers) < others:
@@ -106,10 +106,10 @@ class Replicas:
         """How people find this process."""
         return f"{socket.gethostname()}:{self._gateway.port}{self._worker}"
 
-    async def _tell(self, said: _Said) -> int:
+    async def _publish(self, said: _Said) -> int:
         """How many listen; this gateway is one of them."""
         try:
-            return await self._store.tell_news(ALL_POOLS, _encode(said))
+            return await self._store.publish(ALL_POOLS, _encode(said))
         except StoreError:
             return 0
 
@@ -133,4 +133,4 @@ class Replicas:
         found, recent = snapshot_of(gateway, with_running=asked.with_running), gateway.recent
         content = encoded(found, recent.latest_after(asked.known.get(self._name, 0)), recent.count)
         said = _Said(store.replica, {}, to=asked.replica, name=self._name, content=content, epoch_s=store.epoch_s)
-        await self._tell(said)
+        await self._publish(said)

@@ -412,7 +412,7 @@ _decode = msgspec.msgpack.Decoder(tuple[GatewaySnapshot, list[End], int]).decode
 
 
 def encoded(one: GatewaySnapshot, ends: Sequence[End], ends_count: int) -> bytes:
-    """What a worker tells the hub: how it stands, its latest ends, and how many it had in all."""
+    """What a worker reports to the hub: how it stands, its latest ends, and how many it had in all."""
     return _encode((one, ends, ends_count))
 
 

@@ -1,4 +1,4 @@
-"""What does one gateway tell the others of the prompts that it sent? It is said once, and nobody keeps it.
+"""What does one gateway report to the others of the prompts that it sent? It is sent once, and nobody keeps it.
 
 Each message goes to all gateways that listen; one that does not, misses it. Listening that fails begins again after a
 second. What is lost meanwhile is no fault of the shared state, so it is no reason to be alone.
@@ -29,7 +29,7 @@ RETRY_S: Final = 1.0
 
 
 class NewsChannel:
-    """Tells the other gateways of a pool what this one sent (`tell`), and hears them (`listen`)."""
+    """Reports to the other gateways of a pool what this one sent (`report`), and takes what they report (`listen`)."""
 
     def __init__(self, store: Store, pool: str, dispatcher: Dispatcher) -> None:
         self.pool = pool
@@ -46,12 +46,12 @@ class NewsChannel:
         if self._shared.has_news:
             self._wakes.set()
 
-    async def tell(self) -> None:
-        """Once, when there is something to tell."""
+    async def report(self) -> None:
+        """Once, when there is something to report."""
         await self._wakes.wait()
         self._wakes.clear()
         try:
-            await self._store.tell_news(self.pool, _encode(self._shared.tell()))
+            await self._store.publish(self.pool, _encode(self._shared.report()))
             self.sent += 1
         except StoreError as error:
             self._note(error)
@@ -60,14 +60,14 @@ class NewsChannel:
     async def listen(self) -> None:
         """Until it ends, and a second more."""
         try:
-            await self._store.hear_news(self.pool, self._take)
+            await self._store.subscribe(self.pool, self._take)
         except StoreError as error:
             self._note(error)
         await asyncio.sleep(RETRY_S)
 
     def _take(self, content: bytes) -> None:
         try:
-            is_applied = self._shared.hear(_decode(content))
+            is_applied = self._shared.receive(_decode(content))
         except ValueError:
             is_applied = False
         if is_applied:

@@ -1,4 +1,4 @@
-"""Who carries what gateways tell each other? The live body of one `Schedule`."""
+"""Who carries what gateways report to each other? The live body of one `Schedule`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Exchanges:
     def __init__(
         self, store: Store, name: str, speaker: Speaker, carry_out: Callable[[Sequence[Decision]], None]
     ) -> None:
-        """`name`: of the pool; `carry_out` hears of everything that may have been decided."""
+        """`name`: of the pool; `carry_out` gets everything that may have been decided."""
         self.about = name
         self.answered = 0
         self.lost = 0
@@ -78,7 +78,7 @@ class Exchanges:
         return self._schedule.is_alone
 
     def look(self) -> None:
-        """Something happened that others may have to hear of at once."""
+        """Something happened that must perhaps be reported at once."""
         if self._speaker.is_urgent():
             self._wakes.set()
 
@@ -106,7 +106,7 @@ class Exchanges:
         try:
             view = _decode(await self._store.exchange(self.about, number, _encode(report)))
             if not is_answer(view, report):
-                raise ValueError("no answer to what was told")
+                raise ValueError("no answer to the report")
         except (StoreUnavailable, ValueError):
             # The store says why, in the log and at /ready.
             self.lost += 1

@@ -74,11 +74,11 @@ class HubStore:
     async def learn(self, pool: str, content: bytes) -> None:
         await self._ask("learn", pool, content)
 
-    async def tell_news(self, pool: str, content: bytes) -> int:
+    async def publish(self, pool: str, content: bytes) -> int:
         self._hub().send([0, "news", pool, content])
         return 0
 
-    async def hear_news(self, pool: str, received: Callable[[bytes], None]) -> None:
+    async def subscribe(self, pool: str, received: Callable[[bytes], None]) -> None:
         hub = self._hub()
         hub.listeners.setdefault(pool, []).append(received)
         try:

@@ -2,7 +2,7 @@
 -- policies/replicas/messages.py names the values, policies/replicas/reference_store.py is the reference implementation
 -- in Python, and docs/replicas.md gives the reasons.
 --
--- KEYS[1]  the gateways: a hash from a gateway's name to what it told last
+-- KEYS[1]  the gateways: a hash from a gateway's name to what it reported last
 -- KEYS[2]  prefix of the names of counters and tallies, with the hash tag of the pool
 -- ARGV[1]  name of the gateway that asks
 -- ARGV[2]  number of this exchange
@@ -18,12 +18,12 @@ local NUMBERS_MS = 3600000  -- its last number is kept longer, because it may on
 local COUNTERS_MS = 900000  -- a tenant's or flow's counter is forgotten after this idle time
 
 local me, number = ARGV[1], tonumber(ARGV[2])
-local told = cmsgpack.unpack(ARGV[3])
+local report = cmsgpack.unpack(ARGV[3])
 
 -- Can all of it be counted? --------------------------------------------------------------------------------------------
 
 local NUMBER_MAX, SECONDS_MAX = 1e18, 1e12
--- What is told, in this order, and a letter for each value: `SHAPES` in policies/replicas/messages.py says what they mean.
+-- What a report says, in this order, and a letter for each value: `SHAPES` in policies/replicas/messages.py says what they mean.
 local SHAPES = {
   { 'standings', '--nnn-' }, { 'presence', 'nccc' }, { 'holdings', '-cccccccccc' }, { 'charges', '-nn--' },
   { 'tallies', '-csnnnb-' }, { 'calls', '-nnns-' }, { 'under_way', '-c' }, { 'lefts', '--nn' },
@@ -46,7 +46,7 @@ local function unsound_place()
   end
   for at, shape in ipairs(SHAPES) do
     local name, kinds = unpack(shape)
-    local rows = name == 'presence' and { told[at] } or told[at]
+    local rows = name == 'presence' and { report[at] } or report[at]
     for i = 1, type(rows) == 'table' and #rows or 0 do
       for place = 1, #kinds do
         if not is_sound(string.sub(kinds, place, place), rows[i][place]) then
@@ -55,15 +55,15 @@ local function unsound_place()
       end
     end
   end
-  return not is_sound('c', told[9]) and 'quantum' or nil
+  return not is_sound('c', report[9]) and 'quantum' or nil
 end
 
 local unsound = unsound_place()
 if unsound then
-  return redis.error_reply('UNSOUND ' .. unsound .. ' of what this gateway told is no number that can be counted here')
+  return redis.error_reply('UNSOUND ' .. unsound .. ' of what this gateway reported is no number that can be counted here')
 end
 
-local standings, presence, holdings, charges, tallies, calls, under_way, lefts, quantum = unpack(told)
+local standings, presence, holdings, charges, tallies, calls, under_way, lefts, quantum = unpack(report)
 local standing = standings[1]
 local now_ms
 if ARGV[4] == '' then
@@ -100,7 +100,7 @@ for i = 1, #fields, 2 do
     end
     local first = record.standings[1]
     if first then
-      -- As it was told, and waiting since.
+      -- As it was reported, and waiting since.
       first = { first[1], first[2], first[3], first[4], first[5] + age_ms / 1000, first[6] }
     end
     record.standing = first
@@ -140,7 +140,7 @@ local function number_in(key)
   return is_sound('n', found) and found or nil
 end
 
--- The counters of a waiting request as they were told, plus what any gateway has charged to them since. Without the
+-- The counters of a waiting request as they were reported, plus what any gateway has charged to them since. Without the
 -- later charges, every gateway that serves this flow would compare itself with outdated, too small counters.
 local function as_of_now(waiting, counters)
   if not waiting or waiting[2] == '' then
@@ -307,11 +307,11 @@ local counters = false
 if standing and standing[2] ~= '' then
   local at = {}
   for i, charge in ipairs(charges) do
-    at[charge[1]] = { told = charge[2] + charge[3], total = totals[i] }
+    at[charge[1]] = { reported = charge[2] + charge[3], total = totals[i] }
   end
   local tenant, flow = at[standing[1]], at[standing[2]]
   if tenant and flow then
-    standing = with_served(standing, tenant.total - tenant.told, flow.total - flow.told)
+    standing = with_served(standing, tenant.total - tenant.reported, flow.total - flow.reported)
     counters = { tenant.total, flow.total }
   end
 end

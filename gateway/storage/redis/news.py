@@ -10,24 +10,24 @@ from redis.asyncio.connection import AbstractConnection
 
 from gateway.storage.redis.connection import CONNECT_S, Lane
 
-__all__ = ["hear"]
+__all__ = ["subscribe"]
 
 SILENT_S: Final = 5.0
 """A connection on which nothing came for so long is asked whether it lives, and given up after as long again."""
 
 
-async def hear(lane: Lane, channel: str, received: Callable[[bytes], None]) -> None:
+async def subscribe(lane: Lane, channel: str, received: Callable[[bytes], None]) -> None:
     """What is published there, until cancelled. Raises StoreError when the connection ends."""
     connection = lane.beside()
     try:
-        await _hear(connection, channel, received)
+        await _subscribe(connection, channel, received)
     except Exception as error:  # where an answer is garbage, redis-py raises whatever comes of it
         raise lane.failure(error) from error
     finally:
         await connection.disconnect(nowait=True)
 
 
-async def _hear(connection: AbstractConnection, channel: str, received: Callable[[bytes], None]) -> None:
+async def _subscribe(connection: AbstractConnection, channel: str, received: Callable[[bytes], None]) -> None:
     async with asyncio.timeout(CONNECT_S):
         await connection.connect()  # type: ignore[no-untyped-call]
         await connection.send_command("SUBSCRIBE", channel)

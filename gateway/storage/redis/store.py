@@ -158,14 +158,14 @@ class RedisStore:
     async def learn(self, pool: str, content: bytes) -> None:
         await self.command("SET", pool_key(pool, "learned"), content, "EX", LEARNED_KEPT_S)
 
-    async def tell_news(self, pool: str, content: bytes) -> int:
+    async def publish(self, pool: str, content: bytes) -> int:
         lane = self._lane_of_news(pool)
         receivers: int = self.shaped(int, await lane.ask("PUBLISH", _channel(pool, lane), content))
         return receivers
 
-    async def hear_news(self, pool: str, received: Callable[[bytes], None]) -> None:
+    async def subscribe(self, pool: str, received: Callable[[bytes], None]) -> None:
         lane = self._lane_of_news(pool)
-        await news.hear(lane, _channel(pool, lane), received)
+        await news.subscribe(lane, _channel(pool, lane), received)
 
     async def close(self) -> None:
         """Leave, so that others need not wait until this replica is forgotten, and disconnect."""

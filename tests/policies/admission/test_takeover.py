@@ -68,7 +68,7 @@ class Run:
         self.arrived = 0
         self.ended: list[str] = []
 
-    def hear(self, decisions: Any) -> None:
+    def receive(self, decisions: Any) -> None:
         for decision in decisions:
             self.log.append(decision)
             if isinstance(decision, Dispatch):
@@ -89,19 +89,19 @@ class Run:
                 prefix=(prefix, 10 + prefix, 20 + prefix),
             )  # fmt: skip
             self.arrived += 1
-            self.hear(engine.arrived(request, self.now))
+            self.receive(engine.arrived(request, self.now))
             return
         request_id = chance.choice(sorted(self.running))
         if choice < 0.7:
-            self.hear(engine.progressed(request_id, chance.randrange(1, 9), self.now))
+            self.receive(engine.progressed(request_id, chance.randrange(1, 9), self.now))
             return
         del self.running[request_id]
         if choice < 0.78 and self.refusals:
-            self.hear(engine.failed(request_id, Failure.REFUSED, self.now))
+            self.receive(engine.failed(request_id, Failure.REFUSED, self.now))
         else:
             self.ended.append(request_id)
             service = ServiceTokens(chance.randrange(1, 40), chance.randrange(30))
-            self.hear(engine.finished(request_id, service, self.now))
+            self.receive(engine.finished(request_id, service, self.now))
 
     def finish(self) -> None:
         """Serve all that is left."""
@@ -109,11 +109,11 @@ class Run:
             if not self.running and not self.engine.queued:
                 return
             self.now += 0.2
-            self.hear(self.engine.woke(self.now))
+            self.receive(self.engine.woke(self.now))
             for request_id in sorted(self.running):
                 del self.running[request_id]
                 self.ended.append(request_id)
-                self.hear(self.engine.finished(request_id, ServiceTokens(5, 5), self.now))
+                self.receive(self.engine.finished(request_id, ServiceTokens(5, 5), self.now))
         raise AssertionError(f"{self.engine!r} never empties")
 
 
@@ -130,10 +130,10 @@ def test_a_policy_in_place_of_one_that_is_alike_decides_the_same(name: str, seed
         if step in at:
             engine = runs[0].engine
             fresh = named_policy(name, prefixes=engine.policy.prefixes, **own)
-            runs[0].hear(take_over(engine, setup_with(fresh), runs[0].now))
+            runs[0].receive(take_over(engine, setup_with(fresh), runs[0].now))
             runs[1].engine.catch_up(runs[1].now)
             runs[1].engine.room.changed()  # all engines are asked again
-            runs[1].hear(runs[1].engine.woke(runs[1].now))
+            runs[1].receive(runs[1].engine.woke(runs[1].now))
         for run in runs:
             run.step()
     assert runs[0].log == runs[1].log
@@ -158,7 +158,7 @@ def test_from_any_policy_to_any_other_nothing_is_lost(names: list[str], seed: in
         for _ in range(every):
             run.step()
         waiting, running = run.engine.queued, run.engine.dispatched
-        run.hear(take_over(run.engine, setup_with(policy_of(name)), run.now))
+        run.receive(take_over(run.engine, setup_with(policy_of(name)), run.now))
         assert run.engine.queued + run.engine.dispatched == waiting + running
         assert len(run.engine.policy) == run.engine.queued
     run.finish()
@@ -277,14 +277,14 @@ def test_a_backend_that_is_removed_gets_nothing_and_what_waits_goes_elsewhere(na
     for _ in range(60):
         run.step()
     engine = run.engine
-    run.hear(engine.backend_changed("one", False, run.now))
+    run.receive(engine.backend_changed("one", False, run.now))
     seen = len(run.log)
     while engine.backends["one"].leases:
         request_id = next(iter(engine.backends["one"].leases))
         del run.running[request_id]
         run.ended.append(request_id)
-        run.hear(engine.finished(request_id, ServiceTokens(5, 5), run.now))
-    run.hear(remove_backend(engine, "one", run.now))
+        run.receive(engine.finished(request_id, ServiceTokens(5, 5), run.now))
+    run.receive(remove_backend(engine, "one", run.now))
     engine.add_backend("three", max_num_seqs=2)
     run.finish()
     later = [one.backend for one in run.log[seen:] if isinstance(one, Dispatch)]

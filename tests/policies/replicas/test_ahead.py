@@ -32,9 +32,9 @@ class Gateway:
     def exchange(self, since_s: float, *, charged: float = 0.0, elsewhere: float = 0.0) -> None:
         """`charged`: to the tenant here since the last one; `elsewhere`: at other gateways."""
         self.backlog.charge(self.running, self.running.progress.charged + charged)
-        charges, _ = self.counters.tell(0.0)
+        charges, _ = self.counters.report(0.0)
         totals = [one.base + one.service + elsewhere for one in charges]
-        self.counters.hear(totals, None, since_s, is_forgotten=False)
+        self.counters.receive(totals, None, since_s, is_forgotten=False)
 
     def is_ahead(self, by: float) -> bool:
         """Of another tenant that waits elsewhere and has received so much less."""
@@ -118,6 +118,6 @@ def test_a_store_that_has_forgotten_all_hears_again_when_a_flow_left() -> None:
     backlog.push(request)
     backlog.take(request, is_served=False)
     for now, is_forgotten, left_s in ((1.0, False, [101.0]), (2.0, True, []), (3.0, False, [101.0])):
-        charges, lefts = counters.tell(now)
+        charges, lefts = counters.report(now)
         assert [left.left_s for left in lefts if left.among == "tenant"] == left_s
-        counters.hear([one.base + one.service for one in charges], None, 1.0, is_forgotten=is_forgotten)
+        counters.receive([one.base + one.service for one in charges], None, 1.0, is_forgotten=is_forgotten)

@@ -28,7 +28,7 @@ def test_a_gateway_that_had_nothing_to_send_can_send_when_it_is_cut_off(kv_token
     ledger = engine(kv_tokens)
     grants = GrantedEngines({"e": ledger})
     for now in range(1, 20):
-        grants.hear([Grant(0, 0)], 2, float(now))
+        grants.receive([Grant(0, 0)], 2, float(now))
     request = make_request(prompt=100, reserved=100)
     assert ledger.obstacle(request, spare=True, absent=False, now=19.5) in (Obstacle.SLOTS, Obstacle.KV)
     grants.cut_off()
@@ -41,7 +41,7 @@ def test_a_gateway_that_had_a_part_goes_on_with_it() -> None:
     ledger = engine(10_000)
     grants = GrantedEngines({"e": ledger})
     for now in range(1, 20):
-        grants.hear([Grant(6, 5000)], 2, float(now))
+        grants.receive([Grant(6, 5000)], 2, float(now))
     grants.cut_off()
     assert ledger.allowance is not None
     assert (ledger.allowance.sequences, ledger.allowance.kv_tokens) == (6, 5000)
@@ -50,7 +50,7 @@ def test_a_gateway_that_had_a_part_goes_on_with_it() -> None:
 def test_the_average_of_grants_for_whole_requests_has_room_for_half_a_one_more() -> None:
     ledger = engine(10_000)
     grants = GrantedEngines({"e": ledger})
-    grants.hear([Grant(2, 5000)], 2, 1.0)
+    grants.receive([Grant(2, 5000)], 2, 1.0)
     lease = Lease(make_request(prompt=1000), "e", 1.0)
     ledger.add(lease, spare=False)
     grants.cut_off()
@@ -76,8 +76,8 @@ def test_headroom_is_left_free_only_while_somebody_is_absent() -> None:
 def test_a_fraction_of_a_sequence_is_used_at_a_later_time() -> None:
     ledger, used = engine(10_000), []
     grants = GrantedEngines({"e": ledger})
-    grants.hear([Grant(2, 5000)], 2, 0.0)
-    grants.hear([Grant(3, 5000)], 2, 2.5)
+    grants.receive([Grant(2, 5000)], 2, 0.0)
+    grants.receive([Grant(3, 5000)], 2, 2.5)
     for _ in range(4):
         grants.cut_off()
         assert ledger.allowance is not None
@@ -89,8 +89,8 @@ def test_a_request_that_waited_elsewhere_long_ago_delays_none() -> None:
     pool = AdmissionEngine(named_policy("fcfs"))
     pool.add_backend("e", max_num_seqs=8)
     replica, request = PoolReplica(pool), make_request()
-    replica.tell(0.0)
+    replica.report(0.0)
     earlier = Standing("", "", 0.0, 0.0, 10.0, inside=False)
     view = ReplicaView(2, earlier, [], Activity(), [Grant(8, 0)], [], [], [], [], None, is_forgotten=False)
-    replica.hear(view, 0.0, 0.0)
+    replica.receive(view, 0.0, 0.0)
     assert [replica.has_turn(request, now) for now in (0.0, 0.29, 0.31)] == [True, True, False]

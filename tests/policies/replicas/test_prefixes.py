@@ -70,9 +70,9 @@ class Gateways:
 
     def exchange(self) -> None:
         """All hear what each has to tell, also who told it."""
-        for news in [one.tell() for one in self.shared]:
+        for news in [one.report() for one in self.shared]:
             for one in self.shared:
-                assert one.hear(news)
+                assert one.receive(news)
 
 
 def index_of(policy: Policy) -> PrefixIndex:
@@ -91,8 +91,8 @@ def test_what_was_heard_is_matched_and_what_was_lost_is_not(
     gateways = Gateways(2)
     for chain, engine, is_lost in sent:
         gateways.send(0, chain, engine=engine)
-        news = gateways.shared[0].tell()
-        assert is_lost or gateways.shared[1].hear(news)
+        news = gateways.shared[0].report()
+        assert is_lost or gateways.shared[1].receive(news)
     for engine in "xy":
         known = {block for chain, where, is_lost in sent if where == engine and not is_lost for block in chain}
         longest = next((depth for depth, block in enumerate(asked) if block not in known), len(asked))
@@ -140,14 +140,14 @@ def test_what_is_told_is_bounded_and_the_latest_goes_first() -> None:
         gateways.send(0, document(number, 100), tenant=f"tenant-{number}")
     for number in range(2 * 256):
         gateways.send(0, (number,), tenant=f"tenant-{number}")
-    news = gateways.shared[0].tell()
+    news = gateways.shared[0].report()
     told = [prefix for prefixes in news.sent.values() for prefix in prefixes]
     assert 4096 - 100 < sum(map(len, told)) <= 4096
     assert (2 * 256 - 1,) in told
     charged = [tenant for tenants in news.charged.values() for tenant in tenants]
     assert len(charged) == 256
     assert f"tenant-{2 * 256 - 1}" in charged
-    assert gateways.shared[1].hear(news)
+    assert gateways.shared[1].receive(news)
     assert not gateways.shared[0].has_news
 
 
@@ -163,7 +163,7 @@ def test_what_is_told_is_bounded_and_the_latest_goes_first() -> None:
 )
 def test_what_makes_no_sense_changes_nothing(news: News) -> None:
     gateways = Gateways(1, "d2lpm")
-    assert not gateways.shared[0].hear(news)
+    assert not gateways.shared[0].receive(news)
     assert len(index_of(gateways.policies[0])) == 0
     assert gateways.policies[0].placement.explain("a") == {}  # type: ignore[attr-defined]
 
@@ -172,6 +172,6 @@ def test_what_is_said_of_engines_of_others_is_not_kept() -> None:
     gateways = Gateways(1, "d2lpm")
     for number in range(100):
         engine = f"engine-{number}"
-        assert gateways.shared[0].hear(News(VERSION, "other", {engine: [(1,)]}, {engine: {"a": 1.0}}))
+        assert gateways.shared[0].receive(News(VERSION, "other", {engine: [(1,)]}, {engine: {"a": 1.0}}))
     assert len(index_of(gateways.policies[0])) == 0
     assert gateways.policies[0].placement.explain("a") == {}  # type: ignore[attr-defined]

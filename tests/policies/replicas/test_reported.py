@@ -25,7 +25,7 @@ def test_counters_that_cannot_be_told_to_other_gateways_are_bounded() -> None:
         backlog.take(request, is_served=False)
     assert backlog.changed is not None
     assert len(backlog.changed) <= 10
-    charges, _ = shared.tell(0.0)
+    charges, _ = shared.report(0.0)
     assert len(charges) <= 10
 
 
@@ -37,7 +37,7 @@ def test_counts_that_cannot_be_told_to_other_gateways_are_bounded() -> None:
         count = counts.of(number)
         count.requests += 1
         counts.note_change(number, count)
-    assert len(shared.tell(1000)) == 8
+    assert len(shared.report(1000)) == 8
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ class Gateway:
 
     def tells(self, now: float) -> None:
         self._number += 1
-        report = ReplicaReport([], Activity(), [], [], self.shared.tell(100), [], [], [], 0.0)
+        report = ReplicaReport([], Activity(), [], [], self.shared.report(100), [], [], [], 0.0)
         view = self._exchange.exchange(self._name, self._number, report, int(1000 * now))
-        self.shared.hear(view.counted, 2, [])
+        self.shared.receive(view.counted, 2, [])
 
     def tokens(self) -> tuple[int, int]:
         """Counted in this minute, and in the one before."""

@@ -36,9 +36,9 @@ class Gateway:
 
     def exchange(self, now: float) -> list[Decision]:
         self.number += 1
-        report = self.replica.tell(now)
+        report = self.replica.report(now)
         view = self.store.exchange(self.name, self.number, report, int(now * 1000))
-        self.replica.hear(view, now, now)
+        self.replica.receive(view, now, now)
         return list(self.replica.decisions_of(self.engine))
 
 
@@ -100,9 +100,9 @@ def test_one_whose_client_leaves_is_not_counted() -> None:
     for number in range(5):
         gateway.ask(make_request("a", id=f"r{number}"), 0.0)
     assert gateway.engine.cancelled("r0", 0.05) == []
-    report = gateway.replica.tell(0.1)
+    report = gateway.replica.report(0.1)
     assert gateway.engine.cancelled("r1", 0.11) == [], "it was being asked for"
-    gateway.replica.hear(store.exchange("one", 1, report, 100), 0.1, 0.12)
+    gateway.replica.receive(store.exchange("one", 1, report, 100), 0.1, 0.12)
     decisions = gateway.replica.decisions_of(gateway.engine)
     assert {decision.id for decision in decisions} == {"r2", "r3", "r4"}
     gateway.number = 1
@@ -136,8 +136,8 @@ def test_explain_says_that_another_gateway_has_the_turn() -> None:
 
     def exchange(name: str, now: float) -> None:
         numbers[name] += 1
-        view = store.exchange(name, numbers[name], replicas[name].tell(now), int(now * 1000))
-        replicas[name].hear(view, now, now)
+        view = store.exchange(name, numbers[name], replicas[name].report(now), int(now * 1000))
+        replicas[name].receive(view, now, now)
 
     for name, engine in engines.items():
         for number in range(30):

@@ -68,9 +68,9 @@ class Gateways:
 
     def _exchange(self, at: int) -> list[str]:
         self.rounds[at] += 1
-        report = self.replicas[at].tell(self.now)
+        report = self.replicas[at].report(self.now)
         view = self.store.exchange(str(at), self.rounds[at], report, round(self.now * 1000))
-        return self._started([(at, self.replicas[at].hear(view, self.now, self.now))])
+        return self._started([(at, self.replicas[at].receive(view, self.now, self.now))])
 
     def cut_off(self) -> list[str]:
         return self._started([(at, one.cut_off(self.now)) for at, one in enumerate(self.replicas)])
@@ -125,7 +125,7 @@ def test_a_start_that_needs_no_room_of_the_engines_asks_for_none() -> None:
     for name, prompt in (("one", 4000), ("two", 4000)):
         pool.opens(0, "a", name, prompt)
     pool.asks(1, "a", "three", 3000)
-    [holding] = pool.replicas[1].tell(pool.now).holdings
+    [holding] = pool.replicas[1].report(pool.now).holdings
     assert (holding.waiting, holding.next_sequences, holding.next_kv_tokens) == (0, 0, 0)
 
 
@@ -188,7 +188,7 @@ def test_a_report_names_so_many_tenants_and_sums_the_others() -> None:
         [name] = pool.asks(0, f"t{number}", f"i{number}", 10 if number < 20 else 30)
         pool.answers(name)
         pool.syncs(0)
-    under_way = pool.replicas[0].tell(pool.now).under_way
+    under_way = pool.replicas[0].report(pool.now).under_way
     assert len(under_way) == REPORTED_MAX
     assert ("", 11 * 11) in under_way
     pool.syncs(0, 1)
