@@ -114,7 +114,7 @@ class State(StrEnum):
     """Where is a request between its arrival and its end? `admission.lifecycle` says what may happen in each state."""
 
     NEW = "new"
-    """It has arrived, and is in none of the books."""
+    """It has arrived, and is not in the request ledger."""
     UNDECIDED = "undecided"
     """It waits until other gateways are asked whether a limit that all of them count has room for it."""
     ASKED = "asked"

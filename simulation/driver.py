@@ -13,9 +13,9 @@ from functools import partial
 from heapq import heappop, heappush
 
 from backends.simulated.engine import EngineGauges, EngineModel, EngineRequest, Step
-from policies.admission.books import NO_SERVICE
 from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
+from policies.admission.request_ledger import NO_SERVICE
 from policies.capacity.gauges import Gauges
 from policies.replicas.messages import News, ReplicaView
 from policies.replicas.pool_replica import PoolReplica

@@ -56,7 +56,7 @@ def _ahead(pool: Pool, recent: RecentRequests, found: Explanation, now: float) -
     since_s = until_s - sum(found.waited_s.values())
     if not found.waited_s:
         return {}
-    leases = pool.dispatcher.engine.books.leases.values()
+    leases = pool.dispatcher.engine.requests.leases.values()
     counts = Counter(lease.request.flow.tenant for lease in leases if lease.dispatched_s < until_s)
     for end in recent.ended_since(since_s):
         if end.pool == pool.name and end.backend and end.dispatched_s < until_s:

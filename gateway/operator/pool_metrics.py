@@ -67,7 +67,7 @@ class PoolGauges:
         for pool in pools:
             engine = pool.dispatcher.engine
             queues.setdefault((pool.name, OTHERS), 0)
-            for tenant, waiting in engine.books.waiting.by_tenant().items():
+            for tenant, waiting in engine.requests.waiting.by_tenant().items():
                 has_label = (pool.name, tenant) in queues or len(queues) < TENANTS_MAX
                 of = (pool.name, tenant if has_label else OTHERS)
                 queues[of] = queues.get(of, 0) + waiting.requests

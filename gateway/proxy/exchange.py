@@ -364,7 +364,7 @@ class Exchange:
 
     def _fail_with_error(self, body: bytes) -> None:
         """The engine judged the request itself wrong, or is in trouble. It has taken no tokens, so its tenant's quota
-        counts none; the order keeps the charge of the prompt (`Books`)."""
+        counts none; the order keeps the charge of the prompt (`RequestLedger`)."""
         assert self._backend is not None
         error = engine_error(self._backend.name, self._status, body)
         self.context.error(error, is_engines=True)

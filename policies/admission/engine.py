@@ -4,7 +4,7 @@ Events go in with the time, and decisions come out as values. Nothing here waits
 maps decisions to connections and timers, the simulation maps them to a heap, and both see the same decisions.
 
 Only events change what is decided. A question may be asked at any time, any number of times. What may happen to a
-request in which state is a table (`admission.lifecycle`). What is noted then is in `admission.books`.
+request in which state is a table (`admission.lifecycle`). What is noted then is in `admission.request_ledger`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from policies.admission.books import NO_SERVICE, Books
 from policies.admission.decisions import RECENT_MAX, Decision, Dispatch, Failure, Recent, Reject
 from policies.admission.explanation import Explanation, explain
 from policies.admission.policy import Policy
+from policies.admission.request_ledger import NO_SERVICE, RequestLedger
 from policies.admission.room import Elsewhere, PoolRoom
 from policies.admission.waits import NEVER_WAITED
 from policies.averages import USUAL
@@ -75,10 +75,10 @@ class AdmissionEngine:
         self.interactions = interactions if interactions is not None else Interactions()
         lengths = lengths if lengths is not None else OutputLengths(populations_max=remembered.lengths_max)
         tenants = FairShares(tenants_max=remembered.tenants_max)
-        self.books = Books(policy, self.limits, lengths, self.interactions, quotas, tenants)
-        self.backends = self.books.backends
-        self.working_set = self.books.working_set
-        self.room = PoolRoom(self.backends, self.books.tenants, self.working_set)
+        self.requests = RequestLedger(policy, self.limits, lengths, self.interactions, quotas, tenants)
+        self.backends = self.requests.backends
+        self.working_set = self.requests.working_set
+        self.room = PoolRoom(self.backends, self.requests.tenants, self.working_set)
         self.room.follow(policy)
         self.elsewhere: Elsewhere | None = None
         """None: this gateway is the only one that counts."""
@@ -88,9 +88,9 @@ class AdmissionEngine:
         """The next request in order and its obstacles, as of the last event; None: nothing waits for room."""
         self.set_back_s = 0.0
         """How far the clock of the events was set back in all."""
-        self._waiting = self.books.waiting
-        self._waits = self.books.waits
-        self._leases = self.books.leases
+        self._waiting = self.requests.waiting
+        self._waits = self.requests.waits
+        self._leases = self.requests.leases
         self.quotas = quotas
         self.overload = Overload(overload or OverloadSettings())
         self.recent = Recent(remembered.decisions_max)
@@ -120,7 +120,7 @@ class AdmissionEngine:
 
     def received(self, request_id: str, now: float) -> ServiceTokens:
         """What is a dispatched request believed to have received? Counted if streamed, else estimated from its age."""
-        lease = self.books.lease(request_id)
+        lease = self.requests.lease(request_id)
         output_tokens = lease.output_tokens
         if not lease.request.streamed:
             output_tokens = self.backends[lease.backend].pace.output_tokens(lease, now + self.set_back_s)
@@ -197,14 +197,14 @@ class AdmissionEngine:
             return decisions
         refused = self.quotas.refusal(request, now) if self.quotas is not None else None
         refused = refused or self.policy.order.refusal(request, now, pressure)
-        refused = refused or self.books.refusal(request, self.limits.wait_s(request), now)
+        refused = refused or self.requests.refusal(request, self.limits.wait_s(request), now)
         return self._let_in(request, refused, now, pressure)
 
     def peers_asked(self, request_id: str, now: float) -> None:
         """Other gateways are being asked about a request: from now on it counts."""
         request = self._waiting.get(request_id)
         if request is not None:
-            self.books.asked(request, self._time(now))
+            self.requests.asked(request, self._time(now))
 
     def decided(self, request_id: str, refused: Refused | None, now: float) -> Sequence[Decision]:
         """Other gateways have answered: the request is beyond a limit (`refused`), or may be queued."""
@@ -220,15 +220,15 @@ class AdmissionEngine:
         self._waiting.add(request)
         pressure = self._observe(now)
         refused = refused or self.policy.order.refusal(request, now, pressure)
-        refused = refused or self.books.refusal(request, self.limits.wait_s(request), now)
+        refused = refused or self.requests.refusal(request, self.limits.wait_s(request), now)
         if refused is not None:
-            self.books.refused(request, now)
+            self.requests.refused(request, now)
             return (self._reject(request, refused, now, pressure),)
         self._waits.answered(request, now)
-        self.books.admitted(request, now)
+        self.requests.admitted(request, now)
         decisions: list[Decision] = []
         self._decide(now, decisions)
-        self.books.waits_on(request, now)
+        self.requests.waits_on(request, now)
         return decisions
 
     def progressed(self, request_id: str, output_tokens: int, now: float) -> Sequence[Decision]:
@@ -237,7 +237,7 @@ class AdmissionEngine:
         if lease is None:
             return NOTHING
         if output_tokens:
-            self.books.streamed(lease, output_tokens)
+            self.requests.streamed(lease, output_tokens)
         if lease.started_s is not None:
             return NOTHING
         now = self._time(now)
@@ -253,23 +253,23 @@ class AdmissionEngine:
         known.
         """
         now = self._time(now)
-        lease = self.books.lease(request_id)
+        lease = self.requests.lease(request_id)
         request = lease.request
         lease.output_tokens = service.output
-        self.books.lengths.learn(request, service.output)
+        self.requests.lengths.learn(request, service.output)
         self.policy.order.learn(request, service, now)
         ledger = self.backends[lease.backend]
         ledger.prefill_rate.answered(lease, service, now)
         if not request.streamed:
             ledger.came_whole(lease, now)
-        self.books.finished(request, service, now, awaits_more)
+        self.requests.finished(request, service, now, awaits_more)
         return self._room_changed(now, lease.backend)
 
     def failed(
         self, request_id: str, failure: Failure, now: float, service: ServiceTokens | None = None
     ) -> Sequence[Decision]:
         """A dispatched request did not complete. `service`: what it received, where that is known."""
-        lease = self.books.lease(request_id)
+        lease = self.requests.lease(request_id)
         request = lease.request
         if failure is Failure.BROKEN:
             return self.cancelled(request_id, now, service)
@@ -281,10 +281,10 @@ class AdmissionEngine:
         is_taken = self.is_stood_in_for and not any([ledger.healthy for ledger in self.backends.values()])
         if max(request.progress.attempts, request.progress.refusals) >= self.limits.attempts_max and not is_taken:
             self._waits.ended(request, now)
-            self.books.broken(request, NO_SERVICE, now)
+            self.requests.broken(request, NO_SERVICE, now)
             rejected = self._reject(request, Refused(Refusal.BACKEND_FAILED, 1.0), now, CALM)
             return [rejected, *self._room_changed(now, lease.backend)]
-        self.books.returned(request, now)
+        self.requests.returned(request, now)
         return self._room_changed(now, lease.backend)
 
     def cancelled(self, request_id: str, now: float, service: ServiceTokens | None = None) -> Sequence[Decision]:
@@ -294,10 +294,10 @@ class AdmissionEngine:
         """
         request = self._waiting.get(request_id)
         if request is None:
-            request = self.books.lease(request_id).request
+            request = self.requests.lease(request_id).request
             service = service or self.received(request_id, now)
-            now, engine = self._time(now), self.books.lease(request_id).backend
-            self.books.broken(request, service, now)
+            now, engine = self._time(now), self.requests.lease(request_id).backend
+            self.requests.broken(request, service, now)
             return self._room_changed(now, engine)
         now = self._time(now)
         self._withdraw(request, now)
@@ -324,7 +324,7 @@ class AdmissionEngine:
     def catch_up(self, now: float) -> float:
         """Bring counters and ledgers up to the streamed tokens. Returns the time by the admission engine's clock."""
         now = self._time(now)
-        self.books.charge_progress(now)
+        self.requests.charge_progress(now)
         self.room.at(now)
         return now
 
@@ -355,7 +355,7 @@ class AdmissionEngine:
         victims = self._waiting.giving_way(request) if refused is None else None
         if victims is None:
             refused = refused or Refused(Refusal.QUEUE_FULL, pressure.drain_s)
-            self.books.refused(request, now)
+            self.requests.refused(request, now)
             return (self._reject(request, refused, now, pressure),)
         decisions: list[Decision] = []
         for victim in victims:
@@ -363,14 +363,14 @@ class AdmissionEngine:
             decisions.append(self._reject(victim, Refused(Refusal.QUEUE_FULL, pressure.drain_s), now, pressure))
         request.progress.deadline_s = now + self.limits.wait_s(request)
         if asks:
-            self.books.undecided(request)
+            self.requests.undecided(request)
         else:
-            self.books.admitted(request, now)
+            self.requests.admitted(request, now)
         self._decide(now, decisions)
         state = request.progress.state
         if state is not State.DISPATCHED:
             self._waits.began(request, now, asked=state is not State.QUEUED)
-            self.books.waits_on(request, now)
+            self.requests.waits_on(request, now)
         return decisions
 
     def _room_changed(self, now: float, engine: str | None = None) -> Sequence[Decision]:
@@ -379,7 +379,7 @@ class AdmissionEngine:
         """
         if engine is not None:
             self.room.changed(engine)
-            self.books.touched[engine] = None
+            self.requests.touched[engine] = None
         if not self._waiting.requests:
             if self.blocked is not None:
                 self.blocked = None
@@ -390,7 +390,7 @@ class AdmissionEngine:
             is_held = not self.working_set.has_room(request)
             self._withdraw(request, now)
             pressure = self._observe(now)
-            again_s = self.books.starts.comes_back_in(request, 0.0, now) if is_held else 0.0
+            again_s = self.requests.starts.comes_back_in(request, 0.0, now) if is_held else 0.0
             again_s = again_s or pressure.drain_s
             decisions.append(self._reject(request, Refused(Refusal.QUEUE_TIMEOUT, again_s), now, pressure))
         self._decide(now, decisions)
@@ -398,10 +398,10 @@ class AdmissionEngine:
 
     def _decide(self, now: float, decisions: list[Decision]) -> None:
         """Dispatch in the policy's order for as long as the next in order fits."""
-        if now - self.books.charged_s >= LOOK_AGAIN_S:  # in batches, so that a single token costs almost nothing
-            self.books.charge_progress(now)
+        if now - self.requests.charged_s >= LOOK_AGAIN_S:  # in batches, so that a single token costs almost nothing
+            self.requests.charge_progress(now)
         self.room.at(now)
-        self.books.starts.expire(now)
+        self.requests.starts.expire(now)
         while True:
             popped = self.policy.pop(now, self.room) if self._waiting.requests else None
             if not isinstance(popped, Selection):
@@ -411,7 +411,7 @@ class AdmissionEngine:
             decisions.append(self._dispatch(popped.request, popped.backend, now))
 
     def _dispatch(self, request: Request, backend: str, now: float) -> Dispatch:
-        self.books.dispatched(request, backend, now)
+        self.requests.dispatched(request, backend, now)
         if request.arrived_s < self._dispatched_s:
             # It was waiting at the last dispatch, so the time since then is the time per place in the queue.
             self._dispatch_interval_s += USUAL * (now - self._dispatched_s - self._dispatch_interval_s)
@@ -425,7 +425,7 @@ class AdmissionEngine:
         """It leaves the queue without service."""
         if self.elsewhere is not None and request.progress.state is not State.QUEUED:
             self.elsewhere.let_go(request)
-        self.books.withdrawn(request, now)
+        self.requests.withdrawn(request, now)
 
     def _reject(self, request: Request, refused: Refused, now: float, pressure: Pressure) -> Reject:
         """It is not served, or no longer."""

@@ -1,7 +1,7 @@
 """In which state is a request, and what may happen to it then?
 
 The table is complete: an event that it does not list for a state is an `IllegalEvent`, and changes nothing. Each event
-is a method of `admission.books`, which makes its entries.
+is a method of `admission.request_ledger`, which makes its entries.
 
     new -> queued -> dispatched -> ended
      |       ^  |        |

@@ -51,19 +51,19 @@ class Setup:
 def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Decision]:
     """Go on under this configuration. What waits is not judged again by limits that it passed when it came."""
     time = engine.catch_up(now)
-    books = engine.books
-    engine.limits = books.waiting.limits = setup.limits
+    requests = engine.requests
+    engine.limits = requests.waiting.limits = setup.limits
     engine.capacity = setup.capacity
     engine.recent.set(setup.remembered.decisions_max)
-    if isinstance(books.lengths, OutputLengths):
-        books.lengths.populations_max = setup.remembered.lengths_max
+    if isinstance(requests.lengths, OutputLengths):
+        requests.lengths.populations_max = setup.remembered.lengths_max
     engine.overload.settings = setup.overload
     for name, ledger in engine.backends.items():
         ledger.set(setup.capacity, max_num_seqs=setup.slots.get(name))
     if setup.interactions is not None:
-        engine.interactions = books.interactions = setup.interactions
+        engine.interactions = requests.interactions = setup.interactions
     if setup.quotas is not None and engine.quotas is not setup.quotas:
-        engine.quotas = books.quotas = setup.quotas
+        engine.quotas = requests.quotas = setup.quotas
         for request in _present(engine):
             if request.progress.state is not State.UNDECIDED:
                 setup.quotas.admitted(request, time)
@@ -75,8 +75,8 @@ def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Dec
 
 def reweigh(engine: AdmissionEngine, weights: Mapping[str, float]) -> None:
     """These tenants have these weights from now on. What waits goes by them, what runs is charged by the old ones."""
-    engine.books.waiting.reweigh(weights)
-    engine.books.tenants.reweigh(weights)
+    engine.requests.waiting.reweigh(weights)
+    engine.requests.tenants.reweigh(weights)
     for order in engine.policy.queues().values():
         if order.backlog is not None:
             order.backlog.reweigh(weights)
@@ -98,7 +98,7 @@ def stranded(engine: AdmissionEngine) -> list[Request]:
     for ledger in engine.backends.values():
         if ledger.healthy:
             return found
-    for request in engine.books.waiting.in_turns():
+    for request in engine.requests.waiting.in_turns():
         if request.progress.state is State.QUEUED:  # about others an answer is awaited
             found.append(request)
             if len(found) == MOVED_MAX:
@@ -109,7 +109,7 @@ def stranded(engine: AdmissionEngine) -> list[Request]:
 
 def has_place(engine: AdmissionEngine, request: Request) -> bool:
     """Is there room in the queue for it, such that nobody gives way?"""
-    return engine.books.waiting.giving_way(request) == []
+    return engine.requests.waiting.giving_way(request) == []
 
 
 def move(source: AdmissionEngine, target: AdmissionEngine, request: Request, moved: Request, now: float) -> None:
@@ -120,25 +120,25 @@ def move(source: AdmissionEngine, target: AdmissionEngine, request: Request, mov
     """
     wait = moved.progress.wait
     assert wait is not None
-    source.books.handed_over(request, source.catch_up(now))
+    source.requests.handed_over(request, source.catch_up(now))
     moved.progress.norm = 0.0
     now = target.catch_up(now)
-    target.books.taken_in(moved, now)
-    target.books.waits.goes_on(wait, now)
-    target.books.waits_on(moved, now)
+    target.requests.taken_in(moved, now)
+    target.requests.waits.goes_on(wait, now)
+    target.requests.waits_on(moved, now)
 
 
 def _present(engine: AdmissionEngine) -> list[Request]:
     """What waits, and what runs."""
-    return [*engine.books.waiting.requests.values(), *[lease.request for lease in engine.books.leases.values()]]
+    return [*engine.requests.waiting.requests.values(), *[lease.request for lease in engine.requests.leases.values()]]
 
 
 def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
     """O(waiting + running + remembered tenants and flows)."""
-    before, books = engine.policy, engine.books
+    before, requests = engine.policy, engine.requests
     backlogs = [order.backlog for order in before.queues().values() if order.backlog is not None]
     usual = [(backlog.usual, backlog.usual_of_flow) for backlog in backlogs]
-    leases = list(books.leases.values())
+    leases = list(requests.leases.values())
     queues = before.queue(""), policy.queue("")
     if before.order.units != policy.order.units or None in queues:
         # What runs is charged anew: the new policy counts it otherwise. Else its charge stays, and no sum is rounded.
@@ -148,7 +148,7 @@ def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
         backlog.usual, backlog.usual_of_flow = of_tenants, of_flows
     for lease in leases:
         policy.go_on_with(lease.request, lease.backend, now)
-    waiting = [request for request in books.waiting.requests.values() if request.progress.state is State.QUEUED]
+    waiting = [request for request in requests.waiting.requests.values() if request.progress.state is State.QUEUED]
     for request in sorted(waiting, key=_arrival):
         policy.push(request, now)
     # Last: to be queued is to be counted and lifted, and these were so before.
@@ -161,7 +161,7 @@ def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
     for lease in leases:
         received = ServiceTokens(lease.request.prompt_tokens, lease.charged_tokens)
         policy.charge(lease.request, received, now, final=False)
-    engine.policy = books.policy = policy
+    engine.policy = requests.policy = policy
     engine.room.follow(policy)
 
 

@@ -1,8 +1,8 @@
 """How full is an engine's KV cache, how full will it get, and has it room for one more request?
 
-The books count every dispatched request at the largest size it is expected to reach. The engine's gauge corrects them.
-What the gauge shows above the books belongs to other clients of the engine. What it shows below them are prefixes that
-prompts have in common. Where the books alone would refuse a request, a forecast over the ends of the running requests
+The ledger counts every dispatched request at the largest size it is expected to reach. The engine's gauge corrects it.
+What the gauge shows above the ledger belongs to other clients of the engine. What it shows below are prefixes that
+prompts have in common. Where the ledger alone would refuse a request, a forecast over the ends of the running requests
 decides (`kv_forecast`).
 """
 
@@ -29,7 +29,7 @@ EVENLY: Final = 0.94
 ends, and then as one between the starts that wait for them, with each generation. Starts that are a little slower close
 it; what is then still missing is filled by starts in place of ends."""
 PROMPT_PART_SHARE_PER_S: Final = 0.5
-"""What a comparison of gauge and books counts for, for each second since the one before it: hundreds of steps in a
+"""What a comparison of gauge and ledger counts for, for each second since the one before it: hundreds of steps in a
 second say no more of prefixes in common than ten pages do."""
 OFF_BY_TOKENS: Final = 1.0
 OFF_BY_TOKENS_PER_LEASE: Final = 0.01
@@ -239,8 +239,8 @@ class KvCache:
 
         Args:
             elsewhere: what other gateways hold there.
-            preempted: it has thrown out requests that the books count as running. They hold nothing until it takes
-                them in again, so what it shows below the books is not theirs to keep.
+            preempted: it has thrown out requests that the ledger counts as running. They hold nothing until it takes
+                them in again, so what it shows below the ledger is not theirs to keep.
         """
         if gauges.block_size and gauges.block_size != self._block_size:
             sequences = sum([lease.request.sequences for lease in self._leases.values()])
@@ -262,7 +262,7 @@ class KvCache:
     def _correct(
         self, used_tokens: float, starting_tokens: int, elsewhere: Grant | None, prompt_part_share: float
     ) -> None:
-        """Compare the gauge with the books. A surplus belongs to others. A shortfall comes from shared prefixes;
+        """Compare the gauge with the ledger. A surplus belongs to others. A shortfall comes from shared prefixes;
         `prompt_part_share` says how far this comparison corrects their share.
         """
         prompts, outputs = self._held_now()

@@ -37,7 +37,7 @@ SUSTAINED_S: Final = 0.25
 
 
 class BackendLedger:
-    """How full is this engine, by our own books and by its gauges?"""
+    """How full is this engine, by what was dispatched and by its gauges?"""
 
     def __init__(self, name: str, settings: CapacitySettings, *, max_num_seqs: int | None = None) -> None:
         self.name = name

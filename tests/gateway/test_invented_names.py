@@ -34,7 +34,7 @@ async def test_every_table_of_a_running_gateway_has_its_bound(start: Starter) ->
             assert backlog is not None
             assert backlog.remembered() == bounds.of("flows") // 2 * 2 < ASKED
             assert len(engine.recent._decided) == bounds.of("decisions") < ASKED
-            assert len(engine.books.lengths._populations) == bounds.of("lengths") < ASKED  # type: ignore[attr-defined]
+            assert len(engine.requests.lengths._populations) == bounds.of("lengths") < ASKED  # type: ignore[attr-defined]
             assert engine.policy.prefixes is not None
             assert engine.policy.prefixes._blocks_max == bounds.blocks
             assert engine.interactions.settings.open_max == bounds.of("interactions")

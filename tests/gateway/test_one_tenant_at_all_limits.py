@@ -77,7 +77,7 @@ class Engine:
 
 
 def waits(live: Live, tenant: str) -> bool:
-    return any(request.flow.tenant == tenant for request in live.engine.books.waiting.requests.values())
+    return any(request.flow.tenant == tenant for request in live.engine.requests.waiting.requests.values())
 
 
 PATH = "/v1/chat/completions"

@@ -31,7 +31,7 @@ def make_engine(policy: str = "vtc", *, output_tokens: int | None = None) -> Adm
     engine = AdmissionEngine(named_policy(policy))
     engine.add_backend("one", max_num_seqs=32)
     for _ in range(0 if output_tokens is None else 64):
-        engine.books.lengths.learn(Arrival("", Flow("before"), 0.0, 1, 1).request(), output_tokens or 0)
+        engine.requests.lengths.learn(Arrival("", Flow("before"), 0.0, 1, 1).request(), output_tokens or 0)
     return engine
 
 

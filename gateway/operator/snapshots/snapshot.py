@@ -174,7 +174,7 @@ def snapshot_of(gateway: Visible, *, with_running: bool) -> GatewaySnapshot:
 def _pool(pool: Pool, *, with_running: bool) -> PoolSnapshot:
     dispatcher = pool.dispatcher
     engine, now = dispatcher.engine, dispatcher.clock()
-    waiting, blocked = engine.books.waiting, engine.blocked if engine.queued else None
+    waiting, blocked = engine.requests.waiting, engine.blocked if engine.queued else None
     return PoolSnapshot(
         pool=pool.name,
         policy=pool.policy_name,

@@ -36,7 +36,7 @@ class Running(NamedTuple):
 def running(engine: AdmissionEngine) -> list[Running]:
     """What is dispatched just now. O(dispatched)."""
     found = []
-    for lease in engine.books.leases.values():
+    for lease in engine.requests.leases.values():
         request = lease.request
         service = service_of(request.progress.charged, request.prompt_tokens, lease.output_tokens)
         flow, arrived_s = request.flow, request.arrived_s

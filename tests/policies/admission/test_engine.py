@@ -80,7 +80,7 @@ def test_of_what_ended_only_the_decision_is_kept(policy: str) -> None:
 def test_a_refused_request_goes_back_to_the_head_unbilled_and_the_backend_is_left_alone() -> None:
     engine = engine_of()
     ids = fill(engine)
-    request = engine.books.leases[ids[-1]].request
+    request = engine.requests.leases[ids[-1]].request
     assert engine.failed(request.id, Failure.REFUSED, 1.0) == []
     assert request.progress.charged == 0.0
     wakeup_s = engine.next_wakeup()
@@ -132,7 +132,7 @@ def test_waking_at_the_named_time_leads_to_a_later_one() -> None:
         engine.woke(wakeup_s)
         after_s = engine.next_wakeup()
         assert after_s is None or after_s > wakeup_s
-        for request_id in list(engine.books.leases)[1:]:
+        for request_id in list(engine.requests.leases)[1:]:
             engine.cancelled(request_id, wakeup_s)
 
 
@@ -175,6 +175,6 @@ def test_what_was_learned_while_a_request_waited_counts_when_it_is_dispatched() 
     assert (queued[-1].progress.output_tokens_expected, queued[-1].progress.output_tokens_reserved) == (5, 5)
     for request in queued[:-1]:
         engine.finished(request.id, ServiceTokens(10, 100), 0.2)
-    assert queued[-1].id in engine.books.leases
+    assert queued[-1].id in engine.requests.leases
     assert queued[-1].progress.output_tokens_expected > 50
     assert queued[-1].progress.output_tokens_reserved == 100

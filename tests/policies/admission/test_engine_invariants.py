@@ -22,7 +22,7 @@ WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
 
 
 class Admission(RuleBasedStateMachine):
-    """Any events in any order; the books are right after each."""
+    """Any events in any order; the ledger is right after each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,8 +214,8 @@ class Admission(RuleBasedStateMachine):
     def every_request_is_in_one_state(self) -> None:
         engine = self.engine
         assert engine.queued == len(engine.policy) == len(self.queued)
-        assert all(engine.books.waiting.get(request_id) is request for request_id, request in self.queued.items())
-        assert {(lease.request.id, lease.backend) for lease in engine.books.leases.values()} == {
+        assert all(engine.requests.waiting.get(request_id) is request for request_id, request in self.queued.items())
+        assert {(lease.request.id, lease.backend) for lease in engine.requests.leases.values()} == {
             (request_id, backend) for request_id, (_, backend) in self.dispatched.items()
         }
         assert len(self.queued) + len(self.dispatched) + len(self.ended) == self.serial
@@ -247,7 +247,7 @@ class Admission(RuleBasedStateMachine):
     @invariant()
     def ledgers_are_the_sums_of_their_leases(self) -> None:
         for name, ledger in self.engine.backends.items():
-            leases = [lease for lease in self.engine.books.leases.values() if lease.backend == name]
+            leases = [lease for lease in self.engine.requests.leases.values() if lease.backend == name]
             assert sorted(ledger.leases) == sorted(lease.request.id for lease in leases)
             starting = [lease for lease in leases if lease.started_s is None]
             assert sorted(ledger.starting) == sorted(lease.request.id for lease in starting)
@@ -257,9 +257,9 @@ class Admission(RuleBasedStateMachine):
 
     @invariant()
     def shares_are_the_sums_of_their_leases(self) -> None:
-        shares = self.engine.books.tenants
+        shares = self.engine.requests.tenants
         activity = shares.activity()
-        leases = list(self.engine.books.leases.values())
+        leases = list(self.engine.requests.leases.values())
         requests = [*self.queued.values(), *(lease.request for lease in leases)]
         present = {request.flow.tenant for request in self.queued.values()}
         assert activity.held_tokens == sum(lease.held_tokens for lease in leases)

@@ -1,4 +1,4 @@
-"""The table of a request's states: every way through it leaves the books as they were, and nothing else can happen."""
+"""The table of a request's states: every way through it leaves the ledger as it was, and nothing else can happen."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from policies.admission import lifecycle
-from policies.admission.books import NO_SERVICE, Books
 from policies.admission.engine import AdmissionEngine
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL
 from policies.admission.lifecycle import EVENTS, Event, IllegalEvent, UnknownRequest
+from policies.admission.request_ledger import NO_SERVICE, RequestLedger
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
@@ -31,20 +31,20 @@ KNOWN_TO = {
     State.DISPATCHED: {"limits", "interaction", "leases", "ledger", "running"},
     State.ENDED: set(),
 }
-"""The books that know a request in each state."""
+"""The tables that know a request in each state."""
 
-MAKE: dict[Event, Callable[[Books, Request], None]] = {
-    lifecycle.UNDECIDED: lambda books, request: books.undecided(request),
-    lifecycle.ASKED: lambda books, request: books.asked(request, 1.0),
-    lifecycle.ADMITTED: lambda books, request: books.admitted(request, 1.0),
-    lifecycle.REFUSED: lambda books, request: books.refused(request, 1.0),
-    lifecycle.WITHDRAWN: lambda books, request: books.withdrawn(request, 1.0),
-    lifecycle.HANDED_OVER: lambda books, request: books.handed_over(request, 1.0),
-    lifecycle.TAKEN_IN: lambda books, request: books.taken_in(request, 1.0),
-    lifecycle.DISPATCHED: lambda books, request: books.dispatched(request, "one", 1.0),
-    lifecycle.RETURNED: lambda books, request: books.returned(request, 1.0),
-    lifecycle.FINISHED: lambda books, request: books.finished(request, SERVICE, 1.0, None),
-    lifecycle.BROKEN: lambda books, request: books.broken(request, NO_SERVICE, 1.0),
+MAKE: dict[Event, Callable[[RequestLedger, Request], None]] = {
+    lifecycle.UNDECIDED: lambda requests, request: requests.undecided(request),
+    lifecycle.ASKED: lambda requests, request: requests.asked(request, 1.0),
+    lifecycle.ADMITTED: lambda requests, request: requests.admitted(request, 1.0),
+    lifecycle.REFUSED: lambda requests, request: requests.refused(request, 1.0),
+    lifecycle.WITHDRAWN: lambda requests, request: requests.withdrawn(request, 1.0),
+    lifecycle.HANDED_OVER: lambda requests, request: requests.handed_over(request, 1.0),
+    lifecycle.TAKEN_IN: lambda requests, request: requests.taken_in(request, 1.0),
+    lifecycle.DISPATCHED: lambda requests, request: requests.dispatched(request, "one", 1.0),
+    lifecycle.RETURNED: lambda requests, request: requests.returned(request, 1.0),
+    lifecycle.FINISHED: lambda requests, request: requests.finished(request, SERVICE, 1.0, None),
+    lifecycle.BROKEN: lambda requests, request: requests.broken(request, NO_SERVICE, 1.0),
 }
 
 Way = tuple[tuple[Event, State], ...]
@@ -61,24 +61,24 @@ def ways(state: State, way: Way = ()) -> list[Way]:
     return [found for event, after in follow for found in ways(after, (*way, (event, after)))]
 
 
-def engine_with_books() -> AdmissionEngine:
+def engine_with_ledger() -> AdmissionEngine:
     engine = AdmissionEngine(policy_with("fairserve"), quotas=Quotas(Quota(requests_per_minute=50, concurrent=5)))
     engine.add_backend("one", max_num_seqs=2)
     return engine
 
 
-def known_to(books: Books, request: Request) -> set[str]:
-    """The books that know this request, the only one that there is."""
-    interaction, quotas, activity = request.progress.interaction, books.quotas, books.tenants.activity()
+def known_to(requests: RequestLedger, request: Request) -> set[str]:
+    """The tables that know this request, the only one that there is."""
+    interaction, quotas, activity = request.progress.interaction, requests.quotas, requests.tenants.activity()
     assert quotas is not None
     counts = {
-        "queue": len(books.waiting),
+        "queue": len(requests.waiting),
         "limits": quotas.under_way.get("a", 0),
         "interaction": interaction.under_way if interaction is not None else 0,
-        "order": len(books.policy),
-        "tenants": bool(len(books.tenants)) and not activity.absent,
-        "leases": len(books.leases),
-        "ledger": len(books.backends["one"].leases),
+        "order": len(requests.policy),
+        "tenants": bool(len(requests.tenants)) and not activity.absent,
+        "leases": len(requests.leases),
+        "ledger": len(requests.backends["one"].leases),
         "running": activity.running,
     }
     assert set(counts.values()) <= {0, 1}
@@ -88,16 +88,16 @@ def known_to(books: Books, request: Request) -> set[str]:
 
 @pytest.mark.parametrize("way", ways(State.NEW), ids=lambda way: "-".join(event.name.split()[0] for event, _ in way))
 def test_each_state_is_known_to_its_books_and_the_end_to_none(way: Way) -> None:
-    engine = engine_with_books()
-    books, quotas = engine.books, engine.quotas
+    engine = engine_with_ledger()
+    requests, quotas = engine.requests, engine.quotas
     assert quotas is not None
     request = make_request("a", id="x", claim=Claim("i"))
     for event, after in way:
         if event is lifecycle.DISPATCHED:
             assert isinstance(engine.policy.pop(1.0, engine.room), Selection)
-        MAKE[event](books, request)
+        MAKE[event](requests, request)
         assert request.progress.state is after
-        assert known_to(books, request) == KNOWN_TO[after], event.name
+        assert known_to(requests, request) == KNOWN_TO[after], event.name
         if after is not State.ENDED:
             assert request.progress.charged == (request.prompt_tokens if after is State.DISPATCHED else 0.0)
     # What is left is what it took: limits, charges and its interaction agree about it.
@@ -122,17 +122,17 @@ ILLEGAL = [(state, event) for state in State for event in EVENTS if state not in
 
 @pytest.mark.parametrize(("state", "event"), ILLEGAL, ids=[f"{state}-{event.name}" for state, event in ILLEGAL])
 def test_what_cannot_happen_is_an_error_and_changes_nothing(state: State, event: Event) -> None:
-    books = engine_with_books().books
+    requests = engine_with_ledger().requests
     request = make_request("a", id="x", claim=Claim("i"))
     request.progress.state = state
-    before = pickle.dumps((books, request))
+    before = pickle.dumps((requests, request))
     with pytest.raises(IllegalEvent, match=f"request x is {state.value}: it cannot be {event.name}"):
-        MAKE[event](books, request)
-    assert pickle.dumps((books, request)) == before
+        MAKE[event](requests, request)
+    assert pickle.dumps((requests, request)) == before
 
 
 def test_a_request_that_has_ended_cannot_end_again() -> None:
-    engine = engine_with_books()
+    engine = engine_with_ledger()
     engine.arrived(make_request("a", id="x"), 0.0)
     engine.cancelled("x", 0.1)
     with pytest.raises(UnknownRequest, match="request x is not here"):
@@ -142,7 +142,7 @@ def test_a_request_that_has_ended_cannot_end_again() -> None:
 
 @pytest.mark.parametrize("event", [lifecycle.FINISHED, lifecycle.BROKEN], ids=["finished", "broken"])
 def test_what_an_engine_did_nothing_with_is_charged_its_prompt(event: Event) -> None:
-    engine = engine_with_books()
+    engine = engine_with_ledger()
     request = make_request("a", id="x")
     engine.arrived(request, 0.0)
     if event is lifecycle.FINISHED:

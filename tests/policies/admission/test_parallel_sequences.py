@@ -69,7 +69,7 @@ class Running:
         for id in ended:
             self.left[id] -= 1
             if not self.left[id]:
-                lease = self.engine.books.leases[id]
+                lease = self.engine.requests.leases[id]
                 service = ServiceTokens(lease.request.prompt_tokens, lease.output_tokens)
                 self.hears(self.engine.finished(id, service, self.now))
                 self.comes(id.partition("-")[0])

@@ -70,7 +70,7 @@ def test_it_goes_to_another_engine_if_that_has_room_first() -> None:
     assert not engine.arrived(sized("large", "b", 900), 1.0)
     assert finish(engine, "at-e1", 2.0) == ["large"]
     assert dispatched(engine.arrived(sized("small", "c", 100), 2.0)) == ["small"]
-    assert engine.books.lease("small").backend == "e0", "nothing is kept any more"
+    assert engine.requests.lease("small").backend == "e0", "nothing is kept any more"
 
 
 def test_a_question_changes_no_reservation() -> None:
@@ -81,4 +81,4 @@ def test_a_question_changes_no_reservation() -> None:
         engine.pressure(1.0)
         engine.next_wakeup()
     assert dispatched(engine.arrived(sized("small", "c", 100), 1.0)) == ["small"]
-    assert engine.books.lease("small").backend == "e1"
+    assert engine.requests.lease("small").backend == "e1"

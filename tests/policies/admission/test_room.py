@@ -35,7 +35,7 @@ def test_an_engine_that_runs_nothing_is_tried_whatever_was_learned_of_it(policy:
     engine.backend_changed("idle", False, 0.0)
     while not engine.queued:
         engine.arrived(make_request("a"), 0.0)
-    engine.cancelled(next(iter(engine.books.waiting.requests)), 0.0)
+    engine.cancelled(next(iter(engine.requests.waiting.requests)), 0.0)
     engine.backends["idle"].slots.refused(1)
     engine.backend_changed("idle", True, 1.0)
     assert engine.arrived(make_request("b", id="x", sequences=2), 1.0) == [Dispatch("x", "idle")]
@@ -105,8 +105,8 @@ def test_a_wake_keeps_what_the_engines_have_answered() -> None:
 @pytest.mark.interpreted_only("counts look-ups, which compiled code does without asking")
 def test_a_wake_looks_only_at_engines_where_something_has_happened_or_is_due() -> None:
     engine, engines = AdmissionEngine(named_policy("vtc")), Asked()
-    engine.backends = engine.books.backends = engines
-    engine.room = PoolRoom(engines, engine.books.tenants, engine.working_set)
+    engine.backends = engine.requests.backends = engines
+    engine.room = PoolRoom(engines, engine.requests.tenants, engine.working_set)
     for number in range(50):
         engine.add_backend(str(number), max_num_seqs=2)
     while not engine.queued:
@@ -121,7 +121,7 @@ def test_a_wake_looks_only_at_engines_where_something_has_happened_or_is_due() -
     assert looked_at[2] == 0
     assert 50 in looked_at[3:], "time has passed"
     assert sum(looked_at[3:]) <= 8 * 50
-    one = next(iter(engine.books.leases.values()))
+    one = next(iter(engine.requests.leases.values()))
     engine.progressed(one.request.id, 3, 2.0)
     engines.names.clear()
     engine.woke(2.02)
@@ -132,8 +132,8 @@ def test_the_slot_of_a_request_that_is_cancelled_is_used_at_once() -> None:
     engine = engines_of("vtc", "one", "two", slots=1)
     while not engine.queued:
         engine.arrived(make_request("a"), 0.0)
-    (waits,) = engine.books.waiting.requests
-    assert dispatched(engine.cancelled(next(iter(engine.books.leases)), 1.0)) == [waits]
+    (waits,) = engine.requests.waiting.requests
+    assert dispatched(engine.cancelled(next(iter(engine.requests.leases)), 1.0)) == [waits]
 
 
 def test_an_unstreamed_answer_makes_room_for_the_next_prompt_when_it_should_have_started() -> None:
@@ -241,7 +241,7 @@ def test_a_request_that_is_refused_though_later_ones_are_taken_is_given_up() -> 
 
 def test_whole_answers_show_it_as_well() -> None:
     engine = refusing("poison", "taken", streamed=False)
-    poison = engine.books.leases["poison"].request
+    poison = engine.requests.leases["poison"].request
     assert refused(engine, "poison", 0.1) == []
     assert dispatched(engine.finished("taken", ServiceTokens(10, 5), 0.11)) == ["poison"]
     assert poison.progress.refusals == 1
@@ -251,7 +251,7 @@ def test_an_engine_that_refuses_whatever_comes_is_full_and_gives_nobody_up() -> 
     engine, now = refusing("x", "y", slots=None), 0.1
     engine.progressed("runs", 1, now)
     for _ in range(4 * PATIENT.attempts_max):
-        sent = [id for id in engine.books.leases if id != "runs"]
+        sent = [id for id in engine.requests.leases if id != "runs"]
         assert sent
         for id in sent:
             assert refused(engine, id, now) == []
@@ -265,7 +265,7 @@ def test_an_engine_that_refuses_whatever_comes_is_full_and_gives_nobody_up() -> 
 
 def test_what_was_sent_before_a_refused_request_says_nothing_of_it() -> None:
     engine = refusing("before", "refused")
-    request = engine.books.leases["refused"].request
+    request = engine.requests.leases["refused"].request
     assert refused(engine, "refused", 0.01) == []
     assert dispatched(engine.progressed("before", 1, 0.02)) == []
     assert request.progress.refusals == 0
@@ -274,7 +274,7 @@ def test_what_was_sent_before_a_refused_request_says_nothing_of_it() -> None:
 
 def test_one_that_is_taken_after_several_that_were_refused_tells_of_each_once() -> None:
     engine = refusing("x", "y", "z", slots=None)
-    requests = [engine.books.leases[id].request for id in ("x", "y", "z")]
+    requests = [engine.requests.leases[id].request for id in ("x", "y", "z")]
     engine.progressed("runs", 1, 0.001)
     refused(engine, "x", 0.01)
     refused(engine, "y", 0.01)
@@ -287,7 +287,7 @@ def test_one_that_is_taken_after_several_that_were_refused_tells_of_each_once() 
 
 def test_one_that_was_taken_before_the_refusals_came_tells_of_each_at_once() -> None:
     engine = refusing("x", "y", "z")
-    requests = [engine.books.leases[id].request for id in ("x", "y")]
+    requests = [engine.requests.leases[id].request for id in ("x", "y")]
     engine.progressed("z", 1, 0.01)
     assert refused(engine, "y", 0.02) == ["y"]
     assert refused(engine, "x", 0.02) == ["x"]

@@ -173,13 +173,13 @@ def test_from_any_policy_to_any_other_nothing_is_lost(names: list[str], seed: in
 def served(engine: AdmissionEngine, now: float, requests: int) -> dict[str, int]:
     """One at a time, each of equal service: how many of each tenant."""
     counts: dict[str, int] = {}
-    running = [lease.request for lease in engine.books.leases.values()]
+    running = [lease.request for lease in engine.requests.leases.values()]
     for _ in range(requests):
         now += 0.2
         request = running.pop(0)
         counts[request.flow.tenant] = counts.get(request.flow.tenant, 0) + 1
         decisions = engine.finished(request.id, ServiceTokens(10, 10), now)
-        running += [engine.books.leases[one.id].request for one in decisions if isinstance(one, Dispatch)]
+        running += [engine.requests.leases[one.id].request for one in decisions if isinstance(one, Dispatch)]
     return counts
 
 
@@ -240,7 +240,7 @@ def test_a_limit_that_is_new_counts_what_waits_and_runs() -> None:
     take_over(engine, setup_with(quotas=quotas), 0.3)
     assert quotas.under_way == {"a": 6}, "counted once"
     assert not any(isinstance(one, Reject) for one in engine.arrived(make_request("a"), 0.4))
-    for lease in list(engine.books.leases.values()):
+    for lease in list(engine.requests.leases.values()):
         engine.finished(lease.request.id, ServiceTokens(1, 1), 0.5)
 
 

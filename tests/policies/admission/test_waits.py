@@ -30,7 +30,7 @@ class Watched:
 
     def step(self, *step: object) -> None:
         play, engine = self.play, self.play.engine
-        waits_for = {one: self.obstacle(request) for one, request in engine.books.waiting.requests.items()}
+        waits_for = {one: self.obstacle(request) for one, request in engine.requests.waiting.requests.items()}
         before_s, decided, running = play.now, len(play.log), {*play.dispatched}
         play.step(*step)  # type: ignore[arg-type]
         for one, obstacle in waits_for.items():
@@ -38,7 +38,7 @@ class Watched:
         for one in running & self.seconds.keys():
             if one in play.queued or one in {each.id for each in play.log[decided:]}:
                 self.count(one, Obstacle.RETURNED, play.now - self.dispatched_s[one])
-        for one, request in engine.books.waiting.requests.items():
+        for one, request in engine.requests.waiting.requests.items():
             self.began_s.setdefault(one, play.now)
             self.seconds.setdefault(one, {})
             self.requests[one] = request
@@ -46,12 +46,12 @@ class Watched:
             if decision.id in self.seconds:
                 self.check(decision.id, self.seconds[decision.id])
             if isinstance(decision, Dispatch):
-                lease = engine.books.lease(decision.id)
+                lease = engine.requests.lease(decision.id)
                 self.requests[decision.id] = lease.request
                 self.dispatched_s[decision.id] = play.now
                 self.seconds.setdefault(decision.id, {})
                 self.began_s.setdefault(decision.id, play.now)
-        for one in engine.books.waiting.requests:
+        for one in engine.requests.waiting.requests:
             found = engine.explain(one, play.now + 0.5)
             assert found is not None
             assert sum(found.waited_s.values()) == pytest.approx(play.now + 0.5 - self.began_s[one])

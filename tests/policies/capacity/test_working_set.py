@@ -318,14 +318,19 @@ def test_whatever_happens_the_set_is_the_sum_of_what_is_open_and_nothing_stands_
     while waiting or running:
         pool.now += 1.0 if running else HOLD_S
         carry_out(pool.engine.woke(pool.now))
-        waiting = {id: one for id, one in waiting.items() if id in pool.engine.books.waiting.requests}
+        waiting = {id: one for id, one in waiting.items() if id in pool.engine.requests.waiting.requests}
         assert running or not waiting
         for request in list(running.values()):
             del running[request.id]
             carry_out(pool.engine.finished(request.id, ServiceTokens(request.prompt_tokens, 50), pool.now))
     pool.now += 3 * HOLD_S
     pool.scraped()
-    assert (pool.set.tokens, len(pool.set), pool.set.tenants(), pool.engine.books.starts.waiting("a")) == (0, 0, {}, 0)
+    assert (pool.set.tokens, len(pool.set), pool.set.tenants(), pool.engine.requests.starts.waiting("a")) == (
+        0,
+        0,
+        {},
+        0,
+    )
 
 
 def _agrees(found: WorkingSet) -> None:
@@ -388,7 +393,7 @@ def test_gateways_that_do_not_hear_of_each_other_have_an_equal_part_of_the_cache
 
 def test_what_counts_elsewhere_counts_and_is_the_tenant_s() -> None:
     pool = Pool()
-    pool.engine.books.tenants.set_elsewhere(Activity(weights=1.0), {"b"})
+    pool.engine.requests.tenants.set_elsewhere(Activity(weights=1.0), {"b"})
     pool.set.set_elsewhere({"a": 3000, "b": 5000})
     assert pool.set.tokens_in_all == 8000
     assert pool.set.tenants() == {}, "not here"

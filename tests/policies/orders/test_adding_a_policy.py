@@ -66,7 +66,7 @@ def test_the_admission_engine_serves_by_it(monkeypatch: pytest.MonkeyPatch) -> N
         engine.arrived(make_request("a", prompt=prompt, id=f"p{prompt}"), 0.1)
     served = []
     while engine.dispatched:
-        running = next(iter(engine.books.leases))
+        running = next(iter(engine.requests.leases))
         decisions = engine.finished(running, ServiceTokens(10, 5), 0.3)
         served += [one.id for one in decisions if isinstance(one, Dispatch)]
     assert served[0] == "p20", "the shortest first"

@@ -152,6 +152,6 @@ def test_explain_says_that_another_gateway_has_the_turn() -> None:
                 why = engine.explain(engine.blocked.request.id, now)
                 assert why is not None
                 reasons.add(why.reason)
-            for request_id in list(engine.books.leases) if name == "one" else ():
+            for request_id in list(engine.requests.leases) if name == "one" else ():
                 engine.finished(request_id, ServiceTokens(1000, 50), now)
     assert "queued: a request that waits at another gateway has received less and goes first" in reasons

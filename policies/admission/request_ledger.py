@@ -1,6 +1,6 @@
-"""Which books know a request in which state? The books of one pool, and the only place where a request changes state.
+"""What is noted about a request in which state? The requests of one pool, and the only place where their state changes.
 
-Five books know a request: the bounded queue, the counts of its tenant's limits, its interaction, the order, and the
+Five tables know a request: the bounded queue, the counts of its tenant's limits, its interaction, the order, and the
 ledger of its engine. Each event is a method here, which changes the state and makes all entries of the event.
 """
 
@@ -25,12 +25,12 @@ from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.queue.start_waits import StartWaits
 from policies.request import Refusal, Refused, Request, ServiceTokens, State
 
-__all__ = ["NO_SERVICE", "Books"]
+__all__ = ["NO_SERVICE", "RequestLedger"]
 
 NO_SERVICE: Final = ServiceTokens(0, 0)
 
 
-class Books:
+class RequestLedger:
     """Everything that is noted about the requests of one pool."""
 
     def __init__(
