@@ -190,9 +190,9 @@ class _Driver:
 
     # --- the gateway's side ---
 
-    def _deliver(self, gateway: _Gateway, method: str, now: float, *args: object) -> None:
+    def _call(self, gateway: _Gateway, method: str, now: float, *args: object) -> None:
         """One event into an engine, and its decisions carried out."""
-        if self._is_stalled(gateway, now, lambda at: self._deliver(gateway, method, at, *args)):
+        if self._is_stalled(gateway, now, lambda at: self._call(gateway, method, at, *args)):
             return
         if self._keeps:
             self._result.events.append(EngineEvent(now, method, args))
@@ -250,7 +250,7 @@ class _Driver:
         if gateway.stalled_until_s == float("inf"):
             self._end(record, LOST, now)
         elif any(tokens <= model.profile.max_model_len for model in self._backends.values()):
-            self._deliver(gateway, "arrived", now, arrival)
+            self._call(gateway, "arrived", now, arrival)
         else:
             self._end(record, IMPOSSIBLE, now)
 
@@ -276,14 +276,14 @@ class _Driver:
     def _woke(self, gateway: _Gateway, now: float) -> None:
         if now == gateway.wake_s:
             gateway.wake_s = None
-            self._deliver(gateway, "woke", now)
+            self._call(gateway, "woke", now)
 
     def _scraped(self, name: str, now: float) -> None:
         if self._open:
             gauges = self._scrape(name, self._backends[name], now)
             for gateway in self._gateways:
                 if gateway.stalled_until_s <= now:
-                    self._deliver(gateway, "backend_changed", now, name, gauges)
+                    self._call(gateway, "backend_changed", now, name, gauges)
             self._at(now + self._scrape_interval_s, partial(self._scraped, name))
 
     # --- between gateways ---
@@ -337,12 +337,10 @@ class _Driver:
         news = prefixes.report()
         for other in self._gateways:
             if other is not gateway and store.carries(news, now):
-                self._at(now + 2 * store.way_s, partial(self._receive_news, other, news))
+                self._at(now + 2 * store.way_s, partial(self._take_news, other, news))
 
-    def _receive_news(self, gateway: _Gateway, news: News, now: float) -> None:
-        if gateway.prefixes is not None and not self._is_stalled(
-            gateway, now, partial(self._receive_news, gateway, news)
-        ):
+    def _take_news(self, gateway: _Gateway, news: News, now: float) -> None:
+        if gateway.prefixes is not None and not self._is_stalled(gateway, now, partial(self._take_news, gateway, news)):
             gateway.prefixes.receive(news)
 
     # --- the backend's side ---
@@ -354,9 +352,7 @@ class _Driver:
         if self._refuses is not None and self._refuses(dispatch.backend, model.gauges(now), now):
             record.refusals += 1
             gateway = self._of(dispatch.id)
-            self._at(
-                now + self._network_s, lambda at: self._deliver(gateway, "failed", at, dispatch.id, Failure.REFUSED)
-            )
+            self._at(now + self._network_s, lambda at: self._call(gateway, "failed", at, dispatch.id, Failure.REFUSED))
             return
         arrival = record.arrival
         if arrival.is_wrong:
@@ -369,7 +365,7 @@ class _Driver:
 
     def _found_wrong(self, record: Record, now: float) -> None:
         self._end(record, WRONG, now)
-        self._deliver(self._gateways[record.gateway], "failed", now, record.arrival.id, Failure.BROKEN, NO_SERVICE)
+        self._call(self._gateways[record.gateway], "failed", now, record.arrival.id, Failure.BROKEN, NO_SERVICE)
 
     def _step(self, name: str, now: float) -> None:
         """The backend begins a batch, if there is anything to do."""
@@ -419,13 +415,13 @@ class _Driver:
                 continue
             self._end(record, "completed", now)
             service = ServiceTokens(record.arrival.prompt_tokens, len(record.token_s), record.cached_tokens)
-            self._deliver(gateways[record.gateway], "finished", now, request_id, service)
+            self._call(gateways[record.gateway], "finished", now, request_id, service)
 
     def _said(self, name: str, gauges: Gauges, now: float) -> None:
         """What a backend says of a step is at the gateways. What comes late is older, and nobody waits for it."""
         for gateway in self._gateways:
             if gateway.stalled_until_s <= now:
-                self._deliver(gateway, "backend_changed", now, name, gauges)
+                self._call(gateway, "backend_changed", now, name, gauges)
 
     def _without_stalled(self, backend: str, step: Step, now: float) -> Step:
         """What is for gateways that stand still they read when they go on."""
@@ -450,5 +446,5 @@ class _Driver:
         """The client is gone; the backend learns that a network's way later."""
         request_id = record.arrival.id
         self._end(record, "cancelled", now)
-        self._deliver(self._gateways[record.gateway], "cancelled", now, request_id)
+        self._call(self._gateways[record.gateway], "cancelled", now, request_id)
         self._at(now + self._network_s, partial(self._backends[backend].abort, request_id))

@@ -40,7 +40,7 @@ class Table(NamedTuple):
 
 
 TABLES: Final = {
-    "flows": Table("a user of a tenant: its counter, its limits in two windows, what is usual for it", 6300, 1, True),
+    "flows": Table("a user of a tenant: its counter, its limits in two windows, what is usual for it", 5000, 1, True),
     "tenants": Table("a tenant with recent requests: what it holds", 810, 2, True),
     "lengths": Table("the last 64 lengths of answers of one app", 2200, 16, True),
     "decisions": Table("one of the last decisions, for `explain`", 2200, 8, True),

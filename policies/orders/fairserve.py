@@ -71,9 +71,9 @@ class FairServe(Wsc):
         beyond = False
         if self.throttle is not None:
             beyond = self.throttle.is_beyond(request, now) if front else self.throttle.count(request, now)
-        # A call beyond a limit is not cut inside its interaction, and does not go first. What the working set has made
-        # wait already goes first: a call whose interaction was parked, and a start that came back.
-        goes_first = (is_inside and not beyond) or progress.parked or progress.came_back
+        # A call beyond a limit is not cut inside its interaction, and does not go first. A start that the set has made
+        # wait elsewhere does.
+        goes_first = (is_inside and not beyond) or progress.came_back
         self._queue(request, front=front, is_inside=is_inside, goes_first=goes_first)
 
     def _end(self, request: Request, service: ServiceTokens, now: float) -> None:

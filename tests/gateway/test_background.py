@@ -105,8 +105,8 @@ BREAKS = {
     "keys": "gateway.keys.in_redis.RedisKeys.changed",
     "lessons": "gateway.pool.replication.learned.Lessons._adopt",
     "metrics": "backends.metrics.Scraper._scrape",
-    "news heard": "gateway.storage.redis.store.RedisStore.subscribe",
-    "news told": "gateway.storage.redis.store.RedisStore.publish",
+    "news received": "gateway.storage.redis.store.RedisStore.subscribe",
+    "news sent": "gateway.storage.redis.store.RedisStore.publish",
     "state_file": "gateway.pool.learned_file.LearnedFile.save",
     "steps": "backends.steps.StepFeed._listen",
     "store": "gateway.storage.redis.store.RedisStore._join_all",
@@ -142,9 +142,9 @@ async def test_every_task_goes_on_after_a_surprise(start: Starter, tmp_path: Pat
                 while _is_at_fault(live, kind) != is_there:
                     if kind == "engines":
                         names.answer = ("127.0.0.1", "127.0.0.2")
-                    elif kind == "news told":
+                    elif kind == "news sent":
                         assert (await live.ask(CHAT, chat(str(live.gateway.recent.count) * 500))).status == 200
-                    elif kind in ("fleet", "news heard"):
+                    elif kind in ("fleet", "news received"):
                         await redis.command("CLIENT", "KILL", "TYPE", "pubsub")
                     await asyncio.sleep(0.01)
 

@@ -47,4 +47,4 @@ async def test_every_table_of_a_running_gateway_has_its_bound(start: Starter) ->
             assert gateway._server is not None
             limits = gateway._server.state.limits
             assert (limits.bodies_bytes_max, limits.connections_max) == (bounds.bodies_bytes, bounds.connections)
-            assert engine.limits.bytes_max == bounds.queue_bytes
+            assert engine.limits.queue_bytes_max == bounds.queue_bytes

@@ -115,7 +115,6 @@ async def test_such_a_limit_counts_once_what_waits_for_a_database_that_is_gone(s
 def test_a_day_goes_on_from_what_is_left_of_the_one_before() -> None:
     quotas = Quotas(Quota(tokens_per_day=1000))
     quotas.day.epoch_s = 86_400 / 2  # at 0 half of the day is over
-    quotas.day.begin_anew()
     quotas.go_on("t", 400, 100, 0.0)
     [limit] = quotas.standing("t", 0.0)
     assert limit.remaining == 1000 - 100 - 200

@@ -82,22 +82,6 @@ def test_a_start_whose_time_in_the_queue_is_over_reads_when_it_is_its_turn() -> 
     assert pool.answers(runs) == []
 
 
-def test_a_call_whose_interaction_was_parked_goes_before_starts() -> None:
-    pool = Pool()
-    pool.answers(full(pool), output=0)
-    grown, oldest = call("a", "a0", 5200, serial=2), call("a", "a2", 3000, serial=1)
-    assert pool.asks(grown) == [grown.id]
-    pool.now += 0.5
-    pool.scraped()
-    assert pool.asks(oldest) == [oldest.id]
-    assert pool.asks(call("a", "s", 3000, user="s")) == []
-    parked = call("a", "a1", 3000, serial=1)
-    assert pool.asks(parked) == []
-    pool.answers(oldest, output=0)
-    pool.answers(grown, output=0)
-    assert pool.after(HOLD_S)[0] == parked.id
-
-
 def test_the_first_in_line_may_always_wait_and_so_may_a_start_with_room_and_a_call_inside() -> None:
     pool = Pool(limits=QueueLimits(queue_wait_s_max=59.0, queue_wait_s_max_inside=59.0, queue_requests_max=100))
     _, *waiting = overfull(pool)
