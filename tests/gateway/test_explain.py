@@ -18,7 +18,7 @@ from gateway.config.sections.keys import open_name
 from policies.admission.explanation import SHOWN_S_MIN
 from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated, until
 from tests.gateway.test_command_line import running
-from tests.gateway.test_throttling import CHAT, full, is_overloaded, question
+from tests.gateway.test_throttling import CHAT, Full, full, is_overloaded, question
 
 SECRET = "patient 4711 has the flu"
 
@@ -113,17 +113,13 @@ async def test_what_held_a_request_back_is_in_its_line_in_the_metrics_and_in_its
 async def test_whose_requests_were_ahead_is_named(start: Starter) -> None:
     async with full(start, "light") as gate:
         behind = asyncio.ensure_future(gate.ask("light", question("x " * 6000), user="5"))
-        await until(lambda: gate.live.engine.queued == 2)
-        ids = {each.request.flow.user: each.request.id for each in gate.live.gateway.pools[0].dispatcher.exchanges()}
-        async with asyncio.timeout(WAIT_S):
-            while ": " not in (found := await explained(gate.live, ids["5"]))["waited"]:
-                pass
+        request_id, found = await waits_for_a_cause(gate, "5")
         assert found["ahead"] == {"holder": 3}
         assert " behind 3 requests of holder: " in found["waited"]
         for holder in gate.holders:
             holder.cancel()
         assert (await behind).status == 200
-        found = await explained(gate.live, ids["5"])
+        found = await explained(gate.live, request_id)
         assert found["state"] == "dispatched"
         assert 3 <= found["ahead"]["holder"] <= 4, "those that ended since are known, too"
 
@@ -180,6 +176,16 @@ async def test_the_command_explains(start: Starter) -> None:
             assert "no decision" in command.said
 
 
+async def waits_for_a_cause(gate: Full, user: str) -> tuple[str, dict[str, Any]]:
+    """The request of this user has waited so long that its wait has a cause: its id, and what `explain` knows."""
+    await until(lambda: gate.live.engine.queued == 2)
+    ids = {each.request.flow.user: each.request.id for each in gate.live.gateway.pools[0].dispatcher.exchanges()}
+    async with asyncio.timeout(WAIT_S):
+        while ": " not in (found := await explained(gate.live, ids[user]))["waited"]:
+            pass
+    return ids[user], found
+
+
 @pytest.fixture
 async def past(start: Starter, tmp_path: Path) -> AsyncIterator[Path]:
     """The file of a gateway that has forgotten what is in its log: half of it is rotated away, and something else
@@ -188,7 +194,7 @@ async def past(start: Starter, tmp_path: Path) -> AsyncIterator[Path]:
         behind = asyncio.ensure_future(
             gate.ask("light", question("x " * 6000), user="5", headers={"x_request_id": "of-the-client"})
         )
-        await until(lambda: gate.live.engine.queued == 2)
+        await waits_for_a_cause(gate, "5")
         refused = await gate.ask("light", question("again"), user="5")
         assert refused.status == 429
         for holder in gate.holders:
