@@ -14,7 +14,7 @@ quarter of its wait longer.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import sqrt
 from typing import Final
 
@@ -85,7 +85,11 @@ class StartWaits:
         self._places: dict[Place, float] = {}
         """When the client is to come back."""
         self._ends: list[tuple[float, float, Place]] = []
-        """A heap: until when the place is kept that was given for a time."""
+        """A heap: until when a place is kept, and for when it was given. Some of these places were given up since."""
+
+    def __len__(self) -> int:
+        """Entries in memory, for places that are kept and that were given up."""
+        return len(self._ends)
 
     def known(self, tenant: str) -> bool:
         """Does a start of this tenant wait here, or is a place kept?"""
@@ -117,6 +121,9 @@ class StartWaits:
             own.places += 1
             self._places[place] = now + wait_s
             heappush(self._ends, (now + wait_s * (1.0 + KEPT_LONGER), now + wait_s, place))
+            if len(self._ends) > 2 * len(self._places) + 64:
+                self._ends = [end for end in self._ends if self._places.get(end[2]) == end[1]]
+                heapify(self._ends)
         return wait_s
 
     # --- events ---

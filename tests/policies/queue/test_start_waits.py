@@ -111,6 +111,14 @@ def test_the_places_of_one_tenant_are_bounded_and_all_are_forgotten() -> None:
     assert waits.comes_back_in(start("v"), 0.0, 10.0) == pytest.approx(10.0 * (2 + sqrt(2))), "nothing else is left"
 
 
+def test_a_client_that_comes_and_goes_leaves_nothing_behind() -> None:
+    waits = with_turns("u")
+    for number in range(10_000):
+        assert waits.comes_back_in(start("v", prompt=number), 0.0, TURN_S) > 0.0
+        assert waits.comes_back_in(start("v", prompt=number), 1000.0, TURN_S) == 0.0
+    assert len(waits) <= 66
+
+
 def test_a_place_is_that_of_a_flow_and_a_prompt() -> None:
     waits = with_turns("u")
     assert waits.comes_back_in(start("v", prompt=500), 0.0, TURN_S) > 0.0
