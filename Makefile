@@ -9,6 +9,9 @@ INSTALLED := $(VENV)/.installed
 COMPILED := build/compiled
 # More than there may be cores: tests mostly wait.
 TESTS_AT_ONCE := 4
+# What failed among others runs once more, alone, as CPython's `regrtest --rerun` does: both outcomes are printed. What
+# passes then is a flaky test, and is to be mended.
+ALONE := -q -x --last-failed --last-failed-no-failures none
 # Rooms of tests that start no server.
 FAST := tests/policies tests/config tests/request tests/simulated/test_engine_model.py tests/tidy --ignore=tests/tidy/test_deploy.py
 # All that is in a distribution. Built from a copy: compiled modules beside the sources would be found before them.
@@ -25,7 +28,7 @@ run: $(RUNS)  ## the gateway with config.example.yaml: simulated engines, all st
 	    $(if $(PORT),--port $(PORT)) $(if $(ADMIN_PORT),--admin-port $(ADMIN_PORT))
 
 test: $(INSTALLED) servers  ## the tests that need no vLLM
-	$(BIN)/pytest -q -n $(TESTS_AT_ONCE) --dist worksteal
+	$(BIN)/pytest -q -n $(TESTS_AT_ONCE) --dist worksteal || $(BIN)/pytest $(ALONE)
 
 test-fast: $(INSTALLED)  ## at each save, below a minute: decisions, config, readers and tidiness, without servers and network
 	$(BIN)/pytest -q -n $(TESTS_AT_ONCE) --dist worksteal -m "not slow" $(FAST)
@@ -68,7 +71,8 @@ bench-gpu: compiled  ## waits, shares and bursts before a vLLM of yours: make be
 compiled: $(COMPILED)/.built  ## the gateway as machine code, in build/compiled; needs a C compiler, takes some minutes
 
 test-compiled: compiled servers  ## the tests on the compiled gateway
-	$(WITH_COMPILED) $(BIN)/pytest -q -n $(TESTS_AT_ONCE) --dist worksteal -o pythonpath=
+	$(WITH_COMPILED) $(BIN)/pytest -q -n $(TESTS_AT_ONCE) --dist worksteal -o pythonpath= \
+	    || $(WITH_COMPILED) $(BIN)/pytest $(ALONE) -o pythonpath=
 
 bench: compiled  ## the tables of docs/benchmarks-all.md; needs nginx with its echo module, and wrk
 	bash deploy/real-vllm/setup.sh

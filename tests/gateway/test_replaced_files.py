@@ -173,15 +173,21 @@ async def test_what_comes_into_the_place_of_a_database_loses_no_usage(
     path = start.directory / "usage.db"
     async with Upstream(replies(OK)) as upstream, start(upstream.url, tenants=TENANTS, usage=str(path)) as live:
         await written(live)
-        path.write_bytes(content)
+        _becomes(path, content)
         await requests_of(live, 3)
         if content:
             await until(lambda: "usage is not written, and kept in memory until it can be" in caplog.text)
-            # A file is truncated before it is written: what is tried between the two finds an empty database.
             await until(lambda: any("is not a database" in one for one in live.gateway.faults()))
             path.unlink()
         await written(live)
         assert counted(str(path), "tenant")["alice",][0] == 3
+
+
+def _becomes(path: Path, content: bytes) -> None:
+    """Its head first, then its end: between the two the gateway would take an empty file for a database, and fill it."""
+    with path.open("r+b") as file:
+        file.write(content)
+        file.truncate()
 
 
 async def test_workers_go_on_with_a_restored_database(start: Starter) -> None:
