@@ -1,15 +1,19 @@
 """Agents whose contexts overfill the KV cache of a real vLLM: with the working set, without it, and without a gateway.
 
     python -m bench.full_cache [--kv 65536] [--times 2] [--engines 1] [--window 45] [--rounds 1] [--legs ...]
+                              [--layers 2]
 
 Each agent makes 4 to 10 calls for one task. A call repeats what was said before and adds to it, and between two calls
 the agent is in a tool for 0.1 to 0.6 s; then it begins another task. `--times`: how many times the cache the contexts
-of all agents are together. One more client asks a short question each second. No two legs share a prompt.
+of all agents are together. One more client asks a short question each second. No two legs share a prompt. `--layers`:
+of the tiny model. To hold an idle context pays if the cache takes longer to compute anew than the agents' tools take;
+on a fast machine that takes more layers.
 """
 
 import argparse
 import asyncio
 import contextlib
+import json
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -174,13 +178,19 @@ def both(times_s: Sequence[float]) -> str:
 async def run(options: argparse.Namespace) -> None:
     agents = max(1, round(options.times * options.kv * options.engines / CONTEXT_TOKENS))
     flags = ["--num-gpu-blocks-override", str(options.kv // BLOCK_TOKENS), "--max-num-seqs", "128"]
+    flags += ["--hf-overrides", json.dumps({"num_hidden_layers": options.layers})]
     legs: list[Leg] = []
     async with engines([flags] * options.engines) as targets:
         for seed in range(options.rounds):
             for name in options.legs:
                 legs.append(await run_leg(name, targets, agents, options, seed))
                 print(f"  {legs_table(legs[-1:]).splitlines()[-1]}", flush=True)
-    result: dict[str, Any] = {"kv_tokens": options.kv, "agents": agents, "legs": [asdict(leg) for leg in legs]}
+    result: dict[str, Any] = {
+        "kv_tokens": options.kv,
+        "agents": agents,
+        "layers": options.layers,
+        "legs": [asdict(leg) for leg in legs],
+    }
     report.save("full_cache", result)
     print(f"\n{agents} agents, {options.engines} x {options.kv:,} tokens of KV\n\n{legs_table(legs)}\n")
     print(f"{report.SHARED_CORES}\n")
@@ -193,6 +203,7 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=1)
     parser.add_argument("--window", type=float, default=45.0, help="seconds that count")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--layers", type=int, default=2, help="of the model: more take longer to compute a prompt")
     parser.add_argument("--legs", type=lambda text: text.split(","), default=[DIRECT, WITHOUT, WITH])
     run_bench("full_cache", run(parser.parse_args()))
 

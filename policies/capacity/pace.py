@@ -78,32 +78,31 @@ class PrefillWindow:
     """How many prompt tokens may be between their dispatch and a first token at the same time?
 
     One step of the engine prefills many short prompts, or part of a long one. The window grows if it delays requests
-    although the engine has no queue. It shrinks while the engine has a queue.
+    although the engine has no queue: an engine whose steps are short would else stand still between a first token and
+    the arrival of the next prompt. It shrinks while the engine has a queue, to the tokens of one step at least.
     """
 
     def __init__(self) -> None:
-        self.tokens = PREFILL_TOKENS_MIN
+        self.tokens = self._least = PREFILL_TOKENS_MIN
         self._held_back = False
-        self._is_reported = False
 
     def reported(self, step_tokens_max: int | None) -> None:
         """The engine says how many tokens one step of it computes at most; None: what it said is not believed any
         more.
         """
-        self._is_reported = step_tokens_max is not None
-        if step_tokens_max is not None:
-            self.tokens = min(PREFILL_TOKENS_MAX, max(PREFILL_TOKENS_MIN, step_tokens_max))
+        self._least = min(PREFILL_TOKENS_MAX, max(PREFILL_TOKENS_MIN, step_tokens_max or 0))
+        self.tokens = max(self.tokens, self._least)
 
     def held_back(self) -> None:
         """A request waits because the window is full."""
         self._held_back = True
 
     def observed(self, *, engine_queues: bool, engine_waits: bool) -> None:
-        """The engine was scraped. `engine_queues`: more wait inside it than the target. `engine_waits`: any wait."""
-        if self._is_reported:
-            return
+        """The engine was scraped, or made a step. `engine_queues`: more wait inside it than the target. `engine_waits`:
+        any wait.
+        """
         if engine_queues:
-            self.tokens = max(PREFILL_TOKENS_MIN, self.tokens * 3 // 4)
+            self.tokens = max(self._least, self.tokens * 3 // 4)
         elif not engine_waits and self._held_back:
             self.tokens = min(PREFILL_TOKENS_MAX, self.tokens * 5 // 4)
         self._held_back = False

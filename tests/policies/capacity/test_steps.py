@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
+from policies.capacity.obstacle import Obstacle
 from policies.capacity.pace import PREFILL_TOKENS_MIN
 from tests.policies.making import make_request
 
@@ -172,6 +174,28 @@ def test_hundreds_of_steps_say_no_more_of_common_prefixes_than_ten_pages() -> No
     assert fraction(0.005, at(STEP, 0.0, **half_shared)) == pytest.approx(
         fraction(0.1, at(PAGE, 0.0, kv_usage=50 / 8160)), rel=0.1
     )
+
+
+def test_the_prefill_window_is_a_step_at_least_and_more_where_the_engine_then_stands_still() -> None:
+    ledger = BackendLedger("b", SETTINGS)
+    ledger.add(Lease(make_request(prompt=10), "b", 0.0), spare=False)
+
+    def seen(times: int, **fields: Any) -> int:
+        for _ in range(times):
+            ledger.held_back(make_request(), Obstacle.PREFILL)
+            now = seen_s[0] = seen_s[0] + 0.01
+            ledger.observe(at(STEP, now, **{"running": 0, "waiting": 0} | fields), now)
+        return ledger.prefill.tokens
+
+    seen_s = [0.0]
+    assert seen(1) == 8192 * 5 // 4
+    assert seen(20) > 2 * 8192
+    assert seen(40, running=1, waiting=4) == 8192
+    assert seen(4, running=1, waiting=1) == 8192, "what waits keeps the engine at work"
+    assert seen(1, free_blocks=511) == 8192, "a step that cannot be says nothing"
+    later_s = seen_s[0] + 2 * SETTINGS.gauge_trust_s
+    ledger.observe(at(PAGE, later_s, running=1, waiting=4), later_s)
+    assert ledger.prefill.tokens == 8192 * 3 // 4, "steps that are not believed hold nothing open"
 
 
 def test_the_prefill_of_a_step_is_at_least_what_pages_begin_with() -> None:
