@@ -163,9 +163,11 @@ class PrefillRate:
                 self._computed(uncached, lease.prefill_s)
 
     def saw_step(self, step: Gauges, before: Gauges | None) -> None:
-        """A step that computed prompts, right after another one, shows what prompts cost."""
+        """A step that says what it computed, right after another one, shows what prompts cost."""
+        tokens = step.scheduled_tokens
+        if tokens is None:
+            return
         self._reports_steps = True
-        tokens = step.scheduled_tokens or 0
         if before is not None and before.is_step and before.running and tokens > (step.running or 0):
             self.observed(tokens, 0.0, step.taken_s - before.taken_s)
 

@@ -184,7 +184,7 @@ async def test_what_comes_into_the_place_of_a_database_loses_no_usage(
 
 
 def _becomes(path: Path, content: bytes) -> None:
-    """Its head first, then its end: between the two the gateway would take an empty file for a database, and fill it."""
+    """Its head first, then its end: the gateway would take an empty file for a database, and fill it."""
     with path.open("r+b") as file:
         file.write(content)
         file.truncate()

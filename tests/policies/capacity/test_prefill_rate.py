@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from policies.capacity.gauges import Gauges
 from policies.capacity.lease import Lease
 from policies.capacity.pace import PrefillRate
 from policies.request import ServiceTokens
@@ -49,3 +50,20 @@ def test_prompts_that_never_are_alone_show_the_rate_by_what_they_take_together_u
         rate.observed(tokens, 0.0, 0.2 + tokens / 10_000)
     rate.answered(leases[-1], ServiceTokens(3000, 5, 0), now + 1.0)
     assert rate.tokens_per_s == pytest.approx(10_000, rel=0.01), "what decoding takes is no part of a slope"
+
+
+@pytest.mark.parametrize("says_tokens", [True, False])
+def test_steps_show_the_rate_if_they_say_what_they_computed_and_answers_do_if_they_do_not(says_tokens: bool) -> None:
+    random, rate, now, before = Random(1), PrefillRate(), 0.0, None
+    for number in range(60):
+        tokens = random.randrange(500, 3000)
+        lease = Lease(make_request(id=f"{number}", prompt=tokens), "one", now)
+        lease.is_first = True
+        now += 0.01 + tokens / 4000
+        step = Gauges(now, running=1, is_step=True, scheduled_tokens=tokens if says_tokens else None)
+        rate.saw_step(step, before)
+        before, lease.started_s = step, now
+        rate.started(lease, now)
+        # Were answers read although steps are, they would say another rate.
+        rate.answered(lease, ServiceTokens(tokens * 3 if says_tokens else tokens, 5, 0), now)
+    assert rate.tokens_per_s == pytest.approx(4000, rel=0.01)
