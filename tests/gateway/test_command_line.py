@@ -145,23 +145,6 @@ async def test_serve_in_front_of_a_backend_needs_no_file() -> None:
         assert [seen.line for seen in upstream.requests] == [b"POST /v1/chat/completions HTTP/1.1"] * 2
 
 
-PRINTS_SWITCH_INTERVAL = """
-import atexit, runpy, sys
-atexit.register(lambda: print("a thread has its turn for", sys.getswitchinterval(), flush=True))
-del sys.argv[0]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
-
-async def test_no_stream_waits_while_a_thread_computes() -> None:
-    options = ("--backend", f"http://127.0.0.1:{free_port()}", "--port", "0", "--admin-port", "0")
-    async with running("serve", *options, by=(sys.executable, "-c", PRINTS_SWITCH_INTERVAL)) as gateway:
-        await gateway.says("serving on")
-        gateway.signal(signal.SIGTERM)
-        found = await gateway.says(r"a thread has its turn for ([\d.]+)")
-        assert float(found[1]) <= 0.0005
-
-
 async def test_serve_prints_lines_that_work_as_printed(tmp_path: Path) -> None:
     async with serving(tmp_path, "sim:demo") as gate:
         curls = re.findall(r"^ +(curl .*)$", gate.command.said, re.MULTILINE)
