@@ -219,9 +219,7 @@ PARTS: dict[str, tuple[str, str, Callable[[dict[str, Any]], str]]] = {
         memory_table,
     ),
     # Run by themselves, since each starts engines of its own: `bench.locality`.
-    **{
-        f"locality-{name}": (f"Several engines: {name}", case.described, locality_table) for name, case in CASES.items()
-    },
+    **{f"locality-{name}": (f"Several engines: {name}", case.text, locality_table) for name, case in CASES.items()},
 }
 
 
@@ -243,7 +241,8 @@ def render(results: Results) -> str:
         "Written by `python -m bench.all` (`make bench`); each part also runs alone, see `bench/README.md`. The engine "
         "is a real vLLM on the CPU with a tiny model: 32 running sequences, 255 usable KV blocks of 32 tokens. The "
         "numbers of each benchmark are in a file beside this page. Several engines have 24,000 tokens of KV cache each "
-        "and share one core, so that all are equally fast; `gpu` has simulated engines.",
+        "and share one core, so that all are equally fast; `gpu` has simulated engines. Their numbers are medians over "
+        "the rounds, with least and largest.",
         "",
         f"{report.SHARED_CORES} {some['machine']}, {some['measured'][:10]}.",
         "",

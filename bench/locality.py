@@ -258,11 +258,6 @@ class Case:
     slots: tuple[int, ...] = ()
     profile: str = ""
 
-    @property
-    def described(self) -> str:
-        """What stands above its table."""
-        return f"{self.text} Medians over the rounds, with least and largest."
-
 
 CACHED = Column("prompt cached", "cached", "{:.0%}")
 TTFT = (Column("TTFT p50", "ttft_p50_s", "{:.2f} s"), Column("p95", "ttft_p95_s", "{:.2f} s"))
@@ -406,7 +401,7 @@ async def run(arguments: argparse.Namespace) -> None:
                 cells = [f"{column.head} {column.cell(column.values(rounds[-1:], name))}" for column in case.columns]
                 print(f"  round {turn + 1} {name}: {', '.join(cells)}", flush=True)
             report.save(f"locality-{arguments.case}", result | {"rounds": rounds})
-    print(f"\n{case.described}\n\n{locality_table(result | {'rounds': rounds})}\n")
+    print(f"\n{case.text}\n\n{locality_table(result | {'rounds': rounds})}\n")
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from lab.experiment import Experiment, Figure, Findings, Row, Value, Verdict
 from simulation.plots import chart
 
-__all__ = ["as_csv", "as_json", "as_markdown", "as_text", "details", "draw", "summary"]
+__all__ = ["as_csv", "as_json", "as_markdown", "as_text", "counted", "details", "draw", "summary"]
 
 HEADS = ("measure", "published", "ours", "required", "verdict")
 
@@ -64,11 +64,11 @@ def as_markdown(experiment: Experiment, findings: Findings) -> str:
     lines = [f"## {experiment.reproduces}", "", f"`fairgate reproduce {experiment.name}`", ""]
     shown = [row for row in findings.rows if row not in left_out]
     if shown:
-        lines += [f"| {' | '.join(HEADS)} |", "| --- | ---: | ---: | --- | --- |"]
+        lines += [f"| {' | '.join(HEADS[:4])} |", "| --- | ---: | ---: | --- |"]
     for row in shown:
-        cells = [cell.replace("|", "\\|") for cell in _cells(row)]
+        cells = [cell.replace("|", "\\|") for cell in _cells(row)[:4]]
         if row.verdict is Verdict.MISSED:
-            cells[-1] = f"**{cells[-1]}**"
+            cells[-1] = f"{cells[-1]}: **missed**"
         lines.append(f"| {' | '.join(cells)} |")
     if left_out:
         lines += [
@@ -105,12 +105,17 @@ def draw(figure: Figure, directory: Path) -> Path:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """How many requirements are met?"""
-    met = sum(row.verdict is Verdict.MET for row in rows)
+    """How many requirements are met, and which are not?"""
     missed = [row.measure for row in rows if row.verdict is Verdict.MISSED]
-    if not met and not missed:
+    if not (met := counted(rows)):
         return "nothing is required, for comparison only"
-    return f"{met} of {met + len(missed)} requirements met" + (f"; missed: {', '.join(missed)}" if missed else "")
+    return f"{met} requirements met" + (f"; missed: {', '.join(missed)}" if missed else "")
+
+
+def counted(rows: Sequence[Row]) -> str:
+    """How many requirements are met, of how many? Empty: nothing is required."""
+    required = [row.verdict for row in rows if row.verdict is not Verdict.SHOWN]
+    return f"{required.count(Verdict.MET)} of {len(required)}" if required else ""
 
 
 def _fields(row: Row) -> tuple[Value, ...]:

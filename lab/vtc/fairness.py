@@ -1,7 +1,7 @@
 """How far from fair was a run? The measures of "Fairness in Serving LLMs" (OSDI'24, section 5.1), as it computes them.
 
 The service of a request is spread evenly from its first token to its last, the prompt's share included. An online count
-(`simulation.metrics.service`) charges the prompt at dispatch, and so shows other curves.
+(`lab.service.service`) charges the prompt at dispatch, and so shows other curves.
 """
 
 from __future__ import annotations

@@ -230,9 +230,7 @@ def overloaded(
     ]
     least, largest = (pick(run.difference.avg for run in runs["VTC"]) for pick in (min, max))
     notes = [
-        f"Cells are medians over {points} runs, each with its own phases of arrival and step time (within 3.5 %). "
-        f"Plain VTC's average lies between {least:.1f} and {largest:.0f} in them: with evenly spaced requests of one "
-        "size, it hangs on where in a batch they happen to arrive. No single value of that cell is a target."
+        f"Cells are medians over {points} runs; plain VTC's average lies between {least:.1f} and {largest:.0f} in them."
     ]
     series = [
         Series(label, _largest_in_each(GAP_WINDOW_S, accumulated_gap(each[points // 2].requests)))
