@@ -10,8 +10,8 @@ import aiohttp
 import msgspec
 
 from backends.base import BackendSnapshot
-from backends.errors import ConnectFailed, ProtocolViolation, UpstreamError
-from backends.tls import what_failed
+from backends.tls_contexts import what_failed
+from backends.upstream_errors import ConnectFailed, ProtocolViolation, UpstreamError
 
 __all__ = ["HealthState", "ModelCard", "Standstill", "fetch_models", "probe", "read_models"]
 

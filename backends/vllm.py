@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from backends.answers.usage import is_drained
+from backends.answers.answer_usage import is_drained
 from backends.base import BackendSnapshot
 from backends.promtext import Sample, lines_of, samples
 from backends.vllm_plugin.steps import PATH as STEPS_PATH
@@ -21,24 +21,12 @@ _OUTPUT_TOKENS: Final = ("vllm_generation_tokens_total",)
 _CONFIG: Final = ("vllm_cache_config_info",)
 _VALUE_MAX: Final = 1e15
 """A gauge beyond that says nothing."""
-_LINES: Final = lines_of(
-    _RUNNING + _WAITING + _BY_REASON + _KV_USAGE + _PREEMPTIONS + _PROMPT_TOKENS + _OUTPUT_TOKENS + _CONFIG
-)
+_NAMES: Final = (
+    *_RUNNING, *_WAITING, *_BY_REASON, *_KV_USAGE, *_PREEMPTIONS, *_PROMPT_TOKENS, *_OUTPUT_TOKENS, *_CONFIG,
+)  # fmt: skip
+_LINES: Final = lines_of(_NAMES)
 # The mount at /metrics/ knows name[]; the route /metrics does not. Colons as vLLM registers them.
-_FILTERED: Final = "/metrics/?" + "&".join(
-    f"name[]=vllm:{name}"
-    for name in (
-        "num_requests_running",
-        "num_requests_waiting",
-        "num_requests_waiting_by_reason",
-        "kv_cache_usage_perc",
-        "gpu_cache_usage_perc",
-        "num_preemptions_total",
-        "prompt_tokens_total",
-        "generation_tokens_total",
-        "cache_config_info",
-    )
-)
+_FILTERED: Final = "/metrics/?" + "&".join(f"name[]={name.replace('vllm_', 'vllm:', 1)}" for name in _NAMES)
 
 
 class VllmAdapter:

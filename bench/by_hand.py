@@ -34,7 +34,7 @@ from gateway.request.body.json_ranges import ObjectMember, members
 from gateway.request.body.payload import fields_of
 from gateway.request.estimate import TokenEstimator
 from gateway.request.prompt import Prompt
-from gateway.storage.redis.connection import Lane
+from gateway.storage.redis.redis_connection import RedisConnection
 from tests.redis_server import RedisServer
 
 ROOT = Path(__file__).parents[1]
@@ -167,7 +167,7 @@ async def commands() -> list[float]:
     """One command to Redis and its answer, one after the other as an exchange sends them."""
     async with RedisServer() as server:
         url = f"redis://127.0.0.1:{server.port}/0"
-        lane, client = Lane(url, url), Redis.from_url(url)
+        lane, client = RedisConnection(url, url), Redis.from_url(url)
         best = [float("inf"), float("inf")]
         for _ in range(2 * TURNS):
             for number, ask in enumerate((lane.ask, client.execute_command)):
@@ -186,7 +186,7 @@ def main() -> None:
         took_us = shortest_us(*made())
         rows += [[case, way, f"{us:,.2f} us", f"{us / took_us[0]:.2f}"] for way, us in zip(ways, took_us, strict=True)]
     both = asyncio.run(commands())
-    for way, us in zip(("gateway/storage/redis/connection.py", "redis.asyncio.Redis"), both, strict=True):
+    for way, us in zip(("gateway/storage/redis/redis_connection.py", "redis.asyncio.Redis"), both, strict=True):
         rows.append(["a command to Redis", way, f"{us:,.2f} us", f"{us / both[0]:.2f}"])
     print(report.table(["what", "way", "CPU", "times the first"], rows))
 

@@ -293,7 +293,7 @@ async def run_memory(target: Engine, options: Options) -> list[Row]:
     """What 1,000 tenants with 20 flows each take in Redis, told by the production script."""
     import msgspec
 
-    from gateway.storage.redis.store import Script, pool_key
+    from gateway.storage.redis.redis_store import Script, pool_key
     from policies.replicas.messages import Activity, Charge, ReplicaReport
 
     async with redis_server() as redis:

@@ -21,10 +21,10 @@ from backends.simulated.profiles import EngineProfile, profile
 from bench.report import quantile
 from bench.sessions import TRACE
 from lab.agents import CONTEXT_TOKENS, Agents, Calls, Crowd, Questions
+from lab.several_gateways import simulate_together
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits
-from simulation.driver import simulate
 from simulation.run import Arrival, Record
 from tests.simulation.replicas import TwinStore
 
@@ -245,8 +245,8 @@ def run(row: Row, seed: int, until_s: float, *, holds: bool, steps: bool = False
         if record.finished_s is not None and record.finished_s >= from_s:
             found.note(record)
 
-    simulate(
-        crowd.arrivals(), engine=gateways[0], others=gateways[1:], backends=models, next_arrival=crowd.next_arrival,
+    simulate_together(
+        crowd.arrivals(), engines=gateways, backends=models, next_arrival=crowd.next_arrival,
         ended=ended, steps=steps, until_s=until_s, arrives_at=row.gateway_of,
         store=TwinStore() if row.gateways > 1 else None,
     )  # fmt: skip

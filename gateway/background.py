@@ -73,12 +73,12 @@ class Background:
                     await turn()
                 except Exception as error:
                     self._failed[kind] += 1
-                    is_said = isinstance(error, OperationalError)
+                    is_logged = isinstance(error, OperationalError)
                     if name not in self.faults:
                         logger.error(
-                            "%s failed, and is tried again: %s", name, error, exc_info=None if is_said else error
+                            "%s failed, and is tried again: %s", name, error, exc_info=None if is_logged else error
                         )
-                    self.faults[name] = str(error) if is_said else f"{type(error).__name__}: see the log"
+                    self.faults[name] = str(error) if is_logged else f"{type(error).__name__}: see the log"
                     await asyncio.sleep(RETRY_S)
                 else:
                     self._goes_on(name)

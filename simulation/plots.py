@@ -126,5 +126,5 @@ def _line(number: int, series: Series, pixels: Sequence[tuple[float, float]]) ->
 
 def _legend(number: int, name: str, width: int) -> list[str]:
     x, y = width - RIGHT + 12, TOP + 8 + 18 * number
-    shown = name if len(name) <= 20 else name[:19] + "…"
-    return [f'<path d="M{x} {y - 4}h16" {_style(number)}/>', f'<text x="{x + 21}" y="{y}">{escape(shown)}</text>']
+    label = name if len(name) <= 20 else name[:19] + "…"
+    return [f'<path d="M{x} {y - 4}h16" {_style(number)}/>', f'<text x="{x + 21}" y="{y}">{escape(label)}</text>']

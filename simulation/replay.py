@@ -19,8 +19,8 @@ from policies.orders.cost import LinearCost
 from policies.orders.registry import POLICIES
 from policies.request import ServiceTokens
 from simulation.driver import simulate
-from simulation.metrics import percentile
 from simulation.run import IMPOSSIBLE, Arrival, Record
+from simulation.statistics import percentile
 from simulation.timeline import Timeline
 from simulation.traces.reader import Trace
 
@@ -30,7 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 OTHERS = "(others)"
-TENANTS_SHOWN = 8
+TENANTS_LISTED = 8
 TENANTS_COMPARED = 50
 """Tenants with most demand whose shares are compared with each other."""
 TICKS = 240
@@ -181,10 +181,10 @@ class _Tally:
     def __init__(self, trace: Trace) -> None:
         by_demand = sorted(trace.demand, key=lambda tenant: (-trace.demand[tenant], tenant))
         self._compared = by_demand[:TENANTS_COMPARED]
-        self._shown = by_demand[:TENANTS_SHOWN] if len(by_demand) > TENANTS_SHOWN + 1 else by_demand
+        self._listed = by_demand[:TENANTS_LISTED] if len(by_demand) > TENANTS_LISTED + 1 else by_demand
         self._timeline = Timeline([*self._compared, OTHERS], max(TICK_S_MIN, trace.span_s / TICKS))
         self._all = _Count()
-        self._tenants = {tenant: _Count() for tenant in [*self._shown, OTHERS]}
+        self._tenants = {tenant: _Count() for tenant in [*self._listed, OTHERS]}
         self._refused: Counter[str] = Counter()
         self._price = LinearCost()
         self._prompt_tokens = self._output_tokens = self._preemptions = self._queued = 0
@@ -212,7 +212,7 @@ class _Tally:
         window_s = min(WINDOW_S_MAX, trace.span_s / WINDOWS)
         gap = self._timeline.gaps({tenant: weights[tenant] for tenant in self._compared})
         rates = {tenant: self._timeline.rates(tenant, window_s) for tenant in [*self._compared, OTHERS]}
-        service = {tenant: rates[tenant] for tenant in self._shown}
+        service = {tenant: rates[tenant] for tenant in self._listed}
         if self._tenants[OTHERS].requests:
             rest = [course for tenant, course in rates.items() if tenant not in service]
             service[OTHERS] = [(course[0][0], sum(rate for _, rate in course)) for course in zip(*rest, strict=True)]

@@ -31,7 +31,7 @@ class Replayed:
     trace: Trace
     profile: EngineProfile
     results: Sequence[ReplayResult]
-    said: Sequence[str] = ()
+    remarks: Sequence[str] = ()
 
     @property
     def backends(self) -> list[int]:
@@ -62,7 +62,7 @@ class Replayed:
 
     def notes(self) -> list[str]:
         """What to know before one reads the numbers."""
-        trace, notes = self.trace, list(self.said)
+        trace, notes = self.trace, list(self.remarks)
         if trace.foreign:
             notes.append(f"{_count(trace.foreign, 'line')} left out: no whole lines of an access log.")
         if trace.elsewhere:

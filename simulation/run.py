@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from policies.admission.decisions import Decision
-from policies.replicas.messages import News, ReplicaReport, ReplicaView
 from policies.request import NO_CLAIM, Claim, Flow, Request
 
-__all__ = ["IMPOSSIBLE", "LOST", "WRONG", "Arrival", "EngineEvent", "Record", "Run", "Stall", "StoreLink"]
+__all__ = ["IMPOSSIBLE", "LOST", "WRONG", "Arrival", "EngineEvent", "Record", "Run"]
 
 IMPOSSIBLE = "context_length_exceeded"
 """The outcome of a request that is longer than the model's context: the gateway refuses it unseen."""
@@ -102,27 +101,3 @@ class Run:
     waiting_max: int = 0
     """Most requests that ever waited inside one engine, as of the end of a step."""
     ended_s: float = 0.0
-
-
-class StoreLink(Protocol):
-    """What the gateways have in common, and the way there and back."""
-
-    way_s: float
-    """One way."""
-
-    def exchange(self, gateway: int, number: int, report: ReplicaReport, now: float) -> ReplicaView | None:
-        """The answer to this exchange, which is at the store at this time; None: it is lost, there or on its way."""
-
-    def carries(self, news: News, now: float) -> bool:
-        """Does what a gateway says at this time of the prompts that it sent reach another one?"""
-
-
-class Stall(NamedTuple):
-    """The process of a gateway stands still: what comes to it waits in its sockets.
-
-    For ever: it is dead, its backends abort what it had dispatched, and its clients lose what they waited for.
-    """
-
-    gateway: int
-    from_s: float
-    until_s: float = float("inf")

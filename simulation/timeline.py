@@ -9,8 +9,8 @@ from math import ceil
 
 from policies.orders.cost import LinearCost
 from policies.request import ServiceTokens
-from simulation.metrics import jain
 from simulation.run import Record
+from simulation.statistics import jain
 
 __all__ = ["Timeline"]
 

@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 
 from backends.answers.answer_keys import KEY_BYTES_MAX, AnswerKeys
+from backends.answers.answer_usage import TOOL_ITEMS, asks_for_more, holds_any, plain, taken_together, usage_of
 from backends.answers.body import Delta, Envelope, ErrorFields, EventChoice, MessageDelta, StreamEvent, decode_event
 from backends.answers.members import MemberFinder
-from backends.answers.usage import TOOL_ITEMS, asks_for_more, holds_any, plain, taken_together, usage_of
 from backends.base import Usage
 
 __all__ = ["Dialect", "StreamError", "StreamMeter"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from backends.errors import UpstreamError
+from backends.upstream_errors import UpstreamError
 
 __all__ = ["Receiver", "UpstreamCall"]
 

@@ -15,8 +15,8 @@ import httptools
 
 from backends.client.call import Receiver, UpstreamCall
 from backends.client.outbox import Outbox, Outlet
-from backends.errors import ConnectFailed, ConnectionLost, ProtocolViolation, ReadTimedOut, UpstreamError
-from backends.tls import client_context, what_failed
+from backends.tls_contexts import client_context, what_failed
+from backends.upstream_errors import ConnectFailed, ConnectionLost, ProtocolViolation, ReadTimedOut, UpstreamError
 
 __all__ = ["Receiver", "UpstreamCall", "UpstreamPool"]
 

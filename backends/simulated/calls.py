@@ -239,8 +239,8 @@ def _texts(value: object, name: str) -> list[bytes]:
 
 
 def _responses_prompt(body: dict[str, Any]) -> list[bytes]:
-    given = _required(body, "input")
-    messages = given if isinstance(given, list) else [{"role": "user", "content": given}]
+    value = _required(body, "input")
+    messages = value if isinstance(value, list) else [{"role": "user", "content": value}]
     if body.get("instructions"):
         messages = [{"role": "system", "content": body["instructions"]}, *messages]
     return [render_chat(messages, body.get("tools"))]

@@ -51,7 +51,6 @@ class EngineGauges(NamedTuple):
     generation_tokens_total: int = 0
     prefix_cache_queries_total: int = 0
     prefix_cache_hits_total: int = 0
-    finished_total: int = 0
 
 
 @dataclass(slots=True)
@@ -116,7 +115,7 @@ class EngineModel:
         self._waiting: list[tuple[int, int, _Sequence]] = []  # a heap; under FCFS the first number is always 0
         self._serial = 0
         self._preemptions = self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
-        self._queries = self._hits = self._finished = 0
+        self._queries = self._hits = 0
         self._gauges_before = self._gauges_after = EngineGauges()
         self._step_end_s = -math.inf
 
@@ -315,7 +314,6 @@ class EngineModel:
             result.finished.append(sequence.id)
             del self._sequences[sequence.id]
             self._release(sequence)
-        self._finished += len(done)
         self._running = [sequence for sequence in self._running if sequence.blocks]
 
     def _read_gauges(self) -> EngineGauges:
@@ -332,5 +330,4 @@ class EngineModel:
             self._generation_tokens,
             self._queries,
             self._hits,
-            self._finished,
         )

@@ -18,27 +18,12 @@ class Output:
         self.choices_left = len(answer.emitted)
         self.done = asyncio.Event()
         self.transport: asyncio.Transport | None = None
-        self.events_left: int | None = None
-        self.cut = False
-        """A fault has ended the stream early, or stalls it."""
 
     def write(self, events: bytes) -> None:
         """One HTTP chunk for some events. For a slow reader the transport buffers, at most a context length of events.
 
         This is what runs for every token: it writes to the transport itself, without a task switch.
         """
-        if self.transport is None or self.cut or not events or self.transport.is_closing():
+        if self.transport is None or not events or self.transport.is_closing():
             return
-        if self.events_left is not None:
-            events = self._spend(events)
         self.transport.write(b"%x\r\n%b\r\n" % (len(events), events))
-
-    def _spend(self, events: bytes) -> bytes:
-        pieces = events.split(b"\n\n")[:-1]
-        assert self.events_left is not None
-        if len(pieces) >= self.events_left:
-            pieces = pieces[: self.events_left]
-            self.cut = True
-            self.done.set()
-        self.events_left -= len(pieces)
-        return b"\n\n".join(pieces) + b"\n\n"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import socket
-import struct
 from typing import Any, NoReturn
 
 import msgspec
@@ -15,7 +13,6 @@ from aiohttp import web
 from backends.simulated.calls import CallRefusedError, Endpoint, SimulatedCall, read_call, read_prompt, render_chat
 from backends.simulated.engine import EngineGauges, EngineModel, EngineRequest, Step
 from backends.simulated.exposition import Totals, render
-from backends.simulated.faults import Faults
 from backends.simulated.outputs import Output
 from backends.simulated.profiles import EngineProfile, profile
 from backends.simulated.shapes import SimulatedAnswer, answer_to, error_body, in_stream_error
@@ -25,9 +22,7 @@ __all__ = ["SimulatedServer", "run"]
 
 _BODY_BYTES_MAX = 32 * 2**20
 _CATCH_UP_S = 0.05
-_BUSY = (
-    "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
-)
+BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 
 
 class SimulatedServer:
@@ -36,7 +31,7 @@ class SimulatedServer:
     `adapters`: those of the names that are LoRA adapters of the first one. They are only named so.
 
     `max_num_queued_reqs` is vLLM's flag: above so many unfinished requests it answers 503, to a burst of streams 200
-    with the 503 inside. `faults` may be changed while it serves.
+    with the 503 inside.
     """
 
     def __init__(
@@ -48,14 +43,12 @@ class SimulatedServer:
         seed: int = 0,
         time_scale: float = 1.0,
         max_num_queued_reqs: int | None = None,
-        faults: Faults | None = None,
     ) -> None:
         if not model_names:
             raise ValueError("a simulated server needs at least one model name")
         self.profile = profile
         self.model_names = tuple(model_names)
         self.adapters = adapters
-        self.faults = faults or Faults()
         self.scrapes = 0
         """How often its metrics were asked for."""
         self._seed = seed
@@ -148,8 +141,7 @@ class SimulatedServer:
                 self._arrived.clear()
                 await self._arrived.wait()
                 due = loop.time()
-            while self.faults.is_still:  # noqa: ASYNC110 (set at any time, by a test)
-                await asyncio.sleep(_CATCH_UP_S)
+            await self.at("step")
             step = self._engine.step(due)
             due += step.duration_s * self._time_scale
             await asyncio.sleep(due - loop.time())
@@ -189,7 +181,7 @@ class SimulatedServer:
     def _generate(self, endpoint: Endpoint) -> Any:
         async def handler(request: web.Request) -> web.StreamResponse:
             try:
-                await self._misbehave(request)
+                await self.at("call", request)
                 call = read_call(endpoint, await request.read(), self.profile, self.model_names, self._seed)
                 self._refuse_if_full(call)
                 await asyncio.sleep(0)  # vLLM renders the prompt here: a burst passes the first check as one
@@ -203,29 +195,22 @@ class SimulatedServer:
 
         return handler
 
-    async def _misbehave(self, request: web.Request) -> None:
-        """Play the faults that strike before an answer."""
-        if self.faults.take("reset_next"):
-            await _hang_up(request, reset=True)
-        if self.faults.take("garbage_next"):
-            assert request.transport is not None
-            request.transport.write(b"\x16\x03\x01 this is not HTTP \xff\xfe\r\n\r\n")
-            await _hang_up(request)
-        if self.faults.take("refuse_next"):
-            raise CallRefusedError(503, _BUSY, "Service Unavailable")
+    async def at(self, moment: str, request: web.Request | None = None, output: Output | None = None) -> None:
+        """The moments step, call, submit, body and end: an engine that extends this one may go wrong there."""
+
+    def output_of(self, answer: SimulatedAnswer) -> Output:
+        return Output(answer)
 
     def _refuse_if_full(self, call: SimulatedCall) -> None:
         limit = self._max_num_queued_reqs
         if limit is not None and len(self._outputs) + len(call.output_tokens) > limit:
             self._totals.rejected += 1
-            raise CallRefusedError(503, _BUSY, "Service Unavailable")
+            raise CallRefusedError(503, BUSY, "Service Unavailable")
 
     def _submit(self, output: Output) -> None:
         """Give every choice to the engine, or end them all when draining."""
         answer = output.answer
         call = answer.call
-        if self.faults.take("refuse_in_stream_next"):
-            raise CallRefusedError(503, _BUSY, "Service Unavailable")
         self._refuse_if_full(call)
         if self._draining:
             answer.abort()
@@ -279,39 +264,33 @@ class SimulatedServer:
         return response
 
     async def _whole(self, request: web.Request, answer: SimulatedAnswer) -> web.StreamResponse:
-        output = Output(answer)
+        output = self.output_of(answer)
         try:
+            await self.at("submit", request, output)
             self._submit(output)
             await output.done.wait()
         finally:
             self._abort(output)
-        body = msgspec.json.encode(answer.whole())
-        if self.faults.take("cut_body_next"):
-            head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-            assert request.transport is not None
-            request.transport.write(head.encode() + body[: len(body) // 2])
-            await _hang_up(request)
-        return web.Response(body=body, content_type="application/json")
+        await self.at("body", request, output)
+        return web.Response(body=msgspec.json.encode(answer.whole()), content_type="application/json")
 
     async def _stream(self, request: web.Request, answer: SimulatedAnswer) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         response.enable_chunked_encoding()
         await response.prepare(request)
-        output = Output(answer)
+        output = self.output_of(answer)
         output.transport = request.transport
-        truncate, stall = self.faults.truncate_after_events, self.faults.stall_after_events
-        output.events_left = truncate if truncate is not None else stall
         try:
+            await self.at("submit", request, output)
             self._submit(output)
             if self._draining and answer.call.stream and output.done.is_set():
                 output.write(answer.end())
             await output.done.wait()
-            if output.cut:
-                await _hang_up(request) if truncate is not None else await _until_cancelled()
+            await self.at("end", request, output)
         except CallRefusedError as error:
             events = in_stream_error(error, answer.call.endpoint)
             if events is None:
-                await _hang_up(request)
+                await hang_up(request)
             output.write(events or b"")
         finally:
             self._abort(output)
@@ -380,23 +359,12 @@ def _bad_tokenize(message: str) -> web.Response:
     return web.Response(status=400, body=error_body(error, None), content_type="application/json")
 
 
-async def _until_cancelled() -> NoReturn:
-    """Wait for the client to go away, which cancels the handler."""
+async def hang_up(request: web.Request) -> NoReturn:
+    """Close the connection; aiohttp then cancels this."""
+    if request.transport is not None:
+        request.transport.close()
     await asyncio.Event().wait()
     raise AssertionError("an event that nobody has was set")
-
-
-async def _hang_up(request: web.Request, *, reset: bool = False) -> NoReturn:
-    """Close the connection after what is written, or reset it at once; the handler ends by its cancellation."""
-    transport = request.transport
-    if transport is not None:
-        if reset:
-            linger = struct.pack("ii", 1, 0)
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            transport.abort()
-        else:
-            transport.close()
-    await _until_cancelled()
 
 
 async def run(

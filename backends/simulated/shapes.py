@@ -36,10 +36,6 @@ _DONE = b"data: [DONE]\n\n"
 _dumps = msgspec.json.encode
 
 
-def _data(value: dict[str, Any]) -> bytes:
-    return b"data: " + _dumps(value) + b"\n\n"
-
-
 def _event(type_: str, value: dict[str, Any]) -> bytes:
     return b"event: " + type_.encode() + b"\ndata: " + _dumps(value) + b"\n\n"
 

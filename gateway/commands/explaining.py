@@ -15,7 +15,7 @@ from urllib.parse import quote
 import click
 
 from gateway.commands.admin import NotAnswered, admin_of, asks_admin
-from gateway.commands.keys import BAD_INPUT, loaded
+from gateway.commands.key_commands import BAD_INPUT, loaded
 from gateway.commands.replaying import readable
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _of_request(
     """Raises NotAnswered and TraceError."""
     from gateway.telemetry.logged import Logged
 
-    said, status = "", 404
+    admin_error, status = "", 404
     if asks:
         try:
             answer = admin_of(path, admin).get(f"/explain/{quote(request_id, safe='')}")
@@ -102,12 +102,14 @@ def _of_request(
         except NotAnswered as error:
             if error.status not in (0, 404):
                 raise
-            said, status = "no decision on it is remembered; " if error.status else f"{error}; ", error.status
+            admin_error, status = "no decision on it is remembered; " if error.status else f"{error}; ", error.status
     logged = Logged(
         files, lambda line: request_id in (line.request_id, line.client_request_id), has=request_id, is_last=True
     )
     if not logged.lines:
-        raise NotAnswered(f"{request_id}: {said}{'it is not in the log' if files else 'no log is known'}", status)
+        raise NotAnswered(
+            f"{request_id}: {admin_error}{'it is not in the log' if files else 'no log is known'}", status
+        )
     return logged.sentence(), logged.numbers()
 
 
@@ -132,7 +134,7 @@ def _of_tenant(tenant: str, question: Question, path: Path | None, files: Sequen
 
 def _of_usage(tenant: str, question: Question, usage: UsageConfig) -> tuple[str, Any]:
     """What sums know. Raises NotAnswered and BadQuestion."""
-    from gateway.storage.errors import StoreError
+    from gateway.storage.store_errors import StoreError
     from gateway.usage.database import Database
     from gateway.usage.usage_report import read
 

@@ -13,10 +13,10 @@ from gateway import BUILD, __version__
 from gateway.commands.admin import NotAnswered, admin_of, asks_admin
 from gateway.commands.changing import drain, reload, resume
 from gateway.commands.explaining import explain
-from gateway.commands.keys import keys
+from gateway.commands.key_commands import keys
 from gateway.commands.replaying import replay
 from gateway.commands.serving import BAD_INPUT, allow_files, run, serve_one, supervise
-from gateway.commands.usage import usage
+from gateway.commands.usage_command import usage
 from gateway.commands.vllm_flags import vllm_flags
 
 __all__ = ["main"]
@@ -99,20 +99,20 @@ def serve(
     fairgate serve --backend http://localhost:8000 --name sha256:...=alice
     fairgate serve -c config.yaml
     """
-    from gateway.config.load import ConfigError, Given, config_for_backends, load_config
+    from gateway.config.load import ConfigError, Overrides, config_for_backends, load_config
 
     if (config_path is None) == (not backends):
         raise click.UsageError("give either -c FILE or at least one --backend URL (try: fairgate serve --help)")
     if config_path is not None and names:
         raise click.UsageError("--name goes with --backend; in a file, names and keys stand under `tenants`")
-    given = Given(**options, names=names)
+    overrides = Overrides(**options, names=names)
     try:
         load = None
         if config_path is not None:
-            load = partial(load_config, config_path.absolute(), given)
-            config = load_config(config_path, given)
+            load = partial(load_config, config_path.absolute(), overrides)
+            config = load_config(config_path, overrides)
         else:
-            config = config_for_backends([*backends], given)
+            config = config_for_backends([*backends], overrides)
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(BAD_INPUT)

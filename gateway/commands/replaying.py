@@ -120,9 +120,9 @@ def replay(
                 engine = measured(trace.entries()) or engine
             counts = (setting.counts(backends) if setting is not None else backends) or (engine.backends,)
             results = [_run(name, count, trace, engine.profile, setting) for count in counts for name in names]
-            said = [] if profile_name is not None else [engine.why]
-            said += setting.said(trace) if setting is not None else []
-            replayed = Replayed(trace, engine.profile, results, said)
+            remarks = [] if profile_name is not None else [engine.why]
+            remarks += setting.remarks(trace) if setting is not None else []
+            replayed = Replayed(trace, engine.profile, results, remarks)
             for file, write in outputs:
                 file.write_text(write(replayed), encoding="utf-8")
         except ConfigError as error:
@@ -168,9 +168,9 @@ class _Setting:
     @classmethod
     def of(cls, path: Path, pool_name: str | None) -> _Setting:
         """Raises ConfigError; UsageError if the pool is not clear."""
-        from gateway.config.load import Given, load_config
+        from gateway.config.load import Overrides, load_config
 
-        config = load_config(path, Given(workers=1))
+        config = load_config(path, Overrides(workers=1))
         pools = {pool.name: pool for pool in config.pools}
         if pool_name is None and len(pools) == 1:
             [pool_name] = pools
@@ -223,15 +223,15 @@ class _Setting:
         backends = self.pool.backends
         return (*backends[:count], *[backends[-1]] * (count - len(backends)))
 
-    def said(self, trace: Trace) -> list[str]:
+    def remarks(self, trace: Trace) -> list[str]:
         """What an operator should know of the file and this traffic."""
-        said = [f"Limits, weights and settings are those of {self.path.name}, pool {self.pool.name}."]
+        remarks = [f"Limits, weights and settings are those of {self.path.name}, pool {self.pool.name}."]
         known = {tenant.name for tenant in self.config.tenants}
         unknown = [tenant for tenant in trace.demand if tenant not in known]
         if known and unknown:
             more = f" and {len(unknown) - NAMES_MAX:,} more" if len(unknown) > NAMES_MAX else ""
             names = ", ".join(sorted(unknown)[:NAMES_MAX]) + more
-            said.append(
+            remarks.append(
                 f"Not among the tenants of {self.path.name}: {names}. They keep the weight that the trace gives."
             )
-        return said
+        return remarks

@@ -33,7 +33,7 @@ _VERSION = f"  version {__version__}, {BUILD}"
 def run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run on uvloop where there is one."""
     from gateway.pool.pools import CannotTakeOver
-    from gateway.storage.errors import StoreRefused
+    from gateway.storage.store_errors import StoreRefused
 
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if sys.platform != "win32":
@@ -177,13 +177,13 @@ async def serve_one(config: Config, load: Load | None = None, worker: Child | No
         await gateway.start()
         _prepare_interpreter()
         if worker is None:
-            log.say(_announcement(gateway))
+            log.write_line(_announcement(gateway))
         else:
             loop.add_reader(worker.liveness_pipe, orphaned)
-            log.say(_worker_announcement(gateway, worker))
+            log.write_line(_worker_announcement(gateway, worker))
         await stop.wait()
         if worker is None:
-            log.say(f"fairgate: draining for at most {gateway.config.drain_s:g} s; a second signal ends at once")
+            log.write_line(f"fairgate: draining for at most {gateway.config.drain_s:g} s; a second signal ends at once")
     finally:
         await reloads.stop()
         draining = asyncio.ensure_future(gateway.stop(gateway.config.drain_s))
@@ -201,7 +201,9 @@ async def _reload(gateway: Gateway, log: StderrLog) -> None:
     await gateway.reloading.run()
     for minted in gateway.minted_keys:
         if minted not in known:
-            log.say(f"fairgate: a key for this run only, for a tenant that has none: {minted.tenant} {minted.key}")
+            log.write_line(
+                f"fairgate: a key for this run only, for a tenant that has none: {minted.tenant} {minted.key}"
+            )
 
 
 def _url(config: Config, port: int) -> str:

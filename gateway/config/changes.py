@@ -20,7 +20,7 @@ from gateway.config.section import Section
 
 __all__ = ["LIVE", "Change", "changes", "config_hash", "needs_restart"]
 
-SHOWN_MAX = 60
+CHARACTERS_MAX = 60
 LIVE = frozenset(
     {
         "access_log", "admin_token", "aliases", "apps", "cors_origins", "debug_headers", "drain_s", "interactions",
@@ -66,7 +66,7 @@ def _changes(path: str, before: Any, after: Any) -> Iterator[Change]:
         return
     mine, theirs = _parts(path, before), _parts(path, after)
     if mine is None or theirs is None:
-        yield Change(path, _shown(before), _shown(after))
+        yield Change(path, _text(before), _text(after))
         return
     for place in sorted(mine.keys() | theirs.keys()):
         yield from _changes(place, mine.get(place), theirs.get(place))
@@ -146,7 +146,7 @@ def _plain(value: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
-def _shown(value: Any) -> str | None:
+def _text(value: Any) -> str | None:
     """In short, and without a secret; None where there is nothing."""
     if value is None or value == ():
         return None
@@ -155,4 +155,4 @@ def _shown(value: Any) -> str | None:
     if isinstance(value, SecretStr):
         return SECRET
     text = json.dumps(_plain(value)) if isinstance(value, tuple | bool) else str(_plain(value))
-    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
+    return text if len(text) <= CHARACTERS_MAX else f"{text[:CHARACTERS_MAX]}..."

@@ -22,7 +22,7 @@ from gateway.config.checks import split_address
 from gateway.config.model import FAULTS_FOUND_MAX, Config, path_of
 from gateway.config.provenance import Loc, Provenances, Written
 
-__all__ = ["ConfigError", "Fault", "Finding", "Given", "check_config", "config_for_backends", "load_config"]
+__all__ = ["ConfigError", "Fault", "Finding", "Overrides", "check_config", "config_for_backends", "load_config"]
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
 DEPTH_MAX = 20
@@ -80,7 +80,7 @@ class ConfigError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class Overrides:
     """What the command line gives in the place of the file's; None: the file's, or the default."""
 
     host: str | None = None
@@ -111,14 +111,14 @@ class Given:
             data["tenants"] = [{"name": tenant, "keys": hashes} for tenant, hashes in keys.items()]
 
 
-NOTHING_GIVEN = Given()
+NO_OVERRIDES = Overrides()
 
 
-def load_config(path: str | os.PathLike[str], given: Given = NOTHING_GIVEN) -> Config:
+def load_config(path: str | os.PathLike[str], overrides: Overrides = NO_OVERRIDES) -> Config:
     """Read a configuration file. Raises ConfigError with every fault; its text never holds a substituted value."""
     source = _Source(os.fspath(path))
     try:
-        return _loaded(source, given)
+        return _loaded(source, overrides)
     finally:
         source.forget()
 
@@ -135,18 +135,18 @@ def check_config(
     ]
 
 
-def _loaded(source: _Source, given: Given = NOTHING_GIVEN) -> Config:
+def _loaded(source: _Source, overrides: Overrides = NO_OVERRIDES) -> Config:
     try:
         data = source.read()
         read = dict(data)
-        given.over(data)
+        overrides.over(data)
         changed = {field for field, value in data.items() if value is not read.get(field)}
         return _validated(data, source).that_came_from(source.provenances(changed))
     except _RefusedError as error:
         raise ConfigError([error.fault]) from None
 
 
-def config_for_backends(urls: list[str], given: Given = NOTHING_GIVEN) -> Config:
+def config_for_backends(urls: list[str], overrides: Overrides = NO_OVERRIDES) -> Config:
     """The configuration of a gateway without a file: one pool, and every key without a name its own tenant.
 
     Raises ConfigError, for instance when a url is none or the port is the one of the admin listener.
@@ -156,7 +156,7 @@ def config_for_backends(urls: list[str], given: Given = NOTHING_GIVEN) -> Config
         "open_access": True,
         "pools": [{"name": "default", "backends": [{"url": url} for url in urls]}],
     }
-    given.over(data)
+    overrides.over(data)
     return _validated(data, source)
 
 
@@ -199,14 +199,14 @@ class _Source:
         self.variables: dict[Loc, str] = {}
         """The first environment variable in a value."""
 
-    def provenances(self, given: set[str]) -> Provenances:
+    def provenances(self, overrides: set[str]) -> Provenances:
         """Where the values come from. `given`: the fields that the command line gave."""
         written = {
             loc: Written(_place(node)[0], self.variables.get(loc, ""))
             for loc, node in self.values.items()
             if isinstance(node, yaml.ScalarNode)
         }
-        return Provenances(self.file, written, given)
+        return Provenances(self.file, written, overrides)
 
     def forget(self) -> None:
         """Node by node: to free a large tree at once would keep every thread waiting."""
@@ -352,10 +352,10 @@ def _place(node: yaml.Node) -> tuple[int, int]:
 
 def _path(loc: Loc) -> str:
     """The path, without what may be a key or a password written where the name of a field belongs."""
-    return path_of(tuple(part if isinstance(part, int) else _shown(part) for part in loc))
+    return path_of(tuple(part if isinstance(part, int) else _name_or_hidden(part) for part in loc))
 
 
-def _shown(name: str) -> str:
+def _name_or_hidden(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_.<-]{1,32}", name) else "(a name not shown)"
 
 

@@ -47,9 +47,9 @@ from gateway.config.sections.interactions import InteractionsConfig
 from gateway.config.sections.keys import KeyConfig, hash_key, new_key
 from gateway.config.sections.limits import Limits
 from gateway.config.sections.listener import NetworkName, Origin, RouteConfig
-from gateway.config.sections.policy import PolicyConfig, PolicyName
+from gateway.config.sections.policy_choice import PolicyConfig, PolicyName
 from gateway.config.sections.state import StateConfig
-from gateway.config.sections.throttle import OverloadConfig, QuotaConfig, ThrottleConfig
+from gateway.config.sections.throttling import OverloadConfig, QuotaConfig, ThrottleConfig
 from gateway.config.sections.tls import ListenerTlsConfig
 from gateway.config.sections.tracing import TracingConfig
 from gateway.config.sections.usage import UsageConfig

@@ -31,16 +31,16 @@ class Written(NamedTuple):
 class Provenances:
     """What stands in the file, and what the command line gave."""
 
-    def __init__(self, file: str, written: Mapping[Loc, Written], given: Set[str]) -> None:
+    def __init__(self, file: str, written: Mapping[Loc, Written], overridden: Set[str]) -> None:
         """`file`: ""; there is none, and all that is set was given. `written`: the scalars of the file by their place.
         `given`: the fields of the top level that the command line gave."""
         self.file = file
         self.written = written
-        self._given = given
+        self._overridden = overridden
 
     def of(self, loc: Loc) -> Provenance:
         """Where a value comes from that is set. (Whether it is, its section knows.)"""
-        if not self.file or loc[0] in self._given:
+        if not self.file or loc[0] in self._overridden:
             return Provenance("command line")
         for end in range(len(loc), 0, -1):  # text in the place of a section is all that is set of it
             written = self.written.get(loc[:end])

@@ -195,12 +195,12 @@ class EngineError(ApiError):
         super().__init__(reason, message, param=param)
         self.status = status
         self.type = type or self.type
-        self._said = code
+        self._engine_code = code
 
     def body(self, dialect: Dialect = Dialect.OPENAI) -> bytes:
         if dialect is Dialect.MESSAGES:
             return self.anthropic_body()
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self._said}
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self._engine_code}
         return msgspec.json.encode({"error": error})
 
     def anthropic_body(self) -> bytes:

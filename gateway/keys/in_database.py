@@ -6,7 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, USED_MAX, KeyTable, TableFull, say_left_out
+from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, USED_MAX, KeyTable, TableFull, log_left_out
 from gateway.usage.database import Database
 from gateway.usage.thread import DatabaseThread
 
@@ -57,7 +57,7 @@ class DatabaseKeys(KeyTable):
             read += len(page)
         if read == ENTRIES_READ_MAX and not self._has_left_out:
             self._has_left_out = True
-            say_left_out(self._database.place)
+            log_left_out(self._database.place)
 
     async def note(self, changes: Mapping[str, str | None]) -> None:
         def written(database: Database) -> None:

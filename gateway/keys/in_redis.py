@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 
-from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, USED_MAX, KeyTable, TableFull, say_left_out
-from gateway.storage.redis.store import RedisStore, Script
+from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, USED_MAX, KeyTable, TableFull, log_left_out
+from gateway.storage.redis.redis_store import RedisStore, Script
 
 __all__ = ["CHANGED", "TABLE", "RedisKeys"]
 
@@ -56,7 +56,7 @@ class RedisKeys(KeyTable):
         if self._has_left_out:
             return
         self._has_left_out = True
-        say_left_out(f"{self.place} {TABLE}")
+        log_left_out(f"{self.place} {TABLE}")
 
     async def note(self, changes: Mapping[str, str | None]) -> None:
         words: list[str | int] = [KEYS_MAX]

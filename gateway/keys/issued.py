@@ -18,7 +18,7 @@ from gateway.config.checks import checked_name
 from gateway.config.model import Config
 from gateway.config.sections.keys import KeyConfig
 from gateway.keys.identity import Keyring, Principal
-from gateway.storage.errors import StoreError, StoreUnavailable
+from gateway.storage.store_errors import StoreError, StoreUnavailable
 
 __all__ = [
     "ENTRIES_READ_MAX",
@@ -30,9 +30,9 @@ __all__ = [
     "TableFull",
     "entry",
     "in_words",
+    "log_left_out",
     "nobody_of",
     "read_entry",
-    "say_left_out",
     "take_back",
     "unfit",
 ]
@@ -97,8 +97,8 @@ def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
     if not found.tenant:
         raise ValueError("it names no tenant")
     terms = {name: getattr(found, name) for name in _TERMS}
-    given = {name: value for name, value in terms.items() if value is not None}
-    return found.tenant, KeyConfig.model_validate({"hash": key_hash.decode(), **given})
+    present = {name: value for name, value in terms.items() if value is not None}
+    return found.tenant, KeyConfig.model_validate({"hash": key_hash.decode(), **present})
 
 
 def _in_old_words(noted: str) -> _Entry:
@@ -267,7 +267,7 @@ class Follower:
             self._uses = {}
 
 
-def say_left_out(where: str) -> None:
+def log_left_out(where: str) -> None:
     """A table is not read to its end."""
     logger.warning(
         "the table of keys (%s) is not read beyond %d entries: keys whose entries come later are not taken",

@@ -13,12 +13,12 @@ from gateway.operator.actions import changing_routes
 from gateway.operator.contract import Operated
 from gateway.operator.explain import explain
 from gateway.operator.guard import guard
-from gateway.operator.keys import key_routes
+from gateway.operator.key_routes import key_routes
 from gateway.operator.page.files import page
 from gateway.operator.snapshots.feed import Feed
-from gateway.operator.snapshots.snapshot import Here, encoded, snapshot_of
+from gateway.operator.snapshots.snapshot import encoded, snapshot_of
 from gateway.operator.snapshots.state_views import tenants
-from gateway.operator.usage import usage_routes
+from gateway.operator.usage_routes import usage_routes
 from gateway.operator.views import views
 
 __all__ = ["admin_app", "worker_app"]
@@ -28,10 +28,10 @@ def admin_app(gateway: Operated) -> web.Application:
     """Never queued. What it asks for is `admin_token`; without one it belongs on loopback, and answers there only those
     who call it by an address of this machine.
     """
-    here = gateway.replicas or Here(gateway)
-    feed = Feed(here)
+    source = gateway.replicas or gateway
+    feed = Feed(source)
     app = web.Application(middlewares=[guard(lambda: gateway.config)])
-    app.add_routes([*_own(gateway), web.get("/events", feed.events), *views(here), *page()])
+    app.add_routes([*_own(gateway), web.get("/events", feed.events), *views(source), *page()])
     app.on_shutdown.append(feed.close)
     return app
 
@@ -39,15 +39,15 @@ def admin_app(gateway: Operated) -> web.Application:
 def worker_app(gateway: Operated) -> web.Application:
     """What a worker answers its hub, which asks for all of them (`gateway.operator.of_workers`)."""
 
-    async def look(request: web.Request) -> web.Response:
-        """How it stands, and its ends since the hub had so many of them; with replicas, all of them together."""
-        source = gateway.replicas or Here(gateway)
-        found = await source.look(with_running="running" in request.query)
+    async def snapshot(request: web.Request) -> web.Response:
+        """With its ends since the hub had so many of them; of all replicas together, if there are others."""
+        source = gateway.replicas or gateway
+        found = await source.snapshot(with_running="running" in request.query)
         recent = source.recent
         return web.Response(body=encoded(found, recent.latest_after(int(request.query["ends"])), recent.count))
 
     app = web.Application()
-    app.add_routes([*_own(gateway), web.get("/seen", look)])
+    app.add_routes([*_own(gateway), web.get("/snapshot", snapshot)])
     return app
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gateway.operator.snapshots.snapshot import Look
-from gateway.operator.snapshots.visible import Visible
+from gateway.operator.snapshots.snapshot import GatewayProcess, SnapshotSource
 
 if TYPE_CHECKING:
     from gateway.keys.issued import KeyTable
@@ -43,7 +42,7 @@ class Reloads(Protocol):
     async def run(self) -> Reloaded: ...
 
 
-class Operated(Visible, Protocol):
+class Operated(GatewayProcess, Protocol):
     """A gateway, as its operator has it."""
 
     @property
@@ -66,7 +65,7 @@ class Operated(Visible, Protocol):
         """Keys that are made while the gateway runs. None: there is no place for them."""
 
     @property
-    def replicas(self) -> Look | None:
+    def replicas(self) -> SnapshotSource | None:
         """All replicas together, if there are others."""
 
     @property

@@ -11,7 +11,7 @@ from pydantic import BaseModel, SecretStr
 
 from gateway.config.model import Config, PolicyConfig, path_of
 from gateway.config.provenance import Loc, Provenance
-from gateway.config.sections.policy import policy_settings
+from gateway.config.sections.policy_choice import policy_settings
 
 __all__ = ["effective"]
 
@@ -27,17 +27,17 @@ _Value = tuple[Loc, Any, Provenance]
 def effective(config: Config) -> dict[str, Any]:
     """Every value by its path. Secrets are hidden, and of the hash of a key only the beginning is shown."""
     values = _values(config, config, (), is_set=True)
-    shown = [_shown(*each) for each in islice(values, VALUES_MAX)]
-    return {"file": config.provenance.file or None, "values": shown, "values_left_out": sum(1 for _ in values)}
+    rows = [_row(*each) for each in islice(values, VALUES_MAX)]
+    return {"file": config.provenance.file or None, "values": rows, "values_left_out": sum(1 for _ in values)}
 
 
-def _shown(loc: Loc, value: Any, provenance: Provenance) -> dict[str, Any]:
-    shown = {"path": path_of(loc), "value": value, "from": provenance.source}
+def _row(loc: Loc, value: Any, provenance: Provenance) -> dict[str, Any]:
+    row = {"path": path_of(loc), "value": value, "from": provenance.source}
     if provenance.line:
-        shown["line"] = provenance.line
+        row["line"] = provenance.line
     if provenance.variable:
-        shown["variable"] = provenance.variable
-    return shown
+        row["variable"] = provenance.variable
+    return row
 
 
 def _values(config: Config, section: BaseModel, loc: Loc, *, is_set: bool) -> Iterator[_Value]:

@@ -66,8 +66,8 @@ def _refused(status: int, error: str, headers: dict[str, str] | None = None) -> 
 
 
 def _has_token(request: web.Request, token: str) -> bool:
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    sent = given.strip().encode("utf-8", "surrogateescape")
+    scheme, _, value = request.headers.get("authorization", "").partition(" ")
+    sent = value.strip().encode("utf-8", "surrogateescape")
     return scheme.lower() == "bearer" and compare_digest(sent, token.encode())
 
 

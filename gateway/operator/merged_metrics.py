@@ -22,7 +22,7 @@ class _MergedFamily:
     """One metric: what is said of it, and the values of its series by their names and labels."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.comments: list[str] = []
         self.values: dict[str, float] = {}
 
 
@@ -38,7 +38,7 @@ def merged(pages: Sequence[str]) -> str:
                 family = families.setdefault(name, _MergedFamily())
             if line.startswith("#"):
                 if is_new:
-                    family.said.append(line)
+                    family.comments.append(line)
                 continue
             series, _, text = line.rpartition(" ")
             try:
@@ -50,7 +50,7 @@ def merged(pages: Sequence[str]) -> str:
     return "".join(
         f"{line}\n"
         for family in families.values()
-        for line in (*family.said, *(f"{series} {_text(value)}" for series, value in family.values.items()))
+        for line in (*family.comments, *(f"{series} {_text(value)}" for series, value in family.values.items()))
     )
 
 

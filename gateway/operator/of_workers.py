@@ -21,7 +21,7 @@ from gateway.operator.guard import guard
 from gateway.operator.merged_metrics import merged
 from gateway.operator.page.files import page
 from gateway.operator.snapshots.feed import Feed
-from gateway.operator.snapshots.snapshot import NO_ANSWER, GatewaySnapshot, Gathered, decoded, said_by, state_of
+from gateway.operator.snapshots.snapshot import NO_ANSWER, GatewaySnapshot, Gathered, decoded, grouped_by_text, state_of
 from gateway.operator.views import views
 from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
 
@@ -43,7 +43,7 @@ class WorkerAnswer(NamedTuple):
 
 
 class Workers:
-    """All workers, as the hub asks them. A `Look`."""
+    """All workers, as the hub asks them. A `SnapshotSource`."""
 
     def __init__(self, config: Config, sockets: Sequence[str], *, port: int, has_reloaded: Callable[[], None]) -> None:
         """`sockets`: on which each listens. `port`: that of clients. `has_reloaded`: one has taken over the config, and
@@ -86,11 +86,11 @@ class Workers:
     def recent(self) -> RecentRequests:
         return self._gathered.recent
 
-    async def look(self, *, with_running: bool = False) -> GatewaySnapshot:
+    async def snapshot(self, *, with_running: bool = False) -> GatewaySnapshot:
         running = "&running" if with_running else ""
         async with self._turn:  # each end is fetched once
             known = self._gathered.known
-            asked = [f"/seen?ends={known[f'worker {index}']}{running}" for index in range(len(self._sockets))]
+            asked = [f"/snapshot?ends={known[f'worker {index}']}{running}" for index in range(len(self._sockets))]
             if self.config.state.redis_url is None:
                 answers = await asyncio.gather(*(self.ask(index, path) for index, path in enumerate(asked)))
             else:
@@ -124,12 +124,12 @@ class _Answers:
         return web.json_response({"status": "ok"})
 
     async def ready(self, request: web.Request) -> web.Response:
-        said = [(one.name, _ready(one)) for one in await self._workers.ask_all("/ready")]
-        why_not = said_by([(name, answer["why_not"]) for name, answer in said])
+        readiness = [(one.name, _ready(one)) for one in await self._workers.ask_all("/ready")]
+        why_not = grouped_by_text([(name, answer["why_not"]) for name, answer in readiness])
         answer: dict[str, object] = {"ready": not why_not, "why_not": why_not}
-        if (state := state_of([(name, answer.get("state")) for name, answer in said])) is not None:
+        if (state := state_of([(name, answer.get("state")) for name, answer in readiness])) is not None:
             answer["state"] = state
-        if faults := said_by([(name, answer.get("faults", [])) for name, answer in said]):
+        if faults := grouped_by_text([(name, answer.get("faults", [])) for name, answer in readiness]):
             answer["faults"] = faults
         return web.json_response(answer, status=503 if why_not else 200)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gateway.pool.replication.news import NewsChannel
     from gateway.pool.replication.ticker import Exchanges
     from gateway.storage.contract import Store
-    from gateway.storage.redis.store import RedisStore
+    from gateway.storage.redis.redis_store import RedisStore
 
 __all__ = ["PoolGauges"]
 
@@ -62,7 +62,7 @@ class PoolGauges:
         rows: Rows = defaultdict(list)
         rows["fairgate_open_interactions"].append(([], 0 if interactions is None else len(interactions)))
         rows["fairgate_wasted_tokens_total"] = [] if interactions is None else self._read_waste(interactions)
-        queues: dict[tuple[str, str], int] = dict.fromkeys(self._metrics.shown(), 0)
+        queues: dict[tuple[str, str], int] = dict.fromkeys(self._metrics.labelled(), 0)
         contexts: dict[tuple[str, str], int] = {}
         for pool in pools:
             engine = pool.dispatcher.engine
@@ -89,13 +89,13 @@ class PoolGauges:
         """Who received how much just now, and was due how much? As `/tenants` answers, of the busiest."""
         received: dict[tuple[str, str], float] = {}
         due: dict[tuple[str, str], float] = {}
-        shown = self._metrics.shown()
+        labelled = self._metrics.labelled()
         for pool in present["pools"]:
             for one in pool["tenants"]:
                 of = (pool["pool"], one["tenant"])
-                if of not in shown and len(shown) >= TENANTS_MAX:
+                if of not in labelled and len(labelled) >= TENANTS_MAX:
                     of = (of[0], OTHERS)
-                shown.add(of)
+                labelled.add(of)
                 received[of] = received.get(of, 0.0) + one["service_received"]
                 due[of] = due.get(of, 0.0) + one["service_due"]
         self._of_tenants = {
@@ -117,10 +117,10 @@ class PoolGauges:
 
     def _read_waste(self, interactions: Interactions) -> list[Row]:
         """Also of tenants that wasted nothing: a zero that is shown is what one looks for."""
-        wasted = {tenant: 0 for _, tenant in self._metrics.shown()} | self._wasted
+        wasted = {tenant: 0 for _, tenant in self._metrics.labelled()} | self._wasted
         for tenant, waste in interactions.wasted.items():
-            shown = tenant if tenant in wasted else OTHERS
-            wasted[shown] = wasted.get(shown, 0) + waste.tokens - self._waste.get(tenant, 0)
+            labelled = tenant if tenant in wasted else OTHERS
+            wasted[labelled] = wasted.get(labelled, 0) + waste.tokens - self._waste.get(tenant, 0)
             self._waste[tenant] = waste.tokens
         self._wasted = wasted
         return [([tenant], tokens) for tenant, tokens in wasted.items()]

@@ -7,24 +7,24 @@ import asyncio
 from aiohttp import web
 
 from gateway.operator.effective import effective
-from gateway.operator.snapshots.snapshot import REQUESTS_MAX, Look
+from gateway.operator.snapshots.snapshot import REQUESTS_MAX, SnapshotSource
 from gateway.operator.snapshots.state_views import backends, queue, tenants
 
 __all__ = ["views"]
 
 
-def views(source: Look) -> list[web.RouteDef]:
+def views(source: SnapshotSource) -> list[web.RouteDef]:
     """Never queued; each answer is bounded, and says how much it leaves out."""
 
     async def of_queue(request: web.Request) -> web.Response:
-        return web.json_response(queue(await source.look(), REQUESTS_MAX))
+        return web.json_response(queue(await source.snapshot(), REQUESTS_MAX))
 
     async def of_tenants(request: web.Request) -> web.Response:
-        snapshot = await source.look(with_running=True)
+        snapshot = await source.snapshot(with_running=True)
         return web.json_response(await asyncio.to_thread(tenants(snapshot, source.recent, source.config.tenants)))
 
     async def of_backends(request: web.Request) -> web.Response:
-        return web.json_response(backends(await source.look()))
+        return web.json_response(backends(await source.snapshot()))
 
     async def of_config(request: web.Request) -> web.Response:
         # Thousands of tenants take long: beside the loop, so that no stream waits for it.

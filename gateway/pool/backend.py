@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from backends.addresses import session_at
 from backends.base import Adapter
 from backends.client.upstream import Receiver, UpstreamCall, UpstreamPool
-from backends.errors import ConnectFailed, UpstreamError
 from backends.health import HealthState, ModelCard, Standstill, fetch_models, probe
+from backends.name_resolution import session_at
 from backends.openai import OpenAiAdapter
-from backends.steps import StepFeed
+from backends.step_feed import StepFeed
+from backends.upstream_errors import ConnectFailed, UpstreamError
 from backends.vllm import VllmAdapter
 from gateway.config.model import BackendConfig, Config
 from gateway.request.body.payload import JsonPayload, Payload

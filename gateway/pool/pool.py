@@ -12,8 +12,8 @@ import aiohttp
 
 from backends.base import BackendSnapshot
 from backends.health import ModelCard
-from backends.metrics import Scraper
-from backends.steps import StepFeed
+from backends.scraper import Scraper
+from backends.step_feed import StepFeed
 from gateway.background import Background
 from gateway.config.model import BackendConfig, Config, PoolConfig
 from gateway.pool.backend import PROBE_INTERVAL_S, Backend
@@ -129,7 +129,7 @@ class Pool:
             known = before.get(backend.name)
             if known is backend:
                 continue
-            self._say(backend)
+            self._log_health(backend)
             if known is not None:
                 backend.drained = known.drained
                 if known.url != backend.url and engine.policy.prefixes is not None:
@@ -275,7 +275,7 @@ class Pool:
                 backend.url + backend.adapter.steps_path,
                 session,
                 on_snapshot=observe,
-                on_turn=partial(self._say_feed, backend),
+                on_turn=partial(self._log_feed, backend),
                 api_key=backend.api_key,
                 tls=backend.tls,
             )
@@ -337,13 +337,13 @@ class Pool:
         )
         self.dispatcher.backend_changed(name, gauges)
 
-    def _say(self, backend: Backend) -> None:
+    def _log_health(self, backend: Backend) -> None:
         if backend.health.healthy:
             logger.info("pool %s: backend %s is in service", self.name, backend.name)
         else:
             logger.warning("pool %s: backend %s is out of service: %s", self.name, backend.name, backend.health.reason)
 
-    def _say_feed(self, backend: Backend, is_read: bool, why: str) -> None:
+    def _log_feed(self, backend: Backend, is_read: bool, why: str) -> None:
         if is_read:
             logger.info("pool %s: backend %s says after each step what it holds", self.name, backend.name)
         else:
@@ -352,7 +352,7 @@ class Pool:
     def _health_changed(self, backend: Backend) -> None:
         if self.backends.get(backend.name) is not backend:
             return  # another one has its name
-        self._say(backend)
+        self._log_health(backend)
         self.dispatcher.backend_changed(backend.name, backend.in_service)
 
 

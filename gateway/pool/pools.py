@@ -8,13 +8,13 @@ from types import MappingProxyType
 
 import aiohttp
 
-from backends.addresses import Resolver
+from backends.name_resolution import Resolver
 from backends.simulated.profiles import profile
 from backends.simulated.server import SimulatedServer
 from gateway.background import Background, OperationalError
 from gateway.config.model import BackendConfig, Config, PoolConfig
-from gateway.pool.addresses import Addresses
 from gateway.pool.backend import Backend, terms_of
+from gateway.pool.engine_addresses import Addresses
 from gateway.pool.pool import RETIRE_LOOK_S, Pool, estimator_of
 from gateway.pool.shared import Shared
 from gateway.request.estimate import TokenEstimator, UnusableTokenizer

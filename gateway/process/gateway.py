@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 from aiohttp import web
 
-from backends.addresses import Resolver, resolve
+from backends.name_resolution import Resolver, resolve
 from gateway.background import Background
 from gateway.config.model import Config
 from gateway.http.addresses import TrustedProxies
@@ -24,6 +24,7 @@ from gateway.keys.identity import Keyring, MintedKey
 from gateway.keys.issued import Follower, KeyTable
 from gateway.operator.admin_listener import admin_app, worker_app
 from gateway.operator.pool_metrics import PoolGauges
+from gateway.operator.snapshots.snapshot import GatewaySnapshot, snapshot_of
 from gateway.pool.learned_file import LearnedFile
 from gateway.pool.pool import Pool
 from gateway.pool.pools import CannotTakeOver, Pools
@@ -37,7 +38,7 @@ from gateway.request.cors import Cors
 from gateway.request.routes import GENERATE, ONE_ANSWER, PASS, Routes
 from gateway.request.unqueued import Unqueued
 from gateway.storage.contract import Deployment
-from gateway.storage.errors import StoreRefused, StoreUnavailable
+from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.recent_requests import RecentRequests
@@ -158,6 +159,9 @@ class Gateway:
         if self.store is None:
             return None
         return "shared" if self.store.fault is None else f"not shared: {self.store.fault}"
+
+    async def snapshot(self, *, with_running: bool = False) -> GatewaySnapshot:
+        return snapshot_of(self, with_running=with_running)
 
     def reload_certificates(self) -> bool:
         """Read the listener's certificate anew. False: it cannot be used, and the one before stays; the log has why."""
@@ -322,12 +326,12 @@ class Gateway:
         url, worker_slot, deployments = self.config.state.redis_url, self._worker_slot, Deployment.all_of(self.config)
         if url is not None:
             from gateway.keys.in_redis import RedisKeys  # redis-py is loaded only where there is a Redis
-            from gateway.storage.redis.store import RedisStore
+            from gateway.storage.redis.redis_store import RedisStore
 
             self.store = self.gauges.redis = redis = RedisStore(url, deployments)
             self.keys = RedisKeys(redis)
         elif worker_slot is not None:
-            from gateway.storage.hub.store import HubStore
+            from gateway.storage.hub.hub_store import HubStore
 
             self.store = HubStore(worker_slot.run_directory, deployments)
         else:

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Final
 
@@ -21,14 +22,13 @@ from aiohttp import web
 from gateway.background import Background
 from gateway.config.model import Config
 from gateway.operator.of_workers import Workers, workers_app
-from gateway.storage.errors import StoreError
 from gateway.storage.hub.exchange_server import ExchangeServer
+from gateway.storage.store_errors import StoreError
 from policies.limits.quotas import DAY_S
 from policies.replicas.messages import CountDelta
 
 if TYPE_CHECKING:
     from gateway.process.supervisor import Child
-    from gateway.usage.database import Database
 
 __all__ = ["go_on", "serve_hub"]
 
@@ -88,20 +88,14 @@ async def go_on(config: Config, server: ExchangeServer, *, is_first: bool) -> No
     if config.usage is None or config.state.redis_url is not None:
         return
     from gateway.usage.thread import CLOSE_S, DatabaseThread
-    from gateway.usage.written import tokens_by_tenant
+    from gateway.usage.written import tokens_of_day
 
-    day_s = int(DAY_S)
-    today_s = int(time.time()) // day_s * day_s
-
-    def read(database: Database) -> tuple[dict[str, int], dict[str, int]]:
-        with database.transaction(writes=False) as step:
-            return tokens_by_tenant(step, today_s - day_s, today_s), tokens_by_tenant(step, today_s, today_s + day_s)
-
+    day, ttl_s = int(time.time() / DAY_S), ceil(3 * DAY_S)
     database = DatabaseThread(config.usage)
     try:
         while True:
             try:
-                before, today = await database.do(read)
+                before, today = await database.do(partial(tokens_of_day, day=day))
                 break
             except StoreError as error:
                 if not is_first:
@@ -110,11 +104,10 @@ async def go_on(config: Config, server: ExchangeServer, *, is_first: bool) -> No
             await asyncio.sleep(RETRY_S)
     finally:
         await database.close(CLOSE_S)
-    period, ttl_s = today_s // day_s, ceil(3 * DAY_S)
     server.count(
         [
             CountDelta(f"day:{tenant}", at, ttl_s, 0, 0, tokens, (0, 0, 0), False)
-            for at, found in ((period - 1, before), (period, today))
+            for at, found in ((day - 1, before), (day, today))
             for tenant, tokens in found.items()
         ]
     )

@@ -17,21 +17,20 @@ from gateway.config.changes import changes, config_hash, needs_restart
 from gateway.config.load import ConfigError
 from gateway.metric_families import family, single
 from gateway.operator.contract import Reloaded
+from gateway.operator.snapshots.snapshot import GatewayProcess
 from gateway.pool.pools import CannotTakeOver
 from gateway.telemetry.recent_requests import Mark
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
-    from gateway.pool.pool import Pool
     from gateway.telemetry.metrics import Metrics
-    from gateway.telemetry.recent_requests import RecentRequests
 
 __all__ = ["Reloading"]
 
 logger = logging.getLogger("fairgate")
 
 CHANGES_LOGGED_MAX = 20
-CHANGES_SAID_MAX = 1000
+CHANGES_LISTED_MAX = 1000
 
 
 class _Read(NamedTuple):
@@ -49,10 +48,10 @@ def _read(load: Callable[[], Config], before: Config, parts: list[object]) -> _R
     for each in (before, config):
         parts += (*each.tenants, *each.provenance.written.items(), each.tenants, each.provenance.written)
     found = changes(before, config)
-    words = [str(one) for one in found[:CHANGES_SAID_MAX]]
+    words = [str(one) for one in found[:CHANGES_LISTED_MAX]]
     if len(found) > len(words):
         words.append(f"and {len(found) - len(words)} more")
-    fixed = list(needs_restart(before, found, config).items())[:CHANGES_SAID_MAX]
+    fixed = list(needs_restart(before, found, config).items())[:CHANGES_LISTED_MAX]
     return _Read(config, config_hash(config), words, [f"{path} {why}: it needs a restart" for path, why in fixed])
 
 
@@ -62,17 +61,8 @@ def _free(parts: list[object]) -> None:
         parts.pop()
 
 
-class Reloadable(Protocol):
+class Reloadable(GatewayProcess, Protocol):
     """A gateway that goes on under another config."""
-
-    @property
-    def config(self) -> Config: ...
-
-    @property
-    def pools(self) -> Sequence[Pool]: ...
-
-    @property
-    def recent(self) -> RecentRequests: ...
 
     @property
     def metrics(self) -> Metrics: ...
@@ -161,6 +151,6 @@ def _log(reloaded: Reloaded) -> None:
     if reloaded.outcome == "unchanged":
         logger.info("the config is as it was (%s): nothing is changed", reloaded.config_hash)
         return
-    shown, more = reloaded.changes[:CHANGES_LOGGED_MAX], len(reloaded.changes) - CHANGES_LOGGED_MAX
+    listed, more = reloaded.changes[:CHANGES_LOGGED_MAX], len(reloaded.changes) - CHANGES_LOGGED_MAX
     rest = f"; and {more} more" if more > 0 else ""
-    logger.info("the config is reloaded (%s): %s%s", reloaded.config_hash, "; ".join(shown), rest)
+    logger.info("the config is reloaded (%s): %s%s", reloaded.config_hash, "; ".join(listed), rest)

@@ -21,9 +21,9 @@ class StderrLog(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take a message, or count it as lost."""
-        self.say(self.format(record))
+        self.write_line(self.format(record))
 
-    def say(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         """The same of a text as it stands."""
         self._writer.write(f"{text}\n".encode("utf-8", "replace"), 1)
 

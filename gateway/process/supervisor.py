@@ -20,7 +20,7 @@ from typing import Any
 from gateway.config.changes import changes, needs_restart
 from gateway.config.load import ConfigError, Fault
 from gateway.config.model import Config, KeyConfig, hash_key
-from gateway.config.sections.policy import policy_settings
+from gateway.config.sections.policy_choice import policy_settings
 from gateway.http.sockets import listening
 from gateway.keys.identity import Keyring, MintedKey
 from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
@@ -121,7 +121,7 @@ def supervise(
     serve: Serve,
     serve_hub: Serve,
     announce: Callable[[int, int], None],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     load: Callable[[], Config] | None = None,
 ) -> int:
     """Run a hub and `config.workers` processes of `serve` until SIGTERM or SIGINT; returns the exit status.
@@ -135,7 +135,7 @@ def supervise(
     with listening("the listener for clients", config.listen_address, "listen", "--port"):
         listeners = _listeners(*config.listen_address, config.workers)
     with listening("the admin listener", config.admin_address, "admin", "--admin-port"):
-        admin = _listener(*config.admin_address)
+        [admin] = _listeners(*config.admin_address, 1)
     run_directory = RunDirectory.made(config.workers)
     try:
         announce(int(listeners[0].getsockname()[1]), int(admin.getsockname()[1]))
@@ -151,7 +151,7 @@ def supervise(
             Child(f"worker {index}", serve, WorkerSlot(index, run_directory), (listener,), liveness_pipe)
             for index, listener in enumerate(listeners)
         ]
-        return _supervised(config, hub, workers, held, say, load)
+        return _supervised(config, hub, workers, held, log, load)
     finally:
         run_directory.end()
 
@@ -161,7 +161,7 @@ def _supervised(
     hub: Child,
     workers: list[Child],
     held: int,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     load: Callable[[], Config] | None,
 ) -> int:
     """The life of the supervisor; returns the exit status."""
@@ -185,10 +185,10 @@ def _supervised(
             config = reloaded(config, load)
             _signal(children, signal.SIGHUP)
         stopped = received is not None and received.si_signo in (signal.SIGTERM, signal.SIGINT)
-        cannot_serve = _reap(children, say, expected=ending)
+        cannot_serve = _reap(children, log, expected=ending)
         failed = 0 if ending else cannot_serve
         if stopped and not ending:
-            say(f"draining for at most {config.drain_s:g} s; a second signal ends at once")
+            log(f"draining for at most {config.drain_s:g} s; a second signal ends at once")
         if failed:
             status = failed
         if stopped or failed:
@@ -212,46 +212,30 @@ def reloaded(config: Config, load: Callable[[], Config] | None) -> Config:
 
 
 def unix_listener(path: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(path)
-    listener.listen(BACKLOG)
-    listener.setblocking(False)
-    return listener
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    """OSError if another process listens there."""
-    family, _, _, _, address = _addresses(host, port)[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(address)
-    listener.listen(BACKLOG)
-    listener.setblocking(False)
-    return listener
-
-
-def _addresses(host: str, port: int) -> list[Any]:
-    return socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return _listener(socket.AF_UNIX, path)
 
 
 def _listeners(host: str, port: int, count: int) -> list[socket.socket]:
     """So many sockets on one port. OSError if another process listens there."""
-    family, _, _, _, address = _addresses(host, port)[0]
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # Sockets that share a port join any that share it already: only one that does not finds out.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
-        address = probe.getsockname()
-    found = []
-    for _ in range(count):
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-        found.append(listener)
-    return found
+    flags = socket.AI_PASSIVE
+    family, _, _, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)[0]
+    only = _listener(family, address, socket.SO_REUSEADDR)
+    if count == 1:
+        return [only]
+    # Sockets that share a port join any that share it already: only one that does not has found out.
+    with only:
+        address = only.getsockname()
+    return [_listener(family, address, socket.SO_REUSEADDR, socket.SO_REUSEPORT) for _ in range(count)]
+
+
+def _listener(family: int, address: Any, *options: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    for option in options:
+        listener.setsockopt(socket.SOL_SOCKET, option, 1)
+    listener.bind(address)
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener
 
 
 def _start(child: Child, children: list[Child], config: Config, held: int) -> None:
@@ -284,7 +268,7 @@ def _start(child: Child, children: list[Child], config: Config, held: int) -> No
         os._exit(status)
 
 
-def _reap(children: list[Child], say: Callable[[str], None], *, expected: bool) -> int:
+def _reap(children: list[Child], log: Callable[[str], None], *, expected: bool) -> int:
     """Note which workers ended, and when to start each again. Returns the exit status of a worker that says that no
     worker can serve."""
     failed = 0
@@ -304,7 +288,7 @@ def _reap(children: list[Child], say: Callable[[str], None], *, expected: bool) 
         child.pause_s = 0.0 if lived_long else min(max(RESTART_S, 2 * child.pause_s), RESTART_S_MAX)
         child.due_s = now + child.pause_s
         how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        say(f"{child.name} {how}; started again in {child.pause_s:g} s")
+        log(f"{child.name} {how}; started again in {child.pause_s:g} s")
     return failed
 
 

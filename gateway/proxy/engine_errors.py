@@ -27,7 +27,7 @@ READ_BYTES_MAX: Final = 1 << 16
 MESSAGE_LENGTH_MAX: Final = 4000
 AGAIN_S: Final = 1.0
 """An engine that answered is in service: the client may come back so soon."""
-SAID_AGAIN_S: Final = 60.0
+LOG_AGAIN_S: Final = 60.0
 """Equal log lines about one backend are written at most this often."""
 
 _INTERNAL: Final = re.compile(r'Traceback \(most recent call last\)|File "[^"]+", line [0-9]|<(?:!doctype|html)', re.I)
@@ -43,7 +43,7 @@ _TROUBLE: Final = "the engine failed on this request"
 OWN_ERROR_EVENTS: Final = {dialect: ApiError(Reason.BACKEND_FAILED, _TROUBLE).sse_event(dialect) for dialect in Dialect}
 """What a client reads in a stream in the place of the engine's own trouble."""
 
-_said_s: dict[tuple[str, int], float] = {}
+_logged_s: dict[tuple[str, int], float] = {}
 
 
 def engine_error(backend: str, status: int, body: bytes) -> ApiError:
@@ -61,14 +61,14 @@ def engine_error(backend: str, status: int, body: bytes) -> ApiError:
         message = f"{_TROUBLE} (it answered with status {status})"
         return ApiError(Reason.BACKEND_FAILED, message, retry_after_s=AGAIN_S if status >= 500 else None)
     reason = _REASONS.get(status, Reason.INVALID_REQUEST)
-    said = _said(body)
-    message = _message(said, status)
+    fields = _error_fields(body)
+    message = _message(fields, status)
     if not message or _INTERNAL.search(message):
         message = f"the engine refused this request with status {status}, and gave no reason that can be passed on"
         if status in (404, 405):
             message = "the engine that serves this model has nothing at this path"
         return EngineError(reason, status, message, type="", param=None, code=reason.value)
-    kind, param, code = said.get("type"), said.get("param"), said.get("code")
+    kind, param, code = fields.get("type"), fields.get("param"), fields.get("code")
     return EngineError(
         reason,
         status,
@@ -84,7 +84,7 @@ def outcome_of(error: ApiError) -> str:
     return Outcome.REFUSED if isinstance(error, EngineError) else Outcome.FAILED
 
 
-def _said(body: bytes) -> dict[str, Any]:
+def _error_fields(body: bytes) -> dict[str, Any]:
     """The error in any of the forms that engines give it."""
     if len(body) > READ_BYTES_MAX:
         return {}
@@ -102,11 +102,11 @@ def _said(body: bytes) -> dict[str, Any]:
     return answer
 
 
-def _message(said: dict[str, Any], status: int) -> str:
-    message = said.get("message")
+def _message(fields: dict[str, Any], status: int) -> str:
+    message = fields.get("message")
     if isinstance(message, str):
         return message
-    detail = said.get("detail")  # as FastAPI writes them
+    detail = fields.get("detail")  # as FastAPI writes them
     if isinstance(detail, str):
         return "" if status in (404, 405) else detail
     if not isinstance(detail, list):
@@ -122,6 +122,6 @@ def _message(said: dict[str, Any], status: int) -> str:
 
 def _log_misconfigured(backend: str, status: int, what: str) -> None:
     now = time.monotonic()
-    if now - _said_s.get((backend, status), float("-inf")) >= SAID_AGAIN_S:
-        _said_s[backend, status] = now
+    if now - _logged_s.get((backend, status), float("-inf")) >= LOG_AGAIN_S:
+        _logged_s[backend, status] = now
         logger.error("backend %s %s (status %d)", backend, what, status)

@@ -21,12 +21,12 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from backends.answers.answer_keys import AnswerKeys
+from backends.answers.answer_usage import Answer, made_bytes, read_answer, usage_finder, usage_found
 from backends.answers.members import MemberFinder
 from backends.answers.sse import Dialect, StreamMeter
-from backends.answers.usage import Answer, made_bytes, read_answer, usage_finder, usage_found
 from backends.base import Usage
 from backends.client.upstream import UpstreamCall
-from backends.errors import ProtocolViolation, ReadTimedOut, UpstreamError
+from backends.upstream_errors import ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import content_type, is_json, is_text
 from gateway.http.request import Header

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from backends.client.upstream import UpstreamCall
-from backends.errors import ProtocolViolation, ReadTimedOut, UpstreamError
+from backends.upstream_errors import ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import Reason
 from gateway.http.headers import forward_response_headers
 from gateway.http.request import Header

@@ -32,7 +32,7 @@ class LogWriter:
         STDOUT or STDERR."""
         self.lines_lost = 0
         self._what = what
-        self._lines_said = 0
+        self._lines_reported = 0
         self._is_pipe = isinstance(target, int)
         if isinstance(target, int):
             (sys.stderr if target == STDERR else sys.stdout).flush()  # what was printed before comes first
@@ -44,7 +44,7 @@ class LogWriter:
         self._waiting_bytes = 0
         self._changed = threading.Condition()
         self._is_closing = False
-        self._given_up = False
+        self._is_abandoned = False
         self._worker: threading.Thread | None = None
 
     def write(self, lines: bytes, count: int) -> None:
@@ -69,7 +69,7 @@ class LogWriter:
         if self._worker is not None:
             self._worker.join(CLOSE_S)
             if self._worker.is_alive():
-                self._given_up = True  # the descriptor stays open for the thread that is stuck in it
+                self._is_abandoned = True  # the descriptor stays open for the thread that is stuck in it
                 return
         if not self._is_pipe:
             os.close(self._descriptor)
@@ -79,7 +79,7 @@ class LogWriter:
             with self._changed:
                 while not self._batches and not self._is_closing:
                     self._changed.wait()
-                if not self._batches or self._given_up:
+                if not self._batches or self._is_abandoned:
                     return
                 lines, count = self._batches.popleft()
             try:
@@ -93,7 +93,7 @@ class LogWriter:
             with self._changed:
                 self._waiting_bytes -= len(lines)
             if is_written:
-                self._say_what_was_lost()
+                self._report_lost()
 
     def _follow(self) -> None:
         """Go on in the file at the path, if it is another one than that which is open, or if that one was removed. One
@@ -127,21 +127,21 @@ class LogWriter:
                     poll = select.poll()
                     poll.register(self._descriptor, select.POLLOUT)
                     while not poll.poll(RETRY_S * 1000):
-                        if self._given_up:
+                        if self._is_abandoned:
                             raise
 
     def _lost(self, count: int, error: OSError) -> None:
         with self._changed:
-            is_first = self.lines_lost == self._lines_said
+            is_first = self.lines_lost == self._lines_reported
             self.lines_lost += count
         if is_first:
             logger.warning("the %s cannot be written: %s", self._what, error)
 
-    def _say_what_was_lost(self) -> None:
+    def _report_lost(self) -> None:
         with self._changed:
             if self._waiting_bytes > BUFFER_BYTES_MAX / 2:
                 return  # what is said may itself be one of these lines, and needs room
-            lost, self._lines_said = self.lines_lost - self._lines_said, self.lines_lost
+            lost, self._lines_reported = self.lines_lost - self._lines_reported, self.lines_lost
         if lost:
             logger.warning("%d lines of the %s were lost, since they could not be written in time", lost, self._what)
 

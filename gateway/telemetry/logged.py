@@ -11,7 +11,7 @@ from typing import Any, Final
 from gateway.telemetry.log_line import Line, decode_line
 from policies.admission.explanation import OF_REFUSAL, dispatched_in_words, in_seconds, sentence, waited_in_words
 from policies.capacity.obstacle import Obstacle
-from simulation.metrics import percentile
+from simulation.statistics import percentile
 from simulation.traces.lines import read_lines, readable_bytes
 
 __all__ = ["Logged", "arrived_s"]

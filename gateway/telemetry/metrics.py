@@ -232,7 +232,7 @@ class Metrics:
         """It is no longer there."""
         self._prompts.pop((pool, backend), None)
 
-    def shown(self) -> set[tuple[str, str]]:
+    def labelled(self) -> set[tuple[str, str]]:
         """Each (pool, tenant) that has been seen: a zero that is shown is what one looks for."""
         return {(pool, tenant) for pool, tenant, _ in list(self._by_tenant)}
 

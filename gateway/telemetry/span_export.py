@@ -91,7 +91,7 @@ class SpanExport:
         ending.join(CLOSE_S)
         if ending.is_alive():
             self._sender.shutdown()  # it stops trying
-        self._sender.say_what_was_lost(self._made)
+        self._sender.report_lost(self._made)
 
     def collect(self) -> Iterator[Metric]:
         """As a registry of metrics asks for it."""
@@ -209,7 +209,7 @@ class _Sender(SpanExporter):
         self.not_sent = 0
         self.found_no_room = 0
         """Noted by the loop; the rest by the thread of the SDK."""
-        self._lost_said = 0
+        self._lost_reported = 0
         self._is_closed = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -219,12 +219,14 @@ class _Sender(SpanExporter):
         if result is SpanExportResult.SUCCESS:
             self.sent += len(spans)
             lost = self.lost
-            if lost > self._lost_said:
-                logger.info("spans are sent to %s again; %d were lost", self.place, lost - self._lost_said)
-                self._lost_said = lost
+            if lost > self._lost_reported:
+                logger.info("spans are sent to %s again; %d were lost", self.place, lost - self._lost_reported)
+                self._lost_reported = lost
             return result
-        if self.lost == self._lost_said:
-            logger.warning("spans cannot be sent to %s, and are lost: %s", self.place, _SAID.text or "no reason given")
+        if self.lost == self._lost_reported:
+            logger.warning(
+                "spans cannot be sent to %s, and are lost: %s", self.place, _LAST_MESSAGE.text or "no reason given"
+            )
         self.not_sent += len(spans)
         return result
 
@@ -233,9 +235,9 @@ class _Sender(SpanExporter):
         """Spans that found no room, or that the collector did not take."""
         return self.found_no_room + self.not_sent
 
-    def say_what_was_lost(self, made: int) -> None:
+    def report_lost(self, made: int) -> None:
         """Nothing more will be sent of so many spans that were handed over."""
-        lost = made - self.sent - self.not_sent + self.lost - self._lost_said
+        lost = made - self.sent - self.not_sent + self.lost - self._lost_reported
         if lost:
             logger.warning("%d spans were not sent to %s", lost, self.place)
 
@@ -259,4 +261,4 @@ class _LastMessage(logging.Handler):
         self.text = record.getMessage()[:TEXT_MAX]
 
 
-_SAID: Final = _LastMessage()
+_LAST_MESSAGE: Final = _LastMessage()

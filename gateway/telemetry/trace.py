@@ -25,14 +25,14 @@ _LOW_64_BITS: Final = (1 << 64) - 1
 class TraceContext:
     """One request's place in a trace."""
 
-    __slots__ = ("host", "is_sampled", "parent_id", "said", "span_id", "state", "trace_id")
+    __slots__ = ("host", "is_sampled", "parent_id", "span_id", "state", "trace_id", "traceparent")
 
-    def __init__(self, trace_id: int, span_id: int, *, is_sampled: bool, said: bool) -> None:
+    def __init__(self, trace_id: int, span_id: int, *, is_sampled: bool, traceparent: bool) -> None:
         self.trace_id = trace_id
         self.span_id = span_id
         """Of this gateway's span."""
         self.is_sampled = is_sampled
-        self.said = said
+        self.traceparent = traceparent
         """Did the client send anything about a trace, right or wrong?"""
         self.parent_id = 0
         """Of the client's span; 0: it has none."""
@@ -43,7 +43,7 @@ class TraceContext:
 
     def passed_on(self, headers: list[Header]) -> list[Header]:
         """The header fields of the request, with this gateway's span as the one that asks. May change the list."""
-        if self.said:
+        if self.traceparent:
             headers = [field for field in headers if field[0] != b"traceparent" and field[0] != b"tracestate"]
             if self.state:
                 headers.append((b"tracestate", self.state))
@@ -59,22 +59,24 @@ class Sampler:
 
     def begin(self, headers: list[Header]) -> TraceContext | None:
         """None: the client has said that its trace is not recorded, and what it said is passed on as it is."""
-        said = state = b""
+        traceparent = state = b""
         for name, value in headers:
             if name == b"traceparent":
-                said = value if not said else b"twice"
+                traceparent = value if not traceparent else b"twice"
             elif name == b"tracestate":
                 state = state + b"," + value if state else value
-        found = TRACEPARENT.fullmatch(said) if said else None
+        found = TRACEPARENT.fullmatch(traceparent) if traceparent else None
         if found is None:
             digits = getrandbits(192)
             trace_id = digits >> 64
             is_sampled = trace_id & _LOW_64_BITS < self._bound  # as OpenTelemetry's own samplers do
-            trace = TraceContext(trace_id, digits & _LOW_64_BITS, is_sampled=is_sampled, said=bool(said or state))
+            trace = TraceContext(
+                trace_id, digits & _LOW_64_BITS, is_sampled=is_sampled, traceparent=bool(traceparent or state)
+            )
         elif not int(found[3], 16) & 1:
             return None
         else:
-            trace = TraceContext(int(found[1], 16), getrandbits(64), is_sampled=True, said=True)
+            trace = TraceContext(int(found[1], 16), getrandbits(64), is_sampled=True, traceparent=True)
             trace.parent_id = int(found[2], 16)
             trace.state = state if len(state) <= _STATE_BYTES_MAX else b""
         if trace.is_sampled:

@@ -49,7 +49,7 @@ Sums = dict[Key, UsageTotals]
 class UsageCounts:
     """Adds up the requests that end, until somebody takes the sums away to write them."""
 
-    __slots__ = ("_hour", "_names", "_names_max", "_seen", "_sums", "_sums_max", "_users_max", "requests_dropped")
+    __slots__ = ("_hour", "_names", "_names_max", "_sums", "_sums_max", "_users", "_users_max", "requests_dropped")
 
     def __init__(self, users_max: int, sums_max: int = SUMS_MAX, names_max: int = NAMES_MAX) -> None:
         """`users_max`: users of one tenant that are counted one by one in an hour; the rest are one user. Beyond
@@ -63,7 +63,7 @@ class UsageCounts:
         self._hour = 0
         self._names = 0
         self._names_max = names_max
-        self._seen: dict[str, set[str]] = {}
+        self._users: dict[str, set[str]] = {}
         """The users of each tenant in this hour."""
 
     def __len__(self) -> int:
@@ -108,11 +108,11 @@ class UsageCounts:
         """A sum for a key that has none, or that of the others. None: there is no room."""
         hour, tenant, app, user, model = key
         if hour != self._hour:
-            self._hour, self._names, self._seen = hour, 0, {}
-        users = self._seen.get(tenant)
+            self._hour, self._names, self._users = hour, 0, {}
+        users = self._users.get(tenant)
         if users is None:
             if self._names < self._names_max:
-                users = self._seen[tenant] = set()
+                users = self._users[tenant] = set()
                 self._names += 1
             else:
                 tenant, user, users = OTHERS, "", set()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gateway.config.sections.usage import UsageConfig
-from gateway.storage.errors import StoreError, StoreRefused, StoreUnavailable
+from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
 
 __all__ = ["Database", "Transaction", "place_of"]
 

@@ -19,11 +19,10 @@ from gateway.background import OperationalError
 from gateway.config.memory_bounds import MEMORY_MAX, Bounds, bounds_of
 from gateway.config.sections.usage import UsageConfig
 from gateway.metric_families import single
-from gateway.storage.errors import StoreError, StoreUnavailable
+from gateway.storage.store_errors import StoreError, StoreUnavailable
 from gateway.usage.counts import UsageCounts
-from gateway.usage.database import Database
 from gateway.usage.thread import CLOSE_S, DatabaseThread
-from gateway.usage.written import Batch, add, forget, tokens_by_tenant
+from gateway.usage.written import Batch, add, forget, tokens_of_day
 from policies.limits.quotas import DAY_S, Quotas
 
 __all__ = ["UsageRecorder"]
@@ -52,8 +51,8 @@ class UsageRecorder:
         self._numbered = 0
         self._batch: Batch | None = None
         """What was taken and is not known to be written."""
-        self._dropped_said = 0
-        self._replaced_said = 0
+        self._dropped_reported = 0
+        self._replaced_reported = 0
         self._forgot_s = float("-inf")
         self._has_gone_on = False
         self._is_closed = False
@@ -84,7 +83,7 @@ class UsageRecorder:
         """Write after half a second. Raises `OperationalError`, having written, if the file has been replaced."""
         await asyncio.sleep(FLUSH_S)
         await self.flush()
-        replaced, self._replaced_said = self.database.replaced - self._replaced_said, self.database.replaced
+        replaced, self._replaced_reported = self.database.replaced - self._replaced_reported, self.database.replaced
         if replaced:
             raise OperationalError(
                 f"{self.database.place} was replaced or removed while it was open: usage goes into the file that is "
@@ -97,7 +96,7 @@ class UsageRecorder:
             await self._flush()
 
     async def _flush(self) -> None:
-        self._say_what_was_dropped()
+        self._report_dropped()
         try:
             while (batch := await self._next()) is not None:
                 await self.database.do(partial(add, batch=batch, now_s=int(time.time())))
@@ -149,15 +148,7 @@ class UsageRecorder:
         """Limits of a day go on from what is written down, once: before anything is that ends under them."""
         if self._has_gone_on:
             return
-        day_s = int(DAY_S)
-        today_s = int(time.time()) // day_s * day_s
-
-        def read(database: Database) -> tuple[dict[str, int], dict[str, int]]:
-            with database.transaction(writes=False) as step:
-                before = tokens_by_tenant(step, today_s - day_s, today_s)
-                return before, tokens_by_tenant(step, today_s, today_s + day_s)
-
-        before, today = await self.database.do(read)
+        before, today = await self.database.do(partial(tokens_of_day, day=int(time.time() / DAY_S)))
         self._has_gone_on = True
         if self._quotas is not None:
             for tenant in before.keys() | today.keys():
@@ -174,8 +165,11 @@ class UsageRecorder:
             logger.warning("usage is not written, and kept in memory until it can be: %s", why)
         self.fault = why
 
-    def _say_what_was_dropped(self) -> None:
-        dropped, self._dropped_said = self.counts.requests_dropped - self._dropped_said, self.counts.requests_dropped
+    def _report_dropped(self) -> None:
+        dropped, self._dropped_reported = (
+            self.counts.requests_dropped - self._dropped_reported,
+            self.counts.requests_dropped,
+        )
         if dropped:
             logger.warning("no room for the usage of %d requests; their lines in the access log remain", dropped)
 

@@ -10,7 +10,7 @@ from queue import Full, Queue
 from typing import Any, TypeVar
 
 from gateway.config.sections.usage import UsageConfig
-from gateway.storage.errors import StoreUnavailable
+from gateway.storage.store_errors import StoreUnavailable
 from gateway.usage.database import Database, place_of
 
 __all__ = ["CLOSE_S", "DatabaseThread"]

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 from gateway.config.sections.usage import PriceConfig
 from gateway.usage.database import Database
+from gateway.usage.written import SUMMED
 
 __all__ = ["DIMENSIONS", "FORMATS", "BadQuestion", "Question", "Report", "UsageRow", "read"]
 
@@ -184,9 +185,8 @@ def read(database: Database, question: Question, prices: Mapping[str, PriceConfi
     """The answer to a question. Raises BadQuestion if it is too long, and what `Database.transaction` raises."""
     labels = [f"{_COLUMNS[name]} AS by_{name}" for name in question.by]
     groups = [f"by_{name}" for name in question.by]
-    sums = "SUM(requests), SUM(refused), SUM(input_tokens), SUM(cached_tokens), SUM(output_tokens), SUM(wasted_tokens)"
     statement = (
-        f"SELECT {', '.join([*labels, 'model', sums, 'SUM(queue_us)'])} FROM fairgate_usage "
+        f"SELECT {', '.join([*labels, 'model', *(f'SUM({name})' for name in SUMMED)])} FROM fairgate_usage "
         f"WHERE hour_s >= %s AND hour_s < %s GROUP BY {', '.join([*groups, 'model'])} LIMIT {ROWS_MAX + 1}"
     )
     with database.transaction(writes=False) as step:

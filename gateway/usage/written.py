@@ -7,16 +7,17 @@ from math import isfinite
 
 from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import HOUR_S, OTHER_USERS, OTHERS, Sums
-from gateway.usage.database import Database, Transaction
+from gateway.usage.database import Database
 
-__all__ = ["Batch", "add", "forget", "tokens_by_tenant"]
+__all__ = ["SUMMED", "Batch", "add", "forget", "tokens_of_day"]
 
 WRITERS_KEPT_S = 30 * 86_400
-_SUMMED = ("requests", "refused", "input_tokens", "cached_tokens", "output_tokens", "wasted_tokens", "queue_us")
+DAY_S = 86_400
+SUMMED = ("requests", "refused", "input_tokens", "cached_tokens", "output_tokens", "wasted_tokens", "queue_us")
 _ADD = (
-    f"INSERT INTO fairgate_usage (hour_s, tenant, app, end_user, model, {', '.join(_SUMMED)}) "
+    f"INSERT INTO fairgate_usage (hour_s, tenant, app, end_user, model, {', '.join(SUMMED)}) "
     f"VALUES ({', '.join(['%s'] * 12)}) ON CONFLICT (hour_s, tenant, app, end_user, model) DO UPDATE SET "
-    + ", ".join(f"{name} = fairgate_usage.{name} + excluded.{name}" for name in _SUMMED)
+    + ", ".join(f"{name} = fairgate_usage.{name} + excluded.{name}" for name in SUMMED)
 )
 _IS_NEW = (
     "INSERT INTO fairgate_writers (writer, batch, written_s) VALUES (%s, %s, %s) ON CONFLICT (writer) DO UPDATE "
@@ -79,7 +80,11 @@ def forget(database: Database, now_s: int, keep_days: int) -> None:
         step.do("DELETE FROM fairgate_writers WHERE written_s < %s", (now_s - WRITERS_KEPT_S,))
 
 
-def tokens_by_tenant(step: Transaction, since_s: int, until_s: int) -> dict[str, int]:
-    """Prompt and output tokens of each tenant in the hours that begin in this time."""
-    found = step.ask(_TOKENS, (since_s, until_s))
-    return {tenant: int(tokens) for tenant, tokens in found if isinstance(tenant, str) and isfinite(tokens)}
+def tokens_of_day(database: Database, day: int) -> list[dict[str, int]]:
+    """Prompt and output tokens of each tenant on the day before this one, and on this one (days since the epoch)."""
+    with database.transaction(writes=False) as step:
+        days = [step.ask(_TOKENS, (each * DAY_S, (each + 1) * DAY_S)) for each in (day - 1, day)]
+    return [
+        {tenant: int(tokens) for tenant, tokens in found if isinstance(tenant, str) and isfinite(tokens)}
+        for found in days
+    ]

@@ -21,8 +21,8 @@ from lab.fairserve.study import (
 from lab.fairserve.workload import Population, workload
 from policies.admission.engine import AdmissionEngine
 from policies.limits.throttle import Ceilings, ThrottleSettings
-from simulation.metrics import percentile
 from simulation.plots import Series
+from simulation.statistics import percentile
 
 __all__ = ["FAIRSERVE", "LIMITED", "Seed", "compare", "seeds"]
 

@@ -77,7 +77,7 @@ class Trace:
         self._speed = speed
         self._limit = limit
         self.requests = self.skipped = self.foreign = self.elsewhere = self.assumed = 0
-        self._given = weights or {}
+        self._own_weights = weights or {}
         self._models = models
         self._row = FORMATS[format] if format is not None else self._recognized(self.paths[0])
         self.format = self._row.format
@@ -176,7 +176,7 @@ class Trace:
             raise TraceError(place.path, str(error), line=place.line, column=row.time_column) from error
         if not math.isfinite(entry.time_s):
             raise TraceError(place.path, "not a finite number", line=place.line, column=row.time_column)
-        weight = self._given.get(entry.flow.tenant)
+        weight = self._own_weights.get(entry.flow.tenant)
         return entry if weight is None else entry._replace(weight=weight)
 
     def _rows(self) -> Iterator[tuple[_Place, TraceLine]]:

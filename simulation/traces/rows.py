@@ -112,8 +112,8 @@ class TraceLine(Struct, kw_only=True):
         return Flow(_named(self.tenant, tenant), _named(self.app, app), _named(self.user, user))
 
 
-def _named(said: Id, otherwise: str) -> str:
-    return otherwise if said is None or said == "" else str(said)
+def _named(name: Id, otherwise: str) -> str:
+    return otherwise if name is None or name == "" else str(name)
 
 
 class Plain(TraceLine):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from backends.client.upstream import UpstreamPool
-from backends.errors import UpstreamError
+from backends.upstream_errors import UpstreamError
 from tests.backends.raw_server import BODY, REQUEST, Recorder
 
 Open = Callable[..., UpstreamPool]

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 
-from backends.errors import UpstreamError
+from backends.upstream_errors import UpstreamError
 
 REQUEST = b"POST /v1/x HTTP/1.1\r\nhost: test\r\ncontent-length: 2\r\n\r\n"
 BODY = b"{}"

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.answers.answer_keys import KEY_BYTES_MAX
+from backends.answers.answer_usage import read_answer
 from backends.answers.sse import Dialect, StreamMeter
-from backends.answers.usage import read_answer
 from tests.gateway.capture import DONE, named
 
 TEXT = 'I look: "a.py" first.\nThen \\ b.py, and \U0001f600.'

@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 
 from backends.base import BackendSnapshot
-from backends.errors import ConnectFailed, ProtocolViolation
 from backends.health import HealthState, ModelCard, fetch_models, probe
-from backends.metrics import Scraper
+from backends.scraper import Scraper
+from backends.upstream_errors import ConnectFailed, ProtocolViolation
 from backends.vllm import VllmAdapter
 from gateway.background import Background
 from tests.waiting import WAIT_S

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backends.base import BackendSnapshot
-from backends.steps import LATE_S, _Believed, _Clock, _Lost, _StepStream, _Wrong
+from backends.step_feed import LATE_S, _Believed, _Clock, _Lost, _StepStream, _Wrong
 from backends.vllm_plugin.steps import LISTENERS_MAX, Rank, Steps
 
 RANK = {

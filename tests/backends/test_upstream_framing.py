@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from backends.errors import ConnectionLost, ProtocolViolation
+from backends.upstream_errors import ConnectionLost, ProtocolViolation
 from tests.backends.asking import Open, ask
 from tests.backends.corpus import CHUNKED, ILL_FRAMED
 from tests.backends.raw_server import BODY, REQUEST, Peer, RawServer, Recorder, answer, close, hang, say

@@ -11,7 +11,7 @@ import pytest
 
 from backends.client import upstream
 from backends.client.upstream import UpstreamCall, UpstreamPool
-from backends.errors import ConnectFailed, ConnectionLost, ReadTimedOut, UpstreamError
+from backends.upstream_errors import ConnectFailed, ConnectionLost, ReadTimedOut, UpstreamError
 from tests.backends.asking import Open, ask
 from tests.backends.corpus import CHUNKED, TRUNCATED
 from tests.backends.raw_server import (

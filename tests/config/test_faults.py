@@ -9,9 +9,9 @@ from typing import get_args
 import pytest
 
 from gateway.config import load
-from gateway.config.load import FILE_BYTES_MAX, ConfigError, Fault, Given, config_for_backends, load_config
+from gateway.config.load import FILE_BYTES_MAX, ConfigError, Fault, Overrides, config_for_backends, load_config
 from gateway.config.model import FAULTS_FOUND_MAX
-from gateway.config.sections.policy import PolicyName
+from gateway.config.sections.policy_choice import PolicyName
 from tests.config.faults import GOOD, faults
 
 HASH = "sha256:" + "0" * 64
@@ -230,7 +230,7 @@ tenants:
 
 def test_the_command_line_has_the_same_faults() -> None:
     with pytest.raises(ConfigError) as caught:
-        config_for_backends(["http://gpu:8000/v1", "gpu"], Given(port=8190))
+        config_for_backends(["http://gpu:8000/v1", "gpu"], Overrides(port=8190))
     assert [fault.path for fault in caught.value.faults] == [
         "admin",
         "pools[0].backends[0].url",

@@ -15,7 +15,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.load import ConfigError, Fault, Given, config_for_backends, load_config
+from gateway.config.load import ConfigError, Fault, Overrides, config_for_backends, load_config
 from gateway.config.model import Config, hash_key, json_schema, new_key
 from gateway.config.section import filled
 from gateway.config.sections.interactions import InteractionRules
@@ -137,7 +137,7 @@ def test_both_listeners_may_take_any_free_port(tmp_path: Path) -> None:
 
 
 def test_backends_are_enough_for_a_configuration() -> None:
-    config = config_for_backends(["http://gpu:8000/", "https://gpu2/base"], Given(host="::1", port=8000))
+    config = config_for_backends(["http://gpu:8000/", "https://gpu2/base"], Overrides(host="::1", port=8000))
     (pool,) = config.pools
     assert config.open_access
     assert config.listen_address == ("::1", 8000)

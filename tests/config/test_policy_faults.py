@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from gateway.config.load import load_config
-from gateway.config.sections.policy import PolicyConfig, PolicyName, policy_settings
+from gateway.config.sections.policy_choice import PolicyConfig, PolicyName, policy_settings
 from policies.orders.registry import POLICIES
 from policies.settings import Setting
 from tests.config.faults import GOOD, faults

@@ -13,7 +13,7 @@ import yaml
 from docs.generate import reference
 from docs.generate.config_fields import EXAMPLES, ConfigField, fields
 from gateway.config.load import ConfigError, load_config
-from gateway.config.sections.policy import policy_settings
+from gateway.config.sections.policy_choice import policy_settings
 from gateway.http.errors import Reason
 from gateway.metric_families import FAMILIES
 from gateway.proxy.refusals import REASONS

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from backends.answers.answer_usage import made_bytes, read_answer, usage_finder, usage_found
 from backends.answers.sse import Dialect, StreamMeter
-from backends.answers.usage import made_bytes, read_answer, usage_finder, usage_found
 from backends.base import Usage
 from backends.client.upstream import UpstreamCall, UpstreamPool, _Connection
-from backends.errors import UpstreamError
 from backends.health import read_models
-from backends.steps import _Clock, _Lost, _StepStream, _Wrong
+from backends.step_feed import _Clock, _Lost, _StepStream, _Wrong
+from backends.upstream_errors import UpstreamError
 from backends.vllm import VllmAdapter
 from gateway.proxy.engine_errors import OWN_ERROR_EVENTS, engine_error
 from tests.fuzz.harness import Harness

@@ -16,15 +16,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import policies.request
-from backends.addresses import Resolver, resolve
-from backends.simulated.faults import Faults
+from backends.name_resolution import Resolver, resolve
 from backends.simulated.profiles import EngineProfile
-from backends.simulated.server import SimulatedServer
 from gateway.config.model import Config
 from gateway.process.gateway import Gateway
 from gateway.storage.hub.run_directory import WorkerSlot
 from policies.admission.engine import AdmissionEngine
 from policies.request import Request, ServiceTokens
+from tests.faulty_engine import Faults, FaultyEngine
 from tests.waiting import WAIT_S, until
 
 MODEL = "simulated"
@@ -232,7 +231,7 @@ async def simulated(
 ) -> AsyncIterator[Simulated]:
     """A simulated vLLM on a free port."""
     faults = Faults()
-    server = SimulatedServer(profile, model_names=models, time_scale=time_scale, faults=faults, **options)
+    server = FaultyEngine(profile, model_names=models, time_scale=time_scale, faults=faults, **options)
     port = await server.start("127.0.0.1", 0)
     try:
         yield Simulated(server, faults, port)
@@ -242,7 +241,7 @@ async def simulated(
 
 @dataclass
 class Simulated:
-    server: SimulatedServer
+    server: FaultyEngine
     faults: Faults
     port: int
 

@@ -195,7 +195,7 @@ async def test_without_any_address_it_starts_and_waits_for_one(start: Starter) -
 
 
 async def test_a_lookup_that_hangs_holds_up_nothing(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.pool.addresses.LOOKUP_S", 0.01)
+    monkeypatch.setattr("gateway.pool.engine_addresses.LOOKUP_S", 0.01)
     async with engines(ONE) as (port, _):
         names = Names(ONE)
         names.answers.clear()

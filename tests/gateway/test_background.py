@@ -31,13 +31,13 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for name in (
         *often,
-        "storage.redis.store.RENEW_S",
+        "storage.redis.redis_store.RENEW_S",
         "pool.pool.PROBE_INTERVAL_S",
         "pool.replication.learned.INTERVAL_S",
         "pool.replication.news.RETRY_S",
     ):
         monkeypatch.setattr(f"gateway.{name}", 0.01)
-    monkeypatch.setattr("backends.steps.RETRY_S_MAX", 0.01)
+    monkeypatch.setattr("backends.step_feed.RETRY_S_MAX", 0.01)
 
 
 @pytest.mark.parametrize(
@@ -96,20 +96,20 @@ async def test_a_bad_row_of_usage_keeps_no_other_from_being_counted(start: Start
 
 
 BREAKS = {
-    "addresses": "gateway.pool.addresses.Addresses._look_up",
+    "addresses": "gateway.pool.engine_addresses.Addresses._look_up",
     "certificates": "gateway.http.tls.certificates.Certificates._look",
     "engines": "gateway.pool.pools.Pools.prepare",
     "exchange": "gateway.pool.replication.ticker.Exchanges._exchange",
-    "fleet": "gateway.storage.redis.store.RedisStore.subscribe",
+    "fleet": "gateway.storage.redis.redis_store.RedisStore.subscribe",
     "health": "gateway.pool.backend.Backend.check",
     "keys": "gateway.keys.in_redis.RedisKeys.changed",
     "lessons": "gateway.pool.replication.learned.Lessons._adopt",
-    "metrics": "backends.metrics.Scraper._scrape",
-    "news received": "gateway.storage.redis.store.RedisStore.subscribe",
-    "news sent": "gateway.storage.redis.store.RedisStore.publish",
+    "metrics": "backends.scraper.Scraper._scrape",
+    "news received": "gateway.storage.redis.redis_store.RedisStore.subscribe",
+    "news sent": "gateway.storage.redis.redis_store.RedisStore.publish",
     "state_file": "gateway.pool.learned_file.LearnedFile.save",
-    "steps": "backends.steps.StepFeed._listen",
-    "store": "gateway.storage.redis.store.RedisStore._join_all",
+    "steps": "backends.step_feed.StepFeed._listen",
+    "store": "gateway.storage.redis.redis_store.RedisStore._join_all",
     "usage": "gateway.usage.recorder.UsageRecorder.flush",
 }
 """By kind of task, what is made to fail."""

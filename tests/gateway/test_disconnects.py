@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from backends.client.upstream import UpstreamPool
-from backends.errors import UpstreamError
+from backends.upstream_errors import UpstreamError
 from tests.gateway.capture import STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token
 from tests.gateway.live import MODEL, Live, Simulated, Starter, chat, long_chat, simulated, until
 from tests.waiting import WAIT_S

@@ -20,7 +20,7 @@ from gateway.keys.identity import Keyring
 from gateway.keys.in_database import DatabaseKeys
 from gateway.keys.in_redis import CHANGED, TABLE, RedisKeys
 from gateway.keys.issued import Follower, KeyTable, TableFull, entry, read_entry
-from gateway.storage.errors import StoreUnavailable
+from gateway.storage.store_errors import StoreUnavailable
 from gateway.usage.thread import CLOSE_S, DatabaseThread
 from tests.gateway.live import until
 from tests.gateway.test_store import opened

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.ports import free_port
-from gateway.config.load import Given, load_config
+from gateway.config.load import Overrides, load_config
 from gateway.operator import views
 from gateway.operator.effective import effective
 from gateway.operator.snapshots import state_views as present
@@ -238,7 +238,9 @@ def test_every_value_says_where_it_comes_from_and_no_secret_is_shown(
 
 def test_what_the_command_line_gives_is_not_the_file_s(tmp_path: Path) -> None:
     path = config_file(tmp_path, "http://gpu:8000", workers=2)
-    [workers] = [each for each in effective(load_config(path, Given(workers=3)))["values"] if each["path"] == "workers"]
+    [workers] = [
+        each for each in effective(load_config(path, Overrides(workers=3)))["values"] if each["path"] == "workers"
+    ]
     assert workers == {"path": "workers", "value": 3, "from": "command line"}
     assert values_of(path)["workers"]["from"] == "file"
 

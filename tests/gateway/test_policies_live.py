@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from gateway.config.sections.policy import PolicyConfig, PolicyName, policy_settings
+from gateway.config.sections.policy_choice import PolicyConfig, PolicyName, policy_settings
 from policies.admission.named import named_policy
 from policies.orders.registry import POLICIES
 from tests.gateway.live import Starter, chat, simulated, until

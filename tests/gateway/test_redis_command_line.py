@@ -17,7 +17,7 @@ import pytest
 from bench.ports import free_port
 from gateway.config.model import hash_key, new_key
 from gateway.keys.in_redis import TABLE
-from gateway.storage.redis.store import LAYOUT
+from gateway.storage.redis.redis_store import LAYOUT
 from tests.gateway.capture import Peer, Seen, Upstream
 from tests.gateway.live import MODEL, chat
 from tests.gateway.test_command_line import OK, Running, config_file, run, running

@@ -20,7 +20,7 @@ import pytest
 
 from gateway.config.model import hash_key
 from gateway.http.tls.certificates import Certificates
-from gateway.storage.errors import StoreUnavailable
+from gateway.storage.store_errors import StoreUnavailable
 from gateway.telemetry.log_writer import LogWriter
 from gateway.usage.database import Database
 from tests.certificates import Authority

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from redis import Redis
 
-from gateway.storage.redis.store import pool_key
+from gateway.storage.redis.redis_store import pool_key
 from tests.gateway.live import SMALL, WAIT_S, Live, Starter, chat, simulated, until
 from tests.gateway.test_fairness_live import tenants
 from tests.gateway.test_operator_views import seen

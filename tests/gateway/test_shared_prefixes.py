@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from gateway.storage.redis.connection import PUBLISHED_BYTES_MAX
-from gateway.storage.redis.store import pool_key
+from gateway.storage.redis.redis_connection import PUBLISHED_BYTES_MAX
+from gateway.storage.redis.redis_store import pool_key
 from policies.placements.prefix_index import PrefixIndex
 from policies.replicas.messages import News
 from policies.replicas.prefixes import VERSION

@@ -15,8 +15,8 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from backends.base import BackendSnapshot
-from backends.metrics import CHECK_INTERVAL_S, Scraper
-from backends.steps import SILENCE_S, StepFeed
+from backends.scraper import CHECK_INTERVAL_S, Scraper
+from backends.step_feed import SILENCE_S, StepFeed
 from backends.vllm import VllmAdapter
 from backends.vllm_plugin import steps
 from gateway import __version__
@@ -180,7 +180,7 @@ async def simulated_at(port: int) -> AsyncIterator[None]:
 async def test_an_engine_without_a_feed_is_read_by_its_metrics_and_it_is_said_once(
     start: Starter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backends.steps.RETRY_S_MAX", 0.05)
+    monkeypatch.setattr("backends.step_feed.RETRY_S_MAX", 0.05)
     caplog.set_level("INFO")
     async with simulated() as sim:
         sim.server.steps.give_up("two API servers share the engine")

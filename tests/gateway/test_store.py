@@ -13,8 +13,8 @@ import pytest
 from bench.ports import free_port
 from gateway.background import Background
 from gateway.storage.contract import Deployment
-from gateway.storage.errors import StoreRefused, StoreUnavailable
-from gateway.storage.redis.store import LAYOUT, RedisStore, Script, pool_key
+from gateway.storage.redis.redis_store import LAYOUT, RedisStore, Script, pool_key
+from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from tests.gateway.live import WAIT_S, until
 from tests.redis_server import Proxy, RedisServer
 
@@ -354,7 +354,7 @@ async def test_keys_are_followed_to_the_node_of_a_cluster_that_has_them() -> Non
 
 
 async def test_it_goes_on_trying_and_joins_when_redis_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.storage.redis.store.RETRY_S", 0.01)
+    monkeypatch.setattr("gateway.storage.redis.redis_store.RETRY_S", 0.01)
     async with RedisServer() as redis:
         await redis.kill()
         store = RedisStore(redis.url, (POOL,))
@@ -371,8 +371,8 @@ async def test_it_goes_on_trying_and_joins_when_redis_comes(monkeypatch: pytest.
 async def test_a_member_stays_one_and_one_that_is_no_longer_welcome_shares_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.storage.redis.store.RENEW_S", 0.01)
-    monkeypatch.setattr("gateway.storage.redis.store.RETRY_S", 0.01)
+    monkeypatch.setattr("gateway.storage.redis.redis_store.RENEW_S", 0.01)
+    monkeypatch.setattr("gateway.storage.redis.redis_store.RETRY_S", 0.01)
     async with RedisServer() as redis, opened(redis.url) as store:
         keeping = Background().repeat(store.turn, "store")
         await redis.command("FLUSHALL")

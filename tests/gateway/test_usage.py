@@ -21,7 +21,7 @@ from pydantic import SecretStr
 
 from gateway.config.model import hash_key
 from gateway.config.sections.usage import UsageConfig
-from gateway.storage.errors import StoreRefused, StoreUnavailable
+from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import OTHER_USERS, OTHERS, UsageTotals
 from gateway.usage.database import Database

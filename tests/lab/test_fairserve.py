@@ -13,7 +13,7 @@ from lab.fairserve.sections import Seed, compare, rows
 from lab.fairserve.study import Study, ends_calls, study
 from lab.fairserve.table4 import SEEDS, case_studies
 from lab.fairserve.workload import APPS, GRAPHS, TABLE_4, Population, case_study, is_abuser, workload
-from simulation.metrics import percentile
+from simulation.statistics import percentile
 
 LARGE = Population(users=2000, benign_rate=100.0, abusive_rate=10.0)
 """Long enough for its means to be those of the table."""

@@ -149,7 +149,7 @@ def sums(most: int) -> Any:
         for number in range(BEYOND * most):
             made.ended(record(number))
         taken.append(made.take())
-    made._seen.clear()
+    made._users.clear()
     return taken
 
 

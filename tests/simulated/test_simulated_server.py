@@ -12,14 +12,13 @@ import openai
 import pytest
 
 from backends.simulated.engine import EngineGauges
-from backends.simulated.faults import Faults
 from backends.simulated.profiles import EngineProfile, profile
-from backends.simulated.server import SimulatedServer
+from tests.faulty_engine import Faults, FaultyEngine
 
 MODEL = "pretend"
 _CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello there"}], "ignore_eos": True}
 
-Start = Callable[..., Awaitable[tuple[SimulatedServer, str]]]
+Start = Callable[..., Awaitable[tuple[FaultyEngine, str]]]
 
 
 @pytest.fixture
@@ -29,8 +28,8 @@ async def start() -> AsyncIterator[Start]:
 
     async def begin(
         engine: EngineProfile | None = None, *, time_scale: float = 0.0, **options: Any
-    ) -> tuple[SimulatedServer, str]:
-        server = SimulatedServer(engine or profile("demo"), model_names=(MODEL,), time_scale=time_scale, **options)
+    ) -> tuple[FaultyEngine, str]:
+        server = FaultyEngine(engine or profile("demo"), model_names=(MODEL,), time_scale=time_scale, **options)
         port = await server.start("127.0.0.1", 0)
         servers.append(server)
         return server, f"http://127.0.0.1:{port}"
@@ -52,7 +51,7 @@ async def post(http: aiohttp.ClientSession, url: str, body: dict[str, Any] | byt
         return answer.status, await answer.read()
 
 
-async def until(server: SimulatedServer, true: Callable[[EngineGauges], bool]) -> EngineGauges:
+async def until(server: FaultyEngine, true: Callable[[EngineGauges], bool]) -> EngineGauges:
     """Wait for a state of the gauges; the test's timeout is the bound. They have no event: nor have the engine's."""
     while not true(server.gauges):  # noqa: ASYNC110
         await asyncio.sleep(0.001)

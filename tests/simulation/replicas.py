@@ -12,14 +12,14 @@ from redis import Redis
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import EngineProfile
-from gateway.storage.redis.store import Script, pool_key
+from gateway.storage.redis.redis_store import Script, pool_key
+from lab.several_gateways import Stall, simulate_together
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.replicas.messages import News, ReplicaReport, ReplicaView
 from policies.replicas.reference_store import ReferenceStore
 from policies.request import Flow
-from simulation.driver import simulate
-from simulation.run import LOST, Arrival, Record, Run, Stall
+from simulation.run import LOST, Arrival, Record, Run
 
 BACKEND = "engine"
 SLOTS = 16
@@ -48,7 +48,7 @@ _decode = msgspec.msgpack.Decoder(ReplicaView).decode
 
 
 class TwinStore:
-    """The store of `simulate`: the twin of the production script, at the time of the simulation."""
+    """The store of `simulate_together`: the twin of the production script, at the time of the simulation."""
 
     way_s = 0.0003
 
@@ -154,10 +154,9 @@ def run(
     engines: int = 1,
 ) -> tuple[Run, list[AdmissionEngine]]:
     made = [make_engine(policy, engines) for _ in range(gateways)]
-    found = simulate(
+    found = simulate_together(
         floods.first(),
-        engine=made[0],
-        others=made[1:],
+        engines=made,
         backends={backend: EngineModel(ENGINE) for backend in backends(engines)},
         next_arrival=floods.next,
         arrives_at=floods.at,
@@ -257,10 +256,9 @@ class Rounds:
 
 def play(rounds: Rounds, gateways: int, store: TwinStore | None, policy: str, stalls: Sequence[Stall] = ()) -> Run:
     engines = [make_engine(policy) for _ in range(gateways)]
-    return simulate(
+    return simulate_together(
         rounds.first(),
-        engine=engines[0],
-        others=engines[1:],
+        engines=engines,
         backends={BACKEND: EngineModel(ENGINE)},
         next_arrival=rounds.next,
         arrives_at=rounds.at if gateways > 1 else lambda arrival, now: 0,

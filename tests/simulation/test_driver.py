@@ -6,6 +6,7 @@ import pytest
 
 from backends.simulated.engine import EngineModel
 from backends.simulated.profiles import profile
+from lab.service import service, service_per_weight, throughput, ttft_s
 from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.lifecycle import UnknownRequest
@@ -13,8 +14,8 @@ from policies.orders.registry import POLICIES
 from policies.queue.bounds import QueueLimits
 from policies.request import Flow
 from simulation.driver import replay, simulate
-from simulation.metrics import jain, percentile, service, service_per_weight, throughput, ttft_s
 from simulation.run import Arrival, Record, Run
+from simulation.statistics import jain, percentile
 from tests.policies.making import policy_with
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from gateway.storage.redis.store import Script, pool_key
+from gateway.storage.redis.redis_store import Script, pool_key
 from policies.replicas.messages import (
     Activity,
     CallDelta,

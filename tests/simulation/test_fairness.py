@@ -11,13 +11,13 @@ import pytest
 
 from backends.simulated.engine import EngineModel, EngineRequest
 from backends.simulated.profiles import EngineProfile, profile
+from lab.service import service, service_per_weight, throughput, ttft_s
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.gauges import Gauges
 from policies.request import Flow, ServiceTokens
 from simulation.driver import simulate
 from simulation.engine_gauges import read_gauges
-from simulation.metrics import service, service_per_weight, throughput, ttft_s
 from simulation.run import Arrival, Record, Run
 
 Next = Callable[[Record, float], Arrival | None]

@@ -17,9 +17,9 @@ from policies.orders.cost import LinearCost
 from policies.orders.registry import POLICIES
 from policies.request import Flow, ServiceTokens
 from simulation.driver import simulate
-from simulation.metrics import percentile
 from simulation.replay import IMPOSSIBLE, OTHERS, ReplayResult, UnknownPolicyError, policy_names, replay_under
 from simulation.run import Arrival, Record
+from simulation.statistics import percentile
 from simulation.timeline import TICKS_MAX, Timeline
 from simulation.traces.reader import Trace
 from tests.simulation.example_log import EXAMPLE, lines

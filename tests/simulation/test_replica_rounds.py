@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from backends.simulated.engine import EngineModel
+from lab.several_gateways import Stall, simulate_together
 from policies.replicas.messages import ReplicaReport, ReplicaView
 from policies.request import Flow
-from simulation.driver import simulate
-from simulation.run import Arrival, Run, Stall
+from simulation.run import Arrival, Run
 from tests.simulation.replicas import (
     BACKEND,
     ENGINE,
@@ -101,10 +101,9 @@ def test_rounds_after_the_gateway_died_at_which_the_last_one_left() -> None:
         return 1 if len(rounds.begins_s) == 1 else 2
 
     engines = [make_engine("vtc") for _ in range(3)]
-    found = simulate(
+    found = simulate_together(
         rounds.first(),
-        engine=engines[0],
-        others=engines[1:],
+        engines=engines,
         backends={BACKEND: EngineModel(ENGINE)},
         next_arrival=rounds.next,
         arrives_at=home,

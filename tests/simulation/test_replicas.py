@@ -9,10 +9,10 @@ from statistics import mean
 import pytest
 
 from backends.simulated.engine import EngineModel
+from lab.several_gateways import Stall, simulate_together
 from policies.replicas.messages import ReplicaReport, ReplicaView
 from policies.request import Flow
-from simulation.driver import simulate
-from simulation.run import LOST, Arrival, Record, Run, Stall
+from simulation.run import LOST, Arrival, Record, Run
 from tests.redis_server import redis_client
 from tests.simulation.replicas import (
     BACKEND,
@@ -132,10 +132,9 @@ def test_a_burst_does_not_queue_in_the_engine() -> None:
         for index in range(200)
     ]
     early = Arrival("early", Flow("tenant-0", "app", "user"), 0.0, 120, 5, 200)
-    found = simulate(
+    found = simulate_together(
         [early, *arrivals],
-        engine=make_engine("fairserve"),
-        others=[make_engine("fairserve") for _ in range(3)],
+        engines=[make_engine("fairserve") for _ in range(4)],
         backends={BACKEND: EngineModel(ENGINE)},
         arrives_at=lambda arrival, now: 0 if arrival.id == "early" else int(arrival.id) % 4,
         store=TwinStore(),

@@ -11,11 +11,11 @@ from itertools import count
 import pytest
 
 from backends.simulated.engine import EngineModel
+from lab.several_gateways import simulate_together
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.replicas.messages import News
 from policies.request import Flow
-from simulation.driver import simulate
 from simulation.run import Arrival, Record, Run
 from tests.simulation.replicas import ENGINE as SLOW
 from tests.simulation.replicas import TwinStore
@@ -109,10 +109,9 @@ def run(
     steps: bool = False,
 ) -> Run:
     made = [make_engine(policy, engines) for _ in range(gateways)]
-    return simulate(
+    return simulate_together(
         sessions.first(),
-        engine=made[0],
-        others=made[1:],
+        engines=made,
         backends={f"engine-{number}": EngineModel(ENGINE) for number in range(engines)},
         next_arrival=sessions.next,
         arrives_at=sessions.where,

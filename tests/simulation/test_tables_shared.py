@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 import redis
 
-from gateway.storage.redis.store import Script, pool_key
+from gateway.storage.redis.redis_store import Script, pool_key
 from policies.admission.decisions import Decision, Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy

@@ -103,7 +103,7 @@ NO_PUBLIC_WAY = {
     *(f"tests/gateway/test_invented_names.py:{name}" for name in ("_blocks_max", "_decided", "_ends", "_flows_max")),
     *(f"tests/gateway/test_invented_names.py:{name}" for name in ("_members_max", "_populations", "_server")),
     *(f"tests/http/test_limits.py:{name}" for name in ("_transport",)),
-    *(f"tests/memory/tables.py:{name}" for name in ("_prefixes", "_seen")),
+    *(f"tests/memory/tables.py:{name}" for name in ("_prefixes", "_users")),
     *(f"tests/memory/test_forgetting.py:{name}" for name in ("_deadlines", "_holders", "_resting")),
     *(f"tests/memory/test_forgetting.py:{name}" for name in ("_returns", "_to_look_at")),
     "tests/gateway/test_backpressure.py:_transport",

@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from backends.tls import client_context, server_context
+from backends.tls_contexts import client_context, server_context
 from gateway.config.checks import fault
 from gateway.config.section import Section
 

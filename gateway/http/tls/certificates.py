@@ -24,7 +24,7 @@ class Certificates:
         """`make` reads the files. ValueError, which says which and how, if they cannot be used."""
         self._make = make
         self._files = files
-        self._taken = self._seen = self._look()
+        self._taken = self._latest = self._look()
         self._fault: str | None = None
         self.context = make()
 
@@ -45,8 +45,8 @@ class Certificates:
         """Read what has changed, once it rests: certificate and key are seldom written in one moment. Raises
         `OperationalError` for as long as the files cannot be used."""
         await asyncio.sleep(LOOK_S)
-        before, self._seen = self._seen, await asyncio.to_thread(self._look)
-        if self._seen == before and (before != self._taken or self._fault is not None):
+        before, self._latest = self._latest, await asyncio.to_thread(self._look)
+        if self._latest == before and (before != self._taken or self._fault is not None):
             await asyncio.to_thread(self._read)
         if self._fault is not None:
             raise OperationalError(f"TLS goes on with the certificate that it had: {self._fault}")

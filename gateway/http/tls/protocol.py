@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Iterable
 from typing import Any, Final, cast
 
-from backends.tls import what_failed
+from backends.tls_contexts import what_failed
 from gateway.http.accounts import Account
 from gateway.http.connection import Connection
 from gateway.http.errors import ApiError, Reason

@@ -19,7 +19,7 @@ from typing import Any, Final
 from aiohttp import web
 from msgspec.json import encode
 
-from gateway.operator.snapshots.snapshot import GatewaySnapshot, Look
+from gateway.operator.snapshots.snapshot import GatewaySnapshot, SnapshotSource
 from gateway.operator.snapshots.spans import SPAN_S, Taken, point
 from gateway.operator.snapshots.state_views import backends, queue, tenants
 from gateway.telemetry.recent_requests import WINDOW_S, End
@@ -33,8 +33,8 @@ PAUSE_S_MAX: Final = 10.0
 LISTENERS_MAX: Final = 16
 STALL_S: Final = 10.0
 """Who takes nothing for so long has gone."""
-ENDS_SHOWN: Final = 40
-QUEUED_SHOWN: Final = 20
+ENDS_LISTED: Final = 40
+QUEUED_LISTED: Final = 20
 TENANTS_DRAWN: Final = 24
 TASK: Final = "looks for the page"
 POINTS_MAX: Final = 120
@@ -56,7 +56,7 @@ class _Part:
 class Feed:
     """One for each gateway."""
 
-    def __init__(self, source: Look) -> None:
+    def __init__(self, source: SnapshotSource) -> None:
         self._source = source
         self._id = token_hex(8)
         self._epoch_s = time.time() - time.monotonic()
@@ -86,9 +86,9 @@ class Feed:
         self._listeners += 1
         try:
             await response.prepare(request)
-            async for said in self._listen():
+            async for events in self._listen():
                 async with asyncio.timeout(STALL_S):
-                    await response.write(said)
+                    await response.write(events)
         except (ConnectionError, TimeoutError):
             pass  # it has gone
         finally:
@@ -111,20 +111,20 @@ class Feed:
     async def _listen(self) -> AsyncIterator[bytes]:
         if self._task is None:
             self._task = asyncio.create_task(self._look(), name=TASK)
-        task, seen = self._task, 0
+        task, sent_serial = self._task, 0
         while not task.done():
             changed = self._changed
-            said, seen = self._since(seen), self._serial
-            if said:
-                yield said
+            events, sent_serial = self._since(sent_serial), self._serial
+            if events:
+                yield events
             await changed.wait()
 
-    def _since(self, seen: int) -> bytes:
+    def _since(self, sent_serial: int) -> bytes:
         """What a listener has not got that has got everything up to this."""
-        said = [_event(name, part.data) for name, part in self._parts.items() if part.serial > seen]
-        if points := [data for serial, data in self._points if serial > seen]:
-            said.append(_event("points", b"[" + b",".join(points) + b"]"))
-        return b"".join(said)
+        events = [_event(name, part.data) for name, part in self._parts.items() if part.serial > sent_serial]
+        if points := [data for serial, data in self._points if serial > sent_serial]:
+            events.append(_event("points", b"[" + b",".join(points) + b"]"))
+        return b"".join(events)
 
     async def _look(self) -> None:
         """Again and again, while anybody looks."""
@@ -153,14 +153,14 @@ class Feed:
         """Returns the CPU seconds that it cost, about."""
         now = time.monotonic()
         is_span = now - self._pointed_s >= SPAN_S
-        source, snapshot = self._source, await self._source.look(with_running=is_span)
+        source, snapshot = self._source, await self._source.snapshot(with_running=is_span)
         begun_s = time.thread_time() - snapshot.cost_s
         self._put("gateway", encode(self._of_gateway(snapshot)))  # first: by it the page knows of a restart
         self._put("words", WORDS)
         self._put("marks", encode([{**mark._asdict(), "at_s": self._epoch_s + mark.at_s} for mark in snapshot.marks]))
-        self._put("queue", encode(queue(snapshot, QUEUED_SHOWN)))
+        self._put("queue", encode(queue(snapshot, QUEUED_LISTED)))
         self._put("backends", encode(backends(snapshot)))
-        self._put("ended", encode([self._ended(end) for end in source.recent.latest(ENDS_SHOWN)]))
+        self._put("ended", encode([self._ended(end) for end in source.recent.latest(ENDS_LISTED)]))
         if not is_span:
             return time.thread_time() - begun_s
         ends, _ = source.recent.within(now, min(WINDOW_S, now - self._pointed_s))
@@ -227,9 +227,9 @@ class Feed:
     def _draw_tenants(self, summed: dict[str, Any]) -> None:
         """A tenant that is drawn stays drawn while it has any traffic, so that the pictures keep their places."""
         for pool in summed["pools"]:
-            seen = {one["tenant"]: one["service_received"] for one in pool["tenants"]}
-            stay = [name for name in self._drawn.get(pool["pool"], ()) if name in seen]
-            new = sorted((name for name in seen if name not in stay), key=lambda name: -seen[name])
+            received = {one["tenant"]: one["service_received"] for one in pool["tenants"]}
+            stay = [name for name in self._drawn.get(pool["pool"], ()) if name in received]
+            new = sorted((name for name in received if name not in stay), key=lambda name: -received[name])
             self._drawn[pool["pool"]] = (stay + new)[:TENANTS_DRAWN]
 
     def _points_until(self, now: float, taken: list[Taken]) -> list[bytes]:

@@ -13,10 +13,18 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from gateway.background import Background
-from gateway.operator.snapshots.snapshot import GatewaySnapshot, Gathered, decoded, encoded, ended, moved, snapshot_of
-from gateway.operator.snapshots.visible import Visible
+from gateway.operator.snapshots.snapshot import (
+    GatewayProcess,
+    GatewaySnapshot,
+    Gathered,
+    decoded,
+    encoded,
+    ended,
+    moved,
+    snapshot_of,
+)
 from gateway.storage.contract import ALL_POOLS, Store
-from gateway.storage.errors import StoreError
+from gateway.storage.store_errors import StoreError
 from gateway.telemetry.recent_requests import ENDS_MAX, End
 
 if TYPE_CHECKING:
@@ -30,7 +38,7 @@ RETRY_S: Final = 1.0
 ENDS_TOGETHER: Final = 4 * ENDS_MAX
 
 
-class _Said(msgspec.Struct):
+class _ReplicaMessage(msgspec.Struct):
     """A question to all (`known`: how many ends of each replica the asking one has), or the answer to one of them."""
 
     replica: str
@@ -45,13 +53,13 @@ class _Said(msgspec.Struct):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Said).decode
+_decode = msgspec.msgpack.Decoder(_ReplicaMessage).decode
 
 
 class Replicas:
-    """All replicas, as one of them asks the others. A `Look`."""
+    """All replicas, as one of them asks the others. A `SnapshotSource`."""
 
-    def __init__(self, gateway: Visible, store: Store, background: Background, worker: str) -> None:
+    def __init__(self, gateway: GatewayProcess, store: Store, background: Background, worker: str) -> None:
         """`worker`: which of this gateway's; "": it has one process."""
         self._worker = worker
         self._background = background
@@ -59,7 +67,7 @@ class Replicas:
         self._store = store
         self._gathered = Gathered(ENDS_TOGETHER)
         self._names: list[str] = []
-        """Who was seen at the last look."""
+        """Who answered the last question."""
         self._answers: dict[str, tuple[GatewaySnapshot, list[End], int]] = {}
         self._answered = asyncio.Event()
         self._turn = asyncio.Lock()
@@ -80,11 +88,13 @@ class Replicas:
             pass  # the store says so
         await asyncio.sleep(RETRY_S)
 
-    async def look(self, *, with_running: bool = False) -> GatewaySnapshot:
+    async def snapshot(self, *, with_running: bool = False) -> GatewaySnapshot:
         async with self._turn:
             known, recent = self._gathered.known, self._gateway.recent
             self._answers.clear()
-            others = await self._publish(_Said(self._store.replica, dict(known), with_running=with_running)) - 1
+            others = (
+                await self._publish(_ReplicaMessage(self._store.replica, dict(known), with_running=with_running)) - 1
+            )
             try:
                 async with asyncio.timeout(ANSWER_S):
                     while len(self._answers) < others:
@@ -106,31 +116,33 @@ class Replicas:
         """How people find this process."""
         return f"{socket.gethostname()}:{self._gateway.port}{self._worker}"
 
-    async def _publish(self, said: _Said) -> int:
+    async def _publish(self, message: _ReplicaMessage) -> int:
         """How many listen; this gateway is one of them."""
         try:
-            return await self._store.publish(ALL_POOLS, _encode(said))
+            return await self._store.publish(ALL_POOLS, _encode(message))
         except StoreError:
             return 0
 
     def _take(self, content: bytes) -> None:
         try:
-            said = _decode(content)
-            if said.replica == self._store.replica:
+            message = _decode(content)
+            if message.replica == self._store.replica:
                 return
-            if not said.to:
-                self._background.start(self._answer(said))
-            elif said.to == self._store.replica:
-                by_s = said.epoch_s - self._store.epoch_s
-                found, ends, count = decoded(said.content)
-                self._answers[said.name] = (moved(found, by_s), [ended(end, by_s) for end in ends], count)
+            if not message.to:
+                self._background.start(self._answer(message))
+            elif message.to == self._store.replica:
+                by_s = message.epoch_s - self._store.epoch_s
+                found, ends, count = decoded(message.content)
+                self._answers[message.name] = (moved(found, by_s), [ended(end, by_s) for end in ends], count)
                 self._answered.set()
         except ValueError:
             pass  # of another version: it is not among the gateways that are shown
 
-    async def _answer(self, asked: _Said) -> None:
+    async def _answer(self, asked: _ReplicaMessage) -> None:
         gateway, store = self._gateway, self._store
         found, recent = snapshot_of(gateway, with_running=asked.with_running), gateway.recent
         content = encoded(found, recent.latest_after(asked.known.get(self._name, 0)), recent.count)
-        said = _Said(store.replica, {}, to=asked.replica, name=self._name, content=content, epoch_s=store.epoch_s)
-        await self._publish(said)
+        message = _ReplicaMessage(
+            store.replica, {}, to=asked.replica, name=self._name, content=content, epoch_s=store.epoch_s
+        )
+        await self._publish(message)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 import msgspec
 
 from gateway.operator.snapshots.spans import Running, running
-from gateway.operator.snapshots.visible import Visible
 from gateway.telemetry.access_log import hidden
 from gateway.telemetry.recent_requests import End, Mark, RecentRequests
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_ANSWER",
     "REQUESTS_MAX",
+    "GatewayProcess",
     "GatewaySnapshot",
     "Gathered",
-    "Here",
-    "Look",
     "PoolSnapshot",
+    "SnapshotSource",
     "decoded",
     "encoded",
     "ended",
@@ -47,7 +46,7 @@ __all__ = [
 REQUESTS_MAX: Final = 100
 """Of a pool's queue, the oldest."""
 SAME_S: Final = 10.0
-WAITING_SHOWN: Final = 3
+WAITING_LISTED: Final = 3
 NO_ANSWER: Final = "does not answer"
 
 
@@ -131,38 +130,37 @@ class GatewaySnapshot(msgspec.Struct):
     """CPU seconds that it took to see it here."""
 
 
-class Look(Protocol):
-    """Who can say how it stands: a gateway of itself, or the hub of all workers."""
+class SnapshotSource(Protocol):
+    """Who answers with a snapshot: a gateway its own, the hub that of all workers."""
 
     @property
     def config(self) -> Config: ...
 
     @property
     def recent(self) -> RecentRequests:
-        """The latest ends, as of the last look."""
+        """The latest ends, as of the last snapshot."""
 
-    async def look(self, *, with_running: bool = False) -> GatewaySnapshot: ...
+    async def snapshot(self, *, with_running: bool = False) -> GatewaySnapshot: ...
 
 
-class Here:
-    """A gateway of one process."""
-
-    def __init__(self, gateway: Visible) -> None:
-        self._gateway = gateway
+class GatewayProcess(SnapshotSource, Protocol):
+    """What one process shows of itself in a snapshot."""
 
     @property
-    def config(self) -> Config:
-        return self._gateway.config
+    def pools(self) -> Sequence[Pool]: ...
 
     @property
-    def recent(self) -> RecentRequests:
-        return self._gateway.recent
+    def port(self) -> int:
+        """Of the listener for clients."""
 
-    async def look(self, *, with_running: bool = False) -> GatewaySnapshot:
-        return snapshot_of(self._gateway, with_running=with_running)
+    def not_ready(self) -> list[str]:
+        """Why should no traffic come here? Empty: it should."""
+
+    def state(self) -> str | None:
+        """Is state shared with other replicas? None: the config does not ask for it."""
 
 
-def snapshot_of(gateway: Visible, *, with_running: bool) -> GatewaySnapshot:
+def snapshot_of(gateway: GatewayProcess, *, with_running: bool) -> GatewaySnapshot:
     """`with_running`: each request that is dispatched, too; O(dispatched)."""
     begun_s, pools = time.thread_time(), gateway.pools
     now = pools[0].dispatcher.clock() if pools else 0.0
@@ -260,7 +258,7 @@ def together(workers: Sequence[tuple[str, GatewaySnapshot]]) -> GatewaySnapshot:
     first = workers[0][1]
     return GatewaySnapshot(
         max(each.at_s for _, each in workers),
-        said_by([(name, each.not_ready) for name, each in workers]),
+        grouped_by_text([(name, each.not_ready) for name, each in workers]),
         state_of([(name, each.state) for name, each in workers]),
         first.port,
         [_together(processes) for processes in named.values()],
@@ -303,11 +301,11 @@ def _marks(found: Iterable[Mark]) -> list[Mark]:
     return marks
 
 
-def said_by(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+def grouped_by_text(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
     """What several workers say: once if all of them say it, else with the names of the workers that do."""
     by: dict[str, list[str]] = {}
-    for name, said in workers:
-        for one in said:
+    for name, texts in workers:
+        for one in texts:
             by.setdefault(one, []).append(name)
     return [one if len(names) == len(workers) else f"{', '.join(names)}: {one}" for one, names in by.items()]
 
@@ -315,7 +313,7 @@ def said_by(workers: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
 def state_of(workers: Sequence[tuple[str, str | None]]) -> str | None:
     """How do the workers share state? If one does not, with the name of that worker."""
     faults = [(name, [state]) for name, state in workers if state is not None and state != "shared"]
-    return "; ".join(said_by(faults)) if faults else next((state for _, state in workers if state), None)
+    return "; ".join(grouped_by_text(faults)) if faults else next((state for _, state in workers if state), None)
 
 
 def _together(processes: Sequence[tuple[str, PoolSnapshot]]) -> PoolSnapshot:
@@ -344,7 +342,7 @@ def _together(processes: Sequence[tuple[str, PoolSnapshot]]) -> PoolSnapshot:
 
 
 def _gateway(name: str, pool: PoolSnapshot) -> ReplicaSnapshot:
-    most = sorted(pool.waiting.items(), key=lambda item: -item[1].requests)[:WAITING_SHOWN]
+    most = sorted(pool.waiting.items(), key=lambda item: -item[1].requests)[:WAITING_LISTED]
     return {
         "gateway": name,
         "queued_requests": pool.queued_requests,

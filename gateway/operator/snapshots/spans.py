@@ -87,7 +87,7 @@ class _Received:
         self.weight = 1.0
 
 
-def point(taken: Taken, since_s: float, until_s: float, shown: Container[str]) -> dict[str, Any]:
+def point(taken: Taken, since_s: float, until_s: float, drawn: Container[str]) -> dict[str, Any]:
     """One pool between two times. `shown`: the tenants whose shares are said; the others are summed up."""
     found: defaultdict[str, _Received] = defaultdict(_Received)
     outcomes: Counter[str] = Counter()
@@ -113,7 +113,7 @@ def point(taken: Taken, since_s: float, until_s: float, shown: Container[str]) -
             refused[end.reason] += 1
         else:
             waits_s.append(end.queue_s)
-            if end.tenant in shown:
+            if end.tenant in drawn:
                 waits_of[end.tenant].append(end.queue_s)
         if end.first_token_s is not None:
             first_tokens_s.append(end.first_token_s)
@@ -130,7 +130,7 @@ def point(taken: Taken, since_s: float, until_s: float, shown: Container[str]) -
         came = waiting.requests * part_within(-inf, until_s, waiting.oldest_s, taken.now)
         one.waiting += usual.of(name, came)
     return {
-        "tenants": _shares(found, shown),
+        "tenants": _shares(found, drawn),
         "ended": sum(outcomes.values()),
         "refused": dict(refused),
         "tenant_wait_p95_s": {name: percentile(sorted(each), 0.95) for name, each in waits_of.items()},
@@ -139,21 +139,21 @@ def point(taken: Taken, since_s: float, until_s: float, shown: Container[str]) -
     }
 
 
-def _shares(found: Mapping[str, _Received], shown: Container[str]) -> list[tuple[str, float, float]]:
+def _shares(found: Mapping[str, _Received], drawn: Container[str]) -> list[tuple[str, float, float]]:
     """Tenant, share received, share due. The last, called "", is what all others have together."""
     total = sum(one.service for one in found.values())
     if not total:
         return []
     shares = due({name: (one.service, one.weight, one.waiting) for name, one in found.items()})
-    said = []
+    shares_drawn = []
     others_received = others_due = 0.0
     for name, one in found.items():
-        if name in shown:
-            said.append((name, round(one.service / total, 4), round(shares[name], 4)))
+        if name in drawn:
+            shares_drawn.append((name, round(one.service / total, 4), round(shares[name], 4)))
         else:
             others_received += one.service / total
             others_due += shares[name]
-    return [*said, ("", round(others_received, 4), round(others_due, 4))]
+    return [*shares_drawn, ("", round(others_received, 4), round(others_due, 4))]
 
 
 def part_within(since_s: float, until_s: float, begun_s: float, ended_s: float) -> float:

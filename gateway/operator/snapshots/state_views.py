@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["backends", "limited_by", "queue", "tenants"]
 
 TENANTS_MAX: Final = 200
-RUNNING_SHOWN: Final = 8
+RUNNING_LISTED: Final = 8
 """Of an engine, the tenants with most requests there."""
 
 
@@ -91,13 +91,13 @@ class _Taken:
         weights = sum(one.weight for one in asked.values())
         shares = due({name: (one.received, one.weight, one.waiting) for name, one in asked.items()})
         idle = {one.name: _TenantView(one.weight) for one in self.configured if one.name not in asked}
-        shown = sorted(asked.items(), key=lambda item: (-item[1].queued_requests, -item[1].received, item[0]))
+        busiest = sorted(asked.items(), key=lambda item: (-item[1].queued_requests, -item[1].received, item[0]))
         return {
             "pool": self.pool,
             "policy": self.policy,
             "tenants": [
                 _tenant(name, one, total, shares.get(name, 0.0), one.weight / weights if name in asked else 0.0)
-                for name, one in [*shown, *idle.items()][:TENANTS_MAX]
+                for name, one in [*busiest, *idle.items()][:TENANTS_MAX]
             ],
             "tenants_left_out": max(0, len(asked) + len(idle) - TENANTS_MAX),
             "running_by_backend": self._running(),
@@ -108,7 +108,7 @@ class _Taken:
         by: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for each in self.running:
             by[each.backend][each.tenant] += 1
-        return {name: dict(counts.most_common(RUNNING_SHOWN)) for name, counts in by.items()}
+        return {name: dict(counts.most_common(RUNNING_LISTED)) for name, counts in by.items()}
 
     def _sums(self) -> dict[str, _TenantView]:
         found: defaultdict[str, _TenantView] = defaultdict(_TenantView)
@@ -207,13 +207,13 @@ def limited_by(pool: PoolSnapshot) -> str:
 
 def _queued(pool: PoolSnapshot) -> str:
     """62 requests in the queue, 48 of batch"""
-    said = _requests(pool.queued_requests)
+    requests = _requests(pool.queued_requests)
     if not pool.waiting:
-        return f"{said} in the queue"
+        return f"{requests} in the queue"
     name, most = max(pool.waiting.items(), key=lambda item: (item[1].requests, item[0]))
     if most.requests == pool.queued_requests:
-        return f"{said} of {name} in the queue"
-    return f"{said} in the queue, {most.requests} of {name}"
+        return f"{requests} of {name} in the queue"
+    return f"{requests} in the queue, {most.requests} of {name}"
 
 
 def _requests(count: int) -> str:

@@ -12,7 +12,7 @@ import logging
 import msgspec
 
 from gateway.storage.contract import Store
-from gateway.storage.errors import StoreUnavailable
+from gateway.storage.store_errors import StoreUnavailable
 from policies.admission import memory
 from policies.admission.engine import AdmissionEngine
 

@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.pool.dispatcher import Dispatcher
 from gateway.storage.contract import Store
-from gateway.storage.errors import StoreError, StoreRefused
+from gateway.storage.store_errors import StoreError, StoreRefused
 from policies.replicas.messages import News
 from policies.replicas.prefixes import SharedPrefixes
 from policies.replicas.schedule import INTERVAL_S

@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.pool.dispatcher import Dispatcher
 from gateway.storage.contract import ALL_POOLS, Store
-from gateway.storage.errors import StoreUnavailable
+from gateway.storage.store_errors import StoreUnavailable
 from policies.admission.decisions import Decision
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas

@@ -146,7 +146,7 @@ class _Worker(Frames):
         if self in self._server.connections:
             self._server.gone(self)
 
-    def said(self, value: list[Any]) -> None:
+    def received(self, value: list[Any]) -> None:
         number, what, *arguments = value
         answer = self._server.answer(self, what, arguments)
         if number:

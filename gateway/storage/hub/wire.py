@@ -30,7 +30,7 @@ class Frames(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self._buffer = bytearray()
 
-    def said(self, value: list[Any]) -> None:
+    def received(self, value: list[Any]) -> None:
         """The other end said this. A ValueError, TypeError or ArithmeticError ends the connection."""
         raise NotImplementedError
 
@@ -62,7 +62,7 @@ class Frames(asyncio.Protocol):
                 begin = end
                 if not isinstance(value, list):
                     raise ValueError("no list")
-                self.said(value)
+                self.received(value)
         except (ValueError, TypeError, ArithmeticError, RecursionError):
             if self.transport is not None:
                 self.transport.abort()

@@ -27,12 +27,12 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from gateway.storage.errors import StoreError, StoreRefused, StoreUnavailable
+from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
 from policies.replicas.schedule import DEADLINE_S
 
-__all__ = ["CONNECT_S", "PUBLISHED_BYTES_MAX", "Lane", "Word"]
+__all__ = ["CONNECT_S", "PUBLISHED_BYTES_MAX", "Argument", "RedisConnection"]
 
-Word = str | bytes | int
+Argument = str | bytes | int
 
 CONNECT_S = 1.0
 """The same of a new connection, TLS and authentication included."""
@@ -70,7 +70,7 @@ class _Bounded(_AsyncHiredisParser):
         return True
 
 
-class Lane:
+class RedisConnection:
     """One connection to the server that holds the keys of one tag."""
 
     def __init__(self, url: str, where: str, *, deadline_s: float = DEADLINE_S) -> None:
@@ -83,8 +83,8 @@ class Lane:
         self._deadline_s = deadline_s
         self._options: dict[str, Any] = dict(parse_url(url))
         self._kind: type[AbstractConnection] = self._options.pop("connection_class", Connection)
-        self._home: Node = (self._options.get("host", "localhost"), self._options.get("port", 6379))
-        self._nodes = [self._home]
+        self._configured_node: Node = (self._options.get("host", "localhost"), self._options.get("port", 6379))
+        self._nodes = [self._configured_node]
         """Servers that may have the keys: the url's server, and the servers that it has named."""
         self._at = 0
         self._connection: AbstractConnection | None = None
@@ -98,7 +98,7 @@ class Lane:
         """Its number; channels, unlike keys, are common to all of one server."""
         return int(self._options.get("db", 0))
 
-    async def ask(self, *words: Word, otherwise: Sequence[Word] | None = None) -> Any:
+    async def ask(self, *words: Argument, otherwise: Sequence[Argument] | None = None) -> Any:
         """What Redis answers; `otherwise` is asked where it does not know the script.
 
         Raises StoreUnavailable, or StoreRefused for what does not pass by itself. Must not be cancelled.
@@ -129,7 +129,7 @@ class Lane:
             options = {"ssl": context, "ssl_handshake_timeout": CONNECT_S}
         try:
             async with asyncio.timeout(2 * CONNECT_S):
-                reader, writer = await asyncio.open_connection(*self._home, **options)
+                reader, writer = await asyncio.open_connection(*self._configured_node, **options)
                 try:
                     writer.write(b"PING\r\n")
                     answers = await reader.read(1) in (b"+", b"-")
@@ -148,7 +148,7 @@ class Lane:
         if not issubclass(self._kind, SSLConnection):
             return
         try:
-            self._made(self._home).ssl_context.get()  # type: ignore[attr-defined]
+            self._made(self._configured_node).ssl_context.get()  # type: ignore[attr-defined]
         except OSError as error:
             named = [str(self._options[name]) for name in _FILES if name in self._options]
             raise StoreRefused(
@@ -157,7 +157,7 @@ class Lane:
 
     def beside(self) -> AbstractConnection:
         """Another connection to the url's server, not made yet, for what others publish."""
-        return self._made(self._home, parser_class=_Bounded)
+        return self._made(self._configured_node, parser_class=_Bounded)
 
     def failure(self, error: Exception) -> StoreError:
         """What went wrong on a connection, and what to do if it does not pass."""
@@ -169,7 +169,7 @@ class Lane:
             await self._connection.disconnect(nowait=True)
             self._connection = None
 
-    async def _tried(self, words: Sequence[Word], otherwise: Sequence[Word] | None) -> Any:
+    async def _tried(self, words: Sequence[Argument], otherwise: Sequence[Argument] | None) -> Any:
         try:
             try:
                 return await self._answer(words)
@@ -190,7 +190,7 @@ class Lane:
             self._go_to((self._at + 1) % len(self._nodes))
             raise failure from error
 
-    async def _answer(self, words: Sequence[Word]) -> Any:
+    async def _answer(self, words: Sequence[Argument]) -> Any:
         for _ in range(MOVES_MAX):
             connection = await self._connected()
             try:
@@ -227,7 +227,7 @@ class Lane:
     def _follow(self, moved: MovedError) -> None:
         node = (moved.host or self._nodes[self._at][0], int(moved.port))
         if node not in self._nodes:
-            self._nodes = [self._home, *self._nodes[1:][-NODES_MAX:], node]
+            self._nodes = [self._configured_node, *self._nodes[1:][-NODES_MAX:], node]
         self._go_to(self._nodes.index(node))
 
     def _go_to(self, at: int) -> None:

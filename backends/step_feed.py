@@ -146,10 +146,10 @@ class _Believed:
             self._page = [requests, page.kv_usage, page.preemptions_total, page.prompt_tokens_total]
             self._page_came_s = now
 
-    def receive(self, said: BackendSnapshot, made_s: float) -> None:
+    def receive(self, snapshot: BackendSnapshot, made_s: float) -> None:
         """Raises _Wrong."""
-        requests = (said.running or 0) + (said.waiting or 0)
-        last = [requests, said.kv_usage or 0.0, said.preemptions_total or 0, said.prompt_tokens_total or 0]
+        requests = (snapshot.running or 0) + (snapshot.waiting or 0)
+        last = [requests, snapshot.kv_usage or 0.0, snapshot.preemptions_total or 0, snapshot.prompt_tokens_total or 0]
         self._last = last
         if self._lowest:
             self._lowest = [min(pair) for pair in zip(self._lowest, last, strict=True)]
@@ -162,12 +162,12 @@ class _Believed:
         """Raises _Wrong."""
         slacks = (REQUESTS_SLACK + self._highest[0] / 4, KV_SLACK, 0.0, 0.0)
         names = ("requests", "KV usage", "preemptions", "prompt tokens")
-        for name, said, low, high, slack in zip(names, page, self._lowest, self._highest, slacks, strict=True):
-            if said is not None and not low - slack <= said <= high + slack:
+        for name, snapshot, low, high, slack in zip(names, page, self._lowest, self._highest, slacks, strict=True):
+            if snapshot is not None and not low - slack <= snapshot <= high + slack:
                 self.doubts = AGREEMENTS_MIN
                 self._contradictions += 1
                 if self._contradictions >= CONTRADICTIONS_MAX:
-                    raise _Wrong(f"{name}: {low:g} to {high:g} by its steps, {said:g} by its page of metrics")
+                    raise _Wrong(f"{name}: {low:g} to {high:g} by its steps, {snapshot:g} by its page of metrics")
                 return
         self.doubts = max(self.doubts - 1, 0)
         if not self.doubts:
@@ -251,16 +251,16 @@ class StepFeed:
             async with asyncio.timeout(SILENCE_S) as silence:
                 while data := await response.content.readany():
                     now = loop.time()
-                    said = stream.feed(data, now)
-                    if said is not None:
+                    snapshot = stream.feed(data, now)
+                    if snapshot is not None:
                         silence.reschedule(now + SILENCE_S)
-                        self._take(said, stream.made_s)
+                        self._take(snapshot, stream.made_s)
         raise _Lost("the engine closed it")
 
-    def _take(self, said: BackendSnapshot, made_s: float) -> None:
+    def _take(self, snapshot: BackendSnapshot, made_s: float) -> None:
         """Raises _Wrong."""
         believed = self._believed
-        believed.receive(said, made_s)
+        believed.receive(snapshot, made_s)
         if believed.doubts:
             self._turn("the feed of its steps is held against its metrics")
             return
@@ -268,7 +268,7 @@ class StepFeed:
             self.why = ""
             self.silent.clear()
             self._on_turn(True, "")
-        self._on_snapshot(said)
+        self._on_snapshot(snapshot)
 
     def _turn(self, why: str, *, is_news: bool = False) -> None:
         """The engine's steps are not received, or not any more."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gateway.commands.keys import BAD_INPUT, loaded
+from gateway.commands.key_commands import BAD_INPUT, loaded
 
 __all__ = ["usage"]
 
@@ -43,7 +43,7 @@ def usage(path: Path | None, url: str | None, since: str, until: str | None, by:
     from pydantic import ValidationError
 
     from gateway.config.sections.usage import UsageConfig
-    from gateway.storage.errors import StoreError, StoreUnavailable
+    from gateway.storage.store_errors import StoreError, StoreUnavailable
     from gateway.usage.database import Database
     from gateway.usage.usage_report import FORMATS, BadQuestion, Question, read
 

@@ -108,7 +108,7 @@ def hash_(path: Path | None) -> None:
     from gateway.config.sections.keys import hash_key, open_name, weakness
 
     config = loaded(path) if path is not None else None
-    key = _given("key")
+    key = _from_stdin("key")
     hashed = hash_key(key)
     holder = next(
         (each.name for each in (config.tenants if config else ()) for its in each.keys if its.hash == hashed), ""
@@ -145,11 +145,11 @@ def revoke(key_hash: str | None, path: Path | None) -> None:
         lost = "; the table of keys was empty: gateways stop to take whatever they know from an earlier one"
         return "revoked" + (lost if was_empty else "")
 
-    said = _in_table(config, _needed(path), revoked)
-    if not said:
+    outcome = _in_table(config, _needed(path), revoked)
+    if not outcome:
         click.echo(f"fairgate: {text} is neither in the table of keys nor in {path}: nothing is revoked", err=True)
         sys.exit(BAD_INPUT)
-    click.echo(said)
+    click.echo(outcome)
 
 
 @keys.command()
@@ -209,13 +209,13 @@ def list_(path: Path | None) -> None:
         (words, f"{name}  {state:<8} {words}{used(name)}".rstrip())
         for name, noted in issued.items()
         if name not in named and _HASH.fullmatch(name)
-        for state, words in [_shown(config, place, name, noted)]
+        for state, words in [_described(config, place, name, noted)]
     ]
     for _, line in sorted(lines):
         click.echo(line)
 
 
-def _shown(config: Config, place: str, name: str, noted: bytes) -> tuple[str, str]:
+def _described(config: Config, place: str, name: str, noted: bytes) -> tuple[str, str]:
     """What is it with an entry of the table, and what does it say?"""
     from gateway.keys.issued import in_words, nobody_of, read_entry
 
@@ -232,7 +232,7 @@ def _hash_of(given: str | None) -> str:
     """The hash that is given, or that of the key on standard input."""
     from gateway.config.sections.keys import hash_key
 
-    text = given or _given("key or hash")
+    text = given or _from_stdin("key or hash")
     if not _HASH.fullmatch(text):
         if given is not None:
             advice = "give the key itself on standard input, so that it stays out of the shell's history"
@@ -241,7 +241,7 @@ def _hash_of(given: str | None) -> str:
     return text.lower()
 
 
-def _given(what: str) -> str:
+def _from_stdin(what: str) -> str:
     text = click.prompt(what, hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline().strip()
     if not text:
         raise click.UsageError(f"no {what} on standard input")
@@ -273,7 +273,7 @@ def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Fou
             err=True,
         )
         sys.exit(BAD_INPUT)
-    from gateway.storage.errors import StoreError, StoreUnavailable
+    from gateway.storage.store_errors import StoreError, StoreUnavailable
 
     async def done() -> Found:
         async with _table_of(config) as table:
@@ -291,7 +291,7 @@ async def _table_of(config: Config) -> AsyncIterator[KeyTable]:
     """Where this config's gateways look for keys."""
     if (url := config.state.redis_url) is not None:
         from gateway.keys.in_redis import RedisKeys
-        from gateway.storage.redis.store import RedisStore
+        from gateway.storage.redis.redis_store import RedisStore
 
         store = RedisStore(url)
         try:

@@ -16,7 +16,7 @@ from gateway.config.sections.keys import KeyConfig, hash_key, new_key
 from gateway.keys.issued import KeyTable, TableFull, nobody_of, read_entry, take_back, unfit
 from gateway.keys.rotation import CannotRotate, moment, rotate, seconds_of
 from gateway.operator.contract import Operated
-from gateway.storage.errors import StoreError
+from gateway.storage.store_errors import StoreError
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
@@ -55,7 +55,7 @@ def key_routes(gateway: Operated) -> list[web.RouteDef]:
         if (unfit_term := unfit(gateway.config, issued, time.time(), _served(gateway))) is not None:
             raise _error(web.HTTPBadRequest, f"{unfit_term[0]}: {unfit_term[1]}")
         await keys.issue(issued, tenant)
-        return web.json_response({"key": key, **_shown(tenant, issued)}, status=201)
+        return web.json_response({"key": key, **_as_json(tenant, issued)}, status=201)
 
     async def rotated(request: web.Request) -> web.Response:
         keys = table()
@@ -68,7 +68,7 @@ def key_routes(gateway: Operated) -> list[web.RouteDef]:
             )  # fmt: skip
         except CannotRotate as error:
             raise _error(web.HTTPBadRequest, str(error)) from None
-        return web.json_response({"key": key, **_shown(tenant, issued)}, status=201)
+        return web.json_response({"key": key, **_as_json(tenant, issued)}, status=201)
 
     async def revoked(request: web.Request) -> web.Response:
         keys, key_hash = table(), request.match_info["hash"].lower()
@@ -90,12 +90,12 @@ async def _listed(config: Config, keys: KeyTable) -> list[dict[str, object]]:
     revoked = {name.decode("utf-8", "replace"): noted == b"" async for name, noted in keys.entries()}
     uses = await keys.uses()
 
-    def shown(tenant: str, key: KeyConfig) -> dict[str, object]:
+    def described(tenant: str, key: KeyConfig) -> dict[str, object]:
         used = {"used": moment(uses[key.hash])} if key.hash in uses else {}
-        return {**_shown(tenant, key), **used}
+        return {**_as_json(tenant, key), **used}
 
     found = [
-        {**shown(tenant.name, key), "from": "config", "revoked": revoked.get(key.hash, False)}
+        {**described(tenant.name, key), "from": "config", "revoked": revoked.get(key.hash, False)}
         for tenant in config.tenants
         for key in tenant.keys
     ]
@@ -106,7 +106,7 @@ async def _listed(config: Config, keys: KeyTable) -> list[dict[str, object]]:
         except ValueError:
             continue  # the follower of the table says so in the log
         if key.hash not in named:
-            found.append({**shown(tenant, key), "from": keys.place, "revoked": not tenant})
+            found.append({**described(tenant, key), "from": keys.place, "revoked": not tenant})
     return found
 
 
@@ -143,7 +143,7 @@ def _served(gateway: Operated) -> list[str] | None:
     return [*(model for models in served for model in models), *gateway.config.aliases] if all(served) else None
 
 
-def _shown(tenant: str, key: KeyConfig) -> dict[str, object]:
+def _as_json(tenant: str, key: KeyConfig) -> dict[str, object]:
     return {"tenant": tenant, **key.model_dump(mode="json", exclude_none=True)}
 
 

@@ -11,7 +11,7 @@ import aiohttp
 
 from backends.base import Adapter, BackendSnapshot
 from backends.health import Standstill
-from backends.steps import StepFeed
+from backends.step_feed import StepFeed
 
 __all__ = ["Scraper"]
 

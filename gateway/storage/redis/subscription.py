@@ -8,7 +8,7 @@ from typing import Final
 
 from redis.asyncio.connection import AbstractConnection
 
-from gateway.storage.redis.connection import CONNECT_S, Lane
+from gateway.storage.redis.redis_connection import CONNECT_S, RedisConnection
 
 __all__ = ["subscribe"]
 
@@ -16,7 +16,7 @@ SILENT_S: Final = 5.0
 """A connection on which nothing came for so long is asked whether it lives, and given up after as long again."""
 
 
-async def subscribe(lane: Lane, channel: str, received: Callable[[bytes], None]) -> None:
+async def subscribe(lane: RedisConnection, channel: str, received: Callable[[bytes], None]) -> None:
     """What is published there, until cancelled. Raises StoreError when the connection ends."""
     connection = lane.beside()
     try:

@@ -17,9 +17,9 @@ import msgspec
 from redis.exceptions import ResponseError
 
 from gateway.storage.contract import Deployment
-from gateway.storage.errors import StoreError, StoreRefused, StoreUnavailable
-from gateway.storage.redis import news
-from gateway.storage.redis.connection import Lane, Word
+from gateway.storage.redis import subscription
+from gateway.storage.redis.redis_connection import Argument, RedisConnection
+from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
 from policies.replicas.schedule import DEADLINE_S
 
 __all__ = ["LAYOUT", "RedisStore", "Script", "pool_key", "without_password"]
@@ -77,26 +77,30 @@ class RedisStore:
         self.pools = pools
         """May be others at any time: the next renewal says so."""
         self._deadline_s = deadline_s
-        self._lanes: dict[str, Lane] = {}  # one for each tag, of which there are as many as pools and kinds of keys
-        self._of_news: dict[str, Lane] = {}  # by pool; what may be lost is no fault of the shared state
+        self._connections: dict[
+            str, RedisConnection
+        ] = {}  # one for each tag, of which there are as many as pools and kinds of keys
+        self._of_news: dict[str, RedisConnection] = {}  # by pool; what may be lost is no fault of the shared state
         self._commands: set[asyncio.Task[Any]] = set()
         self._not_open: str | None = f"{self._where}: not asked yet"
-        self._said: str | None = None
+        self._logged_fault: str | None = None
 
     @property
     def fault(self) -> str | None:
         """Why is nothing shared at present? None: everything is."""
-        return self._not_open or next((lane.fault for lane in list(self._lanes.values()) if lane.fault), None)
+        return self._not_open or next(
+            (connection.fault for connection in list(self._connections.values()) if connection.fault), None
+        )
 
     @property
     def answered(self) -> int:
         """Commands so far that Redis answered."""
-        return sum(lane.answered for lane in list(self._lanes.values()))
+        return sum(connection.answered for connection in list(self._connections.values()))
 
     @property
     def failed(self) -> int:
         """Commands so far that it did not."""
-        return sum(lane.failed for lane in list(self._lanes.values()))
+        return sum(connection.failed for connection in list(self._connections.values()))
 
     async def open(self) -> None:
         """Check that this Redis may be used, and join it. Raises StoreRefused or StoreUnavailable."""
@@ -109,7 +113,7 @@ class RedisStore:
         self._not_open = None
 
     async def turn(self) -> None:
-        self._say()
+        self._log_fault()
         await asyncio.sleep(RENEW_S if self.fault is None else RETRY_S)
         try:
             if self._not_open is not None:
@@ -121,17 +125,17 @@ class RedisStore:
         except StoreRefused as error:
             self._not_open = str(error)
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Word] = ()) -> Any:
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument] = ()) -> Any:
         """What a script returns; all keys have the tag of the first. Raises StoreUnavailable; never tries twice."""
         if self._not_open is not None:
             raise StoreUnavailable(self._not_open)
         return await self._passing(self._run(script, keys, args))
 
-    async def command(self, name: str, key: str, *args: Word) -> Any:
+    async def command(self, name: str, key: str, *args: Argument) -> Any:
         """What one command on one key returns. Raises StoreUnavailable."""
         if self._not_open is not None:
             raise StoreUnavailable(self._not_open)
-        return await self._passing(self._own(self._lane(key).ask(name, key, *args)))
+        return await self._passing(self._own(self._connection(key).ask(name, key, *args)))
 
     def shaped(self, kind: Any, answer: object) -> Any:
         """An answer as what it should be; digits are a number. Raises StoreUnavailable: a Redis would not answer so."""
@@ -159,13 +163,13 @@ class RedisStore:
         await self.command("SET", pool_key(pool, "learned"), content, "EX", LEARNED_KEPT_S)
 
     async def publish(self, pool: str, content: bytes) -> int:
-        lane = self._lane_of_news(pool)
-        receivers: int = self.shaped(int, await lane.ask("PUBLISH", _channel(pool, lane), content))
+        connection = self._connection_of_news(pool)
+        receivers: int = self.shaped(int, await connection.ask("PUBLISH", _channel(pool, connection), content))
         return receivers
 
     async def subscribe(self, pool: str, received: Callable[[bytes], None]) -> None:
-        lane = self._lane_of_news(pool)
-        await news.subscribe(lane, _channel(pool, lane), received)
+        connection = self._connection_of_news(pool)
+        await subscription.subscribe(connection, _channel(pool, connection), received)
 
     async def close(self) -> None:
         """Leave, so that others need not wait until this replica is forgotten, and disconnect."""
@@ -173,19 +177,19 @@ class RedisStore:
             leaving = [self._run(_JOIN, _join_keys(pool), (LAYOUT, self.replica, 0)) for pool in self.pools]
             await asyncio.gather(*leaving, return_exceptions=True)  # else it is forgotten in time
         await asyncio.gather(*self._commands, return_exceptions=True)
-        for lane in (*self._lanes.values(), *self._of_news.values()):
-            await lane.close()
+        for connection in (*self._connections.values(), *self._of_news.values()):
+            await connection.close()
 
     # --- joining ---
 
     async def _check_server(self) -> None:
-        lane = self._lane(_join_keys(self.pools[0])[0] if self.pools else "")
-        lane.check_files()
+        connection = self._connection(_join_keys(self.pools[0])[0] if self.pools else "")
+        connection.check_files()
         try:
-            info = self.shaped(bytes, await self._own(lane.ask("INFO", "server"))).decode("utf-8", "replace")
+            info = self.shaped(bytes, await self._own(connection.ask("INFO", "server"))).decode("utf-8", "replace")
         except StoreUnavailable as error:
             # A server that answers with an error has understood; one that says nothing may wait for something else.
-            mismatch = None if isinstance(error.__cause__, ResponseError) else await lane.tls_mismatch()
+            mismatch = None if isinstance(error.__cause__, ResponseError) else await connection.tls_mismatch()
             if mismatch is None:
                 raise
             raise StoreRefused(f"{self._where}: {mismatch}") from error
@@ -197,7 +201,7 @@ class RedisStore:
             raise StoreRefused(
                 f"{self._where}: is Redis {found[1]}.{found[2]}; {least} or later is needed, or any Valkey"
             )
-        moment = self.shaped(tuple[bytes, bytes], await self._own(lane.ask("TIME")))
+        moment = self.shaped(tuple[bytes, bytes], await self._own(connection.ask("TIME")))
         seconds, microseconds = self.shaped(tuple[int, int], [part.decode("latin-1") for part in moment])
         self.epoch_s = seconds + microseconds / 1e6 - time.monotonic()
 
@@ -205,19 +209,19 @@ class RedisStore:
         await asyncio.gather(*map(self._join, self.pools))
 
     async def _join(self, pool: Deployment) -> None:
-        args: list[Word] = [LAYOUT, self.replica, int(MEMBER_S * 1000), pool.policy, *pool.backends]
-        said, what = self.shaped(tuple[bytes, bytes | int | None], await self._run(_JOIN, _join_keys(pool), args))
+        args: list[Argument] = [LAYOUT, self.replica, int(MEMBER_S * 1000), pool.policy, *pool.backends]
+        answer, what = self.shaped(tuple[bytes, bytes | int | None], await self._run(_JOIN, _join_keys(pool), args))
         theirs = what.decode("utf-8", "replace") if isinstance(what, bytes) else ""
-        if said == b"layout":
+        if answer == b"layout":
             raise StoreRefused(
                 f"{self._where}: pool {pool.pool} has keys of layout {theirs}, this gateway writes layout {LAYOUT}. "
                 f"End the gateways of the other version, then delete the key {_join_keys(pool)[0]}, or give each "
                 "version a database of its own"
             )
-        if said in (b"policy", b"backends"):
+        if answer in (b"policy", b"backends"):
             have = (
                 f"with policy {theirs}, and this gateway has {pool.policy}"
-                if said == b"policy"
+                if answer == b"policy"
                 else f"by other backends ({theirs}), of which this gateway has none"
             )
             raise StoreRefused(
@@ -228,21 +232,21 @@ class RedisStore:
 
     # --- asking ---
 
-    def _lane(self, key: str) -> Lane:
+    def _connection(self, key: str) -> RedisConnection:
         found = re.search(r"\{([^}]+)\}", key)
         tag = found[1] if found is not None else key
-        if tag not in self._lanes:
-            self._lanes[tag] = Lane(self._url, self._where, deadline_s=self._deadline_s)
-        return self._lanes[tag]
+        if tag not in self._connections:
+            self._connections[tag] = RedisConnection(self._url, self._where, deadline_s=self._deadline_s)
+        return self._connections[tag]
 
-    def _lane_of_news(self, pool: str) -> Lane:
+    def _connection_of_news(self, pool: str) -> RedisConnection:
         if pool not in self._of_news:
-            self._of_news[pool] = Lane(self._url, self._where, deadline_s=self._deadline_s)
+            self._of_news[pool] = RedisConnection(self._url, self._where, deadline_s=self._deadline_s)
         return self._of_news[pool]
 
-    async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Word]) -> Any:
+    async def _run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         rest = (len(keys), *keys, *args)
-        ask = self._lane(keys[0]).ask("EVALSHA", script.sha, *rest, otherwise=("EVAL", script.source, *rest))
+        ask = self._connection(keys[0]).ask("EVALSHA", script.sha, *rest, otherwise=("EVAL", script.source, *rest))
         return await self._own(ask)
 
     async def _own(self, ask: Coroutine[Any, Any, Any]) -> Any:
@@ -263,14 +267,14 @@ class RedisStore:
         except StoreRefused as error:
             raise StoreUnavailable(str(error)) from error
         finally:
-            self._say()
+            self._log_fault()
 
-    def _say(self) -> None:
+    def _log_fault(self) -> None:
         """Say in the log when sharing ends and begins."""
         fault = self.fault
-        if (fault is None) == (self._said is None):
+        if (fault is None) == (self._logged_fault is None):
             return
-        self._said = fault
+        self._logged_fault = fault
         if fault is None:
             logger.info("state is shared: %s", self._where)
         else:
@@ -281,6 +285,6 @@ def _join_keys(pool: Deployment) -> tuple[str, str]:
     return f"fairgate:{_tag(pool.pool)}:layout", pool_key(pool.pool, "members")
 
 
-def _channel(pool: str, lane: Lane) -> str:
+def _channel(pool: str, connection: RedisConnection) -> str:
     """Channels, unlike keys, are common to all databases of one server."""
-    return pool_key(pool, f"news:{lane.database}")
+    return pool_key(pool, f"news:{connection.database}")

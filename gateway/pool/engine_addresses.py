@@ -11,7 +11,7 @@ from typing import Final
 
 from prometheus_client.metrics_core import Metric
 
-from backends.addresses import KnownAddresses, Resolver
+from backends.name_resolution import KnownAddresses, Resolver
 from gateway.background import Background
 from gateway.config.model import Config, PoolConfig
 from gateway.config.sections.backends import BackendConfig
@@ -24,7 +24,7 @@ logger = logging.getLogger("fairgate")
 
 LOOKUP_S = 5.0
 """A lookup that takes longer has failed for now. It goes on: there is never more than one for a name."""
-_SHOWN_MAX: Final = 10
+_LISTED_MAX: Final = 10
 
 
 class _Name:
@@ -110,15 +110,15 @@ class Addresses:
         lookup = name.lookup = name.lookup or asyncio.ensure_future(self._resolver(name.host))
         await asyncio.wait({lookup}, timeout=LOOKUP_S)
         if not lookup.done():
-            self._say_fault(name, f"no answer within {LOOKUP_S:g} s")
+            self._log_fault(name, f"no answer within {LOOKUP_S:g} s")
             return False
         name.lookup = None
         try:
             found = lookup.result()
         except (OSError, UnicodeError) as error:
-            self._say_fault(name, getattr(error, "strerror", None) or str(error))
+            self._log_fault(name, getattr(error, "strerror", None) or str(error))
             return False
-        self._say_fault(name, "" if found else "it has no address")
+        self._log_fault(name, "" if found else "it has no address")
         if not found:
             return False
         before, left_out = set(name.known), name.known.left_out
@@ -138,7 +138,7 @@ class Addresses:
             )  # fmt: skip
         return is_changed
 
-    def _say_fault(self, name: _Name, fault: str) -> None:
+    def _log_fault(self, name: _Name, fault: str) -> None:
         """Once, until it is over."""
         if fault and not name.fault:
             logger.warning(
@@ -159,6 +159,6 @@ def _hosts(pools: Sequence[PoolConfig]) -> set[str]:
 
 
 def _listed(addresses: set[str]) -> str:
-    shown = sorted(addresses)[:_SHOWN_MAX]
-    more = len(addresses) - len(shown)
-    return (", ".join(shown) or "none") + (f" and {more} more" if more else "")
+    listed = sorted(addresses)[:_LISTED_MAX]
+    more = len(addresses) - len(listed)
+    return (", ".join(listed) or "none") + (f" and {more} more" if more else "")

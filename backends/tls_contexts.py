@@ -17,7 +17,7 @@ def client_context(
     """
     context = _context(ssl.Purpose.SERVER_AUTH, ca_file)
     if cert_file is not None:
-        _show(context, cert_file, key_file)
+        _load_certificate(context, cert_file, key_file)
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -30,7 +30,7 @@ def server_context(cert_file: str, *, key_file: str | None = None, client_ca_fil
     `client_ca_file`: clients have to show a certificate of these authorities.
     """
     context = _context(ssl.Purpose.CLIENT_AUTH, client_ca_file)
-    _show(context, cert_file, key_file)
+    _load_certificate(context, cert_file, key_file)
     context.options |= ssl.OP_NO_RENEGOTIATION
     if client_ca_file is not None:
         context.verify_mode = ssl.CERT_REQUIRED
@@ -42,24 +42,24 @@ def _context(purpose: ssl.Purpose, ca_file: str | None) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(purpose, cafile=ca_file)
     except OSError as error:
-        raise ValueError(f"the authorities in {ca_file} cannot be read: {_said(error)}") from None
+        raise ValueError(f"the authorities in {ca_file} cannot be read: {_text_of(error)}") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
-def _show(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None:
+def _load_certificate(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None:
     for what, file in (("certificate", cert_file), ("key", key_file)):
         try:
             if file is not None:
                 open(file, "rb").close()  # OpenSSL does not say which of them it could not read
         except OSError as error:
-            raise ValueError(f"the {what} {file} cannot be read: {_said(error)}") from None
+            raise ValueError(f"the {what} {file} cannot be read: {_text_of(error)}") from None
     try:
         context.load_cert_chain(cert_file, key_file, password=_no_password)
     except OSError as error:
         files = cert_file if key_file is None else f"{cert_file} with the key {key_file}"
-        raise ValueError(f"the certificate {files} cannot be used: {_said(error)}") from None
+        raise ValueError(f"the certificate {files} cannot be used: {_text_of(error)}") from None
 
 
 def what_failed(error: BaseException) -> str:
@@ -79,7 +79,7 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted; it has to be readable without a password")
 
 
-def _said(error: OSError) -> str:
+def _text_of(error: OSError) -> str:
     if _reason(error) == "key values mismatch":
         return "they do not belong together (key values mismatch)"
     if isinstance(error, ssl.SSLError):

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from gateway.storage.contract import Deployment
-from gateway.storage.errors import StoreUnavailable
 from gateway.storage.hub.run_directory import RunDirectory
 from gateway.storage.hub.wire import Frames
+from gateway.storage.store_errors import StoreUnavailable
 from policies.replicas.schedule import DEADLINE_S
 
 __all__ = ["HubStore"]
@@ -45,11 +45,11 @@ class HubStore:
                 lambda: _Hub(self._lost), self._path
             )
         except OSError as error:
-            self._say(f"the hub cannot be reached: {os.strerror(error.errno) if error.errno else error}")
+            self._log_fault(f"the hub cannot be reached: {os.strerror(error.errno) if error.errno else error}")
             raise StoreUnavailable(self.fault or "") from None
         self._connection = connection
         self._ended.clear()
-        self._say(None)
+        self._log_fault(None)
 
     async def turn(self) -> None:
         if self._connection is not None:
@@ -100,18 +100,18 @@ class HubStore:
         try:
             answer = await self._hub().ask(*question)
         except StoreUnavailable as error:
-            self._say(str(error))
+            self._log_fault(str(error))
             raise
-        self._say(None)
+        self._log_fault(None)
         return answer
 
     def _lost(self) -> None:
         self._connection = None
         self._ended.set()
         if not self._is_closed:
-            self._say("the hub has ended the connection")
+            self._log_fault("the hub has ended the connection")
 
-    def _say(self, fault: str | None) -> None:
+    def _log_fault(self, fault: str | None) -> None:
         """Say in the log when sharing ends and begins again."""
         before, self.fault = self.fault, fault
         if fault is None and before is not None:
@@ -146,7 +146,7 @@ class _Hub(Frames):
         finally:
             del self._asked[number]
 
-    def said(self, value: list[Any]) -> None:
+    def received(self, value: list[Any]) -> None:
         number, *rest = value
         if number:
             [answer] = rest

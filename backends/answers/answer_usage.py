@@ -86,8 +86,8 @@ def asks_for_more(reason: str | None) -> bool | None:
 
 def taken_together(asks: Iterable[bool | None]) -> bool | None:
     """The same of several choices: True if one asks, False if all are final."""
-    seen = set(asks)
-    return True if True in seen else None if None in seen or not seen else False
+    asked = set(asks)
+    return True if True in asked else None if None in asked or not asked else False
 
 
 def usage_of(fields: object, before: Usage | None = None) -> Usage | None:
@@ -245,10 +245,10 @@ def _choice_asks(choice: Choice) -> bool | None:
 def _is_drained(answer: Body, usage: Usage | None) -> bool:
     if usage is not None and usage.output_tokens:
         return False  # it made something
-    return _is_given_up(answer)
+    return _is_aborted(answer)
 
 
-def _is_given_up(answer: Body) -> bool:
+def _is_aborted(answer: Body) -> bool:
     """Does it end by an abort, as each of the three APIs says it?"""
     if answer.choices:
         return all([choice.finish_reason == "abort" for choice in answer.choices])

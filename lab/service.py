@@ -1,16 +1,16 @@
-"""Was that fair, and how fast? Numbers from the records of a run."""
+"""What did each tenant receive, and how fast? Numbers from the records of a run."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable
-from math import ceil
 
 from policies.orders.cost import Cost, LinearCost
 from policies.request import ServiceTokens
 from simulation.run import Record
+from simulation.statistics import percentile
 
-__all__ = ["jain", "percentile", "service", "service_per_weight", "throughput", "ttft_s"]
+__all__ = ["service", "service_per_weight", "throughput", "ttft_s"]
 
 
 def service(records: Iterable[Record], start_s: float, end_s: float, *, cost: Cost | None = None) -> dict[str, float]:
@@ -37,20 +37,6 @@ def service_per_weight(records: Collection[Record], start_s: float, end_s: float
     """Service of each tenant over its weight: equal numbers are fair shares."""
     weights = {record.arrival.flow.tenant: record.arrival.weight for record in records}
     return {tenant: amount / weights[tenant] for tenant, amount in service(records, start_s, end_s).items()}
-
-
-def jain(values: Collection[float]) -> float:
-    """Jain's index of fairness: 1 when all are equal, 1/n when one has everything, 1 when nobody has anything."""
-    squares = sum(value * value for value in values)
-    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
-
-
-def percentile(values: Collection[float], share: float) -> float:
-    """The least value that `share` (0 to 1) of the values do not exceed. Raises ValueError if there are none."""
-    if not values:
-        raise ValueError("a percentile of no values")
-    ordered = sorted(values)
-    return ordered[max(0, ceil(share * len(ordered)) - 1)]
 
 
 def ttft_s(records: Iterable[Record], tenant: str, share: float = 0.5) -> float:

@@ -1,0 +1,22 @@
+"""How fair are these values, and which one do most not exceed?"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import ceil
+
+__all__ = ["jain", "percentile"]
+
+
+def jain(values: Collection[float]) -> float:
+    """Jain's index of fairness: 1 when all are equal, 1/n when one has everything, 1 when nobody has anything."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares else 1.0
+
+
+def percentile(values: Collection[float], share: float) -> float:
+    """The least value that `share` (0 to 1) of the values do not exceed. Raises ValueError if there are none."""
+    if not values:
+        raise ValueError("a percentile of no values")
+    ordered = sorted(values)
+    return ordered[max(0, ceil(share * len(ordered)) - 1)]

@@ -1,0 +1,116 @@
+"""How shall the next answers go wrong? A simulated engine for tests of the proxy in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from backends.simulated.calls import CallRefusedError
+from backends.simulated.outputs import Output
+from backends.simulated.profiles import EngineProfile
+from backends.simulated.server import BUSY, SimulatedServer, hang_up
+from backends.simulated.shapes import SimulatedAnswer
+
+__all__ = ["Faults", "FaultyEngine"]
+
+STILL_S = 0.05
+
+
+@dataclass(slots=True)
+class Faults:
+    """Set at any time, read at each generation request. The `*_next` count down one per request; None is off."""
+
+    reset_next: int = 0
+    """Reset the connection before the first byte of an answer."""
+    garbage_next: int = 0
+    """Answer with bytes that are not HTTP, then close."""
+    refuse_next: int = 0
+    """Answer 503 as a full engine does; streams that were already accepted are not touched."""
+    refuse_in_stream_next: int = 0
+    """Answer 200 and say 503 inside the stream, as vLLM does to a burst. Not streamed: a plain 503."""
+    cut_body_next: int = 0
+    """Close amid the body of an answer that is not streamed; its length was promised."""
+    truncate_after_events: int | None = None
+    """Close every stream after this many events, without an end."""
+    stall_after_events: int | None = None
+    """Write nothing to a stream after this many events, and keep it open."""
+    is_still: bool = False
+    """Make no step, and go on saying that all is well."""
+
+    def take(self, name: str) -> bool:
+        """Is this request one of the next `name`? Counts it."""
+        left: int = getattr(self, name)
+        if left <= 0:
+            return False
+        setattr(self, name, left - 1)
+        return True
+
+
+class FaultyEngine(SimulatedServer):
+    """Serves as `SimulatedServer` does, but for its faults, which may be changed while it serves."""
+
+    def __init__(self, profile: EngineProfile, *, faults: Faults | None = None, **options: Any) -> None:
+        super().__init__(profile, **options)
+        self.faults = faults or Faults()
+
+    async def at(self, moment: str, request: web.Request | None = None, output: Output | None = None) -> None:
+        faults = self.faults
+        while moment == "step" and faults.is_still:  # noqa: ASYNC110 (set at any time, by a test)
+            await asyncio.sleep(STILL_S)
+        if request is None or request.transport is None:
+            return
+        if moment == "call":
+            await self._call(request, request.transport)
+        elif moment == "submit" and faults.take("refuse_in_stream_next"):
+            raise CallRefusedError(503, BUSY, "Service Unavailable")
+        elif moment == "body" and output is not None and faults.take("cut_body_next"):
+            body = msgspec.json.encode(output.answer.whole())
+            head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            request.transport.write(head.encode() + body[: len(body) // 2])
+            await hang_up(request)
+        elif moment == "end" and isinstance(output, _CutOutput) and output.is_cut:
+            await (asyncio.Event().wait() if faults.truncate_after_events is None else hang_up(request))
+
+    async def _call(self, request: web.Request, transport: asyncio.Transport) -> None:
+        if self.faults.take("reset_next"):
+            linger = struct.pack("ii", 1, 0)
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            transport.abort()
+            await asyncio.Event().wait()
+        if self.faults.take("garbage_next"):
+            transport.write(b"\x16\x03\x01 this is not HTTP \xff\xfe\r\n\r\n")
+            await hang_up(request)
+        if self.faults.take("refuse_next"):
+            raise CallRefusedError(503, BUSY, "Service Unavailable")
+
+    def output_of(self, answer: SimulatedAnswer) -> Output:
+        most = self.faults.truncate_after_events
+        most = self.faults.stall_after_events if most is None else most
+        return super().output_of(answer) if most is None else _CutOutput(answer, most)
+
+
+class _CutOutput(Output):
+    """Ends a stream early, or stalls it."""
+
+    def __init__(self, answer: SimulatedAnswer, events_left: int) -> None:
+        super().__init__(answer)
+        self.is_cut = False
+        self._events_left = events_left
+
+    def write(self, events: bytes) -> None:
+        if self.is_cut:
+            return
+        pieces = events.split(b"\n\n")[:-1]
+        if len(pieces) >= self._events_left:
+            pieces = pieces[: self._events_left]
+            self.is_cut = True
+        self._events_left -= len(pieces)
+        super().write(b"\n\n".join(pieces) + b"\n\n" if pieces else b"")
+        if self.is_cut:
+            self.done.set()
