@@ -15,11 +15,11 @@ from policies.plain_data import rows
 
 __all__ = ["PACE_S_MAX", "AppPaces", "Median"]
 
-PACE_S_PEOPLE: Final = 10.0
-PACE_S_UNKNOWN: Final = 20.0
-PACE_S_MAX: Final = 60.0
 AGENTS_REPLY_S: Final = 5.0
 """An app whose next call usually follows within this time is an agent: people do not read so fast."""
+PACE_S_PEOPLE: Final = 2 * AGENTS_REPLY_S
+PACE_S_UNKNOWN: Final = 2 * PACE_S_PEOPLE
+PACE_S_MAX: Final = 60.0
 
 
 class Median:

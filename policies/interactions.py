@@ -44,7 +44,7 @@ WITNESSES_EACH, RESTING_PART = 2, 4
 """Witnesses over `open_max`, and that over the interactions that rest after a final answer."""
 TENANTS_MAX: Final = 1000
 IDLE_S: Final = 300.0
-IDLE_S_AWAITED: Final = 3600.0
+IDLE_S_AWAITED: Final = 12 * IDLE_S
 """An interaction is silent for so long before it is over; the longer time if its last answer asked for something."""
 
 

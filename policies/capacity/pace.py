@@ -12,16 +12,14 @@ from policies.request import ServiceTokens
 
 __all__ = ["PREFILL_TOKENS_MAX", "PREFILL_TOKENS_MIN", "Pace", "PrefillRate", "PrefillWindow", "UsualLoad"]
 
-SEEN_MIN: Final = 20
-"""The first guess of a moving average weighs too much before."""
+SEEN_MIN: Final = round(2 / QUICK)
+"""Values after which the first guess of a moving average weighs little: an eighth."""
 TOKEN_S_MIN: Final = 1e-6
 """No engine makes a token faster. A whole answer may come in one piece, and so take no time."""
 USUAL_S: Final = 10.0
 """Longer than most requests run, so that what chance brings and takes counts little."""
 PREFILL_TOKENS_MIN: Final = 2048
 PREFILL_TOKENS_MAX: Final = 262_144
-EXPLAINED_MIN: Final = 0.5
-"""The part of the variance of the times that the tokens must explain (r squared), or the slope is noise."""
 
 
 class Pace:
@@ -199,6 +197,7 @@ class PrefillRate:
         uu, uo, us, oo, os, ss = self._moments
         if oo > 0:  # what outputs explain is taken out
             uu, us, ss = uu - uo * uo / oo, us - uo * os / oo, ss - os * os / oo
-        if uu > 0 and us > 0 and us * us >= EXPLAINED_MIN * uu * ss:
+        # The tokens must explain more of the variance of the times than is left (r squared), or the slope is noise.
+        if uu > 0 and us > 0 and 2 * us * us >= uu * ss:
             self.tokens_per_s = uu / us
             self._is_fitted = True

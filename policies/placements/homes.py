@@ -17,7 +17,7 @@ from policies.request import Request
 
 __all__ = ["Homes", "is_local"]
 
-HOMES_MAX: Final = 4
+HOMES_MAX: Final = TRIED // 2
 """Engines that one request is noted at. Where more have its prompt, it finds it wherever it goes."""
 
 

@@ -21,7 +21,7 @@ __all__ = ["GrantedEngines"]
 
 TRUST_S: Final = 2 * ALONE_S
 """A grant older than this may have been given to another gateway by now."""
-GRANT_MEMORY_S: Final = 5.0
+GRANT_MEMORY_S: Final = 5 * ALONE_S
 """The grants of an engine are averaged over this time. The gateway continues with the average when it cannot reach the
 others."""
 

@@ -23,7 +23,7 @@ WAITS_S: Final = 3 * IDLE_S
 """A request that waited at another gateway longer ago than this no longer delays one here."""
 URGENT_S: Final = INTERVAL_S / 5
 """The least time between two exchanges."""
-DEADLINE_S: Final = 0.5
+DEADLINE_S: Final = 20 * INTERVAL_S
 """An answer that takes longer counts as lost."""
 ALONE_S: Final = 2 * DEADLINE_S
 

@@ -1,0 +1,111 @@
+"""How many numbers of policies/ decide? Each number that a module names stands in one list here. What is computed from
+other constants is not counted again.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2] / "policies"
+
+DECIDE = """
+    averages.QUICK averages.USUAL averages.STEADY
+    app_paces.AGENTS_REPLY_S app_paces.PACE_S_MAX
+    interactions.IDLE_S
+    request.RETRY_S_MAX
+    queue.backlog.CALLS_PASSED queue.backlog.TRIED
+    queue.start_waits.KEPT_LONGER
+    capacity.kv_cache.EVENLY capacity.kv_cache.PROMPT_PART_SHARE_PER_S
+    capacity.kv_forecast.TOLERATED capacity.kv_forecast.CATCHING_UP capacity.kv_forecast.LATE
+    capacity.lease.OUTGROWN
+    capacity.ledger.KV_IS_SHORT capacity.ledger.SUSTAINED_S
+    capacity.output_lengths.ENOUGH
+    capacity.pace.USUAL_S capacity.pace.PREFILL_TOKENS_MIN
+    capacity.slots.FIRST_SLOTS capacity.slots.TAKEN_MAX
+    capacity.working_set.OVER
+    orders.cost.LONG_PROMPT
+    orders.profiles.NEUTRAL orders.profiles.OUTLIER orders.profiles.CLAMP
+    placements.prefix.SEQUENCE_TOKENS placements.prefix.MOVED placements.prefix.ADAPTER_TOKENS
+    placements.prefix.IMBALANCE placements.prefix.CHANCE placements.prefix.SPARE placements.prefix.SLOWER
+    placements.prefix_index.CAUTION
+    admission.room.ABOUT_AS_SOON
+    replicas.counters.AHEAD
+    replicas.schedule.INTERVAL_S
+    replicas.tallies.RESERVED
+"""
+"""A test fails if one of them is doubled or halved: in `test_constants.py`, or beside what it decides."""
+
+BOUNDS = """
+    admission.decisions.RECENT_MAX admission.room.ANSWERS_MAX admission.takeover.MOVED_MAX
+    admission.explanation.AHEAD_SHOWN
+    capacity.kv_cache.ENDED_MAX capacity.output_lengths.APPS_MAX capacity.output_lengths.WINDOW
+    capacity.pace.PREFILL_TOKENS_MAX
+    interactions.EXTENDED_MAX interactions.LOOKED_AT interactions.WITNESSES_EACH interactions.RESTING_PART
+    interactions.TENANTS_MAX
+    limits.fullness.PART limits.leaky_counts.MEMBERS_MAX
+    orders.profiles.STAGES_MAX
+    placements.prefix_index.BLOCKS_MAX placements.prefix_index.BLOCKS_MIN placements.siblings.LOOKED_UP
+    plain_data.ROWS_MAX plain_data.NUMBER_MAX settings.COUNT_MAX
+    queue.start_waits.PLACES_MAX
+    replicas.interactions.ASKED_MAX replicas.messages.NUMBER_MAX replicas.messages.REPORTED_MAX
+    replicas.messages.SECONDS_MAX replicas.prefixes.BLOCKS_MAX
+    replicas.reference_store.NUMBERS_MS replicas.reference_store.COUNTERS_MS replicas.reference_store.SWEEP_MS
+    witness_table.GIVEN_MAX witness_table.HOLDERS_MAX
+"""
+"""How much is remembered, sent or looked at: more of it costs more."""
+
+FINENESS = """
+    admission.explanation.SHOWN_S_MIN
+    capacity.gauges.USAGE_DIFFERS_MAX
+    capacity.kv_cache.OFF_BY_TOKENS capacity.kv_cache.OFF_BY_TOKENS_PER_LEASE capacity.kv_cache.OFF_BY_PART
+    capacity.kv_cache.CLOCK_MAX
+    capacity.kv_forecast.LOOKS capacity.kv_forecast.FINE capacity.kv_forecast.PARTS capacity.kv_forecast.FINE_OPEN
+    capacity.ledger.LOOK_AGAIN_S capacity.pace.TOKEN_S_MIN capacity.working_set.MEASURED_EVERY_S
+"""
+"""How finely is computed, and how often: finer is truer, and costs more."""
+
+NAMES = """
+    admission.memory.VERSION replicas.prefixes.VERSION
+    capacity.kv_forecast.NEVER
+    limits.quotas.MINUTE_S limits.quotas.DAY_S orders.rpm.WINDOW_S
+    orders.dlpm._CAME_BITS orders.dlpm._FRONT placements.prefix._BITS
+    orders.profiles.ANY_STAGE
+"""
+"""Units, versions, and numbers that stand for something else."""
+
+
+def numbers() -> Iterator[str]:
+    """Each name that a module gives to a number, but for numbers that are computed from other names."""
+    for path in sorted(ROOT.rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign):
+                target, value = node.targets[0], node.value
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                target, value = node.target, node.value
+            else:
+                continue
+            pairs = zip(target.elts, value.elts, strict=True) if (
+                isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+            ) else [(target, value)]  # fmt: skip
+            for name, number in pairs:
+                if isinstance(name, ast.Name) and is_number(number):
+                    yield f"{module}.{name.id}"
+
+
+def is_number(value: ast.expr) -> bool:
+    if isinstance(value, ast.UnaryOp):
+        return is_number(value.operand)
+    if isinstance(value, ast.BinOp):
+        return is_number(value.left) and is_number(value.right)
+    return isinstance(value, ast.Constant) and isinstance(value.value, int | float)
+
+
+def test_each_number_stands_in_one_list() -> None:
+    assert sorted(numbers()) == sorted((DECIDE + BOUNDS + FINENESS + NAMES).split())
+
+
+def test_at_most_forty_decide() -> None:
+    assert len(DECIDE.split()) <= 40
