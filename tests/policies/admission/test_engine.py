@@ -56,6 +56,16 @@ def test_what_waits_too_long_is_refused_uncharged() -> None:
     assert rejected.retry_after_s >= 1.0
 
 
+def test_nothing_waits_longer_because_a_clock_was_set_back() -> None:
+    engine = engine_of()
+    fill(engine, now=100.0)
+    engine.woke(0.0)
+    assert engine.next_wakeup() == 2.0
+    (rejected,) = engine.woke(2.0)
+    assert isinstance(rejected, Reject)
+    assert rejected.reason is Refusal.QUEUE_TIMEOUT
+
+
 def test_the_end_of_one_starts_the_next() -> None:
     engine = engine_of()
     first = fill(engine)[0]

@@ -291,3 +291,12 @@ def test_a_backend_that_is_removed_gets_nothing_and_what_waits_goes_elsewhere(na
     assert "one" not in later
     assert "two" in later
     assert sorted(run.ended) == sorted(f"r{n}" for n in range(run.arrived))
+
+
+def test_a_tenant_with_nothing_queued_or_running_keeps_its_weight() -> None:
+    engine = engine_with(policy_of("vtc"))
+    request = make_request("b", weight=2.0)
+    engine.arrived(request, 0.0)
+    engine.finished(request.id, ServiceTokens(10, 5), 1.0)
+    take_over(engine, setup_with(policy_of("vtc")), 2.0)
+    assert engine.policy.explain(request.flow, 2.0)["weight"] == 2.0

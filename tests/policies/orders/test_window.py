@@ -74,6 +74,20 @@ def test_whoever_has_less_running_is_not_passed() -> None:
     assert pop(policy) is light
 
 
+def test_what_runs_is_compared_per_weight() -> None:
+    """Two of a tenant of twice the weight are no more than one of another."""
+    policy = local(window=1e9)
+    cached(policy, document(1, 10))
+    for tenant, number in (("light", 4), ("heavy", 5), ("heavy", 6)):
+        request = make_request(tenant, weight=1.0 + (tenant == "heavy"), prompt=100, prefix=document(number, 10))
+        policy.push(request, 0.0)
+        assert pop(policy) is request
+    ask(policy, "light", document(2, 10))
+    heavy = make_request("heavy", weight=2.0, prompt=100, prefix=document(1, 10))
+    policy.push(heavy, 0.0)
+    assert pop(policy) is heavy
+
+
 def test_the_window_is_what_a_tenant_may_be_ahead() -> None:
     """Each has one document, only that of `b` is cached, and each question has 10 tokens of its own."""
     policy = local(window=45.0)

@@ -23,6 +23,16 @@ def test_a_call_inside_an_interaction_passes_the_oldest() -> None:
     assert backlog.head() is inside
 
 
+def test_what_passes_a_start_that_is_held_does_not_count() -> None:
+    backlog = Backlog(flows_max=10)
+    backlog.hold(queued(backlog, make_request()))
+    for _ in range(2 * CALLS_PASSED):
+        backlog.take(queued(backlog, make_request(), is_inside=True))
+    backlog.release(lambda start: True)
+    inside = queued(backlog, make_request(), is_inside=True)
+    assert backlog.head() is inside
+
+
 def test_how_often_a_request_may_be_passed() -> None:
     """Wider and one tenant's agents wait over three times as long as first come, first served lets them; narrower and
     shared documents are not found cached (docs/placement.md).
