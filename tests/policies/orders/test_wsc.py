@@ -5,7 +5,7 @@ from __future__ import annotations
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.contract import Selection
 from policies.orders.fairserve import FairServe, FairServeParams
-from policies.orders.profiles import ENOUGH
+from policies.orders.profiles import ENOUGH, Profiles
 from policies.orders.wsc import Wsc, WscParams
 from policies.request import Request, ServiceTokens
 from tests.policies.making import Room, make_request
@@ -63,3 +63,14 @@ def test_a_call_beyond_a_limit_does_not_go_before_others() -> None:
     order.push(start, 0.0)
     order.push(calls[1], 0.0)
     assert pop(order) is start
+
+
+def test_of_two_gateways_the_one_that_has_seen_more_is_believed() -> None:
+    few, many = Profiles(), Profiles()
+    for profiles, number, worth in ((few, ENOUGH, 50.0), (many, 5 * ENOUGH, 1000.0)):
+        for _ in range(number):
+            profiles.learn("t", "app", 1, worth)
+    of_few = few.snapshot()
+    few.adopt(many.snapshot())
+    many.adopt(of_few)
+    assert few.norm("t", "app", 1) == many.norm("t", "app", 1) == 1000.0

@@ -42,6 +42,21 @@ def test_bounds_hold_whoever_comes(arrivals: list[tuple[str, int, float]]) -> No
         assert room.bytes == sum(one.body_bytes for one in inside) <= LIMITS.queue_bytes_max
 
 
+def test_a_tenant_of_more_weight_has_a_larger_part_of_a_full_queue() -> None:
+    room = BoundedQueue(LIMITS)
+    light = [make_request("light") for _ in range(2)]
+    for request in (*light, *[make_request("heavy", weight=4.0) for _ in range(4)]):
+        enter(room, request)
+    assert enter(room, make_request("heavy", weight=4.0)) == [light[1]]
+
+
+def test_what_waits_has_the_weight_that_its_tenant_has_now() -> None:
+    room, request = BoundedQueue(LIMITS), make_request("a")
+    enter(room, request)
+    room.reweigh({"a": 3.0})
+    assert request.weight == 3.0
+
+
 def test_a_full_queue_of_small_requests_does_not_take_in_a_huge_one() -> None:
     room = BoundedQueue(LIMITS)
     for _ in range(LIMITS.queue_requests_max):

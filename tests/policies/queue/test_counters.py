@@ -116,6 +116,18 @@ def test_preferred_newcomers_do_not_lower_the_floor_for_one_another() -> None:
     assert {member.counter for member in lined.members.values()} == {0.0}
 
 
+def test_what_is_cached_has_no_other_window_over_a_preferred_member() -> None:
+    lined = Lined(WINDOW)
+    for letter in "ab":
+        lined.change("queued", (letter,), 0)
+        lined.change("prefer", (letter,), 1)
+    a, b = lined.member(("a",)), lined.member(("b",))
+    lined.line.charged(b, 1.0)
+    assert not lined.line.may_pass(b, a)
+    lined.line.prefer(a, False)
+    assert lined.line.may_pass(b, a)
+
+
 def test_a_member_ahead_by_the_window_has_no_other_window_over_a_newcomer() -> None:
     lined = Lined(WINDOW)
     for _ in range(20):

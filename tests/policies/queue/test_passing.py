@@ -133,3 +133,25 @@ def test_a_newcomer_begins_at_the_rank_with_which_the_last_tenant_left() -> None
     newcomer = backlog.tenant("b")
     assert newcomer is not None
     assert newcomer.counter == 50.0
+
+
+def test_a_tenant_is_ahead_of_a_start_that_is_held_beyond_the_window() -> None:
+    backlog = Backlog(flows_max=10, windows=(100.0, 0.0))
+    backlog.hold(queued(backlog, make_request("waits")))
+    request = queued(backlog, make_request("goes"))
+    backlog.take(request)
+    backlog.charge(request, 100.0)
+    assert not backlog.is_ahead("goes")
+    backlog.charge(request, 101.0)
+    assert backlog.is_ahead("goes")
+
+
+def test_of_starts_that_are_held_that_of_the_tenant_with_least_service_is_next() -> None:
+    backlog = Backlog(flows_max=10)
+    served = queued(backlog, make_request("served"))
+    backlog.take(served)
+    poor = queued(backlog, make_request("poor"))
+    backlog.charge(served, 10.0)
+    for start in (poor, queued(backlog, make_request("served"))):
+        backlog.hold(start)
+    assert backlog.held() is poor
