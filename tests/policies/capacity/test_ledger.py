@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
@@ -398,3 +398,10 @@ def test_a_request_takes_a_quarter_of_the_slots_at_most() -> None:
     for lease in leases:
         ledger.remove(lease, 1.0)
     assert ledger.slots_taken == 0, "each gives back what it took"
+
+
+def test_an_allowance_that_is_too_old_lets_nothing_start() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=8)
+    ledger.allowance, ledger.allowed_until_s = Grant(8, 10_000), 1.0
+    assert obstacle(ledger, now=1.0) is None
+    assert obstacle(ledger, now=1.1) is Obstacle.CLOSED

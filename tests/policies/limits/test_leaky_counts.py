@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from policies.limits.fullness import given_up
 from policies.limits.leaky_counts import LeakyCounts
 
 
@@ -25,3 +26,7 @@ def test_the_members_are_bounded() -> None:
     for member in "abc":
         counts.take(member, 0.0)
     assert [counts.wait_s(member, 0.0) for member in "abc"] == [0.0, 1.0, 1.0], "the one silent for longest"
+
+
+def test_of_a_full_table_the_tenant_that_has_most_loses_its_oldest() -> None:
+    assert given_up({"few": {1: None}, "many": dict.fromkeys(range(5))}, 200) == [("many", 0), ("many", 1)]

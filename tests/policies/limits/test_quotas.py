@@ -133,3 +133,11 @@ def test_what_ends_unserved_in_a_later_period_gives_that_one_nothing(window_s: f
             quotas.ended(request, 10, then)
             served += 10
     assert served == 1000, "what was not taken in the period before is free, and no more"
+
+
+def test_what_a_request_takes_beyond_its_estimate_counts_when_it_ends() -> None:
+    quotas = Quotas(Quota(tokens_per_minute=100))
+    request = make_request(prompt=10)
+    quotas.admitted(request, 0.0)
+    quotas.ended(request, 100, 130.0)
+    assert quotas.refusal(make_request(prompt=20), 131.0) is not None

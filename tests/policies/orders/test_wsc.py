@@ -74,3 +74,11 @@ def test_of_two_gateways_the_one_that_has_seen_more_is_believed() -> None:
     few.adopt(many.snapshot())
     many.adopt(of_few)
     assert few.norm("t", "app", 1) == many.norm("t", "app", 1) == 1000.0
+
+
+def test_a_start_that_has_waited_elsewhere_goes_first() -> None:
+    order, first, back = FairServe(), make_request("a"), make_request("b")
+    back.progress.came_back = True
+    order.push(first, 0.0)
+    order.push(back, 0.0)
+    assert pop(order) is back
