@@ -9,7 +9,8 @@ K is the number of KV tokens of the pool, R its prefill rate. The working set is
     - an interaction counts with its context (prompt and answer of its last call) while a call of it is under way, and
       for K / R seconds after that: as long as the whole cache takes to compute. Holding an idle context pays if, and
       only if, its next call comes within that time (the five-minute rule, Gray and Putzolu 1987);
-    - a start is expected to take the larger of its prompt and what calls of its app usually have.
+    - contexts grow. So an interaction counts with at least what calls of its app usually have, and a start is expected
+      to take as much. Else the room that a young interaction leaves goes to another one, and the set outgrows K.
 
 A start waits if the set with its context would exceed K, unless its tenant stays within its part of K by weight. It
 waits as well if its tenant has received more service than a tenant whose start waits for the set, by more than the
@@ -171,7 +172,7 @@ class WorkingSet:
             return
         context.calls -= 1
         if service.prompt:
-            self._resize(context, service.prompt + service.output)
+            self._resize(context, max(service.prompt + service.output, self._usual_tokens(request)))
         if context.calls:
             return
         interaction = progress.interaction
@@ -217,9 +218,11 @@ class WorkingSet:
     # --- the table ---
 
     def _expected_tokens(self, request: Request) -> int:
-        if request.claim is NO_CLAIM:
-            return request.prompt_tokens
-        return max(request.prompt_tokens, round(self._usual.get(request.flow[:2], 0.0)))
+        return max(request.prompt_tokens, self._usual_tokens(request))
+
+    def _usual_tokens(self, request: Request) -> int:
+        """What calls of its app usually have."""
+        return 0 if request.claim is NO_CLAIM else round(self._usual.get(request.flow[:2], 0.0))
 
     def _count(self, request: Request, now: float) -> None:
         """A call is under way."""

@@ -191,6 +191,20 @@ def test_a_start_is_expected_to_take_what_calls_of_its_app_usually_have() -> Non
     assert pool.set.tokens == pytest.approx(6000, rel=0.01)
 
 
+def test_an_interaction_counts_with_what_calls_of_its_app_usually_have_until_it_has_more() -> None:
+    """Or its first calls would leave room for others that it needs itself."""
+    pool = Pool()
+    for prompt in (6000, 6000):
+        pool.answers_alone(prompt)
+    pool.now += 3 * HOLD_S
+    for serial, prompt in enumerate((500, 2000, 7000)):
+        one = call("a", "young", prompt, serial=serial)
+        assert pool.asks(one) == [one.id]
+        pool.answers(one, output=0)
+        assert pool.set.tokens == pytest.approx(max(prompt, 6000), rel=0.05)
+    assert pool.asks(call("a", "next", 100)) == []
+
+
 def test_beyond_a_tenth_over_the_cache_the_newest_idle_interaction_waits_like_a_start_once() -> None:
     pool = Pool()
     pool.answers(full(pool), output=0)
@@ -430,9 +444,9 @@ def test_what_is_parked_is_of_the_tenant_that_holds_most_for_its_weight() -> Non
         requests.append(request)
     for request in requests:
         found.left(request, ServiceTokens(request.prompt_tokens, 1000), 1.0)
-    assert found.tenants() == {"a": 7000, "b": 4000 + 1100, "c": 3000}, "prompts and answers"
+    assert found.tenants() == {"a": 7000, "b": 4000 + 2942, "c": 3000}, "prompts and answers, or what is usual"
     found.measure(Pool().engine.backends.values(), 1.0)
-    assert found.tenants() == {"a": 7000, "c": 3000}, "first 1,100 of b, then its 4,000"
+    assert found.tenants() == {"a": 7000, "c": 3000}, "first the short one of b, then its 4,000"
 
 
 def test_what_an_app_usually_has_follows_its_calls_slowly() -> None:
