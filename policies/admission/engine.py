@@ -314,7 +314,7 @@ class AdmissionEngine:
                 change = replace(change, taken_s=change.taken_s + self.set_back_s)
             ledger.observe(change, now, arrived_s=self._arrived_s)
             self.policy.observe(name, change)
-        self.working_set.measure(self.backends.values(), now)
+        self.working_set.measure(self.backends.values(), now, parks=self.limits.spares_calls_inside)
         return self._room_changed(now, name)
 
     def woke(self, now: float) -> Sequence[Decision]:

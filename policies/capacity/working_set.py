@@ -23,7 +23,8 @@ interactions under way still take. With I, the most that those in K take until t
 at most 2 (U + L + I) over an interval in which both have starts waiting (U and L as in `orders.vtc`).
 
 If the set exceeds K by a tenth, because contexts grew, interactions are parked: the newest idle one of the tenant that
-holds most for its weight no longer counts, and its next call waits like a start, once.
+holds most for its weight no longer counts, and its next call waits like a start, once. Where calls inside interactions
+may wait no longer than starts, none is parked: a call would be refused in the middle when starts are.
 
 As long as K or R is not known, nothing waits.
 """
@@ -189,9 +190,9 @@ class WorkingSet:
         while self._parked and now >= (context := next(iter(self._parked))).idle_s + self.hold_s:
             self._forget(context)
 
-    def measure(self, engines: Iterable[BackendLedger], now: float) -> None:
-        """Read K and R of these engines, and park what the set has grown beyond K. Does nothing more often than every
-        `MEASURED_EVERY_S`.
+    def measure(self, engines: Iterable[BackendLedger], now: float, *, parks: bool = True) -> None:
+        """Read K and R of these engines. `parks`: park what the set has grown beyond K. Does nothing more often than
+        every `MEASURED_EVERY_S`.
         """
         if now < self._measured_s + MEASURED_EVERY_S:
             return
@@ -211,7 +212,7 @@ class WorkingSet:
                 seconds += tokens * tokens / rate
         self.capacity_tokens = all_tokens // self._sharers
         self.hold_s = seconds / timed_tokens if timed_tokens else 0.0
-        if self.hold_s and self.tokens:
+        if parks and self.hold_s and self.tokens:
             # Each gateway parks its part of what is too much.
             self._park(OVER * self.capacity_tokens * self.tokens / self.tokens_in_all)
 

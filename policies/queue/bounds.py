@@ -39,6 +39,11 @@ class QueueLimits:
         """How long may this request wait?"""
         return self.queue_wait_s_max_inside if request.progress.inside else self.queue_wait_s_max
 
+    @property
+    def spares_calls_inside(self) -> bool:
+        """May a call inside an interaction wait longer than a start?"""
+        return self.queue_wait_s_max_inside > self.queue_wait_s_max
+
 
 class Waiting(NamedTuple):
     """What waits of one tenant?"""

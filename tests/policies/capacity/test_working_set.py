@@ -225,6 +225,18 @@ def test_beyond_a_tenth_over_the_cache_the_newest_idle_interaction_waits_like_a_
     assert pool.asks(again) == [again.id]
 
 
+def test_nothing_is_parked_where_a_call_inside_is_refused_as_soon_as_a_start() -> None:
+    for inside_s, parked in ((60.0, 0), (61.0, 3000)):
+        pool = Pool(limits=QueueLimits(queue_wait_s_max=60.0, queue_wait_s_max_inside=inside_s))
+        pool.answers(full(pool), output=0)
+        pool.asks(call("a", "a0", 5200, serial=2))
+        pool.now += 0.5
+        pool.scraped()
+        assert pool.set.tenants() == {"a": 5200 + 6000 - parked}
+        newest = call("a", "a1", 3000, serial=1)
+        assert pool.asks(newest) == ([] if parked else [newest.id])
+
+
 def test_inside_one_flow_calls_pass_any_number_of_starts_that_are_held() -> None:
     pool = Pool(limits=QueueLimits(queue_requests_max=10_000))
     first = full(pool)
