@@ -228,7 +228,6 @@ class WorkingSet:
     def _count(self, request: Request, now: float) -> None:
         """A call is under way."""
         progress, flow = request.progress, request.flow
-        expected = self._expected_tokens(request)
         key = progress.interaction if progress.interaction is not None else request.id
         context = self._contexts.get(key)
         if context is None:
@@ -240,7 +239,7 @@ class WorkingSet:
             self._idle.pop(context, None)
         progress.context, progress.parked = context, False
         context.calls += 1
-        self._resize(context, max(context.tokens, expected))
+        self._resize(context, max(context.tokens, self._expected_tokens(request)))
         if request.claim is not NO_CLAIM:
             self._learn(flow[:2], request.prompt_tokens)
 
