@@ -17,7 +17,7 @@ from policies.capacity.obstacle import Obstacle
 from policies.capacity.working_set import WorkingSet
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.queue.bounds import QueueLimits
-from policies.request import Claim, Interaction, Refusal, Request, ServiceTokens
+from policies.request import Claim, Refusal, Request, ServiceTokens
 from tests.policies.making import dispatched, make_request
 
 K = 10_000
@@ -203,38 +203,6 @@ def test_an_interaction_counts_with_what_calls_of_its_app_usually_have_until_it_
         pool.answers(one, output=0)
         assert pool.set.tokens == pytest.approx(max(prompt, 6000), rel=0.05)
     assert pool.asks(call("a", "next", 100)) == []
-
-
-def test_beyond_a_tenth_over_the_cache_the_newest_idle_interaction_waits_like_a_start_once() -> None:
-    pool = Pool()
-    pool.answers(full(pool), output=0)
-    grown = call("a", "a0", 5200, serial=2)
-    assert pool.asks(grown) == [grown.id]
-    assert pool.set.tokens > 1.1 * K
-    pool.now += 0.5
-    pool.scraped()
-    assert pool.set.tenants() == {"a": 5200 + 3000}, "the newest, a1, is parked"
-    oldest, newest = call("a", "a2", 3000, serial=1), call("a", "a1", 3000, serial=1)
-    assert pool.asks(oldest) == [oldest.id]
-    assert pool.asks(newest) == []
-    assert pool.answers(oldest, output=0) == []
-    assert pool.answers(grown, output=0) == []
-    assert pool.after(HOLD_S) == [newest.id]
-    assert pool.answers(newest) == []
-    again = call("a", "a1", 3020, serial=2)
-    assert pool.asks(again) == [again.id]
-
-
-def test_nothing_is_parked_where_a_call_inside_is_refused_as_soon_as_a_start() -> None:
-    for inside_s, parked in ((60.0, 0), (61.0, 3000)):
-        pool = Pool(limits=QueueLimits(queue_wait_s_max=60.0, queue_wait_s_max_inside=inside_s))
-        pool.answers(full(pool), output=0)
-        pool.asks(call("a", "a0", 5200, serial=2))
-        pool.now += 0.5
-        pool.scraped()
-        assert pool.set.tenants() == {"a": 5200 + 6000 - parked}
-        newest = call("a", "a1", 3000, serial=1)
-        assert pool.asks(newest) == ([] if parked else [newest.id])
 
 
 def test_inside_one_flow_calls_pass_any_number_of_starts_that_are_held() -> None:
@@ -440,25 +408,6 @@ def test_a_lower_tier_of_the_cache_counts() -> None:
     pool.scraped()
     assert pool.set.capacity_tokens == 6 * K
     assert pool.set.hold_s == pytest.approx(6 * HOLD_S)
-
-
-def test_what_is_parked_is_of_the_tenant_that_holds_most_for_its_weight() -> None:
-    shares, requests = FairShares(), []
-    found = WorkingSet(shares)
-    found.capacity_tokens, found.hold_s, found.is_ahead = K, HOLD_S, lambda tenant: False
-    for tenant, weight, prompt in (("a", 4.0, 6000), ("b", 1.0, 3000), ("b", 1.0, 100), ("c", 1.0, 2000)):
-        request = make_request(tenant, weight=weight, prompt=prompt, claim=Claim(f"{tenant}{prompt}", explicit=True))
-        shares.seen(request, 0.0)
-        interaction = request.progress.interaction = Interaction(tenant, ("", "", request.claim.id), 0.0)
-        interaction.tokens = 1
-        found.queued(request, 0.0)
-        found.dispatched(request, 0.0)
-        requests.append(request)
-    for request in requests:
-        found.left(request, ServiceTokens(request.prompt_tokens, 1000), 1.0)
-    assert found.tenants() == {"a": 7000, "b": 4000 + 2942, "c": 3000}, "prompts and answers, or what is usual"
-    found.measure(Pool().engine.backends.values(), 1.0)
-    assert found.tenants() == {"a": 7000, "c": 3000}, "first the short one of b, then its 4,000"
 
 
 def test_what_an_app_usually_has_follows_its_calls_slowly() -> None:
