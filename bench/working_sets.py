@@ -230,7 +230,7 @@ def times(values: list[float]) -> str:
 def run(row: Row, seed: int, until_s: float, *, holds: bool, steps: bool = False, policy: str = "fairserve") -> Found:
     """`holds`: starts wait for the working set. `steps`: the engines report each step."""
     engine_like = engine_profile(row.model, row.kv_tokens)
-    limits = QueueLimits(queue_wait_s_max=row.patience_s, queue_wait_s_max_inside=1e5)
+    limits = QueueLimits(queue_wait_s_max=row.patience_s, queue_wait_s_max_inside=1e6)
     models = {f"engine-{number}": EngineModel(engine_like) for number in range(row.engines)}
     gateways = [AdmissionEngine(named_policy(policy), limits=limits) for _ in range(row.gateways)]
     for engine in gateways:
