@@ -250,12 +250,15 @@ class WorkingSet:
             self._usual.popitem(last=False)
 
     def _resize(self, context: Context, tokens: int) -> None:
-        own = self._tenant(context.tenant)
+        own = self._tenants.get(context.tenant)
+        if own is None:
+            own = self._tenants[context.tenant] = _TenantContexts()
         own.contexts += (tokens > 0) - (context.tokens > 0)
         own.tokens += tokens - context.tokens
         self.tokens += tokens - context.tokens
         context.tokens = tokens
-        self._forget_unused(context.tenant)
+        if not own.contexts:
+            del self._tenants[context.tenant]
 
     def _forget(self, context: Context) -> None:
         self._idle.pop(context, None)
@@ -286,14 +289,3 @@ class WorkingSet:
         """What counts of this tenant, here and at other gateways."""
         own = self._tenants.get(tenant)
         return (own.tokens if own is not None else 0) + self._elsewhere.get(tenant, 0)
-
-    def _tenant(self, name: str) -> _TenantContexts:
-        own = self._tenants.get(name)
-        if own is None:
-            own = self._tenants[name] = _TenantContexts()
-        return own
-
-    def _forget_unused(self, name: str) -> None:
-        own = self._tenants[name]
-        if not own.contexts:
-            del self._tenants[name]
