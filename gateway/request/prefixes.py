@@ -8,32 +8,38 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import blake2b
-from struct import unpack
 from typing import Final
+from zlib import crc32
 
 __all__ = ["BLOCKS_MAX", "BLOCK_BYTES", "prefix_hashes", "salt_of"]
 
 BLOCK_BYTES: Final = 512
 """About 128 tokens of English: eight blocks of vLLM."""
-BLOCKS_MAX: Final = 256
+BLOCKS_MAX: Final = 64
+"""What is cached of a long prompt is known to within a thirty-second of it; nothing decides on less."""
 TENANTS_MAX: Final = 1024
 """Of so many the salts are kept, since each request has one."""
 
 
 def prefix_hashes(prompt: bytes, seed: bytes) -> tuple[int, ...]:
-    """Chained hashes, each of everything up to the end of its block; the last one is of all that is given.
+    """Hashes of the prompt's beginnings: of its first block, of everything up to the end of each later block, and of
+    all that is given.
 
-    Equal prompts under different seeds (model and cache salt) have nothing in common. At most `BLOCKS_MAX`: of a longer
-    prompt every second hash is kept, or every fourth, and so on, so that a conversation that grows goes on matching.
+    Equal prompts under different seeds (model and cache salt) have nothing in common. Beside the first block there are
+    at most `BLOCKS_MAX`: a longer prompt has blocks twice as long, or four times, and so on. A beginning of one length
+    has one hash in every prompt, so a conversation that grows goes on matching.
     """
-    step = BLOCK_BYTES
-    while len(prompt) > step * BLOCKS_MAX:
+    if not prompt:
+        return ()
+    size, step = len(prompt), BLOCK_BYTES
+    while size > step * BLOCKS_MAX:
         step *= 2
-    chain, digests, view = blake2b(seed, digest_size=8), [], memoryview(prompt)
-    for start in range(0, len(prompt), step):
-        chain.update(view[start : start + step])
-        digests.append(chain.copy().digest())
-    return unpack(f">{len(digests)}Q", b"".join(digests))
+    first = int.from_bytes(blake2b(seed + prompt[:BLOCK_BYTES], digest_size=8).digest())
+    hashes, view, crc, at = [first], memoryview(prompt), 0, BLOCK_BYTES
+    for end in range(max(step, 2 * BLOCK_BYTES), size + step, step):
+        crc, at = crc32(view[at:end], crc), end
+        hashes.append(first ^ (end << 32 | crc))
+    return tuple(hashes)
 
 
 @lru_cache(maxsize=TENANTS_MAX)

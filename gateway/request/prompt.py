@@ -11,6 +11,8 @@ ATTACHMENT: Final = b";base64,"
 """Where the bytes of an inline image or audio clip begin."""
 HEAD_BYTES_MAX: Final = 8 << 20
 """As much of a prompt is compared with others. A longer text is beyond any model's context."""
+PROSE_BYTES: Final = 512
+"""Text with more semicolons than one in so many bytes is code."""
 _ATTACHED: Final = re.compile(rb";base64,[A-Za-z0-9+/=\\]++")
 
 
@@ -55,11 +57,21 @@ NO_PROMPT: Final = Prompt(b"", 0, 0, 0)
 def prompt_of(text: bytes) -> Prompt:
     """A prompt that is at hand as a whole."""
     attachments = attached_bytes = 0
-    if text.find(ATTACHMENT) >= 0:
+    if holds_attachment(text):
         for found in _ATTACHED.finditer(text):
             attachments += 1
             attached_bytes += found.end() - found.start()
     return Prompt(text, len(text), attachments, attached_bytes)
+
+
+def holds_attachment(text: bytes) -> bool:
+    """Is anything attached as base64? C finds one byte eight times as fast as several: in prose semicolons are rare."""
+    at = text.find(b";")
+    for _ in range(len(text) // PROSE_BYTES):
+        if at < 0 or text.startswith(ATTACHMENT, at):
+            return at >= 0
+        at = text.find(b";", at + 1)
+    return at >= 0 and text.find(ATTACHMENT, at) >= 0
 
 
 def without_attachments(text: bytes) -> bytes:

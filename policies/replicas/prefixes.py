@@ -9,7 +9,7 @@ that missed a report takes the prompts in it for new ones.
 A prompt is reported as its whole chain of blocks. Its end alone would be shorter. But a gateway that had missed the
 beginning, or has forgotten it, would then know blocks without the blocks before them, and `PrefixIndex` bisects on
 there being no such gaps. With whole chains every message is right by itself, whatever message was lost before. A whole
-chain also says that the beginning is still in use. It costs 9 bytes for each 512 of a prompt.
+chain also says that the beginning is still in use. It costs 9 bytes for each 512 of a prompt, or less.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from policies.replicas.messages import REPORTED_MAX, News, is_countable
 
 __all__ = ["BLOCKS_MAX", "VERSION", "SharedPrefixes"]
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the message and of how prompts are cut into blocks and hashed: other hashes would only fill the index."""
 BLOCKS_MAX: Final = 4096
 """Of one message: 2 MB of prompts. With one each 25 ms, those of 84 MB in a second."""
