@@ -124,7 +124,6 @@ class Exchange:
         """It waits in this pool from now on, as this request; its payload asks for that one's model."""
         self.request = self.context.request = request
         self.context.model = self.context.payload.model
-        self._pool = pool
         self._pool = self.context.serving_pool = pool
         self._renamed = Renamed.of(self.context.payload)
 

@@ -35,7 +35,8 @@ def prefix_hashes(prompt: bytes, seed: bytes) -> tuple[int, ...]:
     while size > step * BLOCKS_MAX:
         step *= 2
     first = int.from_bytes(blake2b(seed + prompt[:BLOCK_BYTES], digest_size=8).digest())
-    hashes, view, crc, at = [first], memoryview(prompt), 0, BLOCK_BYTES
+    hashes, view = [first], memoryview(prompt)
+    crc, at = 0, BLOCK_BYTES
     for end in range(max(step, 2 * BLOCK_BYTES), size + step, step):
         crc, at = crc32(view[at:end], crc), end
         hashes.append(first ^ (end << 32 | crc))

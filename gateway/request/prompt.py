@@ -57,21 +57,21 @@ NO_PROMPT: Final = Prompt(b"", 0, 0, 0)
 def prompt_of(text: bytes) -> Prompt:
     """A prompt that is at hand as a whole."""
     attachments = attached_bytes = 0
-    if holds_attachment(text):
+    at = text.find(b";")
+    if at >= 0 and holds_attachment(text, at):
         for found in _ATTACHED.finditer(text):
             attachments += 1
             attached_bytes += found.end() - found.start()
     return Prompt(text, len(text), attachments, attached_bytes)
 
 
-def holds_attachment(text: bytes) -> bool:
-    """Is anything attached as base64? C finds one byte eight times as fast as several: in prose semicolons are rare."""
-    at = text.find(b";")
+def holds_attachment(text: bytes, at: int) -> bool:
+    """Is anything attached as base64? `at`: the first semicolon. C finds one byte eight times as fast as several."""
     for _ in range(len(text) // PROSE_BYTES):
         if at < 0 or text.startswith(ATTACHMENT, at):
             return at >= 0
         at = text.find(b";", at + 1)
-    return at >= 0 and text.find(ATTACHMENT, at) >= 0
+    return text.find(ATTACHMENT, max(0, at)) >= 0
 
 
 def without_attachments(text: bytes) -> bytes:

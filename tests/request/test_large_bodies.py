@@ -311,6 +311,15 @@ def test_a_long_text_is_a_question() -> None:
     assert _claims({"input": "x" * 500_000}).id != _claims({"input": "x" * 500_001}).id
 
 
+@pytest.mark.parametrize("text", ["", "and " * 1000, "and; " * 1000, ";base64 " * 100])
+def test_what_is_attached_is_found_among_prose_and_among_code(text: str) -> None:
+    said = {"type": "text", "text": text}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    for content, attachments in (([said], 0), ([image, said], 1), ([said, image, said, image], 2)):
+        body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
+        assert read_json(body, CHAT).prompt.attachments == attachments
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
+from zlib import crc32
 
 from gateway.request.body.json_ranges import end_of_string
 from gateway.request.body.slices import WINDOW_BYTES, Slices, find
+from gateway.request.conversation.shown import TEXT_BYTES_MAX, rest_of
 from gateway.request.conversation.turns import MARK, MARKS_MAX, ONE_TEXT_HEAD, ONE_TEXT_TAIL, QUOTE, TurnKind, mark_at
 
 if TYPE_CHECKING:
@@ -69,12 +71,18 @@ class Asked:
         self.count += 1
 
     def _hash(self, name: _Hash, pieces: list[int]) -> Slices:
+        left, size, checksum = TEXT_BYTES_MAX, 0, 0
         for number in range(0, len(pieces), 2):
             at, end = pieces[number], pieces[number + 1]
             while at < end:
-                name.update(self._view[at : min(at + WINDOW_BYTES, end)])
+                window = self._view[at : min(at + WINDOW_BYTES, end)]
+                name.update(window[:left])
+                rest = window[left:]
+                left, size, checksum = max(0, left - len(window)), size + len(rest), crc32(rest, checksum)
                 at += WINDOW_BYTES
                 yield
+        if size:
+            name.update(rest_of(size, checksum))
 
     def _plain(self, at: int, end: int) -> Generator[None, None, list[int]]:
         """Begins and ends of what is left without marks, by turns."""

@@ -19,7 +19,9 @@ from gateway.request.conversation.shown import (
     FIRST_TURNS,
     LAST_TURNS,
     NOTHING_SHOWN,
+    TEXT_BYTES_MAX,
     Shown,
+    shortened,
     shown_by,
     shown_by_question,
 )
@@ -232,12 +234,13 @@ def is_of_result(content: bytes, at: int) -> bool:
 
 
 def same_text(content: bytes) -> bytes:
-    """The content in its plainest form, without marks for the engine's cache: agents move these from turn to turn.
+    """What is hashed of a question: its plainest form, without marks for the engine's cache (agents move these from
+    turn to turn), and shortened.
 
     What is long is brought into the same form in slices: `large_body`.
     """
     if content.startswith(b'"') or content.find(MARK) < 0:
-        return content
+        return content if len(content) <= TEXT_BYTES_MAX else shortened(content)
     kept: list[bytes] = []
     done = at = 0
     for _ in range(MARKS_MAX):
@@ -253,7 +256,7 @@ def same_text(content: bytes) -> bytes:
     plain = b"".join(kept)
     head = ONE_TEXT_HEAD.match(plain)
     text = _STRING.match(plain, head.end()) if head is not None else None
-    return plain if text is None or ONE_TEXT_TAIL.fullmatch(plain, text.end()) is None else text[0]
+    return shortened(plain if text is None or ONE_TEXT_TAIL.fullmatch(plain, text.end()) is None else text[0])
 
 
 def mark_at(content: bytes, at: int, low: int, high: int) -> tuple[int, int]:
