@@ -20,14 +20,10 @@ from policies.request import Refused, Request
 __all__ = ["Asker", "DueTimes", "Elsewhere", "PoolRoom", "Rivals"]
 
 
-PASSING: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.SPREAD})
-"""An engine with one of these can soon start the request."""
 OF_ITS_SIZE: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.KV})
 """An engine with one of these may have room for a smaller request."""
 NOT_SOON: Final = frozenset({Obstacle.CLOSED, Obstacle.TURN, Obstacle.WORKING_SET, None})
 """Of an engine with one of these it is not known when the request can start."""
-ABOUT_AS_SOON: Final = 2.0
-"""Waits for a slot that differ by less than this are taken for equal."""
 ANSWERS_MAX: Final = 64
 """Requests whose answers are kept. An order asks for few of them again and again."""
 
@@ -100,9 +96,9 @@ Standing = tuple[bool, bool, bool]
 tenant is absent, no headroom is kept, so that nobody has any to use."""
 
 
-Answers = tuple[Blocked, Standing, int, list[str]]
-"""What was found out about a request that had no room: its obstacles, what decided, the number of the last change that
-they know of, and the engines that have room for it, but later than others: these are asked again whatever changes."""
+Answers = tuple[Blocked, Standing, int]
+"""What was found out about a request that had no room: its obstacles, what decided, and the number of the last change
+that they know of."""
 
 
 class PoolRoom:
@@ -188,13 +184,12 @@ class PoolRoom:
 
     def _asked_again(self, request: Request, known: Answers) -> Sequence[BackendLedger] | Blocked:
         """Only where something has changed since."""
-        blocked, standing, changes, later = known
-        names = later.copy()
+        blocked, standing, changes = known
+        names: list[str] = []
         for name in reversed(self._changed):
             if self._changed[name] <= changes:
                 break
-            if name not in later:
-                names.append(name)
+            names.append(name)
         if not names:
             return blocked
         return self._found(request, standing, blocked.obstacles.copy(), [self._backends[name] for name in names])
@@ -216,44 +211,15 @@ class PoolRoom:
             if obstacle is Obstacle.SLOTS and keeps is self._full_for_keeping and _is_full(ledger, keeps=keeps):
                 self._full[name] = obstacle
                 self._open.pop(name, None)
-        later: list[str] = []
-        if free and len(self._backends) > 1:
-            later = [ledger.name for ledger in free]
-            free = self._soonest(request, free, obstacles)
         if free:
             self._answers.pop(request.id, None)
-            return free
+            # What may wait inside an engine is there to hide the way: nothing waits where another engine has a slot.
+            return [ledger for ledger in free if _has_slot(ledger, request)] or free if len(free) > 1 else free
         blocked = Blocked(request, obstacles)
         if len(self._answers) >= ANSWERS_MAX:
             self._answers.clear()
-        self._answers[request.id] = blocked, standing, self._changes, later
+        self._answers[request.id] = blocked, standing, self._changes
         return blocked
-
-    def _soonest(
-        self, request: Request, free: list[BackendLedger], obstacles: dict[str, Obstacle]
-    ) -> list[BackendLedger]:
-        """The engines with a slot for it now. If there are none: those where it gets one soonest.
-
-        What waits inside an engine is there to hide the way. So nothing waits for a slot where another engine has one
-        soon. A request of a tenant below its fair share waits here, for the first slot anywhere.
-        """
-        waits_s = [_slot_wait_s(ledger, request) for ledger in free]
-        soon = [ledger for ledger, wait_s in zip(free, waits_s, strict=True) if not wait_s]
-        if soon:
-            return soon
-        elsewhere = [
-            _slot_wait_s(self._backends[name], request) for name, obstacle in obstacles.items() if obstacle in PASSING
-        ]
-        least_s = min([*waits_s, *elsewhere])
-        if not self._tenants.is_below(request):
-            least_s *= ABOUT_AS_SOON
-        for ledger, wait_s in zip(free, waits_s, strict=True):
-            if wait_s <= least_s:
-                soon.append(ledger)
-            else:
-                obstacles[ledger.name] = Obstacle.SLOTS
-                ledger.held_back(request, Obstacle.SLOTS)
-        return soon
 
     def reserve(self, blocked: Blocked) -> str | None:
         waits = [name for name in self._open if blocked.obstacles.get(name) in OF_ITS_SIZE]
@@ -314,11 +280,7 @@ def _is_full(ledger: BackendLedger, *, keeps: bool) -> bool:
     return ledger.allowance is None and ledger.slots_taken >= ledger.slots.most(ahead=not keeps)
 
 
-def _slot_wait_s(ledger: BackendLedger, request: Request) -> float:
-    """How long would this request wait inside the engine for a slot? 0: one is free, as far as is known. An engine
-    that runs nothing starts any request at once.
-    """
-    if ledger.slots.known() is None or not ledger.sequences_in_all():
-        return 0.0
-    missing = ledger.sequences_in_all() + request.sequences - ledger.slots.count
-    return missing * ledger.pace.lifetime_s / ledger.slots.count if missing > 0 else 0.0
+def _has_slot(ledger: BackendLedger, request: Request) -> bool:
+    """Is a slot free for this request, as far as is known? An engine that runs nothing starts any request at once."""
+    sequences = ledger.sequences_in_all()
+    return not sequences or ledger.slots.known() is None or sequences + request.sequences <= ledger.slots.count

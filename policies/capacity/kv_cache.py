@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, inf
 from typing import Final, NamedTuple
 
 from policies.averages import USUAL
@@ -248,7 +248,9 @@ class KvCache:
             self._block_size = gauges.block_size
             self._look_anew(now)
         if gauges.kv_capacity_tokens:
-            self.capacity_tokens = gauges.kv_capacity_tokens
+            is_new, self.capacity_tokens = self.capacity_tokens is None, gauges.kv_capacity_tokens
+            if is_new:
+                self._look_anew(now)
         if gauges.kv_usage is not None and self.capacity_tokens is not None:
             held_then = sum([tokens for ended_s, tokens in self._ended if ended_s >= gauges.taken_s])
             used_tokens = gauges.kv_usage * self.capacity_tokens - held_then
@@ -302,7 +304,9 @@ class KvCache:
 
     def pass_time(self, now: float) -> float:
         """Bring the forecast up to now: what may end from now on is known by what it has taken. Returns when that
-        must be done again."""
+        must be done again. Nothing is forecast of a cache whose capacity is not known."""
+        if self.capacity_tokens is None:
+            return inf
         forecast = self._forecast
         if (
             now < self._forecast_s
@@ -343,6 +347,8 @@ class KvCache:
 
     def _note(self, lease: Lease, now: float) -> None:
         """The forecast knows this lease as it is now."""
+        if self.capacity_tokens is None:
+            return
         forecast = self._forecast
         if lease.growing is not None:
             forecast.remove(lease.growing)

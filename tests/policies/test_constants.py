@@ -9,14 +9,13 @@ import pytest
 
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.admission.room import PoolRoom
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.capacity.kv_cache import KvCache
 from policies.capacity.kv_forecast import still_to_come
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
-from policies.capacity.obstacle import Blocked, Obstacle
+from policies.capacity.obstacle import Obstacle
 from policies.capacity.output_lengths import OutputLengths
 from policies.capacity.pace import Pace, PrefillRate, PrefillWindow, UsualLoad
 from policies.capacity.slots import Slots
@@ -245,28 +244,6 @@ def test_the_cache_is_measured_each_half_second() -> None:
     for now, tokens, known in ((0.0, 1000, 1000), (0.49, 2000, 1000), (0.51, 2000, 2000)):
         found.measure([cache(tokens)], now)
         assert found.capacity_tokens == known
-
-
-@pytest.mark.parametrize(("slots", "names"), [(6, ["a", "b"]), (4, ["a"])])
-def test_waits_for_a_slot_that_differ_by_less_than_twofold_are_equal(slots: int, names: list[str]) -> None:
-    """One of ten slots is soonest free, one of six not much later, and one of four much later."""
-    tenants, engines = FairShares(), {}
-    for name, count in (("a", 10), ("b", slots)):
-        ledger = engines[name] = BackendLedger(name, CapacitySettings(), max_num_seqs=count)
-        for _ in range(count):
-            lease = leased()
-            tenants.seen(lease.request, 0.0)
-            tenants.dispatched(lease.request, 100)
-            ledger.add(lease)
-            ledger.started(lease, 0.0)
-    request = make_request()
-    tenants.seen(request, 0.0)
-    room = PoolRoom(engines, tenants, WorkingSet(tenants))
-    room.changed()
-    room.at(0.0)
-    found = room.with_room(request)
-    assert not isinstance(found, Blocked)
-    assert [ledger.name for ledger in found] == names
 
 
 # --- orders ---

@@ -41,6 +41,21 @@ def test_an_engine_that_runs_nothing_is_tried_whatever_was_learned_of_it(policy:
     assert engine.arrived(make_request("b", id="x", sequences=2), 1.0) == [Dispatch("x", "idle")]
 
 
+def test_nothing_waits_inside_an_engine_while_another_one_has_a_free_slot() -> None:
+    engine, prefix = engines_of("fairserve", "one", "two", slots=16), (1, 2)
+    engine.arrived(make_request("a", prefix=prefix, id="first"), 0.0)
+    cached_at = engine.requests.leases["first"].backend
+    while engine.backends[cached_at].sequences < 16:
+        for decision in engine.arrived(make_request("a"), 0.0):
+            assert isinstance(decision, Dispatch)
+            engine.progressed(decision.id, 1, 0.0)
+    for other in [one.request.id for one in engine.requests.leases.values() if one.backend != cached_at]:
+        engine.finished(other, ServiceTokens(10, 1), 0.0)
+    (decision,) = engine.arrived(make_request("a", prefix=prefix), 0.0)
+    assert isinstance(decision, Dispatch)
+    assert decision.backend != cached_at
+
+
 class Asked(dict[str, BackendLedger]):
     """The engines of a pool, with the names of those that were looked up."""
 
@@ -111,6 +126,7 @@ def test_a_wake_looks_only_at_engines_where_something_has_happened_or_is_due() -
     engine.room = PoolRoom(engines, engine.requests.tenants, engine.working_set)
     for number in range(50):
         engine.add_backend(str(number), max_num_seqs=2)
+        engine.backend_changed(str(number), Gauges(0.0, kv_capacity_tokens=100_000), 0.0)
     while not engine.queued:
         for decision in engine.arrived(make_request("a"), 0.0):
             engine.progressed(decision.id, 1, 0.0)
