@@ -68,16 +68,6 @@ class Context:
         self.is_parked = False
 
 
-class _TenantContexts:
-    """The contexts of one tenant that count."""
-
-    __slots__ = ("contexts", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.contexts = 0
-
-
 class WorkingSet:
     """The contexts of the interactions that are under way in one pool."""
 
@@ -94,7 +84,8 @@ class WorkingSet:
         self._shares: Final = shares
         self._usual: OrderedDict[tuple[str, str], float] = OrderedDict()
         """Mean prompt of the calls of each app, by tenant and app."""
-        self._tenants: dict[str, _TenantContexts] = {}
+        self._tenants: dict[str, int] = {}
+        """Tokens of the contexts that count, by tenant."""
         self._contexts: dict[Interaction | str, Context] = {}
         self._idle: OrderedDict[Context, None] = OrderedDict()
         """Contexts that count though no call is under way, the longest idle first."""
@@ -133,7 +124,7 @@ class WorkingSet:
 
     def tenants(self) -> dict[str, int]:
         """Tokens that count here, by tenant."""
-        return {name: own.tokens for name, own in self._tenants.items() if own.contexts}
+        return self._tenants.copy()
 
     def expires_s(self) -> float:
         """When does an idle context count no more through time alone? inf: none is idle."""
@@ -150,20 +141,16 @@ class WorkingSet:
     def queued(self, request: Request, now: float) -> None:
         """The request waits for its turn. A call inside an interaction that counts is under way from now on."""
         progress = request.progress
-        if progress.context is not None:
-            return
-        if progress.inside:
+        if progress.context is None and progress.inside:
             context = self._contexts.get(progress.interaction) if progress.interaction is not None else None
             progress.parked = context is not None and context.is_parked
             if not progress.parked:
                 self._count(request, now)
-                return
 
     def dispatched(self, request: Request, now: float) -> None:
         """An engine has it: a start counts from now on."""
-        if request.progress.context is not None:
-            return
-        self._count(request, now)
+        if request.progress.context is None:
+            self._count(request, now)
 
     def left(self, request: Request, service: ServiceTokens, now: float) -> None:
         """The request ended, or left the queue. Its interaction counts for `hold_s` more, unless it is over."""
@@ -250,15 +237,14 @@ class WorkingSet:
             self._usual.popitem(last=False)
 
     def _resize(self, context: Context, tokens: int) -> None:
-        own = self._tenants.get(context.tenant)
-        if own is None:
-            own = self._tenants[context.tenant] = _TenantContexts()
-        own.contexts += (tokens > 0) - (context.tokens > 0)
-        own.tokens += tokens - context.tokens
-        self.tokens += tokens - context.tokens
+        more = tokens - context.tokens
+        own = self._tenants.get(context.tenant, 0) + more
+        if own:
+            self._tenants[context.tenant] = own
+        else:
+            self._tenants.pop(context.tenant, None)
+        self.tokens += more
         context.tokens = tokens
-        if not own.contexts:
-            del self._tenants[context.tenant]
 
     def _forget(self, context: Context) -> None:
         self._idle.pop(context, None)
@@ -287,5 +273,4 @@ class WorkingSet:
 
     def _tokens_of(self, tenant: str) -> int:
         """What counts of this tenant, here and at other gateways."""
-        own = self._tenants.get(tenant)
-        return (own.tokens if own is not None else 0) + self._elsewhere.get(tenant, 0)
+        return self._tenants.get(tenant, 0) + self._elsewhere.get(tenant, 0)

@@ -269,7 +269,10 @@ def test_a_start_that_would_wait_too_long_is_told_at_once_for_how_long() -> None
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_happens_the_set_is_the_sum_of_what_is_open_and_nothing_stands_still(seed: int) -> None:
     throttle = ThrottleSettings(user=Ceilings(starts=3), app=Ceilings(requests=60)) if seed % 2 else ThrottleSettings()
-    random, pool = Random(seed), Pool(limits=QueueLimits(queue_wait_s_max=1000.0), throttle=throttle)
+    random, pool = (
+        Random(seed),
+        Pool(limits=QueueLimits(queue_wait_s_max=1000.0, queue_wait_s_max_inside=2000.0), throttle=throttle),
+    )
     running: dict[str, Request] = {}
     waiting: dict[str, Request] = {}
     serial = 0

@@ -30,7 +30,10 @@ class Gateways:
         self.now = 0.0
         self.store = ReferenceStore()
         self.engines = [
-            AdmissionEngine(named_policy("fairserve", window_tokens=WINDOW), limits=QueueLimits(queue_wait_s_max=1e6))
+            AdmissionEngine(
+                named_policy("fairserve", window_tokens=WINDOW),
+                limits=QueueLimits(queue_wait_s_max=1e6, queue_wait_s_max_inside=2e6),
+            )
             for _ in range(count)
         ]
         self.requests: dict[str, tuple[int, Request]] = {}
