@@ -30,7 +30,6 @@ DECIDE = """
     placements.prefix.SEQUENCE_TOKENS placements.prefix.MOVED placements.prefix.ADAPTER_TOKENS
     placements.prefix.IMBALANCE placements.prefix.CHANCE placements.prefix.SPARE placements.prefix.SLOWER
     placements.prefix_index.CAUTION
-    admission.room.ABOUT_AS_SOON
     replicas.counters.AHEAD
     replicas.schedule.INTERVAL_S
     replicas.tallies.RESERVED
