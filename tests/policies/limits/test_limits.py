@@ -86,6 +86,15 @@ def test_members_are_bounded_and_the_silent_ones_forgotten() -> None:
     assert len(counts) == 0
 
 
+def test_members_that_are_invented_free_a_busy_one_of_nothing() -> None:
+    counts = SlidingCounts(60.0, members_max=100)
+    counts.at(0.0)
+    counts.of("busy").requests += 50
+    for number in range(1000):
+        counts.of(number).requests += 1
+    assert counts.sliding("busy", 0.0)[1] == 50.0
+
+
 # --- settings ---
 
 

@@ -82,3 +82,15 @@ def test_a_start_that_has_waited_elsewhere_goes_first() -> None:
     order.push(first, 0.0)
     order.push(back, 0.0)
     assert pop(order) is back
+
+
+def test_a_young_population_is_its_mean_and_an_old_one_follows_slowly() -> None:
+    profiles = Profiles()
+    for worth in [100.0] * ENOUGH + [200.0] * (20 - ENOUGH):
+        profiles.learn("scope", "app", 1, worth)
+    assert profiles.norm("scope", "app", 1) == pytest.approx((100.0 * ENOUGH + 200.0 * (20 - ENOUGH)) / 20)
+    for _ in range(480):
+        profiles.learn("scope", "app", 1, 200.0)
+    old = profiles.norm("scope", "app", 1)
+    profiles.learn("scope", "app", 1, 300.0)
+    assert profiles.norm("scope", "app", 1) - old == pytest.approx(0.02 * (300.0 - old))

@@ -1,0 +1,86 @@
+"""What does a ledger know between two gauges, and what does it forget with the next one?"""
+
+from __future__ import annotations
+
+from policies.capacity.fair_shares import FairShares
+from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.capacity.ledger import BackendLedger
+from policies.capacity.slots import Slots
+from tests.policies.capacity.test_ledger import obstacle, start
+from tests.policies.making import make_request
+
+SETTINGS = CapacitySettings()
+
+
+def test_what_leaves_the_engines_queue_without_a_start_has_left_it() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    leases = [start(ledger, make_request(), started=False) for _ in range(5)]
+    ledger.observe(Gauges(0.0, running=1, waiting=6), 0.0)
+    for lease in leases[:3]:
+        ledger.started(lease, 0.1)
+    assert obstacle(ledger, now=0.1) == "waiting"
+    ledger.remove(leases[3], 0.2)
+    assert obstacle(ledger, now=0.2) is None
+
+
+def test_ends_before_a_gauge_are_in_it() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    leases = [start(ledger, make_request()) for _ in range(4)]
+    ledger.observe(Gauges(0.0, running=4, waiting=4), 0.0)
+    for lease in leases[:2]:
+        ledger.remove(lease, 0.1)
+    assert obstacle(ledger, now=0.1) is None
+    ledger.observe(Gauges(0.2, running=2, waiting=4), 0.2)
+    assert obstacle(ledger, now=0.2) == "waiting"
+
+
+def test_an_engine_that_takes_what_it_was_sent_later_is_not_full() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    start(ledger, make_request())
+    refused, later = [start(ledger, make_request(), started=False) for _ in range(2)]
+    ledger.refused(0.1, full_for=refused)
+    ledger.remove(refused, 0.1)
+    assert obstacle(ledger, now=0.1) == "closed"
+    ledger.started(later, 0.11)
+    assert obstacle(ledger, now=0.11) is None
+    assert refused.request.progress.refusals == 1
+
+
+def test_what_was_reserved_for_unknown_lengths_is_free_when_they_have_ended() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=100)
+    ledger.observe(Gauges(0.0, running=0, waiting=0, kv_usage=0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
+    unknown = start(ledger, make_request(prompt=1000, output_max=4000, reserved=100))
+    start(ledger, make_request(prompt=1000, output_max=100, reserved=100))
+    assert ledger.kv.limit_tokens() < 10_000
+    ledger.remove(unknown, 1.0)
+    assert ledger.kv.limit_tokens() == 10_000
+
+
+def test_what_is_under_way_beyond_the_slots_falls_with_the_engines_queue_and_with_the_last_request() -> None:
+    slots = Slots(32, waiting_target=2, most=None)
+
+    def seen(running: int, waiting: int, from_s: float) -> int:
+        for tick in range(30):
+            slots.is_short()
+            slots.seen(running, waiting, from_s + tick / 10, period_s=1.0, is_sustained=True)
+        return slots.most(ahead=False) - 32
+
+    assert seen(22, 0, 0.0) > 0
+    assert seen(32, 12, 10.0) == 0, "ten more wait than should"
+    assert seen(22, 0, 20.0) > 0
+    slots.emptied()
+    assert slots.most(ahead=False) == 32
+
+
+def test_a_flood_is_more_than_a_tenant_s_part_by_weight() -> None:
+    shares = FairShares()
+    heavy, light = make_request("heavy", weight=4.0), make_request("light", weight=1.0)
+    for request in [heavy] * 17 + [light] * 13:
+        shares.seen(request, 0.0)
+    for request in [heavy] * 10 + [light] * 10:
+        shares.dispatched(request, 10)
+    assert not shares.is_flooding(heavy), "7 of 20 where 16 are its part"
+    assert not shares.is_flooding(light), "3 of 20 where 4 are its part"
+    for _ in range(2):
+        shares.seen(light, 0.0)
+    assert shares.is_flooding(light)
