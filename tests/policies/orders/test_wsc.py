@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.contract import Selection
 from policies.orders.fairserve import FairServe, FairServeParams
