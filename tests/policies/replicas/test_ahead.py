@@ -121,3 +121,15 @@ def test_a_store_that_has_forgotten_all_hears_again_when_a_flow_left() -> None:
         charges, lefts = counters.report(now)
         assert [left.left_s for left in lefts if left.among == "tenant"] == left_s
         counters.receive([one.base + one.service for one in charges], None, 1.0, is_forgotten=is_forgotten)
+
+
+def test_what_is_charged_while_the_store_answers_is_kept() -> None:
+    gateway = Gateway()
+    charges, _ = gateway.counters.report(0.0)
+    before = gateway.counters.standings(0.0)[0]
+    gateway.backlog.charge(gateway.running, gateway.running.progress.charged + 500.0)
+    totals = [one.base + one.service + 200.0 for one in charges]
+    gateway.counters.receive(totals, None, EXCHANGE_S, is_forgotten=False)
+    after = gateway.counters.standings(0.0)[0]
+    assert after.served - before.served == 700.0
+    assert after.flow_served - before.flow_served == 700.0
