@@ -27,6 +27,7 @@ Found = TypeVar("Found")
 _config = click.option(
     "-c", "--config", "path", type=click.Path(path_type=Path), help="The gateway's file, which says where its keys are."
 )
+_key_hash = click.argument("key_hash", metavar="[HASH]", required=False)
 
 
 @click.group()
@@ -126,7 +127,7 @@ def hash_(path: Path | None) -> None:
 
 
 @keys.command()
-@click.argument("key_hash", metavar="[HASH]", required=False)
+@_key_hash
 @_config
 def revoke(key_hash: str | None, path: Path | None) -> None:
     """Take a key back, by its HASH, or by the key or its hash on standard input. Also one that the config names."""
@@ -153,7 +154,7 @@ def revoke(key_hash: str | None, path: Path | None) -> None:
 
 
 @keys.command()
-@click.argument("key_hash", metavar="[HASH]", required=False)
+@_key_hash
 @_config
 @click.option("--grace", default="0s", show_default=True, help="How long the old key is taken: 30m, 24h, 7d.")
 @click.option("--expires", help="As of create.  [default: as the old key]")

@@ -122,7 +122,7 @@ def _log(config: Config) -> StderrLog:
 
     from gateway.process.stderr_log import StderrLog
 
-    log = StderrLog()  # whoever does not read it must not keep requests waiting
+    log = StderrLog()  # a reader that stands still must not keep requests waiting
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=config.log_level.upper(), handlers=[log])
     return log
 

@@ -106,7 +106,7 @@ class Reloading:
         if not gateway.is_running:
             return self._refused([], ["the gateway is starting or ending: try again"])
         try:
-            gateway.reopen_log(before.access_log)  # whoever moves it away sends a signal
+            gateway.reopen_log(before.access_log)  # a log that was moved away goes on in a new file
         except OSError as error:
             logger.error("the access log goes on where it was: %s", error)
         gateway.reload_certificates()

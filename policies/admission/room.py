@@ -213,8 +213,10 @@ class PoolRoom:
                 self._open.pop(name, None)
         if free:
             self._answers.pop(request.id, None)
+            if len(free) == 1:
+                return free
             # What may wait inside an engine is there to hide the way: nothing waits where another engine has a slot.
-            return [ledger for ledger in free if _has_slot(ledger, request)] or free if len(free) > 1 else free
+            return [ledger for ledger in free if _has_slot(ledger, request)] or free
         blocked = Blocked(request, obstacles)
         if len(self._answers) >= ANSWERS_MAX:
             self._answers.clear()
