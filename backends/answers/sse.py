@@ -21,6 +21,10 @@ __all__ = ["Dialect", "StreamError", "StreamMeter"]
 _BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r(?!\Z)){2}")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _TEXT: Final = re.compile(rb'"(?:content|text|reasoning|reasoning_content)":"([^"\\\n]*)"')
+# As numbers: `in` first takes what it looks for to be one, and an exception for each chunk is dear.
+_QUOTE: Final = ord('"')
+_LF: Final = ord("\n")
+_CR: Final = ord("\r")
 _TEXTS_LOOKED_FOR: Final = 4
 _HEAD_BYTES: Final = 256
 _INTERNAL_STATUS_MIN: Final = 500
@@ -150,7 +154,7 @@ class StreamMeter:
             begin, end = len(before), len(data) - len(after)
             if before and end >= begin and data[:begin] == before and data[end:] == after:
                 text = data[begin:end]
-                if b'"' not in text and b"\n" not in text:
+                if _QUOTE not in text and _LF not in text:
                     if len(self.keys.text) < KEY_BYTES_MAX:
                         self.keys.text += text
                     self.token_events += 1
@@ -209,7 +213,7 @@ class StreamMeter:
             self._before_text, self._after_text = data[: found.start(1)], data[found.end(1) :]
 
     def _feed_slowly(self, data: bytes) -> bytes:
-        if self._is_plain and b"\r" in data:
+        if self._is_plain and _CR in data:
             self._is_plain = False
         known = len(self._tail)
         buffer = self._tail + data if known else data
@@ -398,7 +402,7 @@ class StreamMeter:
 
 def _fields(raw: bytes) -> tuple[str, bytes]:
     """The event's name and its data; comments and other fields are passed over."""
-    if raw.startswith(b"data: ") and b"\n" not in raw and b"\r" not in raw:
+    if raw.startswith(b"data: ") and _LF not in raw and _CR not in raw:
         return "", raw[6:]
     name = ""
     data: list[bytes] = []
