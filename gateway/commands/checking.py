@@ -42,6 +42,8 @@ def findings(config: Config) -> Iterator[Finding]:
     yield from _expired(config, time.time())
     if config.tracing is not None and find_spec("opentelemetry") is None:
         yield Finding(("tracing",), "needs OpenTelemetry: pip install 'fairgate[opentelemetry]'")
+    if config.jwt and find_spec("jwt") is None:
+        yield Finding(("jwt",), "needs PyJWT: pip install 'fairgate[jwt]'")
     for field, text in config.warnings:
         yield Finding((field,), text, is_warning=True)
 

@@ -31,7 +31,7 @@ LIVE = frozenset(
 """What `Gateway.take_over` takes over. All else is bound, shared or opened once, when the gateway starts."""
 PRESENT = "present"
 SECRET = "(a secret)"
-_NAMES = ("name", "hash", "path")
+_NAMES = ("name", "hash", "path", "issuer")
 """By which a section of a list is found again."""
 
 

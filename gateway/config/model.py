@@ -44,7 +44,7 @@ from gateway.config.section import Section, settings_from
 from gateway.config.sections.apps import AppConfig
 from gateway.config.sections.backends import BackendConfig
 from gateway.config.sections.interactions import InteractionsConfig
-from gateway.config.sections.keys import KeyConfig, hash_key, new_key
+from gateway.config.sections.keys import IssuerConfig, KeyConfig, hash_key, new_key
 from gateway.config.sections.limits import Limits
 from gateway.config.sections.listener import NetworkName, Origin, RouteConfig
 from gateway.config.sections.policy_choice import PolicyConfig, PolicyName
@@ -158,6 +158,8 @@ class Config(Section):
     """Other names of models: what clients ask for, and what the engines are asked for. Answers have the former."""
     tenants: tuple[TenantConfig, ...] = Field(default=(), strict=False)
     """Who shares the engines; may be empty with open_access only."""
+    jwt: tuple[IssuerConfig, ...] = Field(default=(), strict=False, max_length=100)
+    """Issuers whose signed tokens are taken beside keys. Default: none."""
     interactions: InteractionsConfig = InteractionsConfig()
     """How the calls of one answer are recognised, and how long they are kept from refusal."""
     apps: tuple[AppConfig, ...] = Field(default=(), strict=False)
@@ -319,6 +321,9 @@ def _contradictions(config: Any) -> Iterator[tuple[Loc, str]]:
             loc: Loc = ("tenants", t, "keys", k)
             text, loc = (key, loc) if isinstance(key, str) else (_get(key, "hash"), (*loc, "hash"))
             yield from hashes.again(text.lower() if isinstance(text, str) else None, loc)
+    issuers = _Once("issuer")
+    for i, one in _items(config, "jwt"):
+        yield from issuers.again(_get(one, "issuer"), ("jwt", i, "issuer"))
     apps = _Once("name")
     for a, app in _items(config, "apps"):
         yield from apps.again(_get(app, "name"), ("apps", a, "name"))

@@ -25,6 +25,7 @@ class Reason(StrEnum):
 
     INVALID_API_KEY = "invalid_api_key"
     EXPIRED_API_KEY = "expired_api_key"
+    ISSUER_UNAVAILABLE = "issuer_unavailable"
     APP_NOT_ALLOWED = "app_not_allowed"
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found"
@@ -68,6 +69,7 @@ _SERVER: Final = "server_error"
 _FORMS: Final[dict[Reason, _Form]] = {
     Reason.INVALID_API_KEY: _Form(401, "authentication_error"),
     Reason.EXPIRED_API_KEY: _Form(401, "authentication_error"),
+    Reason.ISSUER_UNAVAILABLE: _Form(503, _SERVER),
     Reason.APP_NOT_ALLOWED: _Form(403, "permission_error"),
     Reason.MODEL_NOT_FOUND: _Form(404, _CALLER),
     Reason.NOT_FOUND: _Form(404, _CALLER),

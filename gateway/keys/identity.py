@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Container, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from math import inf
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.config.model import KeyConfig, TenantConfig, hash_key, new_key
 from gateway.config.sections.keys import open_name
 from gateway.http.errors import ApiError, Reason
 from policies.limits.leaky_counts import MEMBERS_MAX, LeakyCounts
 
-__all__ = ["Keyring", "MintedKey", "Principal"]
+__all__ = ["DEFAULT_APP", "Keyring", "MintedKey", "Principal", "Tokens"]
 
 DEFAULT_APP: Final = "default"
 USES_REMEMBERED_MIN: Final = 10_000
 WRONG_KEYS_AT_ONCE_MAX: Final = 20
 WRONG_KEYS_PER_S: Final = 0.2
+JSON_OBJECT: Final = b"eyJ"
+"""How a signed token begins: `{"` in base64."""
+TOKENS_MAX: Final = 10_000
+"""Signed tokens that are known, so that the next request with one of them costs no more than one with a key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,10 @@ class Principal:
     """From when on the key is not taken, in seconds since the epoch."""
     digest: bytes = b""
     """Of its key. Empty: it brought none."""
+    user: str = ""
+    """Who asks, by a signed token, whatever the request says. Empty: the request says it."""
+    issuer: str = ""
+    """Of the token that it brought in the place of a key. Empty: none."""
 
     @classmethod
     def of(cls, tenant: TenantConfig, key: KeyConfig) -> Principal:
@@ -58,6 +67,13 @@ class Principal:
                 Reason.APP_NOT_ALLOWED, f"this key may not claim the app '{claimed}'; it may claim: {allowed}"
             )
         return claimed
+
+
+class Tokens(Protocol):
+    """Who signs tokens that are taken beside keys?"""
+
+    def principal(self, token: bytes, tenants: Container[str], weight_of: Callable[[str], float]) -> Principal:
+        """Whom does the token name? Raises ApiError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +113,10 @@ class Keyring:
         self._used_from: dict[bytes, str] = {}
         """The address from which a key was used last."""
         self._tenants: dict[str, TenantConfig] = {}
+        self.tokens: Tokens | None = None
+        """None: only keys are taken."""
+        self._verified: OrderedDict[bytes, Principal] = OrderedDict()
+        """By the digests of signed tokens."""
         self.minted: list[MintedKey] = []
         self.on_learned: Callable[[], None] = _nobody
         """Hears that other keys are taken than before."""
@@ -128,6 +148,7 @@ class Keyring:
                 digest: principal for digest, principal in self._issued.items() if principal.tenant in read.tenants
             }
         self._tenants, self._principals, self.minted = read.tenants, read.principals, read.minted
+        self._verified.clear()
         self.revision += 1
 
     def named(self) -> list[bytes]:
@@ -158,6 +179,8 @@ class Keyring:
         digest = principal.digest
         if digest in self._revoked:
             return False
+        if principal.issuer:
+            return principal.tenant in self._tenants
         return self._open_access or digest in self._principals or digest in self._issued
 
     def principal(self, key: bytes | None, address: str, unix_s: float) -> Principal:
@@ -165,17 +188,21 @@ class Keyring:
         ones. The time is in seconds since the epoch."""
         # A lookup by hash tells a guesser nothing by its timing: equal prefixes of keys have unrelated hashes.
         digest = sha256(key).digest() if key is not None else b""
-        principal = self._principals.get(digest) or self._issued.get(digest)
+        principal = self._principals.get(digest) or self._issued.get(digest) or self._verified.get(digest)
         is_revoked = digest in self._revoked
         if principal is not None and not is_revoked:
             if self._used_from.get(digest) != address:
                 self._moved(digest, address)
             if unix_s >= principal.expires_s:
                 when = datetime.fromtimestamp(principal.expires_s, UTC)
-                message = f"this API key expired at {when:%Y-%m-%d %H:%M:%S} UTC; ask the operator for a new one"
+                what, of = ("token", "its issuer") if principal.issuer else ("API key", "the operator")
+                message = f"this {what} expired at {when:%Y-%m-%d %H:%M:%S} UTC; ask {of} for a new one"
                 raise ApiError(Reason.EXPIRED_API_KEY, message)
-            self._uses[digest] = unix_s
+            if not principal.issuer:
+                self._uses[digest] = unix_s
             return principal
+        if self.tokens is not None and key is not None and key.startswith(JSON_OBJECT) and not is_revoked:
+            return self._of_token(self.tokens, key, digest, address)
         if self._open_access and not is_revoked:
             name = open_name(digest) if key is not None else "anonymous"
             return Principal(name, 1.0, (DEFAULT_APP,), digest=digest)
@@ -187,6 +214,21 @@ class Keyring:
         raise ApiError(
             Reason.INVALID_API_KEY, "this API key is not known here; ask the operator of this gateway for one"
         )
+
+    def _of_token(self, tokens: Tokens, token: bytes, digest: bytes, address: str) -> Principal:
+        """The holder of a token that is not known yet. Wrong ones count as wrong keys: to check one takes time."""
+        if self._failed:
+            _refuse_guesser(self._failed.wait_s(address, time.monotonic()))
+        try:
+            found = tokens.principal(token, self._tenants, lambda tenant: self._tenants[tenant].weight)
+        except ApiError as error:
+            if error.code is Reason.INVALID_API_KEY:
+                _refuse_guesser(self._failed.take(address, time.monotonic()))
+            raise
+        principal = self._verified[digest] = replace(found, digest=digest)
+        if len(self._verified) > TOKENS_MAX:
+            self._verified.popitem(last=False)
+        return principal
 
     def _moved(self, digest: bytes, address: str) -> None:
         """A key is used from where it was not used last."""

@@ -186,8 +186,9 @@ class Gateway:
             self._learned = LearnedFile(Path(config.state_file), self._pools.engines)
             self._learned.restore()
             self._background.repeat(self._learned.turn, "state_file")
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
-        self._session = aiohttp.ClientSession(connector=connector)
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3))
+        if config.jwt:
+            self._take_tokens(self._session)
         await self._pools.watch(self._session)
         if self._certificates is not None:
             self._background.repeat(self._certificates.turn, "certificates")
@@ -221,9 +222,8 @@ class Gateway:
             return
         self._admin = web.AppRunner(admin_app(self), access_log=None)
         await self._admin.setup()
-        host, port = config.admin_address
-        site = web.TCPSite(self._admin, host, port)
-        with listening("the admin listener", (host, port), "admin", "--admin-port"):
+        site = web.TCPSite(self._admin, *config.admin_address)
+        with listening("the admin listener", config.admin_address, "admin", "--admin-port"):
             await site.start()
         self.admin_port = int(self._admin.addresses[0][1])
 
@@ -364,6 +364,11 @@ class Gateway:
             raise StoreRefused("tracing: needs OpenTelemetry: pip install 'fairgate[opentelemetry]'") from error
         self.spans = SpanExport(tracing)
         self.metrics.registry.register(self.spans)
+
+    def _take_tokens(self, session: aiohttp.ClientSession) -> None:
+        from gateway.keys.issuers import Issuers  # cryptography is loaded only where tokens are checked
+
+        self._keyring.tokens = Issuers(self.config.jwt, session, self._background)
 
     def _replicate(self, store: Store) -> None:
         """Be one of several gateways in front of the same engines."""

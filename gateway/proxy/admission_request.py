@@ -35,7 +35,7 @@ def admission_request(context: RequestContext, pool: Pool) -> Request:
         fields = dict(reversed(context.headers))  # of a field that is given twice the first one counts
         app, user = fields.get(b"x-fairgate-app"), fields.get(b"x-fairgate-user")
         context.app = principal.app(app.decode("utf-8", "replace") if app else None)
-        named = user.decode("utf-8", "replace") if user else payload.user
+        named = principal.user or (user.decode("utf-8", "replace") if user else payload.user)
         flow, weight, progress = Flow(context.tenant, context.app, named[:USER_LENGTH_MAX]), principal.weight, None
         claim, system_tokens = NO_CLAIM, 0
         if pool.claims is not None:

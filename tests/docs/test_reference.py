@@ -165,6 +165,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "routes[]": {"path": "/v1/files/*", "treatment": "pass"},
     "tenants[].keys[]": {"hash": f"sha256:{'0' * 64}"},
     "apps[]": {"name": "batch"},
+    "jwt[]": {"issuer": "https://login.example.com/", "audience": "fairgate"},
     "usage": {"url": "/var/lib/fairgate/usage.db"},
     "usage.prices.*": {"input": 0.1, "output": 0.3},
     "state": {"url": "redis://redis:6379/0"},

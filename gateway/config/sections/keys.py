@@ -1,4 +1,7 @@
-"""What may be said of one key: its hash, for what it may be used, and until when. And: can it be guessed?"""
+"""What may be said of one key: its hash, for what it may be used, and until when. And: can it be guessed?
+
+Beside keys: whose JSON Web Tokens (RFC 7519) are taken, and what do their claims say of a request?
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ import hashlib
 import re
 import secrets
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from gateway.config.checks import Name, checked_hash, fault, not_empty, unique
+from gateway.config.checks import Name, checked_hash, fault, not_empty, unique, url_parts
 from gateway.config.section import Section
 
-__all__ = ["KeyConfig", "hash_key", "new_key", "open_name", "weakness"]
+__all__ = ["IssuerConfig", "KeyConfig", "hash_key", "new_key", "open_name", "weakness"]
 
 KEY_CHARACTERS_MIN = 24
 KEY_CHARACTERS_DIFFERENT_MIN = 10
@@ -101,3 +104,46 @@ class KeyConfig(Section):
     def expires_s(self) -> float:
         """From when on it is not taken, in seconds since the epoch."""
         return float("inf") if self.expires is None else _expiry(self.expires).timestamp()
+
+
+Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
+"""Of RFC 7518 and RFC 8037. None with a shared secret: who could check such a token could make one."""
+_GO = "no url of an issuer"
+
+
+def _checked_issuer(text: str) -> str:
+    url_parts(
+        text, "the url that the issuer writes into its tokens, such as https://login.example.com/", credentials_go=_GO
+    )
+    return text
+
+
+def _checked_jwks_url(text: str) -> str:
+    url_parts(
+        text, "the http(s) url of the issuer's keys, such as https://login.example.com/jwks.json", credentials_go=_GO
+    )
+    return text
+
+
+class IssuerConfig(Section):
+    """An issuer of tokens (OpenID Connect). pip install 'fairgate[jwt]'."""
+
+    issuer: Annotated[str, AfterValidator(_checked_issuer)]
+    """What its tokens have as `iss`, letter for letter."""
+    audience: Name
+    """What its tokens must have in `aud`: a token that is meant for another service is refused."""
+    jwks_url: Annotated[str, AfterValidator(_checked_jwks_url)] | None = None
+    """Where its keys are (RFC 7517). Default: where its /.well-known/openid-configuration says."""
+    algorithms: Annotated[tuple[Algorithm, ...], AfterValidator(unique), AfterValidator(not_empty)] = Field(
+        default=("RS256", "ES256"), strict=False, json_schema_extra={"minItems": 1}
+    )
+    """By which its tokens may be signed."""
+    tenant_claim: Name = "tenant"
+    """The claim that names the tenant. Of several values the first one that is a tenant counts."""
+    user_claim: Name = "sub"
+    """The claim that names the user, whatever else the request says. A token need not have it."""
+    app_claim: Name | None = None
+    """The claim that names the apps that the request may be for; the first is what a request is when it names none.
+    Default: only the app `default`."""
+    leeway_s: float = Field(default=30, ge=0, le=600)
+    """By how much the clocks of issuer and gateway may differ."""

@@ -1,0 +1,170 @@
+"""Whose token is this? Signed tokens of issuers (RFC 7519, OpenID Connect), checked by the keys that they publish.
+
+Checking is PyJWT's: signature by one of the configured algorithms, which must be the key's own, `iss`, `aud`, `exp`,
+`nbf` and `iat`. Here are the keys of each issuer (RFC 7517): read at the start, again every few minutes, and soon after
+a token has named a key that is not known, since issuers change their keys. A token is looked at once: what it is
+taken for is kept until it expires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Container, Sequence
+from functools import partial
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from gateway.background import Background, OperationalError
+from gateway.config.sections.keys import IssuerConfig
+from gateway.http.errors import ApiError, Reason
+from gateway.keys.identity import DEFAULT_APP, Principal
+from gateway.storage.store_errors import StoreRefused
+
+try:
+    import jwt
+    from jwt import PyJWK, PyJWKSet
+except ModuleNotFoundError as error:
+    raise StoreRefused("jwt: needs PyJWT: pip install 'fairgate[jwt]'") from error
+
+__all__ = ["Issuer", "Issuers"]
+
+REFRESH_S: Final = 300.0
+REFRESH_S_MIN: Final = 10.0
+"""Between two reads that tokens ask for. A client that invents key ids does not make the gateway ask more often."""
+LIMIT_S: Final = 10.0
+PAGE_BYTES_MAX: Final = 256 * 1024
+APPS_MAX: Final = 1000
+DISCOVERY: Final = "/.well-known/openid-configuration"
+
+
+class Issuer:
+    """One issuer: what its tokens must say, and its keys."""
+
+    def __init__(self, config: IssuerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        self._clock = clock
+        self._keys: dict[str, PyJWK] = {}
+        """By key id."""
+        self._read_s = float("-inf")
+        """When they were read last."""
+        self._is_read = False
+        """The last read succeeded."""
+        self._asked = asyncio.Event()
+        """A token has named a key that is not known."""
+
+    def principal(self, token: str, tenants: Container[str], weight_of: Callable[[str], float]) -> Principal:
+        """Whom does the token name? Raises ApiError: 401 for a token that is not to be taken, 503 while the keys of
+        its issuer are still to be read."""
+        config = self.config
+        key = self._key(jwt.get_unverified_header(token).get("kid"))
+        claims: dict[str, Any] = jwt.decode(
+            token,
+            key,
+            algorithms=config.algorithms,
+            issuer=config.issuer,
+            audience=config.audience,
+            leeway=config.leeway_s,
+            options={"require": ["exp", "iss", "aud"]},
+        )
+        named = _values(claims.get(config.tenant_claim))
+        tenant = next((name for name in named if name in tenants), None)
+        if tenant is None:
+            message = f"its claim '{config.tenant_claim}' names no tenant of this gateway"
+            raise ApiError(Reason.INVALID_API_KEY, f"this token is not taken: {message}; ask the operator")
+        apps: tuple[str, ...] = (DEFAULT_APP,)
+        if config.app_claim is not None:
+            apps = tuple(_values(claims.get(config.app_claim))[:APPS_MAX]) or apps
+        user = next(iter(_values(claims.get(config.user_claim))), "")
+        expires_s = float(claims["exp"]) + config.leeway_s
+        return Principal(tenant, weight_of(tenant), apps, expires_s=expires_s, user=user, issuer=config.issuer)
+
+    async def turn(self, session: aiohttp.ClientSession) -> None:
+        """Wait until the keys are to be read, and read them. OperationalError: they cannot be read; the ones that are
+        known stay."""
+        if self._is_read:
+            await asyncio.sleep(REFRESH_S_MIN)
+            try:
+                async with asyncio.timeout(REFRESH_S - REFRESH_S_MIN):
+                    await self._asked.wait()
+            except TimeoutError:
+                pass  # nobody has asked: they are read all the same
+        self._is_read = False
+        self._asked.clear()
+        self._keys = await self._read(session)
+        self._is_read, self._read_s = True, self._clock()
+
+    def _key(self, kid: object) -> PyJWK:
+        keys = self._keys
+        if kid is None and len(keys) == 1:
+            return next(iter(keys.values()))
+        found = keys.get(kid) if isinstance(kid, str) else None
+        if found is not None:
+            return found
+        if self._clock() < self._read_s + REFRESH_S_MIN:
+            raise jwt.InvalidKeyError("it is signed by none of the keys of its issuer")
+        self._asked.set()
+        message = f"the keys of {self.config.issuer} are being read; try again"
+        raise ApiError(Reason.ISSUER_UNAVAILABLE, message, retry_after_s=1.0, should_retry=True)
+
+    async def _read(self, session: aiohttp.ClientSession) -> dict[str, PyJWK]:
+        config, url = self.config, self.config.jwks_url
+        if url is None:
+            about = await _page(session, config.issuer.rstrip("/") + DISCOVERY)
+            url = about.get("jwks_uri")
+            if about.get("issuer") != config.issuer or not isinstance(url, str):
+                raise OperationalError(f"{config.issuer}{DISCOVERY} is not of this issuer, or names no jwks_uri")
+        try:
+            keys = PyJWKSet.from_dict(await _page(session, url)).keys
+        except jwt.PyJWTError as error:
+            raise OperationalError(f"{url} has no key that can be used: {error}") from None
+        return {key.key_id or "": key for key in keys if key.public_key_use in (None, "sig")}
+
+
+class Issuers:
+    """All issuers whose tokens are taken. Their keys are read in the background."""
+
+    def __init__(self, configs: Sequence[IssuerConfig], session: aiohttp.ClientSession, background: Background) -> None:
+        self._by_name = {config.issuer: Issuer(config) for config in configs}
+        for name, issuer in self._by_name.items():
+            background.repeat(partial(issuer.turn, session), "jwt", name)
+
+    def principal(self, token: bytes, tenants: Container[str], weight_of: Callable[[str], float]) -> Principal:
+        """Whom does the token name? `tenants`: their names. Raises ApiError."""
+        try:
+            text = token.decode("ascii")
+            named = jwt.decode(text, options={"verify_signature": False}).get("iss")
+            issuer = self._by_name.get(named) if isinstance(named, str) else None
+            if issuer is None:
+                raise jwt.InvalidIssuerError("its issuer is not known here")
+            return issuer.principal(text, tenants, weight_of)
+        except jwt.ExpiredSignatureError:
+            message = "this token has expired; get a new one from its issuer"
+            raise ApiError(Reason.EXPIRED_API_KEY, message) from None
+        except (jwt.PyJWTError, ValueError, RecursionError) as error:
+            raise ApiError(Reason.INVALID_API_KEY, f"this token is not taken: {error}") from None
+
+
+def _values(claim: object) -> list[str]:
+    """A claim as a list of names: one, or some."""
+    values = claim if isinstance(claim, list) else [claim]
+    return [value for value in values if isinstance(value, str) and value]
+
+
+async def _page(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    """A JSON object. OperationalError: there is none."""
+    try:
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=LIMIT_S), allow_redirects=False) as answer:
+            page = await answer.content.read(PAGE_BYTES_MAX + 1)
+            while len(page) <= PAGE_BYTES_MAX and (more := await answer.content.read(PAGE_BYTES_MAX)):
+                page += more
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise OperationalError(f"{url} cannot be read: {error or type(error).__name__}") from None
+    if answer.status != 200 or len(page) > PAGE_BYTES_MAX:
+        raise OperationalError(f"{url} answers {answer.status} with {len(page)} bytes; 200 with less was expected")
+    try:
+        return msgspec.json.decode(page, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise OperationalError(f"{url} answers what is no JSON object: {error}") from None

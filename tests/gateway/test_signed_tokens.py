@@ -1,0 +1,228 @@
+"""Tokens of issuers, made by PyJWT and by keys that are served as an issuer serves them, in the place of API keys."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import jwt
+import pytest
+from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+
+from gateway.keys import issuers
+from tests.gateway.capture import Upstream, answer, replies
+from tests.gateway.live import Answer, Live, Starter, chat
+from tests.waiting import until
+
+OK = answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
+CHAT = "/v1/chat/completions"
+TENANTS = [{"name": "physics", "weight": 3.0}, {"name": "chemistry"}]
+RSA_KEYS = [rsa.generate_private_key(public_exponent=65537, key_size=2048) for _ in range(2)]
+EC_KEY = ec.generate_private_key(ec.SECP256R1())
+
+
+def jwk(private: Any, kid: str, **more: Any) -> dict[str, Any]:
+    kind: Any = RSAAlgorithm if isinstance(private, rsa.RSAPrivateKey) else ECAlgorithm
+    return {**kind.to_jwk(private.public_key(), as_dict=True), "kid": kid, **more}
+
+
+class Issuer:
+    """Serves its keys and what OpenID Connect says of them, and signs tokens."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.keys = [jwk(RSA_KEYS[0], "first")]
+        self.status = 200
+        self.reads = 0
+
+    async def discovery(self, _: web.Request) -> web.Response:
+        return web.json_response({"issuer": self.url, "jwks_uri": f"{self.url}/keys"})
+
+    async def jwks(self, _: web.Request) -> web.Response:
+        self.reads += 1
+        return web.json_response({"keys": self.keys}, status=self.status)
+
+    def token(self, private: Any = RSA_KEYS[0], kid: str | None = "first", alg: str = "RS256", **claims: Any) -> str:
+        now = int(time.time())
+        known = {"iss": self.url, "aud": "fairgate", "exp": now + 600, "tenant": "physics", "sub": "ada"}
+        known |= claims
+        kept = {name: value for name, value in known.items() if value is not None}
+        return jwt.encode(kept, private, algorithm=alg, headers=None if kid is None else {"kid": kid})
+
+    def config(self, **more: Any) -> list[dict[str, Any]]:
+        return [{"issuer": self.url, "audience": "fairgate", **more}]
+
+
+@asynccontextmanager
+async def issuer_running() -> AsyncIterator[Issuer]:
+    issuer = Issuer()
+    app = web.Application()
+    app.add_routes([web.get("/.well-known/openid-configuration", issuer.discovery), web.get("/keys", issuer.jwks)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    issuer.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield issuer
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def serving(start: Starter, **more: Any) -> AsyncIterator[tuple[Live, Issuer, Upstream]]:
+    """A gateway that takes tokens of an issuer, and has read its keys."""
+    async with issuer_running() as issuer, Upstream(replies(OK)) as upstream:
+        async with start(upstream.url, tenants=TENANTS, jwt=issuer.config(**more)) as live:
+            await until(lambda: issuer.reads > 0)
+            await until_taken(live, issuer.token())
+            yield live, issuer, upstream
+
+
+async def until_taken(live: Live, token: str) -> None:
+    """The gateway answers 503 as long as it has not read the keys."""
+    while (got := await live.ask(CHAT, chat(), key=token)).status == 503:
+        assert got.error["code"] == "issuer_unavailable"
+        assert got.headers["retry-after"] == "1"
+    assert got.status == 200
+
+
+async def logged(live: Live, got: Answer) -> dict[str, Any]:
+    """The line of this request in the access log."""
+    found: list[dict[str, Any]] = []
+
+    def is_there() -> bool:
+        lines = [json.loads(line) for line in live.log.read_text().splitlines()]
+        found[:] = [line for line in lines if line["request_id"] == got.headers["x-request-id"]]
+        return bool(found)
+
+    await until(is_there)
+    return found[0]
+
+
+def refused(got: Answer, code: str = "invalid_api_key") -> str:
+    assert (got.status, got.error["code"]) == (401, code)
+    message: str = got.error["message"]
+    return message
+
+
+async def test_a_token_names_tenant_user_and_app(start: Starter) -> None:
+    async with serving(start, app_claim="apps") as (live, issuer, _):
+        token = issuer.token(tenant=["unknown", "chemistry"], sub="ada", apps=["search", "chat"])
+        line = await logged(live, await live.ask(CHAT, chat(user="somebody else"), key=token, x_fairgate_user="third"))
+        assert (line["tenant"], line["weight"], line["app"]) == ("chemistry", 1.0, "search")
+        other = await logged(live, await live.ask(CHAT, chat(), key=token, x_fairgate_app="chat"))
+        assert (other["app"], other["user"]) == ("chat", line["user"]), "the token says who asks, not the request"
+        assert (await live.ask(CHAT, chat(), key=token, x_fairgate_app="admin")).status == 403
+        bob = await logged(live, await live.ask(CHAT, chat(), key=issuer.token(sub="bob")))
+        assert (bob["tenant"], bob["weight"], bob["app"]) == ("physics", 3.0, "default")
+        assert bob["user"] != line["user"]
+
+
+@pytest.mark.parametrize(
+    ("claims", "why"),
+    [
+        ({"aud": "another service"}, "Audience"),
+        ({"aud": None}, "aud"),
+        ({"exp": None}, "exp"),
+        ({"iss": "http://127.0.0.1:1"}, "issuer"),
+        ({"iss": None}, "issuer"),
+        ({"nbf": time.time() + 7200}, "not yet valid"),
+        ({"tenant": "biology"}, "names no tenant"),
+        ({"tenant": None}, "names no tenant"),
+        ({"tenant": {"name": "physics"}}, "names no tenant"),
+    ],
+)
+async def test_a_token_that_says_something_else_is_refused(start: Starter, claims: dict[str, Any], why: str) -> None:
+    async with serving(start) as (live, issuer, upstream):
+        taken = len(upstream.requests)
+        assert why in refused(await live.ask(CHAT, chat(), key=issuer.token(**claims)))
+        assert len(upstream.requests) == taken
+
+
+async def test_a_token_is_taken_until_it_expires(start: Starter) -> None:
+    async with serving(start, leeway_s=0) as (live, issuer, _):
+        message = refused(await live.ask(CHAT, chat(), key=issuer.token(exp=int(time.time()) - 1)), "expired_api_key")
+        assert "its issuer" in message
+    async with serving(start, leeway_s=600) as (live, issuer, _):
+        assert (await live.ask(CHAT, chat(), key=issuer.token(exp=int(time.time()) - 100))).status == 200
+
+
+async def test_a_token_that_was_taken_before_expires(start: Starter) -> None:
+    async with serving(start, leeway_s=0) as (live, issuer, _):
+        token = issuer.token(exp=int(time.time()) + 2)
+        assert (await live.ask(CHAT, chat(), key=token)).status == 200
+        while (got := await live.ask(CHAT, chat(), key=token)).status == 200:
+            pass
+        assert "ask its issuer for a new one" in refused(got, "expired_api_key")
+
+
+async def test_only_the_algorithms_of_the_config_are_taken(start: Starter) -> None:
+    async with serving(start) as (live, issuer, _):
+        public = str(issuer.keys[0]["n"])  # the classic: a public key taken for a shared secret
+        for token in (
+            jwt.encode(
+                {"iss": issuer.url, "aud": "fairgate", "exp": time.time() + 60, "tenant": "physics"}, None, "none"
+            ),
+            issuer.token(public, alg="HS256"),
+            issuer.token(alg="RS512"),
+            issuer.token(RSA_KEYS[1]),
+            issuer.token()[:-8] + "AAAAAAAA",
+            issuer.token().rpartition(".")[0],
+            "eyJ",
+            "eyJ" + "." * 1000,
+        ):
+            refused(await live.ask(CHAT, chat(), key=token))
+
+
+async def test_an_issuer_changes_its_keys(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new key is read soon after a token has named it; the keys before stay known while the issuer is away."""
+    monkeypatch.setattr(issuers, "REFRESH_S_MIN", 0.05)
+    async with serving(start) as (live, issuer, _):
+        issuer.keys.append(jwk(EC_KEY, "second", use="sig", alg="ES256"))
+        fresh = issuer.token(EC_KEY, "second", "ES256")
+        while (got := await live.ask(CHAT, chat(), key=fresh)).status != 200:
+            assert got.error["code"] in ("issuer_unavailable", "invalid_api_key")
+        issuer.status = 500
+        while (await live.ask(CHAT, chat(), key=issuer.token(kid="third"))).status == 401:
+            pass
+        await until(lambda: any("answers 500" in fault for fault in live.gateway.faults()))
+        assert (await live.ask(CHAT, chat(), key=issuer.token(sub="eve"))).status == 200
+        issuer.status = 200
+        await until(lambda: not live.gateway.faults())
+
+
+async def test_keys_are_read_no_more_often_than_is_decent(start: Starter) -> None:
+    async with serving(start) as (live, issuer, _):
+        reads = issuer.reads
+        for n in range(15):
+            assert "none of the keys" in refused(await live.ask(CHAT, chat(), key=issuer.token(kid=f"invented {n}")))
+        assert issuer.reads == reads
+
+
+async def test_a_token_without_a_key_id_is_taken_where_there_is_one_key(start: Starter) -> None:
+    async with serving(start) as (live, issuer, _):
+        assert (await live.ask(CHAT, chat(), key=issuer.token(kid=None))).status == 200
+
+
+async def test_a_reload_takes_a_tenant_away(start: Starter) -> None:
+    async with serving(start) as (live, issuer, _):
+        token = issuer.token()
+        assert (await live.ask(CHAT, chat(), key=token)).status == 200
+        config = live.gateway.config
+        await live.gateway.take_over(config.model_copy(update={"tenants": config.tenants[1:]}))
+        assert "names no tenant" in refused(await live.ask(CHAT, chat(), key=token))
+        assert (await live.ask(CHAT, chat(), key=issuer.token(tenant="chemistry"))).status == 200
+
+
+async def test_tokens_that_are_wrong_count_as_wrong_keys(start: Starter) -> None:
+    async with serving(start) as (live, issuer, _):
+        token = issuer.token(sub="new")
+        statuses = [(await live.ask(CHAT, chat(), key=issuer.token(RSA_KEYS[1], sub=str(n)))).status for n in range(21)]
+        assert statuses == [401] * 20 + [429]
+        assert (await live.ask(CHAT, chat(), key=token)).status == 429, "no token is checked for who guesses"
