@@ -299,3 +299,40 @@ def test_a_hint_of_another_gateway_holds_no_longer_than_one_of_its_own() -> None
     pair.report(0, 1.0)
     assert not pair.arrives(1, shown(hints=("turn",)), 62.0).progress.inside
     assert pair.arrives(1, shown(proofs=("id",)), 62.0).progress.inside
+
+
+def test_each_witness_is_reported_once() -> None:
+    pair = Pair()
+    serve(pair.tables[0], question("q"), gives=Witnesses(("id",)))
+    assert len(pair.shared[0].report(100, 0.0)) == 2, "the question and the id"
+    serve(pair.tables[0], Claim("q", begins=False))
+    assert len(pair.shared[0].report(100, 1.0)) == 1
+
+
+def test_a_call_beside_another_one_says_nothing_of_how_soon_an_app_replies() -> None:
+    for under_way in (True, False):
+        table = Interactions()
+        serve(table, question(session="s"))
+        if under_way:
+            other = call(Claim(shows=Witnesses(hints=("s",))))
+            table.arrived(other, 3.0)
+            table.admitted(other, 3.0)
+        before = table.paces.snapshot()
+        table.arrived(call(shown(hints=("s",))), 5.0)
+        assert (table.paces.snapshot() == before) is under_way
+
+
+def test_an_interaction_is_as_old_at_every_gateway() -> None:
+    pair = Pair()
+    serve(pair.tables[0], question(), gives=Witnesses(("id",)))
+    pair.report(0, 100.0)
+    found = pair.arrives(1, shown(proofs=("id",)), 150.0).progress.interaction
+    assert found is not None
+    assert found.began_s == 0.0
+
+
+def test_of_too_many_apps_the_one_that_was_answered_longest_ago_is_forgotten() -> None:
+    paces = Interactions(InteractionSettings(apps_max=2)).paces
+    for app in "abac":
+        paces.replied("t", app, 1.0)
+    assert [row[1] for row in paces.snapshot()] == ["a", "c"]

@@ -43,7 +43,8 @@ def test_an_engine_that_runs_nothing_is_tried_whatever_was_learned_of_it(policy:
 
 def test_nothing_waits_inside_an_engine_while_another_one_has_a_free_slot() -> None:
     engine, prefix = engines_of("fairserve", "one", "two", slots=16), (1, 2)
-    engine.arrived(make_request("a", prefix=prefix, id="first"), 0.0)
+    engine.arrived(make_request("a", prefix=prefix, prompt=1000, id="first"), 0.0)
+    engine.progressed("first", 1, 0.0)
     cached_at = engine.requests.leases["first"].backend
     while engine.backends[cached_at].sequences < 16:
         for decision in engine.arrived(make_request("a"), 0.0):
@@ -51,9 +52,9 @@ def test_nothing_waits_inside_an_engine_while_another_one_has_a_free_slot() -> N
             engine.progressed(decision.id, 1, 0.0)
     for other in [one.request.id for one in engine.requests.leases.values() if one.backend != cached_at]:
         engine.finished(other, ServiceTokens(10, 1), 0.0)
-    (decision,) = engine.arrived(make_request("a", prefix=prefix), 0.0)
+    (decision,) = engine.arrived(make_request("a", prefix=prefix, prompt=1000), 0.0)
     assert isinstance(decision, Dispatch)
-    assert decision.backend != cached_at
+    assert decision.backend != cached_at, "though all of its prompt is cached there"
 
 
 class Asked(dict[str, BackendLedger]):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from policies.capacity.fair_shares import FairShares
-from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.ledger import BackendLedger
+from policies.capacity.obstacle import Obstacle
 from policies.capacity.slots import Slots
 from tests.policies.capacity.test_ledger import obstacle, start
 from tests.policies.making import make_request
@@ -84,3 +87,57 @@ def test_a_flood_is_more_than_a_tenant_s_part_by_weight() -> None:
     for _ in range(2):
         shares.seen(light, 0.0)
     assert shares.is_flooding(light)
+
+
+def test_a_streamed_answer_makes_room_for_a_prompt_with_its_first_token_and_by_no_time() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=8)
+    ledger.observe(Gauges(0.0, running=0, waiting=0), 0.0)
+    start(ledger, make_request(prompt=3000), started=False)
+    waits = make_request(prompt=3000)
+    assert obstacle(ledger, waits) is Obstacle.PREFILL
+    assert ledger.opens_s(waits, Obstacle.PREFILL, 0.0) == inf
+    start(ledger, make_request(prompt=1, streamed=False), 1.0, started=False)
+    assert ledger.opens_s(waits, Obstacle.PREFILL, 1.0) == 1.0 + ledger.pace.first_token_s
+
+
+def test_gateways_that_share_an_engine_have_a_part_each_of_its_prefill() -> None:
+    for sharers, found in ((1, None), (2, None), (4, Obstacle.PREFILL)):
+        ledger = BackendLedger("b", SETTINGS, max_num_seqs=8)
+        ledger.observe(Gauges(0.0, running=0, waiting=0), 0.0)
+        ledger.allowance = Grant(8, 100_000, sharers=sharers)
+        start(ledger, make_request(prompt=400), started=False)
+        assert obstacle(ledger, make_request(prompt=400)) is found, "the window has 2,048 tokens"
+
+
+def test_a_request_needs_only_what_is_missing_when_others_have_ended() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=8)
+    ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
+    lease = start(ledger, make_request(prompt=3000, output_max=100, reserved=100, expected=100.0))
+    lease.output_tokens = 50
+    ledger.kv.regrown(lease, 0.0)
+    long = make_request(prompt=1000, output_max=1000, reserved=1000, expected=1000.0)
+    needed = ledger.kv.needed_tokens(long, ledger.kv.use(0, 0.0), 0.0)
+    assert 1000 <= needed <= 1100, "and not 2,000: when it is that long, the other one has ended"
+
+
+def test_an_answer_that_came_whole_holds_nothing_when_it_has_ended() -> None:
+    ledger = BackendLedger("b", SETTINGS, max_num_seqs=8)
+    ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
+    ended, running = (start(ledger, make_request(prompt=100, streamed=False, reserved=50)) for _ in range(2))
+    ledger.estimate(0.1)
+    ledger.remove(ended, 0.2)
+    ledger.estimate(0.3)
+    assert ledger.kv.use(0, 0.3).now == 100 + running.output_tokens + 8
+    ledger.remove(running, 0.4)
+    assert ledger.kv.use(0, 0.4).now == 0
+    assert ledger.estimate(0.4) > 0.4, "there is nothing to estimate"
+
+
+def test_what_other_gateways_hold_of_an_engine_is_no_surplus() -> None:
+    for elsewhere, foreign in ((3000, 0), (1000, 1000)):
+        ledger = BackendLedger("b", SETTINGS, max_num_seqs=8)
+        ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
+        ledger.allowance = Grant(8, 8000, sequences_elsewhere=2, kv_tokens_elsewhere=elsewhere)
+        start(ledger, make_request(prompt=992, output_max=0, reserved=0))
+        ledger.observe(Gauges(0.1, kv_usage=0.4, kv_capacity_tokens=10_000, block_size=16), 0.1)
+        assert ledger.kv.limit_tokens() == 10_000 - foreign, "half of a surplus of 2,000"

@@ -30,6 +30,22 @@ def test_beyond_a_tenth_over_the_cache_the_newest_idle_interaction_waits_like_a_
     assert pool.asks(again) == [again.id]
 
 
+def test_what_was_parked_for_as_long_as_the_cache_takes_to_compute_is_parked_no_more() -> None:
+    pool = Pool()
+    pool.answers(full(pool), output=0)
+    pool.asks(call("a", "a0", 5200, serial=2))
+    pool.now += 0.5
+    pool.scraped()
+    pool.after(1.5 * HOLD_S)
+    other = call("b", "b0", 4500)
+    assert pool.asks(other) == [other.id]
+    pool.answers(other, output=0)
+    pool.now += 0.5
+    pool.scraped()
+    again = call("a", "a1", 3000, serial=1)
+    assert pool.asks(again) == [again.id], "it goes on with an interaction, though the cache is full"
+
+
 def test_nothing_is_parked_where_a_call_inside_is_refused_as_soon_as_a_start() -> None:
     for inside_s, parked in ((60.0, 0), (61.0, 3000)):
         pool = Pool(limits=QueueLimits(queue_wait_s_max=60.0, queue_wait_s_max_inside=inside_s))

@@ -421,3 +421,12 @@ def test_what_an_app_usually_has_follows_its_calls_slowly() -> None:
     pool.scraped()
     assert pool.asks(call("a", "next", 10)) == ["next.0"]
     assert pool.set.tokens == pytest.approx(3000 - 2000 * 0.98**10, abs=1)
+
+
+def test_an_interaction_whose_first_call_received_nothing_counts_no_more() -> None:
+    pool = Pool()
+    first = call("a", "first", 3000)
+    assert pool.asks(first) == [first.id]
+    assert pool.set.tokens == 3000
+    pool.engine.cancelled(first.id, pool.now, ServiceTokens(0, 0))
+    assert pool.set.tokens == 0

@@ -30,3 +30,11 @@ def test_the_members_are_bounded() -> None:
 
 def test_of_a_full_table_the_tenant_that_has_most_loses_its_oldest() -> None:
     assert given_up({"few": {1: None}, "many": dict.fromkeys(range(5))}, 200) == [("many", 0), ("many", 1)]
+
+
+def test_whoever_does_it_again_drives_out_nobody() -> None:
+    counts = LeakyCounts(per_s=0.001, at_once_max=2, members_max=2)
+    for now, member in enumerate("abb"):
+        assert counts.take(member, float(now)) == 0.0
+    assert counts.take("a", 3.0) == 0.0
+    assert counts.wait_s("a", 4.0) > 0.0

@@ -67,6 +67,16 @@ def test_the_longest_cached_prefix_goes_first_then_who_came_first() -> None:
     assert [pop(policy) for _ in range(4)] == [first, second, third, fourth]
 
 
+def test_the_longest_match_is_that_of_most_tokens() -> None:
+    policy = named_policy("dlpm")
+    for text in (1, 2):
+        prefixes_of(policy).insert(document(text, 6 - 2 * (text == 1)), "b")
+    dense, sparse = document(1, 4), document(2, 6)
+    fewer = ask(policy, "a", sparse, prompt=70)
+    more = ask(policy, "b", dense, prompt=500)
+    assert [pop(policy), pop(policy)] == [more, fewer], "400 tokens in four blocks, 60 in six"
+
+
 def test_who_comes_has_a_whole_round_to_use_what_it_has_loaded() -> None:
     policy = named_policy("dlpm", quantum=10 * BLOCK)
     known = document(1, 5)

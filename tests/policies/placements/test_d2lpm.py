@@ -17,6 +17,7 @@ from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.contract import Selection
 from policies.placements.contract import EngineLoad
+from policies.placements.deficits import ByDeficits, DeficitParams
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Flow, Placed, Request, ServiceTokens
 from tests.policies.caching import BLOCK, CachingServers, Questions, document
@@ -228,3 +229,13 @@ def test_the_bound_is_one_that_longest_prefix_match_breaks() -> None:
         for seed in range(4)
     ]
     assert max(fair) <= bound(HARD)
+
+
+def test_after_a_refill_a_request_goes_to_any_engine_where_its_tenant_has_deficit_left() -> None:
+    """It owes 250 here and 260 there: three quanta leave 50 and 40."""
+    placement = ByDeficits(DeficitParams(backend_quantum=100.0))
+    for engine, tokens in (("here", 250), ("there", 260)):
+        placement.moved(make_request(prompt=tokens), None, engine)
+    cached = make_request(prompt=10, prefix=document(1, 5))
+    assert placement.assign(cached, {"here": 0, "there": 0}, {"here": 0, "there": 5}) == "there"
+    assert placement.explain("a") == {"deficit_at_here": 50.0, "deficit_at_there": 40.0}

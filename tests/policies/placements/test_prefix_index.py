@@ -166,3 +166,20 @@ def test_blocks_and_tokens_translate_within_the_prompt() -> None:
         0, 1, 1, 2, 4, 8, 8,
     ]  # fmt: skip
     assert blocks_of_tokens(5, prefix, 0) == 0
+
+
+def test_what_was_missed_is_taken_off_the_size_of_a_cache() -> None:
+    index = PrefixIndex()
+    for first in range(0, 2000, 100):
+        index.insert(tuple(range(first, first + 100)), "b")
+    index.reported("b", 100, 100)
+    index.reported("b", 700, 100)
+    assert len(index) == 2000 - 600
+
+
+def test_of_a_prompt_that_was_evicted_no_engine_holds_anything() -> None:
+    index = PrefixIndex(blocks_max=10)
+    index.insert(tuple(range(10)), "b")
+    index.insert(tuple(range(100, 110)), "b")
+    assert index.depths(tuple(range(10))) == {}
+    assert index.depths(tuple(range(100, 110))) == {"b": 10}

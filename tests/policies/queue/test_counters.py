@@ -266,3 +266,26 @@ def test_beside_one_that_sleeps_nobody_waits_alone() -> None:
     counters.sleep(held)
     counters.queued(new)
     assert not new.is_sole
+
+
+def test_the_floor_is_the_least_that_waits_here_or_elsewhere() -> None:
+    line: Counters[Member] = Counters()
+    waiting = Member(("waiting",))
+    line.queued(waiting)
+    line.charged(waiting, 20.0)
+    for elsewhere, floor in ((30.0, 20.0), (20.0, 20.0), (10.0, 10.0), (None, 20.0)):
+        line.wait_elsewhere(elsewhere)
+        assert line.floor() == floor
+
+
+def test_after_one_that_slept_has_left_a_newcomer_waits_alone() -> None:
+    line: Counters[Member] = Counters()
+    for name in "abc":
+        slept, new = Member((name,)), Member((name, "new"))
+        line.queued(slept)
+        line.sleep(slept)
+        line.left(slept, is_served=False)
+        line.queued(new)
+        assert new.is_sole
+        assert line.least() is new
+        line.left(new, is_served=False)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.orders.fairserve import FairServe
 from policies.queue.backlog import CALLS_PASSED, Backlog
+from policies.queue.counters import Member
 from policies.request import Request
 from tests.policies.making import make_request
 
@@ -75,6 +78,20 @@ def test_no_request_is_passed_more_often_than_the_bound(trace: list[tuple[str, i
             if kind == "back":  # its engine refused it
                 backlog.push(request, front=True)
                 waiting.insert(0, request)
+
+
+def test_what_passed_the_oldest_has_passed_the_second_as_well() -> None:
+    backlog = Backlog(flows_max=10)
+    oldest, second = (queued(backlog, make_request()) for _ in range(2))
+    for _ in range(2 * CALLS_PASSED):
+        queued(backlog, make_request(), is_inside=True)
+    went = []
+    while len(went) < CALLS_PASSED + 2:
+        head = backlog.head()
+        assert head is not None
+        backlog.take(head)
+        went.append(head)
+    assert went[-2:] == [oldest, second]
 
 
 def test_a_call_of_a_user_beyond_a_limit_is_passed_within_the_bound() -> None:
@@ -155,3 +172,40 @@ def test_of_starts_that_are_held_that_of_the_tenant_with_least_service_is_next()
     for start in (poor, queued(backlog, make_request("served"))):
         backlog.hold(start)
     assert backlog.held() is poor
+
+
+def test_nothing_is_asleep_after_a_start_was_released() -> None:
+    backlog = Backlog(flows_max=10)
+    for _ in range(3):
+        start = queued(backlog, make_request("a", user="x"))
+        backlog.hold(start)
+        assert backlog.head() is None
+        queued(backlog, make_request("a", user="y"), is_inside=True)
+        queued(backlog, make_request("a", user="z"))
+        call = backlog.head()
+        assert call is not None
+        backlog.take(call)
+        assert backlog.head() is None
+        backlog.release(lambda start: True)
+        tenant = backlog.tenant("a")
+        assert tenant is not None
+        assert tenant.asleep == []
+        while (head := backlog.head()) is not None:
+            backlog.take(head)
+
+
+def test_what_was_forgotten_is_free_though_nothing_looks_for_cycles() -> None:
+    gc.collect()
+    gc.disable()
+    backlog = Backlog(flows_max=10)
+    for number in range(100):
+        backlog.take(queued(backlog, make_request(f"t{number}", user=f"u{number}")), is_served=False)
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+        left = [found for found in gc.garbage if isinstance(found, Member)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert left == []

@@ -133,3 +133,22 @@ def test_what_is_charged_while_the_store_answers_is_kept() -> None:
     after = gateway.counters.standings(0.0)[0]
     assert after.served - before.served == 700.0
     assert after.flow_served - before.flow_served == 700.0
+
+
+def test_nobody_waits_elsewhere_any_longer_when_others_say_so() -> None:
+    gateway = Gateway()
+    gateway.counters.wait_elsewhere([Standing("tenant", "flow", 9.0, 3.0, 0.0, inside=False)])
+    gateway.counters.wait_elsewhere([])
+    tenant = gateway.backlog.tenant("tenant")
+    assert tenant is not None
+    assert (gateway.backlog.tenants.least_elsewhere, tenant.flows.least_elsewhere) == (None, None)
+
+
+def test_the_lead_between_flows_of_a_tenant_is_what_two_exchanges_bring_as_well() -> None:
+    gateway = Gateway()
+    for _ in range(100):
+        gateway.exchange(EXCHANGE_S, charged=SERVICE)
+    own = gateway.counters.standings(0.0)[0]
+    for by, is_ahead in ((0.99 * 2.0 * SERVICE, False), (1.01 * 2.0 * SERVICE, True)):
+        there = own._replace(flow="another", flow_served=own.flow_served - by)
+        assert gateway.counters.is_ahead(gateway.flow, there, 0.0) is is_ahead

@@ -155,3 +155,22 @@ def test_explain_says_that_another_gateway_has_the_turn() -> None:
             for request_id in list(engine.requests.leases) if name == "one" else ():
                 engine.finished(request_id, ServiceTokens(1000, 50), now)
     assert "queued: a request that waits at another gateway has received less and goes first" in reasons
+
+
+def test_the_time_until_the_answer_is_part_of_how_long_they_may_wait() -> None:
+    gateway = Gateway(ReferenceStore(), "one")
+    gateway.ask(make_request("a", id="x"), 0.0)
+    gateway.engine.backend_changed("b", False, 0.1)
+    assert gateway.exchange(1.5) == []
+    assert gateway.engine.next_wakeup() == 2.0
+    (rejected,) = gateway.engine.woke(2.0)
+    assert isinstance(rejected, Reject)
+    assert rejected.reason is Refusal.QUEUE_TIMEOUT
+
+
+def test_of_those_that_were_asked_about_together_the_latest_are_refused() -> None:
+    gateway = Gateway(ReferenceStore(), "one")
+    for number in range(8):
+        gateway.ask(make_request("a", id=f"r{number}"), 0.0)
+    refused = {one.id for one in gateway.exchange(0.1) if isinstance(one, Reject)}
+    assert refused == {"r5", "r6", "r7"}

@@ -1,0 +1,61 @@
+"""How much of a limit may one gateway use without asking the others, and how much while it cannot reach them?"""
+
+from __future__ import annotations
+
+import pytest
+
+from policies.limits.quotas import Quota, Quotas
+from policies.replicas.messages import Activity, ReplicaReport
+from policies.replicas.reference_store import ReferenceStore
+from policies.replicas.tallies import SharedQuotas
+from tests.policies.making import make_request
+
+LIMIT, USED, ROUNDS = 4000, 800, 12
+LEFT = LIMIT - USED
+
+
+def told(gateways: int) -> list[SharedQuotas]:
+    """So many gateways that have counted this much together, and have said so again and again."""
+    store = ReferenceStore()
+    found = [SharedQuotas(Quotas(Quota(requests_per_minute=LIMIT)), epoch_s=0.0) for _ in range(gateways)]
+    for number, requests in enumerate((USED // gateways - ROUNDS, *[1] * ROUNDS), 1):
+        for name, shared in enumerate(found):
+            for _ in range(requests):
+                shared.quotas.admitted(make_request(), 0.0)
+            report = ReplicaReport([], Activity(), [], [], shared.report(10), [], [], [], 0.0)
+            shared.receive(store.exchange(str(name), number, report, 0).counted, gateways, [])
+    return found
+
+
+def admitted(shared: SharedQuotas, *, asks: bool) -> int:
+    """How many more requests does it admit, or admit without asking the others first (`asks`)?"""
+    number = 0
+    while shared.quotas.refusal(make_request(), 0.0) is None and (not asks or shared.is_sure(make_request(), 0.0)):
+        shared.quotas.admitted(make_request(), 0.0)
+        number += 1
+    return number
+
+
+@pytest.mark.parametrize("gateways", [1, 2, 8])
+def test_all_gateways_together_use_a_quarter_of_what_is_left_without_asking(gateways: int) -> None:
+    assert LEFT / 6 < sum(admitted(shared, asks=True) for shared in told(gateways)) <= LEFT / 4
+
+
+@pytest.mark.parametrize("gateways", [1, 2, 8])
+def test_without_the_others_each_has_an_equal_part_of_what_is_left(gateways: int) -> None:
+    parts = []
+    for shared in told(gateways):
+        shared.cut_off(refuses=False)
+        parts.append(admitted(shared, asks=False))
+    assert sum(parts) == pytest.approx(LEFT, rel=0.02)
+    assert max(parts) <= 1.05 * min(parts)
+
+
+def test_of_a_minute_that_is_over_nothing_is_reserved() -> None:
+    [shared] = told(1)
+    shared.quotas.admitted(make_request(), 59.0)
+    shared.quotas.admitted(make_request(), 61.0)
+    over, present = sorted(shared.report(10)[:2], key=lambda tally: tally.period)
+    assert (over.period, present.period) == (0, 1)
+    assert over.base[1] + over.requests == USED + 1
+    assert present.base[1] + present.requests > 1, "what may be admitted before the next exchange"
