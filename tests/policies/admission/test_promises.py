@@ -12,7 +12,7 @@ import pytest
 
 from policies.admission.decisions import Decision, Dispatch, Failure
 from policies.admission.engine import AdmissionEngine
-from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.capacity.gauges import Gauges
 from policies.capacity.obstacle import Obstacle
 from policies.interactions import Interactions
 from policies.limits.quotas import MINUTE_S, Quota, Quotas
@@ -61,7 +61,7 @@ class World:
         self.pools = [
             AdmissionEngine(
                 policy_with(policy, requests_per_minute=400), limits=LIMITS, quotas=self.quotas,
-                interactions=self.interactions, capacity=CapacitySettings(headroom=0.05),
+                interactions=self.interactions,
             )
             for _ in range(pools)
         ]  # fmt: skip
