@@ -222,7 +222,8 @@ class World:
         for pool in self.pools:
             pool.requests.working_set.expire(self.now + 1e6)
             assert pool.dispatched == pool.queued == pool.requests.working_set.tokens_in_all == 0
-            assert pool.requests.tenants.activity().held_tokens == 0
+            assert pool.requests.tenants.activity().running == 0
+            assert not any(ledger.leases or ledger.kv.held_tokens for ledger in pool.backends.values())
 
 
 def play(world: World, events: int) -> None:
