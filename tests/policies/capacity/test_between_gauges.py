@@ -112,9 +112,9 @@ def test_gateways_that_share_an_engine_have_a_part_each_of_its_prefill() -> None
 def test_a_request_needs_only_what_is_missing_when_others_have_ended() -> None:
     ledger = BackendLedger("b", SETTINGS, max_num_seqs=8)
     ledger.observe(Gauges(0.0, kv_capacity_tokens=10_000, block_size=16), 0.0)
-    lease = start(ledger, make_request(prompt=3000, output_max=100, reserved=100, expected=100.0))
+    lease = start(ledger, make_request(prompt=3000, output_max=100, reserved=100, expected=100.0), started=False)
     lease.output_tokens = 50
-    ledger.kv.regrown(lease, 0.0)
+    ledger.started(lease, 0.0)
     long = make_request(prompt=1000, output_max=1000, reserved=1000, expected=1000.0)
     needed = ledger.kv.needed_tokens(long, ledger.kv.use(0, 0.0), 0.0)
     assert 1000 <= needed <= 1100, "and not 2,000: when it is that long, the other one has ended"
