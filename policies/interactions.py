@@ -40,8 +40,8 @@ EXTENDED_MAX: Final = 256
 """Number of hashes of a raw prompt that are looked up, the longest beginning first."""
 LOOKED_AT: Final = 8
 """Interactions checked for idleness at each admission: several times as many as an admission can open."""
-WITNESSES_EACH, RESTING_PART = 2, 4
-"""Witnesses over `open_max`, and that over the interactions that rest after a final answer."""
+WITNESSES_EACH: Final = 2
+"""Witnesses over `open_max`."""
 TENANTS_MAX: Final = 1000
 IDLE_S: Final = 300.0
 IDLE_S_AWAITED: Final = 12 * IDLE_S
@@ -86,7 +86,7 @@ class Waste:
 class Interactions:
     """The open interactions of every flow. One table may serve several pools.
 
-    Bounded: `open_max` are open, and a quarter as many rest. Beyond that, the tenant that has most loses its oldest.
+    Bounded: `open_max` are open or rest after a final answer. Beyond that, the tenant that has most loses its oldest.
     """
 
     def __init__(self, settings: InteractionSettings | None = None) -> None:
@@ -99,18 +99,17 @@ class Interactions:
         self._open: dict[str, dict[Key, Interaction]] = {}
         self._count = 0
         self._resting: OrderedDict[Interaction, None] = OrderedDict()
-        self._resting_of: dict[str, dict[Interaction, None]] = {}
-        """The same by tenant."""
+        """Those of them that rest, the longest first."""
         self._to_look_at: deque[Interaction] = deque()
         self.changed: dict[Interaction, None] | None = None
         """Interactions that changed, the oldest change first. The code that reports to other gateways takes them out.
         Bounded: the oldest changes are dropped. None: no one takes them."""
 
     def __len__(self) -> int:
-        return self._count
+        return self._count - len(self._resting)
 
     def __repr__(self) -> str:
-        return f"<Interactions: {self._count} open, of {len(self._open)} tenants>"
+        return f"<Interactions: {len(self)} open, of {len(self._open)} tenants>"
 
     def set(self, settings: InteractionSettings) -> None:
         """From now on these are the rules, for what is open too."""
@@ -152,8 +151,9 @@ class Interactions:
                 return
             interaction = request.progress.interaction = self._begin(request, now)
         else:
-            if interaction.over and interaction in self._resting:
-                self._wake(interaction)
+            if interaction in self._resting:
+                del self._resting[interaction]
+                interaction.over = False
             if claim.extends and not claim.id:
                 self._rename(interaction, claim.extends[-1])
         if claim.session:
@@ -217,7 +217,7 @@ class Interactions:
         if claim.extends and not claim.id:
             for extended in islice(reversed(claim.extends), EXTENDED_MAX):
                 found = own.get((flow.app, flow.user, extended)) if own is not None else None
-                if found is not None:
+                if found is not None and found not in self._resting:
                     return found if self._is_there(found, now) else None
             return None
         for proof in claim.shows.proofs:
@@ -307,30 +307,17 @@ class Interactions:
     def open(self, flow: Flow, key: Key, now: float) -> Interaction:
         """Open a new interaction."""
         self._collect(now)
-        interaction = Interaction(flow.tenant, key, now)
-        self._enter(interaction)
-        return interaction
-
-    def _enter(self, interaction: Interaction) -> None:
         if self._count >= self.settings.open_max:
             for tenant, key in given_up(self._open, self.settings.open_max):
                 self._close(self._open[tenant][key])
-        own = self._open.setdefault(interaction.tenant, {})
-        before = own.get(interaction.key)
+        before = self._open.get(flow.tenant, {}).get(key)
         if before is not None:
             self._close(before)
-            own = self._open.setdefault(interaction.tenant, {})
-        own[interaction.key] = interaction
+        interaction = self._open.setdefault(flow.tenant, {})[key] = Interaction(flow.tenant, key, now)
         self._count += 1
-        if interaction.look_s < 0.0:
-            interaction.look_s = max(0.0, interaction.seen_s) + self._look_s
-            self._to_look_at.append(interaction)
-
-    def _wake(self, interaction: Interaction) -> None:
-        """Its last answer was not its end."""
-        self._rests_no_more(interaction)
-        interaction.over = False
-        self._enter(interaction)
+        interaction.look_s = max(0.0, now) + self._look_s
+        self._to_look_at.append(interaction)
+        return interaction
 
     def _give_all(self, interaction: Interaction, gives: Witnesses) -> None:
         if self.changed is None:
@@ -377,34 +364,17 @@ class Interactions:
 
     def _close(self, interaction: Interaction, *, rests: bool = False) -> None:
         own = self._open.get(interaction.tenant)
-        if own is not None and own.get(interaction.key) is interaction:
-            del own[interaction.key]
-            self._count -= 1
-            if not own:
-                del self._open[interaction.tenant]
-            if rests and interaction.given:
-                self._witnesses.give(interaction, interaction.key[2])
-                self._rest(interaction)
-                return
-        elif interaction in self._resting:
-            self._rests_no_more(interaction)
-        else:
+        if own is None or own.get(interaction.key) is not interaction:
             return
-        self._witnesses.forget(interaction)
-
-    def _rest(self, interaction: Interaction) -> None:
-        self._resting[interaction] = None
-        self._resting_of.setdefault(interaction.tenant, {})[interaction] = None
-        if RESTING_PART * len(self._resting) > self.settings.open_max:
-            for _, oldest in given_up(self._resting_of, self.settings.open_max // RESTING_PART):
-                self._close(oldest)
-
-    def _rests_no_more(self, interaction: Interaction) -> None:
-        del self._resting[interaction]
-        own = self._resting_of[interaction.tenant]
-        del own[interaction]
+        if rests and interaction.given:
+            self._resting[interaction] = None
+            return
+        self._resting.pop(interaction, None)
+        del own[interaction.key]
+        self._count -= 1
         if not own:
-            del self._resting_of[interaction.tenant]
+            del self._open[interaction.tenant]
+        self._witnesses.forget(interaction)
 
     def _collect(self, now: float) -> None:
         """Close the idle interactions at the head of the list, and drop the closed ones."""
@@ -414,7 +384,6 @@ class Interactions:
             own = self._open.get(interaction.tenant)
             if own is None or own.get(interaction.key) is not interaction:
                 looked.popleft()
-                interaction.look_s = -1.0
                 continue
             if now < interaction.look_s <= now + look_s and 4 * len(looked) < 5 * self.settings.open_max:
                 break
@@ -424,8 +393,6 @@ class Interactions:
             if self._is_there(interaction, now):
                 interaction.look_s = max(0.0, now) + look_s
                 looked.append(interaction)
-            else:
-                interaction.look_s = -1.0
         for _ in range(LOOKED_AT):
             if not self._resting:
                 return
@@ -436,7 +403,8 @@ class Interactions:
 
     def is_open(self, tenant: str, key: Key) -> bool:
         """Is an interaction with this key open?"""
-        return key in self._open.get(tenant, {})
+        found = self._open.get(tenant, {}).get(key)
+        return found is not None and found not in self._resting
 
     def _note_change(self, interaction: Interaction) -> None:
         if self.changed is not None:

@@ -97,8 +97,8 @@ class Interaction:
         self.over = False
         """Its end was seen. It closes when none of its calls is under way."""
         self.began_s = self.seen_s = now
-        self.look_s = -1.0
-        """When it is looked at for idleness; less than 0: it is not on the list."""
+        self.look_s = 0.0
+        """When it is looked at for idleness."""
         self.awaited = False
         """Its last answer asked for more, such as a tool's result: it may stay silent for longer."""
         self.given: list[int] | None = None

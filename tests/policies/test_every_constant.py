@@ -41,7 +41,7 @@ BOUNDS = """
     admission.explanation.AHEAD_SHOWN
     capacity.kv_cache.ENDED_MAX capacity.output_lengths.APPS_MAX capacity.output_lengths.WINDOW
     capacity.pace.PREFILL_TOKENS_MAX
-    interactions.EXTENDED_MAX interactions.LOOKED_AT interactions.WITNESSES_EACH interactions.RESTING_PART
+    interactions.EXTENDED_MAX interactions.LOOKED_AT interactions.WITNESSES_EACH
     interactions.TENANTS_MAX
     limits.fullness.PART limits.leaky_counts.MEMBERS_MAX
     orders.profiles.STAGES_MAX
