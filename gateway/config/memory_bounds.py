@@ -44,7 +44,7 @@ TABLES: Final = {
     "tenants": Table("a tenant with recent requests: what it holds", 810, 2, True),
     "lengths": Table("the last 64 lengths of answers of one app", 2200, 16, True),
     "decisions": Table("one of the last decisions, for `explain`", 2200, 8, True),
-    "interactions": Table("an open interaction, and what it is known by", 2720, 1),
+    "interactions": Table("an open interaction, and what it is known by", 2300, 1),
     "ends": Table("one of the last requests that ended, for the page and `top`", 1300, 4),
     "quotas": Table("the counts of a tenant for its quota, of a minute and of a day", 2150, 2),
     "sums": Table("usage of one user in an hour, not yet written", 1260, 2),
