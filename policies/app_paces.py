@@ -71,23 +71,19 @@ class AppPaces:
         """As plain data: [tenant, app, seconds, replies]."""
         return [[*app, reply_s.value, reply_s.seen] for app, reply_s in self._apps.items()]
 
-    def restore(self, learned: object) -> None:
-        """Continue from a snapshot. ValueError if it is not valid; then nothing has changed."""
-        self._apps = _read(learned)
+    def read(self, learned: object) -> OrderedDict[tuple[str, str], Median]:
+        """What `adopt` takes of a snapshot. ValueError if it is not valid."""
+        kinds = (str, str, float, int)
+        return OrderedDict(((tenant, app), Median(value, seen)) for tenant, app, value, seen in rows(learned, kinds))
 
-    def adopt(self, learned: object) -> None:
-        """Take over from another gateway's snapshot what it has seen more of. ValueError if it is not valid."""
-        for app, theirs in _read(learned).items():
+    def adopt(self, theirs: OrderedDict[tuple[str, str], Median]) -> None:
+        """Take over from a snapshot what was seen more of there."""
+        for app, known in theirs.items():
             own = self._apps.get(app)
-            if own is None or own.seen < theirs.seen:
-                self._apps[app] = theirs
+            if own is None or own.seen < known.seen:
+                self._apps[app] = known
         self._forget()
 
     def _forget(self) -> None:
         while len(self._apps) > self.apps_max:
             self._apps.popitem(last=False)
-
-
-def _read(learned: object) -> OrderedDict[tuple[str, str], Median]:
-    kinds = (str, str, float, int)
-    return OrderedDict(((tenant, app), Median(value, seen)) for tenant, app, value, seen in rows(learned, kinds))

@@ -18,11 +18,11 @@ class Learned(Protocol):
     def snapshot(self) -> object:
         """What was learned, as plain data."""
 
-    def restore(self, learned: object) -> None:
-        """Continue from a snapshot. ValueError if it is not valid; then nothing has changed."""
+    def read(self, learned: object) -> Any:
+        """What `adopt` takes of a snapshot. ValueError if it is not valid."""
 
-    def adopt(self, learned: object) -> None:
-        """Take over from another gateway's snapshot what it has seen more of. ValueError if it is not valid."""
+    def adopt(self, theirs: Any) -> None:
+        """Take over from a snapshot what was seen more of there."""
 
 
 def rows(learned: object, kinds: tuple[type, ...]) -> list[list[Any]]:

@@ -56,12 +56,9 @@ class LearnedFile:
         except OSError as error:
             logger.warning("%s cannot be read (%s): what is normal for each app is learned anew", self._path, error)
             return
-        before = {name: memory.snapshot(engine) for name, engine in self._engines.items()}
         try:
             self._restore(content)
         except ValueError as error:
-            for name, engine in self._engines.items():
-                memory.restore(engine, before[name])
             self._put_aside(str(error))
 
     async def turn(self) -> None:
@@ -112,12 +109,15 @@ class LearnedFile:
             raise ValueError(str(error)) from None
         if learned.version != VERSION:
             raise ValueError(f"it is of version {learned.version}, and this is version {VERSION}")
+        found = []
         for name, engine in self._engines.items():
             if name in learned.pools:
                 try:
-                    memory.restore(engine, learned.pools[name])
+                    found.append(memory.read(engine, learned.pools[name]))
                 except ValueError as error:
                     raise ValueError(f"pool {name}: {error}") from None
+        for read in found:
+            memory.adopt(read)
         self._written = content
 
     def _put_aside(self, why: str) -> None:

@@ -101,7 +101,7 @@ class Order(ABC):
             known = before.learned.get(name)
             if known is not None:
                 try:
-                    part.restore(known.snapshot())
+                    part.adopt(part.read(known.snapshot()))
                 except ValueError:
                     continue  # it was learned in other units, so it is learned anew
 

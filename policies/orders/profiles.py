@@ -117,29 +117,27 @@ class Profiles:
             "pool": [pool],
         }
 
-    def adopt(self, learned: object) -> None:
-        """Take over from another gateway's snapshot what it has seen more of. ValueError if it is not valid."""
-        others = Profiles(self.units, populations_max=self._populations_max)
-        others.restore(learned)
-        for key, theirs in others._worths.items():
-            own = self._worths.get(key)
-            if own is None or own.seen < theirs.seen:
-                self._worths[key] = theirs
-        if self._pool.seen < others._pool.seen:
-            self._pool = others._pool
-        while len(self._worths) > self._populations_max:
-            self._worths.popitem(last=False)
-
-    def restore(self, learned: object) -> None:
-        """Continue from a snapshot. ValueError if it is not valid or has other units; then nothing has changed."""
+    def read(self, learned: object) -> tuple[dict[tuple[str, str, int], _Worth], _Worth]:
+        """What `adopt` takes of a snapshot. ValueError if it is not valid or has other units."""
         units, worths, pool = fields(learned, "units", "worths", "pool")
         if units != list(self.units):
             raise ValueError(f"learned with alpha, beta, gamma of {units!r:.60}, which are others now")
-        worths = rows(worths, (str, str, int, int, float))
         if len(rows(pool, (int, float))) != 1:
             raise ValueError("the pool has one row")
-        self._worths = OrderedDict(((scope, app, stage), _Worth(*own)) for scope, app, stage, *own in worths)
-        self._pool = _Worth(*pool[0])
+        kinds = (str, str, int, int, float)
+        return {(scope, app, stage): _Worth(*own) for scope, app, stage, *own in rows(worths, kinds)}, _Worth(*pool[0])
+
+    def adopt(self, theirs: tuple[dict[tuple[str, str, int], _Worth], _Worth]) -> None:
+        """Take over from a snapshot what was seen more of there."""
+        worths, pool = theirs
+        for key, known in worths.items():
+            own = self._worths.get(key)
+            if own is None or own.seen < known.seen:
+                self._worths[key] = known
+        if self._pool.seen < pool.seen:
+            self._pool = pool
+        while len(self._worths) > self._populations_max:
+            self._worths.popitem(last=False)
 
 
 def stages(weights: float | Sequence[float]) -> tuple[float, ...]:

@@ -311,7 +311,7 @@ def test_what_was_learned_is_restored_and_nothing_else_is_taken_for_it() -> None
         table.paces.replied("a", "agent", 1.0)
     learned = table.paces.snapshot()
     fresh = Interactions()
-    fresh.paces.restore(learned)
+    fresh.paces.adopt(fresh.paces.read(learned))
     assert fresh.paces.pace_s("a", "agent") == table.paces.pace_s("a", "agent") != fresh.paces.pace_s("a", "")
     for wrong in (
         None,
@@ -322,5 +322,5 @@ def test_what_was_learned_is_restored_and_nothing_else_is_taken_for_it() -> None
         [[1, 2, 3, 4]],
     ):
         with pytest.raises(ValueError, match=r"expected|row 0"):
-            fresh.paces.restore(wrong)
+            fresh.paces.read(wrong)
     assert fresh.paces.snapshot() == learned

@@ -46,7 +46,7 @@ class Lessons:
         if content is None or content == self._written:
             return
         try:
-            memory.adopt(self._engine, msgspec.json.decode(content))
+            memory.adopt(memory.read(self._engine, msgspec.json.decode(content)))
         except (ValueError, RecursionError) as error:
             logger.warning(
                 "pool %s: what is kept holds nothing that can be learned from (%s); it is written anew",

@@ -9,7 +9,7 @@ import pytest
 
 from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
-from policies.admission.memory import restore, snapshot
+from policies.admission.memory import adopt, read, snapshot
 from policies.admission.named import named_policy
 from policies.capacity.gauges import CapacitySettings, Gauges
 from policies.capacity.lease import Lease
@@ -255,11 +255,11 @@ def test_what_was_learned_survives_a_restart_and_nothing_else_is_taken_for_it() 
         pool.now += 10.0
     learned = json.loads(json.dumps(snapshot(pool.engine)))
     fresh = Pool().engine
-    restore(fresh, learned)
+    adopt(read(fresh, learned))
     assert snapshot(fresh) == learned
     for wrong in ({}, [], {**learned, "version": 99}, {**learned, "policy": {"profiles": 3}}):
         with pytest.raises(ValueError, match=r"missing|expected|version"):
-            restore(Pool().engine, wrong)
+            read(Pool().engine, wrong)
 
 
 # --- explained ---

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.admission.engine import AdmissionEngine
-from policies.admission.memory import restore, snapshot
+from policies.admission.memory import adopt, read, snapshot
 from policies.admission.named import named_policy
 from policies.admission.policy import Policy
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -96,7 +96,7 @@ def test_what_was_learned_is_restored_and_nothing_else_is_taken_for_it() -> None
     profiles = taught({("t", "agent", 1): 1000.0, ("t", "chat", 40): 200.0})
     learned = profiles.snapshot()
     fresh = Profiles()
-    fresh.restore(learned)
+    fresh.adopt(fresh.read(learned))
     assert [fresh.norm("t", app, 1) for app in ("agent", "chat", "")] == [
         profiles.norm("t", app, 1) for app in ("agent", "chat", "")
     ]
@@ -107,9 +107,9 @@ def test_what_was_learned_is_restored_and_nothing_else_is_taken_for_it() -> None
         {**learned, "pool": []},
     ):
         with pytest.raises(ValueError, match=r"expected|missing|row"):
-            fresh.restore(wrong)
+            fresh.read(wrong)
     with pytest.raises(ValueError, match="alpha, beta, gamma"):
-        Profiles((1.0, 1.0, 1.0)).restore(learned)
+        Profiles((1.0, 1.0, 1.0)).read(learned)
     assert fresh.snapshot() == learned
 
 
@@ -124,9 +124,9 @@ def test_fairserve_restores_all_or_nothing() -> None:
     parts = learned["policy"]
     assert isinstance(parts, dict)
     with pytest.raises(ValueError, match="missing"):
-        restore(fresh, {**learned, "policy": {**parts, "profiles": {}}})
+        read(fresh, {**learned, "policy": {**parts, "profiles": {}}})
     assert snapshot(fresh) == snapshot(engine()) != learned
-    restore(fresh, learned)
+    adopt(read(fresh, learned))
     assert snapshot(fresh) == learned
 
 

@@ -73,8 +73,8 @@ def test_of_two_gateways_the_one_that_has_seen_more_is_believed() -> None:
         for _ in range(number):
             profiles.learn("t", "app", 1, worth)
     of_few = few.snapshot()
-    few.adopt(many.snapshot())
-    many.adopt(of_few)
+    few.adopt(few.read(many.snapshot()))
+    many.adopt(many.read(of_few))
     assert few.norm("t", "app", 1) == many.norm("t", "app", 1) == 1000.0
 
 
