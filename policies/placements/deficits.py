@@ -46,35 +46,69 @@ class DeficitParams:
     )
 
 
-class _Deficits:
-    """How much may each tenant still send to each backend? Tenants unused for longest are forgotten."""
+class ByDeficits(Assignment):
+    """Where is a request's prefix cached, without its tenant staying at one backend for ever?
 
-    def __init__(self, *, tenants_max: int, quantum: float) -> None:
-        self._tenants_max = tenants_max
-        self._quantum = quantum
+    Tenants unused for longest are forgotten.
+    """
+
+    reads_prefixes = True
+    idle_takes = True
+
+    def __init__(
+        self, params: DeficitParams | None = None, *, prefixes: PrefixIndex | None = None, flows_max: int = 10_000
+    ) -> None:
+        self._params = params or DeficitParams()
+        self._tenants_max = flows_max
         self._tenants: OrderedDict[str, dict[str, float]] = OrderedDict()
+        """How much may each tenant still send to each backend?"""
 
-    def entitled(self, tenant: str, weight: float, backends: list[str]) -> list[str]:
+    def assign(self, request: Request, loads: Mapping[str, int], depths: Mapping[str, int]) -> str:
+        candidates = self._entitled(request.flow.tenant, request.weight, sorted(loads))
+        if depths:
+            longest = max(depths.values())
+            candidates = [name for name in candidates if depths[name] == longest] or candidates
+        return min(candidates, key=lambda name: loads[name])
+
+    def moved(self, request: Request, before: str | None, after: str | None) -> None:
+        tenant, service = request.flow.tenant, self._params.input_weight * request.prompt_tokens
+        if before is not None:
+            self._charge(tenant, before, -service)
+        if after is not None:
+            self._charge(tenant, after, service)
+
+    def ended(self, request: Request, engine: str, service: ServiceTokens) -> None:
+        more_input = self._params.input_weight * (service.prompt - request.prompt_tokens)
+        self._charge(request.flow.tenant, engine, more_input + self._params.output_weight * service.output)
+
+    def charged_elsewhere(self, tenant: str, engine: str, service: float) -> None:
+        # Refills need not be reported: they are as many quanta as what was charged takes, wherever that was.
+        deficits = self._of(tenant)
+        deficits[engine] = deficits.get(engine, 0.0) - service
+
+    def explain(self, tenant: str) -> dict[str, float]:
+        """The tenant's deficit at each engine."""
+        return {f"deficit_at_{name}": left for name, left in sorted(self._tenants.get(tenant, {}).items())}
+
+    def _charge(self, tenant: str, engine: str, service: float) -> None:
+        self.charged_elsewhere(tenant, engine, service)
+        if self.on_charged is not None:
+            self.on_charged(tenant, engine, service)
+
+    def _entitled(self, tenant: str, weight: float, backends: list[str]) -> list[str]:
         """The backends at which it has deficit left, after as many refills as that takes. Never empty."""
         deficits = self._of(tenant)
         left = [name for name in backends if deficits.get(name, 0.0) > 0]
         if left:
             return left
         best = max([deficits.get(name, 0.0) for name in backends])
-        quantum = self._quantum * weight
+        quantum = self._params.backend_quantum * weight
         refill = quantum * (-best // quantum + 1)
         for name in backends:
             deficits[name] = deficits.get(name, 0.0) + refill
         left = [name for name in backends if deficits[name] > 0]
         # If the debt is far larger than the quantum, rounding may leave no positive deficit.
         return left or [max(backends, key=lambda name: deficits[name])]
-
-    def charge(self, tenant: str, backend: str, service: float) -> None:
-        deficits = self._of(tenant)
-        deficits[backend] = deficits.get(backend, 0.0) - service
-
-    def explain(self, tenant: str) -> dict[str, float]:
-        return {f"deficit_at_{name}": left for name, left in sorted(self._tenants.get(tenant, {}).items())}
 
     def _of(self, tenant: str) -> dict[str, float]:
         deficits = self._tenants.get(tenant)
@@ -85,53 +119,3 @@ class _Deficits:
         else:
             self._tenants.move_to_end(tenant)
         return deficits
-
-
-class ByDeficits(Assignment):
-    """Where is a request's prefix cached, without its tenant staying at one backend for ever?"""
-
-    reads_prefixes = True
-    idle_takes = True
-
-    def __init__(
-        self, params: DeficitParams | None = None, *, prefixes: PrefixIndex | None = None, flows_max: int = 10_000
-    ) -> None:
-        params = params or DeficitParams()
-        self._input_weight = params.input_weight
-        self._output_weight = params.output_weight
-        self._deficits = _Deficits(tenants_max=flows_max, quantum=params.backend_quantum)
-
-    def assign(self, request: Request, loads: Mapping[str, int], depths: Mapping[str, int]) -> str:
-        candidates = self._deficits.entitled(request.flow.tenant, request.weight, sorted(loads))
-        if depths:
-            longest = max(depths.values())
-            candidates = [name for name in candidates if depths[name] == longest] or candidates
-        chosen = candidates[0]
-        for name in candidates:
-            if loads[name] < loads[chosen]:
-                chosen = name
-        return chosen
-
-    def moved(self, request: Request, before: str | None, after: str | None) -> None:
-        tenant, service = request.flow.tenant, self._input_weight * request.prompt_tokens
-        if before is not None:
-            self._charge(tenant, before, -service)
-        if after is not None:
-            self._charge(tenant, after, service)
-
-    def ended(self, request: Request, engine: str, service: ServiceTokens) -> None:
-        more_input = self._input_weight * (service.prompt - request.prompt_tokens)
-        self._charge(request.flow.tenant, engine, more_input + self._output_weight * service.output)
-
-    def charged_elsewhere(self, tenant: str, engine: str, service: float) -> None:
-        # Refills need not be reported: they are as many quanta as what was charged takes, wherever that was.
-        self._deficits.charge(tenant, engine, service)
-
-    def explain(self, tenant: str) -> dict[str, float]:
-        """The tenant's deficit at each engine."""
-        return self._deficits.explain(tenant)
-
-    def _charge(self, tenant: str, engine: str, service: float) -> None:
-        self._deficits.charge(tenant, engine, service)
-        if self.on_charged is not None:
-            self.on_charged(tenant, engine, service)
