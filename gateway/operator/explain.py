@@ -52,7 +52,7 @@ def _ahead(pool: Pool, recent: RecentRequests, found: Explanation, now: float) -
 
     Nothing is noted of it when a request comes: it is found when it is asked for.
     """
-    until_s = now if found.state == "queued" or found.decided_s is None else found.decided_s
+    until_s = now if found.state == "queued" or found.last is None else found.last.now
     since_s = until_s - sum(found.waited_s.values())
     if not found.waited_s:
         return {}
@@ -85,11 +85,11 @@ def _plain(found: Explanation, ahead: dict[str, int], now: float) -> dict[str, A
         "ahead": ahead,
         "waited_s": {str(obstacle): round(seconds, 6) for obstacle, seconds in found.waited_s.items()},
         "decision": _decision(found),
-        "decided_s_ago": None if found.decided_s is None else round(now - found.decided_s, 3),
+        "decided_s_ago": None if found.last is None else round(now - found.last.now, 3),
         "flow": {"tenant": flow.tenant, "app": flow.app, "user": hidden(flow.user)},
         "stage": found.stage,
         "inside_an_interaction": found.inside,
-        "waits_for": found.obstacle,
+        "waits_for": None if found.blocked is None else found.blocked.nearest(),
         "pressure": found.pressure._asdict(),
         "limits": [limit._asdict() for limit in found.limits],
         "numbers": found.numbers,
@@ -98,13 +98,13 @@ def _plain(found: Explanation, ahead: dict[str, int], now: float) -> dict[str, A
 
 
 def _decision(found: Explanation) -> dict[str, Any] | None:
-    decision = found.decision
-    if decision is None:
+    if found.last is None:
         return None
+    decision = found.last.decision
     if not isinstance(decision, Reject):
         return {
             "dispatched_to": decision.backend,
-            "placed": found.placed,
-            "tokens_cached_expected": found.cached_tokens,
+            "placed": found.last.placed,
+            "tokens_cached_expected": found.last.cached_tokens,
         }
     return {"refused": decision.reason.value, "retry_after_s": round(decision.retry_after_s, 3)}

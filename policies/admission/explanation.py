@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from policies.admission.decisions import Decided, Decision, Reject
+from policies.admission.decisions import Decided, Reject
 from policies.admission.waits import seconds_of
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, State
@@ -22,13 +22,10 @@ class Explanation:
     """Why is a request where it is?
 
     Attributes:
-        decided_s: when it was decided, by the admission engine's clock; None while it is queued for the first time.
-        placed: if it was dispatched, why to this engine.
-        cached_tokens: of its prompt, what that engine was expected to have cached.
+        last: its latest decision; None while it is queued for the first time.
+        blocked: if the request waits, the next request in order and its obstacle at each engine.
         reason: one sentence.
         waited_s: for what it waited, or has waited so far: seconds by obstacle.
-        obstacle: if the request waits, what the next request in order waits for: the obstacle that disappears soonest.
-        obstacles: the same by engine.
         pressure: whether the pool was overloaded when it was decided; for a waiting request: whether it is now.
         limits: what its caller had left when it was refused, and has left now of the limits that hold at any time.
         numbers: what decides its flow's place: counters, weights, counts and limits by name.
@@ -40,14 +37,10 @@ class Explanation:
     flow: Flow
     stage: int
     inside: bool
-    decided_s: float | None
-    decision: Decision | None
-    placed: Placed | None
-    cached_tokens: int
+    last: Decided | None
+    blocked: Blocked | None
     reason: str
     waited_s: Mapping[str, float]
-    obstacle: Obstacle | None
-    obstacles: dict[str, Obstacle]
     pressure: Pressure
     limits: list[Limit]
     numbers: dict[str, float]
@@ -128,41 +121,23 @@ def explain(
         waited_s: if it waits, for what it has waited so far: seconds by obstacle.
         pressure: whether the pool is overloaded now. The others: as in `Explanation`.
     """
-    decision, obstacle, placed, cached_tokens = last.decision if last is not None else None, None, None, 0
-    state: Literal["queued", "dispatched", "rejected"] = "queued"
     if request is not None:
-        flow, stage, inside = request.flow, request.progress.stage, request.progress.inside
-        obstacle = blocked.nearest() if blocked is not None else None
-        why = Obstacle.ASKED if request.progress.state is not State.QUEUED else obstacle
+        progress = request.progress
+        why = (
+            Obstacle.ASKED if progress.state is not State.QUEUED else blocked.nearest() if blocked is not None else None
+        )
         reason = f"queued: {'it waits for its turn' if why is None else OF_OBSTACLE[why]}"
-    else:
-        assert last is not None
-        flow, stage, inside, pressure, blocked = last.flow, last.stage, last.inside, last.pressure, None
-        reason, waited_s = _reason(last), seconds_of(last.wait)
-        if isinstance(decision, Reject):
-            state = "rejected"
-            limits = limits if decision.limit is None else [decision.limit, *limits]
-        else:
-            state, placed, cached_tokens = "dispatched", last.placed, last.cached_tokens
+        return Explanation(
+            request_id, "queued", request.flow, progress.stage, progress.inside, last, blocked, reason, waited_s,
+            pressure, limits, numbers, kv,
+        )  # fmt: skip
+    assert last is not None
+    if last.rejected is not None and last.rejected.limit is not None:
+        limits = [last.rejected.limit, *limits]
     return Explanation(
-        request_id,
-        state,
-        flow,
-        stage,
-        inside,
-        last.now if last is not None else None,
-        decision,
-        placed,
-        cached_tokens,
-        reason,
-        waited_s,
-        obstacle,
-        blocked.obstacles if blocked is not None else {},
-        pressure,
-        limits,
-        numbers,
-        kv,
-    )
+        request_id, "dispatched" if last.rejected is None else "rejected", last.flow, last.stage, last.inside, last,
+        None, _reason(last), seconds_of(last.wait), last.pressure, limits, numbers, kv,
+    )  # fmt: skip
 
 
 def dispatched_in_words(backend: str, placed: str | None, *, at_once: bool) -> str:

@@ -212,7 +212,8 @@ def test_what_stands_in_the_way_is_known_of_each_engine_whichever_is_listed_last
         why = engine.explain(engine.blocked.request.id, 0.1)
         assert why is not None
         assert why.reason == "queued: the KV cache has no room for the next request in order"
-        assert why.obstacles == {"kv": "kv", "down": "closed"}
+        assert why.blocked is not None
+        assert why.blocked.obstacles == {"kv": "kv", "down": "closed"}
 
 
 def test_a_scrape_of_the_metrics_refuses_nobody() -> None:

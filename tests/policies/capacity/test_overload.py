@@ -284,7 +284,8 @@ def test_a_wait_is_explained_with_its_place_and_what_it_waits_for() -> None:
     assert pool.ask("b", id="waits") is None
     why = pool.engine.explain("waits", pool.now)
     assert why is not None
-    assert (why.state, why.obstacle, why.decided_s) == ("queued", "kv", None)
+    assert why.blocked is not None
+    assert (why.state, why.blocked.nearest(), why.last) == ("queued", "kv", None)
     assert why.reason == "queued: the KV cache has no room for the next request in order"
     assert why.numbers["place_in_tenant"] == 1
     assert why.numbers["queue"] == 2

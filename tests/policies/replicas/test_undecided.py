@@ -60,7 +60,7 @@ def test_explain_knows_what_they_wait_for() -> None:
     assert request.progress.state is State.UNDECIDED
     why = gateway.engine.explain("x", 0.0)
     assert why is not None
-    assert (why.state, why.obstacle) == ("queued", None)
+    assert (why.state, why.blocked) == ("queued", None)
     assert why.reason == "queued: other gateways are asked whether a limit that all of them count has room for it"
     assert why.numbers["place_in_tenant"] == 1.0
 
