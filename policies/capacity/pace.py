@@ -161,12 +161,14 @@ class PrefillRate:
                 self._computed(uncached, lease.prefill_s)
 
     def saw_step(self, step: Gauges, before: Gauges | None) -> None:
-        """A step that says what it computed, right after another one, shows what prompts cost."""
+        """A step that says what it computed, right after another one, shows what prompts cost: prompts may all be computed
+        in parts of one size, so steps without any are what these are compared with.
+        """
         tokens = step.scheduled_tokens
         if tokens is None:
             return
         self._reports_steps = True
-        if before is not None and before.is_step and before.running and tokens > (step.running or 0):
+        if before is not None and before.is_step and before.running:
             self.observed(tokens, 0.0, step.taken_s - before.taken_s)
 
     def observed(self, uncached_tokens: float, output_tokens: float, seconds: float) -> None:
