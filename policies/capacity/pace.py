@@ -161,8 +161,8 @@ class PrefillRate:
                 self._computed(uncached, lease.prefill_s)
 
     def saw_step(self, step: Gauges, before: Gauges | None) -> None:
-        """A step that says what it computed, right after another one, shows what prompts cost: prompts may all be computed
-        in parts of one size, so steps without any are what these are compared with.
+        """A step that says what it computed, right after another one, shows what prompts cost. Prompts may all be
+        computed in parts of one size, so these steps are compared with steps without any.
         """
         tokens = step.scheduled_tokens
         if tokens is None:

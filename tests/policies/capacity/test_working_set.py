@@ -108,7 +108,8 @@ def test_a_start_waits_while_what_is_under_way_fills_the_cache_and_calls_inside_
     assert pool.asks(call("a", "a3", 3000)) == []
     explained = pool.engine.explain("a3.0", pool.now)
     assert explained is not None
-    assert explained.obstacle is Obstacle.WORKING_SET
+    assert explained.blocked is not None
+    assert set(explained.blocked.obstacles.values()) == {Obstacle.WORKING_SET}
     assert "fill the KV cache" in explained.reason
     assert pool.answers(first, output=0) == [], "the context of an interaction in a tool is still held"
     inside = call("a", "a0", 3100, serial=2)
