@@ -52,7 +52,7 @@ FRAME: Final = 1
 
 STATIONS: Final[dict[str, tuple[str, ...]]] = {
     "read": (
-        "gateway/http/connection.py", "gateway/http/request.py", "Pipeline.handle",
+        "gateway/http/connection.py", "gateway/http/http_request.py", "Pipeline.handle",
     ),
     "identify": ("Pipeline.authorize", "Principal.app"),
     "interaction": (

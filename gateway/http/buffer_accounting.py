@@ -9,7 +9,7 @@ from __future__ import annotations
 from gateway.http.accounts import Account
 from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason
-from gateway.http.request import HttpRequest
+from gateway.http.http_request import HttpRequest
 from gateway.http.state import BUSY_RETRY_S, ServerState
 
 __all__ = ["BufferAccounting"]

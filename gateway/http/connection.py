@@ -10,7 +10,7 @@ from backends.client.outbox import Outlet
 from gateway.http.accounts import Account
 from gateway.http.buffer_accounting import BufferAccounting
 from gateway.http.errors import ApiError, Reason, dialect_of
-from gateway.http.request import HttpRequest, RequestReader
+from gateway.http.http_request import HttpRequest, RequestReader
 from gateway.http.responder import Responder
 from gateway.http.sockets import is_hung_up, peer_of, reset_on_close, unsent_bytes
 from gateway.http.state import ServerState

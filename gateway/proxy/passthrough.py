@@ -12,7 +12,7 @@ from backends.client.upstream import UpstreamCall
 from backends.upstream_errors import ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import Reason
 from gateway.http.headers import forward_response_headers
-from gateway.http.request import Header
+from gateway.http.http_request import Header
 from gateway.pool.backend import Backend
 from gateway.pool.pool import Pool
 from gateway.proxy.ending import Ending

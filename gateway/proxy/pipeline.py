@@ -20,7 +20,7 @@ from backends.health import ModelCard
 from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.headers import bearer_key
-from gateway.http.request import Header, HttpRequest
+from gateway.http.http_request import Header, HttpRequest
 from gateway.http.responder import Responder
 from gateway.keys.identity import Keyring, Principal
 from gateway.pool.dispatcher import Admitted

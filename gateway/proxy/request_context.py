@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from gateway.http.errors import ApiError
 from gateway.http.headers import forward_response_headers
-from gateway.http.request import Header
+from gateway.http.http_request import Header
 from gateway.http.responder import Responder
 from gateway.keys.identity import Principal
 from gateway.proxy.refusals import rate_limit_headers

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.http.request import HttpRequest
+from gateway.http.http_request import HttpRequest
 
 __all__ = ["Cors"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.http.request import Header, HttpRequest
+from gateway.http.http_request import Header, HttpRequest
 from gateway.telemetry.trace import TraceContext
 from policies.admission.waits import seconds_of
 from policies.request import Request, ServiceTokens

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gateway.http.addresses import TrustedProxies, household
 from gateway.http.errors import ApiError
 from gateway.http.headers import bearer_key, forward_request_headers
+from gateway.http.http_request import HttpRequest, RequestReader
 from gateway.http.limits import ServerLimits
-from gateway.http.request import HttpRequest, RequestReader
 from gateway.telemetry.trace import Sampler
 from tests.fuzz.harness import Harness
 from tests.fuzz.transport import pieces

@@ -14,8 +14,8 @@ from aiohttp import web
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.http.http_request import RequestReader
 from gateway.http.limits import ServerLimits
-from gateway.http.request import RequestReader
 from tests.http.corpus import ODD_BUT_LEGAL, REFUSED, G, P
 from tests.http.http_raw import GET_CLOSE, SMUGGLED, exchange, serving, status_of, statuses_of, wire
 

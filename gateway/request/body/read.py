@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from gateway.http.errors import ApiError, Reason
-from gateway.http.request import HttpRequest
+from gateway.http.http_request import HttpRequest
 from gateway.request.apis import AUDIO, OTHER, Api
 from gateway.request.body.form import is_form, read_form
 from gateway.request.body.large_body import read_large_json
