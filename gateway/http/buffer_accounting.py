@@ -10,7 +10,7 @@ from gateway.http.accounts import Account
 from gateway.http.addresses import household
 from gateway.http.errors import ApiError, Reason
 from gateway.http.http_request import HttpRequest
-from gateway.http.state import BUSY_RETRY_S, ServerState
+from gateway.http.server_state import BUSY_RETRY_S, ServerState
 
 __all__ = ["BufferAccounting"]
 

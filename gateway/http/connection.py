@@ -12,8 +12,8 @@ from gateway.http.buffer_accounting import BufferAccounting
 from gateway.http.errors import ApiError, Reason, dialect_of
 from gateway.http.http_request import HttpRequest, RequestReader
 from gateway.http.responder import Responder
+from gateway.http.server_state import ServerState
 from gateway.http.sockets import is_hung_up, peer_of, reset_on_close, unsent_bytes
-from gateway.http.state import ServerState
 
 __all__ = ["Connection"]
 

@@ -15,8 +15,8 @@ from backends.tls_contexts import what_failed
 from gateway.http.accounts import Account
 from gateway.http.connection import Connection
 from gateway.http.errors import ApiError, Reason
+from gateway.http.server_state import ServerState
 from gateway.http.sockets import peer_of
-from gateway.http.state import ServerState
 
 __all__ = ["TlsProtocol"]
 
