@@ -14,7 +14,7 @@ from typing import Final
 import httptools
 
 from gateway.http.errors import ApiError, Reason
-from gateway.http.limits import ServerLimits
+from gateway.http.server_limits import ServerLimits
 
 __all__ = ["HttpRequest", "RequestReader"]
 

@@ -16,8 +16,8 @@ from gateway.http.accounts import Account, Accounts
 from gateway.http.addresses import TrustedProxies, household
 from gateway.http.errors import ApiError, Reason
 from gateway.http.http_request import Header, HttpRequest
-from gateway.http.limits import ServerLimits
 from gateway.http.responder import Responder
+from gateway.http.server_limits import ServerLimits
 
 __all__ = ["BUSY_RETRY_S", "Handler", "HeadHook", "Held", "RefusedHook", "ServerState", "SlowReader"]
 

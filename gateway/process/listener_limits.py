@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from gateway.config.model import Config
-from gateway.http.limits import ServerLimits
+from gateway.http.server_limits import ServerLimits
 from gateway.http.sockets import connections_allowed
 
 __all__ = ["server_limits"]

@@ -6,7 +6,7 @@ from gateway.http.addresses import TrustedProxies, household
 from gateway.http.errors import ApiError
 from gateway.http.headers import bearer_key, forward_request_headers
 from gateway.http.http_request import HttpRequest, RequestReader
-from gateway.http.limits import ServerLimits
+from gateway.http.server_limits import ServerLimits
 from gateway.telemetry.trace import Sampler
 from tests.fuzz.harness import Harness
 from tests.fuzz.transport import pieces

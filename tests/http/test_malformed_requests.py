@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.http.http_request import RequestReader
-from gateway.http.limits import ServerLimits
+from gateway.http.server_limits import ServerLimits
 from tests.http.corpus import ODD_BUT_LEGAL, REFUSED, G, P
 from tests.http.http_raw import GET_CLOSE, SMUGGLED, exchange, serving, status_of, statuses_of, wire
 
