@@ -22,7 +22,7 @@ from backends.upstream_errors import ConnectFailed, UpstreamError
 from backends.vllm import VllmAdapter
 from gateway.config.model import BackendConfig, Config
 from gateway.request.body.payload import JsonPayload, Payload
-from gateway.request.prefixes import salt_of
+from gateway.request.prefix_hashes import salt_of
 
 __all__ = ["AGAIN_S_MIN", "PROBE_INTERVAL_S", "Backend", "terms_of"]
 

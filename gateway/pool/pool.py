@@ -24,7 +24,7 @@ from gateway.pool.shared import Shared
 from gateway.pool.waiting import WaitingStreams
 from gateway.request.body.payload import Payload
 from gateway.request.estimate import TokenEstimator, exact_counter
-from gateway.request.prefixes import prefix_hashes, salt_of
+from gateway.request.prefix_hashes import prefix_hashes, salt_of
 from gateway.telemetry.record import RequestRecord
 from policies.admission.takeover import remove_backend, reweigh, take_over
 from policies.capacity.gauges import Gauges

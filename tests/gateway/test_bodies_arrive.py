@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from gateway.config.model import hash_key
-from gateway.request.prefixes import salt_of
+from gateway.request.prefix_hashes import salt_of
 from policies.orders.registry import POLICIES
 from policies.placements.registry import PLACEMENTS
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
