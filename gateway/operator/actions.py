@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.operator.contract import Operated
+from gateway.operator.operated import Operated
 from gateway.telemetry.recent_requests import Mark
 
 __all__ = ["changing_routes"]

@@ -10,10 +10,10 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.operator.actions import changing_routes
-from gateway.operator.contract import Operated
 from gateway.operator.explain import explain
 from gateway.operator.guard import guard
 from gateway.operator.key_routes import key_routes
+from gateway.operator.operated import Operated
 from gateway.operator.page.files import page
 from gateway.operator.snapshots.feed import Feed
 from gateway.operator.snapshots.snapshot import encoded, snapshot_of

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from gateway.config.sections.keys import KeyConfig, hash_key, new_key
 from gateway.keys.issued import KeyTable, TableFull, nobody_of, read_entry, take_back, unfit
 from gateway.keys.rotation import CannotRotate, moment, rotate, seconds_of
-from gateway.operator.contract import Operated
+from gateway.operator.operated import Operated
 from gateway.storage.store_errors import StoreError
 
 if TYPE_CHECKING:

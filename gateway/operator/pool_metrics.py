@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from gateway.pool.pool import Pool
     from gateway.pool.replication.news import NewsChannel
     from gateway.pool.replication.ticker import Exchanges
-    from gateway.storage.contract import Store
     from gateway.storage.redis.redis_store import RedisStore
+    from gateway.storage.store import Store
 
 __all__ = ["PoolGauges"]
 

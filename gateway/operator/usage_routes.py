@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
-from gateway.operator.contract import Operated
+from gateway.operator.operated import Operated
 from gateway.storage.store_errors import StoreError
 from gateway.usage.database import Database
 from gateway.usage.usage_report import BadQuestion, Question, read

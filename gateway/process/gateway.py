@@ -37,7 +37,7 @@ from gateway.proxy.request_context import RequestContext
 from gateway.request.cors import Cors
 from gateway.request.routes import GENERATE, ONE_ANSWER, PASS, Routes
 from gateway.request.unqueued import Unqueued
-from gateway.storage.contract import Deployment
+from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import AccessLog
 from gateway.telemetry.metrics import Metrics
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from gateway.operator.snapshots.of_replicas import Replicas
     from gateway.pool.replication.news import NewsChannel
     from gateway.pool.replication.ticker import Exchanges
-    from gateway.storage.contract import Store
     from gateway.storage.hub.run_directory import WorkerSlot
+    from gateway.storage.store import Store
     from gateway.telemetry.span_export import SpanExport
     from gateway.usage.recorder import UsageRecorder
 

@@ -25,12 +25,12 @@ from gateway.pool.learned_file import FILE_BYTES_MAX, LearnedFile
 from gateway.pool.replication.learned import Lessons
 from gateway.pool.replication.news import NewsChannel
 from gateway.pool.replication.ticker import Exchanges
-from gateway.storage.contract import Deployment, Store
 from gateway.storage.hub.exchange_server import ExchangeServer, _Worker
 from gateway.storage.hub.hub_store import _Hub
 from gateway.storage.hub.run_directory import RunDirectory
 from gateway.storage.hub.wire import Frames
 from gateway.storage.redis.redis_store import RedisStore
+from gateway.storage.store import Deployment, Store
 from gateway.storage.store_errors import StoreError, StoreUnavailable
 from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine

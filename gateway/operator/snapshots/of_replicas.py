@@ -23,7 +23,7 @@ from gateway.operator.snapshots.snapshot import (
     moved,
     snapshot_of,
 )
-from gateway.storage.contract import ALL_POOLS, Store
+from gateway.storage.store import ALL_POOLS, Store
 from gateway.storage.store_errors import StoreError
 from gateway.telemetry.recent_requests import ENDS_MAX, End
 

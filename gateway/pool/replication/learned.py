@@ -11,7 +11,7 @@ import logging
 
 import msgspec
 
-from gateway.storage.contract import Store
+from gateway.storage.store import Store
 from gateway.storage.store_errors import StoreUnavailable
 from policies.admission import memory
 from policies.admission.engine import AdmissionEngine

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from gateway.pool.dispatcher import Dispatcher
-from gateway.storage.contract import Store
+from gateway.storage.store import Store
 from gateway.storage.store_errors import StoreError, StoreRefused
 from policies.replicas.messages import News
 from policies.replicas.prefixes import SharedPrefixes

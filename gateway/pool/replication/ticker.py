@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gateway.pool.dispatcher import Dispatcher
-from gateway.storage.contract import ALL_POOLS, Store
+from gateway.storage.store import ALL_POOLS, Store
 from gateway.storage.store_errors import StoreUnavailable
 from policies.admission.decisions import Decision
 from policies.interactions import Interactions

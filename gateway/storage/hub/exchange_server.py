@@ -17,9 +17,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from gateway.storage.contract import ALL_POOLS
 from gateway.storage.hub.run_directory import RunDirectory
 from gateway.storage.hub.wire import Frames
+from gateway.storage.store import ALL_POOLS
 from policies.replicas.messages import Activity, CountDelta, ReplicaReport
 from policies.replicas.reference_store import ReferenceStore
 

@@ -9,9 +9,9 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from gateway.storage.contract import Deployment
 from gateway.storage.hub.run_directory import RunDirectory
 from gateway.storage.hub.wire import Frames
+from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreUnavailable
 from policies.replicas.schedule import DEADLINE_S
 

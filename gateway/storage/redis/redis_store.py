@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 import msgspec
 from redis.exceptions import ResponseError
 
-from gateway.storage.contract import Deployment
 from gateway.storage.redis import subscription
 from gateway.storage.redis.redis_connection import Argument, RedisConnection
+from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
 from policies.replicas.schedule import DEADLINE_S
 
