@@ -23,8 +23,8 @@ from pathlib import Path
 import aiohttp
 from playwright.async_api import Browser, async_playwright
 
-from backends.simulated.profiles import profile
-from backends.simulated.server import SimulatedServer
+from backends.simulated.engine_profiles import profile
+from backends.simulated.simulated_server import SimulatedServer
 from bench import report
 from bench.load import Client, Request
 from bench.stack import BenchError, Route, fairgate, run_bench

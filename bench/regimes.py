@@ -9,8 +9,8 @@ from random import Random
 from statistics import median
 from typing import Any, NamedTuple
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import EngineProfile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import EngineProfile
 from bench.report import quantile
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy

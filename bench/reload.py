@@ -26,8 +26,8 @@ from typing import Any
 import aiohttp
 import yaml
 
-from backends.simulated.profiles import EngineProfile
-from backends.simulated.server import SimulatedServer
+from backends.simulated.engine_profiles import EngineProfile
+from backends.simulated.simulated_server import SimulatedServer
 from bench import report
 from bench.load import Client, Reply, Request
 from bench.ports import free_port

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Iterator
 from random import Random
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import EngineProfile, profile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import EngineProfile, profile
 from bench import report
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy

@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import profile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import profile
 from bench import regimes, report, working_sets
 from lab.dlpm.experiments import A10G, A100, LOCAL_QUANTUM, Workload, average
 from lab.dlpm.workload import judge, long_context_qa, tree_of_thoughts

@@ -16,8 +16,8 @@ from statistics import fmean
 from typing import Any
 from zlib import crc32
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import EngineProfile, profile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import EngineProfile, profile
 from bench.report import quantile
 from bench.sessions import TRACE
 from lab.agents import CONTEXT_TOKENS, Agents, Calls, Crowd, Questions

@@ -15,8 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from backends.simulated.engine import EngineModel, Step
-from backends.simulated.profiles import EngineProfile, profile
+from backends.simulated.engine_model import EngineModel, Step
+from backends.simulated.engine_profiles import EngineProfile, profile
 from policies.admission.decisions import Decision, Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy

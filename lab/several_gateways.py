@@ -8,7 +8,7 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple, Protocol
 
-from backends.simulated.engine import EngineModel, Step
+from backends.simulated.engine_model import EngineModel, Step
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.gauges import Gauges
 from policies.replicas.messages import News, ReplicaReport, ReplicaView

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 
-from backends.simulated.engine import EngineGauges, EngineModel, EngineRequest, Step
+from backends.simulated.engine_model import EngineGauges, EngineModel, EngineRequest, Step
 from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine
 from policies.admission.request_ledger import NO_SERVICE

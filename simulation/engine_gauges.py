@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from backends.simulated.engine import EngineModel, Step
+from backends.simulated.engine_model import EngineModel, Step
 from policies.capacity.gauges import Gauges
 
 __all__ = ["read_gauges", "read_step"]

@@ -8,7 +8,7 @@ from itertools import islice
 from math import ceil, log
 from statistics import median
 
-from backends.simulated.profiles import PROFILES, EngineProfile
+from backends.simulated.engine_profiles import PROFILES, EngineProfile
 from simulation.traces.rows import EngineStay, TracedRequest
 
 __all__ = ["Measured", "measured"]

@@ -10,7 +10,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from backends.simulated.profiles import EngineProfile
+from backends.simulated.engine_profiles import EngineProfile
 from simulation.plots import COLOURS, Series, chart
 from simulation.replay import IMPOSSIBLE, Percentiles, ReplayResult, TenantResult
 from simulation.traces.reader import Trace

@@ -12,10 +12,10 @@ import msgspec
 from aiohttp import web
 
 from backends.simulated.calls import CallRefusedError
+from backends.simulated.engine_profiles import EngineProfile
 from backends.simulated.outputs import Output
-from backends.simulated.profiles import EngineProfile
-from backends.simulated.server import BUSY, SimulatedServer, hang_up
 from backends.simulated.shapes import SimulatedAnswer
+from backends.simulated.simulated_server import BUSY, SimulatedServer, hang_up
 
 __all__ = ["Faults", "FaultyEngine"]
 

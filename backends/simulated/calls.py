@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from backends.simulated.profiles import EngineProfile
+from backends.simulated.engine_profiles import EngineProfile
 
 __all__ = ["CallRefusedError", "Endpoint", "SimulatedCall", "TokensPrompt", "read_call", "read_prompt", "render_chat"]
 

@@ -9,8 +9,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from backends.simulated.engine import EngineGauges
-from backends.simulated.profiles import EngineProfile
+from backends.simulated.engine_model import EngineGauges
+from backends.simulated.engine_profiles import EngineProfile
 
 __all__ = ["Totals", "render"]
 

@@ -10,8 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import EngineProfile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import EngineProfile
 from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy

@@ -137,8 +137,8 @@ def sim(host: str, port: int, profile: str, models: tuple[str, ...], max_num_que
     \b
     fairgate sim --port 8000 --profile h100-llama3-8b
     """
-    from backends.simulated.profiles import UnknownProfileError
-    from backends.simulated.server import run as run_engine
+    from backends.simulated.engine_profiles import UnknownProfileError
+    from backends.simulated.simulated_server import run as run_engine
 
     try:
         run(lambda: run_engine(host, port, profile, models, max_num_queued_reqs=max_num_queued_reqs))

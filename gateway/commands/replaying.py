@@ -15,7 +15,7 @@ import click
 from gateway.commands.serving import BAD_INPUT
 
 if TYPE_CHECKING:
-    from backends.simulated.profiles import EngineProfile
+    from backends.simulated.engine_profiles import EngineProfile
     from gateway.config.model import BackendConfig, Config, PoolConfig
     from policies.admission.engine import AdmissionEngine
     from simulation.replay import ReplayResult
@@ -89,7 +89,7 @@ def replay(
 
     The production engine and policies run in virtual time before simulated engines; docs/replay.md has the formats.
     """
-    from backends.simulated.profiles import UnknownProfileError, profile
+    from backends.simulated.engine_profiles import UnknownProfileError, profile
     from gateway.config.load import ConfigError
     from simulation.measured import Measured, measured
     from simulation.replay import UnknownPolicyError, policy_names

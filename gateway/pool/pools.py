@@ -9,8 +9,8 @@ from types import MappingProxyType
 import aiohttp
 
 from backends.name_resolution import Resolver
-from backends.simulated.profiles import profile
-from backends.simulated.server import SimulatedServer
+from backends.simulated.engine_profiles import profile
+from backends.simulated.simulated_server import SimulatedServer
 from gateway.background import Background, OperationalError
 from gateway.config.model import BackendConfig, Config, PoolConfig
 from gateway.pool.backend import Backend, terms_of

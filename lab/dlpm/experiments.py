@@ -13,8 +13,8 @@ from functools import partial
 from math import inf
 from statistics import mean
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import EngineProfile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import EngineProfile
 from lab.dlpm.baselines import lpm, preble, round_robin_lpm, vtc_round_robin
 from lab.dlpm.workload import BLOCK_TOKENS, Misbehaviour, Programs, judge, long_context_qa, tree_of_thoughts
 from lab.experiment import Experiment, Figure, Findings, FromSourceError, Inputs, Row, holds, shown

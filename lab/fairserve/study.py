@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import EngineProfile, profile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import EngineProfile, profile
 from lab.fairserve.interactions import Course, InteractionClients, PlannedInteraction
 from lab.fairserve.workload import is_abuser
 from policies.admission.engine import AdmissionEngine

@@ -12,7 +12,7 @@ from functools import partial
 from statistics import mean
 from typing import NamedTuple
 
-from backends.simulated.profiles import EngineProfile
+from backends.simulated.engine_profiles import EngineProfile
 from lab.experiment import Experiment, Findings, Inputs, Row, holds, shown
 from lab.fairserve.study import ENGINE, Study, ends_calls, study
 from lab.fairserve.workload import TABLE_4, case_study

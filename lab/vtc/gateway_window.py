@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from statistics import mean
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import EngineProfile, profile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import EngineProfile, profile
 from lab.experiment import Experiment, Figure, Findings, Inputs, holds, shown
 from lab.vtc.known_lengths import KnownLengths
 from lab.vtc.runs import arena, measure, serve, step_times, vtc

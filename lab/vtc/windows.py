@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from backends.simulated.engine import EngineModel, EngineRequest, RequestRefusedError
-from backends.simulated.profiles import EngineProfile
+from backends.simulated.engine_model import EngineModel, EngineRequest, RequestRefusedError
+from backends.simulated.engine_profiles import EngineProfile
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.orders.contract import Order, Selection
 from policies.request import Pressure, Request, ServiceTokens

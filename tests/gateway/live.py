@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import policies.request
 from backends.name_resolution import Resolver, resolve
-from backends.simulated.profiles import EngineProfile
+from backends.simulated.engine_profiles import EngineProfile
 from gateway.config.model import Config
 from gateway.process.gateway import Gateway
 from gateway.storage.hub.run_directory import WorkerSlot

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from backends.simulated.server import SimulatedServer
+from backends.simulated.simulated_server import SimulatedServer
 from bench.ports import free_port
 from gateway.config.load import load_config
 from gateway.config.model import Config

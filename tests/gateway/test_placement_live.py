@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from backends.simulated.server import SimulatedServer
+from backends.simulated.simulated_server import SimulatedServer
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, SMALL, Live, Starter, chat, long_chat, simulated, until
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from backends.simulated.profiles import profile
+from backends.simulated.engine_profiles import profile
 from gateway.commands.main import main
 from gateway.config.sections.keys import open_name
 from policies.admission.decisions import Decision, Dispatch, Reject

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backends.health import Standstill
-from backends.simulated.engine import EngineModel, EngineRequest
+from backends.simulated.engine_model import EngineModel, EngineRequest
 from backends.simulated.exposition import Totals, render
 from backends.vllm import VllmAdapter
 from gateway.pool.backend import Backend
@@ -76,7 +76,7 @@ async def test_what_the_engine_defers_keeps_nothing_back(start: Starter, monkeyp
         page = render(*args)
         return re.sub(rb'(num_requests_waiting{[^}]*}|reason="deferred"}) [0-9.]+', rb"\1 50", page)
 
-    monkeypatch.setattr("backends.simulated.server.render", deferring)
+    monkeypatch.setattr("backends.simulated.simulated_server.render", deferring)
     async with simulated() as sim, start(sim.url) as live:
         runs = asyncio.create_task(live.ask(CHAT, long_chat()))
         [ledger] = live.engine.backends.values()

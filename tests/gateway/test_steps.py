@@ -167,7 +167,7 @@ async def test_an_engine_that_restarts_is_heard_again(start: Starter) -> None:
 
 @asynccontextmanager
 async def simulated_at(port: int) -> AsyncIterator[None]:
-    from backends.simulated.server import SimulatedServer
+    from backends.simulated.simulated_server import SimulatedServer
 
     server = SimulatedServer(SMALL)
     await server.start("127.0.0.1", port)

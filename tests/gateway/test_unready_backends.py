@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.simulated.server import SimulatedServer
+from backends.simulated.simulated_server import SimulatedServer
 from bench.ports import free_port
 from tests.gateway.live import MODEL, SMALL, Starter, chat, simulated, until
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from backends.simulated.engine import EngineModel, EngineRequest, Step
-from backends.simulated.profiles import profile
+from backends.simulated.engine_model import EngineModel, EngineRequest, Step
+from backends.simulated.engine_profiles import profile
 from gateway.pool.dispatcher import TIMER_S_MAX, Dispatcher
 from policies.admission.decisions import Decision, Dispatch, Failure, Reject
 from policies.admission.engine import AdmissionEngine

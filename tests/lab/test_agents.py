@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import profile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import profile
 from lab.agents import CONTEXT_TOKENS, RETRY_S, Agents, Crowd, Questions
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy

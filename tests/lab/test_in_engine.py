@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import profile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import profile
 from lab.vtc.in_engine import A10G_LLAMA2_7B, serve_in_engine
 from lab.vtc.known_lengths import KnownLengths
 from lab.vtc.windows import in_flight, serve_with_rule, starts_now, waiting

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from backends.simulated.engine import EngineModel
+from backends.simulated.engine_model import EngineModel
 from lab.dlpm.baselines import lpm, preble, round_robin_lpm, vtc_round_robin
 from lab.dlpm.experiments import A10G, run
 from lab.dlpm.workload import BLOCK_TOKENS, Programs, judge, long_context_qa, tree_of_thoughts

@@ -253,7 +253,7 @@ def test_metrics_wants_one_file_that_is_there(args: tuple[str, ...]) -> None:
 @needs_arena
 def test_the_gateway_is_nearly_as_fair_as_a_scheduler_in_the_engine() -> None:
     """The whole curve is `fairgate reproduce gateway-window`; here, that the production engine has its place on it."""
-    from backends.simulated.profiles import profile
+    from backends.simulated.engine_profiles import profile
 
     point = production(arena(Inputs(TRACES)), profile("a10g-llama2-7b"))
     assert point.gap < 1.1 * 252, "arrival order has 440"

@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from backends.simulated.engine import EngineModel, EngineRequest, RequestRefusedError, Step
-from backends.simulated.profiles import PROFILES, EngineProfile, UnknownProfileError, profile
+from backends.simulated.engine_model import EngineModel, EngineRequest, RequestRefusedError, Step
+from backends.simulated.engine_profiles import PROFILES, EngineProfile, UnknownProfileError, profile
 
 BLOCK = 16
 

@@ -11,8 +11,8 @@ import aiohttp
 import openai
 import pytest
 
-from backends.simulated.engine import EngineGauges
-from backends.simulated.profiles import EngineProfile, profile
+from backends.simulated.engine_model import EngineGauges
+from backends.simulated.engine_profiles import EngineProfile, profile
 from tests.faulty_engine import Faults, FaultyEngine
 
 MODEL = "pretend"

@@ -9,8 +9,8 @@ from random import Random
 
 import msgspec
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import PROFILES, EngineProfile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import PROFILES, EngineProfile
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.request import Flow

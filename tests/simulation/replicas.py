@@ -10,8 +10,8 @@ from itertools import count
 import msgspec
 from redis import Redis
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import EngineProfile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import EngineProfile
 from gateway.storage.redis.redis_store import Script, pool_key
 from lab.several_gateways import Stall, simulate_together
 from policies.admission.engine import AdmissionEngine

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import profile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import profile
 from lab.service import service
 from policies.admission.engine import AdmissionEngine
 from policies.interactions import Interactions, InteractionSettings

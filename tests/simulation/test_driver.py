@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import profile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import profile
 from lab.service import service, service_per_weight, throughput, ttft_s
 from policies.admission.decisions import Dispatch
 from policies.admission.engine import AdmissionEngine

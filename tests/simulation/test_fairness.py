@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from backends.simulated.engine import EngineModel, EngineRequest
-from backends.simulated.profiles import EngineProfile, profile
+from backends.simulated.engine_model import EngineModel, EngineRequest
+from backends.simulated.engine_profiles import EngineProfile, profile
 from lab.service import service, service_per_weight, throughput, ttft_s
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy

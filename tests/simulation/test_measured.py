@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.simulated.profiles import PROFILES, EngineProfile
+from backends.simulated.engine_profiles import PROFILES, EngineProfile
 from simulation.measured import Measured, measured
 from simulation.traces.reader import Trace
 from tests.simulation.example_log import lines

@@ -9,8 +9,8 @@ from statistics import median
 
 import pytest
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import EngineProfile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import EngineProfile
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.request import NO_CLAIM, Claim, Flow

@@ -9,8 +9,8 @@ from random import Random
 
 import pytest
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import EngineProfile, profile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import EngineProfile, profile
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.orders.cost import LinearCost

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.simulated.engine import EngineModel
+from backends.simulated.engine_model import EngineModel
 from lab.several_gateways import Stall, simulate_together
 from policies.replicas.messages import ReplicaReport, ReplicaView
 from policies.request import Flow

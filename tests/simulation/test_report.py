@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.simulated.profiles import profile
+from backends.simulated.engine_profiles import profile
 from simulation.measured import measured
 from simulation.replay import Percentiles, ReplayResult, TenantResult, replay_under
 from simulation.report import Replayed, as_html, as_json, as_text, columns

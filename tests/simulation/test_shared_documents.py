@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import profile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import profile
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits

@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 
-from backends.simulated.engine import EngineModel
+from backends.simulated.engine_model import EngineModel
 from lab.several_gateways import simulate_together
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy

@@ -11,8 +11,8 @@ from functools import cache
 
 import pytest
 
-from backends.simulated.engine import EngineModel
-from backends.simulated.profiles import profile
+from backends.simulated.engine_model import EngineModel
+from backends.simulated.engine_profiles import profile
 from policies.admission.decisions import Reject
 from policies.admission.engine import AdmissionEngine
 from policies.request import Claim, Flow

@@ -16,9 +16,9 @@ import aiohttp
 import pytest
 
 from backends.simulated.calls import read_prompt
-from backends.simulated.engine import EngineModel, EngineRequest
-from backends.simulated.profiles import profile
-from backends.simulated.server import SimulatedServer
+from backends.simulated.engine_model import EngineModel, EngineRequest
+from backends.simulated.engine_profiles import profile
+from backends.simulated.simulated_server import SimulatedServer
 
 pytestmark = pytest.mark.vllm
 

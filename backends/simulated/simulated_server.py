@@ -11,10 +11,10 @@ import msgspec
 from aiohttp import web
 
 from backends.simulated.calls import CallRefusedError, Endpoint, SimulatedCall, read_call, read_prompt, render_chat
-from backends.simulated.engine import EngineGauges, EngineModel, EngineRequest, Step
+from backends.simulated.engine_model import EngineGauges, EngineModel, EngineRequest, Step
+from backends.simulated.engine_profiles import EngineProfile, profile
 from backends.simulated.exposition import Totals, render
 from backends.simulated.outputs import Output
-from backends.simulated.profiles import EngineProfile, profile
 from backends.simulated.shapes import SimulatedAnswer, answer_to, error_body, in_stream_error
 from backends.vllm_plugin import steps
 

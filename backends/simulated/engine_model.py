@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from backends.simulated.blocks import BlockKey, BlockPool
-from backends.simulated.profiles import EngineProfile
+from backends.simulated.engine_profiles import EngineProfile
 
 __all__ = ["EngineGauges", "EngineModel", "EngineRequest", "RequestRefusedError", "Step"]
 
