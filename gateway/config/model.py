@@ -43,7 +43,7 @@ from gateway.config.provenance import UNKNOWN, Loc, Provenances
 from gateway.config.section import Section, settings_from
 from gateway.config.sections.apps import AppConfig
 from gateway.config.sections.backends import BackendConfig
-from gateway.config.sections.interactions import InteractionsConfig
+from gateway.config.sections.interaction_rules import InteractionsConfig
 from gateway.config.sections.keys import IssuerConfig, KeyConfig, hash_key, new_key
 from gateway.config.sections.limits import Limits
 from gateway.config.sections.listener import NetworkName, Origin, RouteConfig

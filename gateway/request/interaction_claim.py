@@ -20,7 +20,7 @@ from zlib import crc32
 import msgspec
 from msgspec import Raw
 
-from gateway.config.sections.interactions import InteractionRules
+from gateway.config.sections.interaction_rules import InteractionRules
 from gateway.http.errors import ApiError, Reason
 from gateway.request.body.payload import Payload
 from gateway.request.conversation.shown import IDS_MAX, json_text, lines_in, lines_of, turn_of

@@ -19,7 +19,7 @@ from itertools import accumulate
 from random import Random
 from typing import NamedTuple
 
-from lab.fairserve.interactions import PlannedCall, PlannedInteraction
+from lab.fairserve.interaction_clients import PlannedCall, PlannedInteraction
 from policies.request import Flow
 
 __all__ = ["ABUSER", "APPS", "GRAPHS", "TABLE_4", "Population", "case_study", "is_abuser", "workload"]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from gateway.config.load import ConfigError, Fault, Overrides, config_for_backends, load_config
 from gateway.config.model import Config, hash_key, json_schema, new_key
 from gateway.config.section import filled
-from gateway.config.sections.interactions import InteractionRules
+from gateway.config.sections.interaction_rules import InteractionRules
 from policies.capacity.overload import OverloadSettings
 from policies.interactions import InteractionSettings
 from policies.limits.quotas import Quota

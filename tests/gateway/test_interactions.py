@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.sections.interactions import InteractionRules
+from gateway.config.sections.interaction_rules import InteractionRules
 from gateway.http.errors import ApiError
 from gateway.request.apis import CHAT, COMPLETIONS, RESPONSES
 from gateway.request.body.large_body import read_large_json

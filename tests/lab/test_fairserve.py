@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from lab.experiment import Verdict
-from lab.fairserve.interactions import PlannedInteraction
+from lab.fairserve.interaction_clients import PlannedInteraction
 from lab.fairserve.sections import Seed, compare, rows
 from lab.fairserve.study import Study, ends_calls, study
 from lab.fairserve.table4 import SEEDS, case_studies

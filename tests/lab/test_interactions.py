@@ -6,7 +6,7 @@ import pytest
 
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import profile
-from lab.fairserve.interactions import InteractionClients, PlannedCall, PlannedInteraction
+from lab.fairserve.interaction_clients import InteractionClients, PlannedCall, PlannedInteraction
 from policies.admission.engine import AdmissionEngine
 from policies.admission.policy import Policy
 from policies.orders.fcfs import Fcfs

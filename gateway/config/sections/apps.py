@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from gateway.config.checks import Name, not_empty
 from gateway.config.section import Section
-from gateway.config.sections.interactions import InteractionRules
+from gateway.config.sections.interaction_rules import InteractionRules
 
 __all__ = ["AppConfig"]
 
