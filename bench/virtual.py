@@ -23,7 +23,7 @@ from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import profile
 from bench import regimes, report, working_sets
 from lab.dlpm.experiments import A10G, A100, LOCAL_QUANTUM, Workload, average
-from lab.dlpm.workload import judge, long_context_qa, tree_of_thoughts
+from lab.dlpm.programs import judge, long_context_qa, tree_of_thoughts
 from lab.experiment import Inputs, MissingTraceError
 from lab.vtc.runs import arena
 from lab.vtc.windows import in_flight, serve_with_rule

@@ -8,8 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+from lab.all_experiments import EXPERIMENTS
 from lab.experiment import Experiment, Findings, Inputs, SkippedError
-from lab.registry import EXPERIMENTS
 from lab.reproduction import as_csv, as_markdown, counted, details, draw
 from lab.vtc.recorded import RunMeasures
 

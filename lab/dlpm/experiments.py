@@ -1,6 +1,6 @@
 """Locality and fairness together ("Locality-aware Fair Scheduling in LLM Serving", arXiv 2501.14312, sections 6 and 7).
 
-The data sets are replaced by prompts of the published lengths (`lab.dlpm.workload`), the GPUs by two models of them (an
+The data sets are replaced by prompts of the published lengths (`lab.dlpm.programs`), the GPUs by two models of them (an
 assumption, not a measurement). Everything goes through the gateway's `AdmissionEngine`, with what an
 unmodified engine lets it see; in the paper the schedulers sit in the engines.
 """
@@ -16,7 +16,7 @@ from statistics import mean
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import EngineProfile
 from lab.dlpm.baselines import lpm, preble, round_robin_lpm, vtc_round_robin
-from lab.dlpm.workload import BLOCK_TOKENS, Misbehaviour, Programs, judge, long_context_qa, tree_of_thoughts
+from lab.dlpm.programs import BLOCK_TOKENS, Misbehaviour, Programs, judge, long_context_qa, tree_of_thoughts
 from lab.experiment import Experiment, Figure, Findings, FromSourceError, Inputs, Row, holds, shown
 from lab.service import service
 from policies.admission.engine import AdmissionEngine

@@ -12,9 +12,9 @@ from functools import partial
 from statistics import mean
 
 from lab.experiment import Experiment, Figure, Findings, Inputs, Row, shown
+from lab.fairserve.population import Population, workload
 from lab.fairserve.sections import LIMIT, LIMITED, POPULATION
 from lab.fairserve.study import Study, ends_calls, percent, protects_interactions, study
-from lab.fairserve.workload import Population, workload
 from policies.admission.engine import AdmissionEngine
 from policies.capacity.overload import OverloadSettings
 from simulation.plots import Series

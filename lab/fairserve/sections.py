@@ -1,7 +1,7 @@
 """FairServe against flat limits, VTC and its own scheduler alone, on a day of 34 applications in small.
 
 The trace behind the paper is private, so only directions can be reproduced: who is refused, what is cut and wasted, who
-waits. `lab.fairserve.workload` says what of the workload is published and what is assumed.
+waits. `lab.fairserve.population` says what of the workload is published and what is assumed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from lab.experiment import Experiment, Figure, Findings, Inputs, Row, holds, shown
+from lab.fairserve.population import Population, workload
 from lab.fairserve.study import (
     Study,
     ends_calls,
@@ -18,7 +19,6 @@ from lab.fairserve.study import (
     protects_interactions,
     study,
 )
-from lab.fairserve.workload import Population, workload
 from policies.admission.engine import AdmissionEngine
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from simulation.plots import Series
@@ -216,7 +216,7 @@ def _kv(shares: list[float]) -> str:
 
 NOTES = (
     "The workload is synthetic: graph sizes, tokens, three applications and the number of users are published, "
-    "how they spread is assumed (lab/fairserve/workload.py). Those who behave load one engine (h100-llama3-8b "
+    "how they spread is assumed (lab/fairserve/population.py). Those who behave load one engine (h100-llama3-8b "
     "with a model length of 32,768) to 0.55 of its capacity, to 0.83 at the peaks. Three abusers ask for one and "
     "a half times as much as the engine can do.",
     "The paper prints no limits. Here a user may start 10 interactions a minute under FairServe while the KV "

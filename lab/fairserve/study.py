@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from backends.simulated.engine_model import EngineModel
 from backends.simulated.engine_profiles import EngineProfile, profile
 from lab.fairserve.interaction_clients import Course, InteractionClients, PlannedInteraction
-from lab.fairserve.workload import is_abuser
+from lab.fairserve.population import is_abuser
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.overload import OverloadSettings

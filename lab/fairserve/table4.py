@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from backends.simulated.engine_profiles import EngineProfile
 from lab.experiment import Experiment, Findings, Inputs, Row, holds, shown
+from lab.fairserve.population import TABLE_4, case_study
 from lab.fairserve.study import ENGINE, Study, ends_calls, study
-from lab.fairserve.workload import TABLE_4, case_study
 from policies.admission.engine import AdmissionEngine
 
 __all__ = ["FAIRSERVE_TABLE4", "case_studies"]

@@ -9,10 +9,10 @@ import pytest
 
 from lab.experiment import Verdict
 from lab.fairserve.interaction_clients import PlannedInteraction
+from lab.fairserve.population import APPS, GRAPHS, TABLE_4, Population, case_study, is_abuser, workload
 from lab.fairserve.sections import Seed, compare, rows
 from lab.fairserve.study import Study, ends_calls, study
 from lab.fairserve.table4 import SEEDS, case_studies
-from lab.fairserve.workload import APPS, GRAPHS, TABLE_4, Population, case_study, is_abuser, workload
 from simulation.statistics import percentile
 
 LARGE = Population(users=2000, benign_rate=100.0, abusive_rate=10.0)

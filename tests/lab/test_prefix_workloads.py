@@ -9,7 +9,7 @@ import pytest
 from backends.simulated.engine_model import EngineModel
 from lab.dlpm.baselines import lpm, preble, round_robin_lpm, vtc_round_robin
 from lab.dlpm.experiments import A10G, run
-from lab.dlpm.workload import BLOCK_TOKENS, Programs, judge, long_context_qa, tree_of_thoughts
+from lab.dlpm.programs import BLOCK_TOKENS, Programs, judge, long_context_qa, tree_of_thoughts
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.queue.bounds import QueueLimits

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 
 from gateway.commands.main import main
 from gateway.commands.reproducing import NoExperimentsError
+from lab.all_experiments import EXPERIMENTS
 from lab.experiment import Findings, Inputs, Verdict, holds, shown, within
-from lab.registry import EXPERIMENTS
 from lab.reproduce import write_docs
 from lab.reproduction import as_text, summary
 from lab.vtc import figures, paper_tables
