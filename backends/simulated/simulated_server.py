@@ -255,7 +255,7 @@ class SimulatedServer:
             return web.Response(status=501, text=self.steps.missing or "too many listen already")
         response = web.StreamResponse(headers={"Content-Type": steps.CONTENT_TYPE})
         try:
-            with contextlib.suppress(ConnectionResetError):  # whoever listened has gone
+            with contextlib.suppress(ConnectionResetError):  # the client has gone
                 await response.prepare(request)
                 while line := await listener.get():
                     await response.write(line)

@@ -246,7 +246,7 @@ class Config(Section):
             return (
                 (
                     "admin",
-                    f"is open to other machines: whoever reaches {self.admin} reads /metrics and /explain. "
+                    f"is open to other machines: each client that reaches {self.admin} reads /metrics and /explain. "
                     "Set admin_token, or listen on loopback (127.0.0.1:8190)",
                 ),
             )

@@ -305,7 +305,7 @@ class Pipeline:
             # Nobody has said yet what these engines serve; they are down, or have just been started.
             message = f"no engine has said yet which models it serves; '{model[:100]}' may be one of them"
             return ApiError(Reason.NO_BACKEND, message, retry_after_s=5.0)
-        served = ", ".join(sorted(shown for shown, _, _ in self._named())[:20])
+        served = ", ".join(sorted(asked for asked, _, _ in self._named())[:20])
         message = f"the model '{model[:100]}' is not served here; these are: {served}"
         return ApiError(Reason.MODEL_NOT_FOUND, message, param="model")
 
@@ -331,15 +331,15 @@ class Pipeline:
     def _models(self, principal: Principal, asked: str) -> bytes:
         """The models that a key may ask for; or the one model that is asked for by its name."""
         data = []
-        for shown, name, card in self._named():
-            if not principal.may_ask(shown) and not principal.may_ask(name):
+        for model, name, card in self._named():
+            if not principal.may_ask(model) and not principal.may_ask(name):
                 continue
-            model = {"id": shown, "object": "model", "created": 0, "owned_by": "fairgate"}
+            entry = {"id": model, "object": "model", "created": 0, "owned_by": "fairgate"}
             if card is not None and card.max_model_len is not None:
-                model["max_model_len"] = card.max_model_len
-            if shown == asked:
-                return msgspec.json.encode(model)
-            data.append(model)
+                entry["max_model_len"] = card.max_model_len
+            if model == asked:
+                return msgspec.json.encode(entry)
+            data.append(entry)
         if asked:
             raise self._not_served(asked) if principal.models is None else _not_for(asked, principal)
         return msgspec.json.encode({"object": "list", "data": data})

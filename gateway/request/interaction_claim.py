@@ -23,7 +23,7 @@ from msgspec import Raw
 from gateway.config.sections.interaction_rules import InteractionRules
 from gateway.http.errors import ApiError, Reason
 from gateway.request.body.payload import Payload
-from gateway.request.conversation.shown import IDS_MAX, json_text, lines_in, lines_of, turn_of
+from gateway.request.conversation.turn_keys import IDS_MAX, json_text, lines_in, lines_of, turn_of
 from gateway.request.conversation.turns import NO_TURNS, QUOTE, Turns, hashed
 from gateway.request.fields import Fields, decode_claimed
 from gateway.telemetry.trace import TRACEPARENT
@@ -164,9 +164,9 @@ def given(claim: Claim, tool_ids: Iterable[bytes], text: bytes, answer_id: str, 
 
 def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
     """The claim of a conversation, in a session or none (b""), that goes on from an earlier answer or from none."""
-    shown, begins = turns.shown, turns.begins
+    keys, begins = turns.keys, turns.begins
     name = hashed(b"session", session) if session else ""
-    proofs = [_of_call(id_) for id_ in shown.tool_ids]
+    proofs = [_of_call(id_) for id_ in keys.tool_ids]
     hints: list[str] = []
     known = [_of_answer(previous)] if previous else []
     if name:
@@ -177,27 +177,27 @@ def _of_turns(turns: Turns, session: bytes, previous: bytes) -> Claim:
         hints += known
     if turns.has_answers and not known and begins:
         hints.append(turns.named_before(b"asked", b""))
-    if shown.turn:
-        hints.append(hashed(name.encode(), b"turn", shown.turn))
-    is_new = not shown.turn and not turns.has_answers
-    lines = [hash((name, line)) for line in shown.lines]
+    if keys.turn:
+        hints.append(hashed(name.encode(), b"turn", keys.turn))
+    is_new = not keys.turn and not turns.has_answers
+    lines = [hash((name, line)) for line in keys.lines]
     if is_new:
         lines += [line ^ _TASK for line in lines]
     id_ = _named(turns, session, previous, proofs)
     if not id_ and not hints and not lines:
         return Claim(begins=begins)
     shows = Witnesses(tuple(proofs), tuple(hints), tuple(lines), LINES_OF_A_NEW_TALK if is_new else 1)
-    return Claim(id_, turns.stage, begins, shows=shows, session=name, last_turn=shown.last_turn)
+    return Claim(id_, turns.stage, begins, shows=shows, session=name, last_turn=keys.last_turn)
 
 
 def _of_question(turns: Turns) -> Claim:
     """The same of a question to which nothing was said before, and which is in no session: as most requests are."""
     lines: list[int] = []
-    for text in turns.shown.lines:
+    for text in turns.keys.lines:
         line = hash(("", text))
         lines += (line, line ^ _TASK)
     shows = Witnesses((), (), tuple(lines), LINES_OF_A_NEW_TALK) if lines else NO_WITNESSES
-    return Claim(turns.named(b"asked", b""), 1, True, False, (), False, shows, "", turns.shown.last_turn)
+    return Claim(turns.named(b"asked", b""), 1, True, False, (), False, shows, "", turns.keys.last_turn)
 
 
 def _named(turns: Turns, session: bytes, previous: bytes, proofs: list[str]) -> str:
@@ -249,15 +249,15 @@ def _session(headers: Mapping[bytes, bytes], fields: Fields) -> bytes:
     return found[1] if found is not None else b""
 
 
-def _said(fields: Mapping[bytes, bytes], metadata: Raw, shown: Claim) -> Claim:
-    """The claim as the client itself puts it, headers before metadata; what it does not say stays as shown."""
+def _said(fields: Mapping[bytes, bytes], metadata: Raw, found: Claim) -> Claim:
+    """The claim in the client's own words, headers before metadata; the rest stays as it was found in the content."""
     said: list[Said | None] = [
         (name.decode(), _text(fields[name])) if name in fields else None for name in (_ID, _STAGE, _END)
     ]
     if b'"fairgate_' in bytes(metadata):
         said = [header or field for header, field in zip(said, _in_metadata(metadata), strict=True)]
     named, stage, end = said
-    claim = shown
+    claim = found
     if named is not None:
         where, text = named
         id_ = str(text).encode("utf-8", "surrogateescape")

@@ -110,7 +110,7 @@ async def test_the_start_warns_of_it_once(tmp_path: Path, workers: int) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     async with running("serve", "-c", config_file(tmp_path, url, admin="0.0.0.0:0", workers=workers)) as command:
         await command.says("serving on")
-        assert command.said.count("whoever reaches 0.0.0.0:0 reads /metrics and /explain") == 1
+        assert command.said.count("each client that reaches 0.0.0.0:0 reads /metrics and /explain") == 1
 
 
 async def test_a_token_that_no_header_can_carry_is_a_fault(tmp_path: Path) -> None:

@@ -14,10 +14,7 @@ from tests.tidy.test_tidy import OURS, name_of, tree_of
 
 RIDDLES = re.compile(r"\b(whoever|of which|those that|told|heard)\b", re.IGNORECASE)
 """Words that stand where a sentence should name who or what it is about."""
-MODULES_OF_ONE_NAME = {
-    "contract", "counters", "engine", "interactions", "limits", "prefixes", "profiles", "registry", "request",
-    "server", "state", "workload",
-}  # fmt: skip
+MODULES_OF_ONE_NAME = {"contract", "counters", "interactions", "registry"}
 """Each is one subject on several floors, as the settings and the rule of `limits` are: its folder says which.
 No other name joins them."""
 

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from gateway.request.body.json_ranges import end_of_string
 from gateway.request.body.slices import WINDOW_BYTES, Slices, find
-from gateway.request.conversation.shown import TEXT_BYTES_MAX, rest_of
+from gateway.request.conversation.turn_keys import TEXT_BYTES_MAX, rest_of
 from gateway.request.conversation.turns import MARK, MARKS_MAX, ONE_TEXT_HEAD, ONE_TEXT_TAIL, QUOTE, TurnKind, mark_at
 
 if TYPE_CHECKING:

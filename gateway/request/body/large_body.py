@@ -21,7 +21,14 @@ from gateway.request.body.asked import Asked
 from gateway.request.body.json_ranges import ITEM_COST, ObjectMember, broken, items, members, past_space
 from gateway.request.body.payload import SEQUENCES_MAX, STEERING, JsonPayload, fields_of, user_of, with_usage
 from gateway.request.body.slices import WINDOW_BYTES, Slices, find
-from gateway.request.conversation.shown import FIRST_TURNS, LAST_TURNS, NOTHING_SHOWN, TEXT_BYTES_MAX, Shown, shown_by
+from gateway.request.conversation.turn_keys import (
+    FIRST_TURNS,
+    LAST_TURNS,
+    NO_TURN_KEYS,
+    TEXT_BYTES_MAX,
+    TurnKeys,
+    keys_of_turns,
+)
 from gateway.request.conversation.turns import (
     NO_TURNS,
     QUOTE,
@@ -60,8 +67,8 @@ class HashedTurns(Turns):
 
     __slots__ = ("_all", "_all_before", "_asks", "_last")
 
-    def __init__(self, shape: Shape, asked: Asked, last_asked: _Hash, shown: Shown) -> None:
-        super().__init__([], asked.answered, shape, shown)
+    def __init__(self, shape: Shape, asked: Asked, last_asked: _Hash, keys: TurnKeys) -> None:
+        super().__init__([], asked.answered, shape, keys)
         self._asks = asked.count > 0
         self._all = asked.all
         self._all_before = asked.all_answered
@@ -265,7 +272,7 @@ def _turns(body: bytes, place: ObjectMember | None, param: str) -> Generator[Non
     if place is None:
         return NO_TURNS
     shape, asked = Shape(), Asked(body)
-    shown = NOTHING_SHOWN
+    keys = NO_TURN_KEYS
     if body[place.value] == QUOTE:
         yield from asked.add_range(place.value, place.end)
         shape.of_user(is_question=True)
@@ -281,11 +288,11 @@ def _turns(body: bytes, place: ObjectMember | None, param: str) -> Generator[Non
             last = yield from _some_turns(body, found[-2 * LAST_TURNS :])
         except (msgspec.DecodeError, UnicodeDecodeError):
             return NO_TURNS
-        shown = shown_by(first, last)
+        keys = keys_of_turns(first, last)
     else:
         return NO_TURNS
     last_asked = yield from asked.last()
-    return HashedTurns(shape, asked, last_asked, shown)
+    return HashedTurns(shape, asked, last_asked, keys)
 
 
 def _read_turns(body: bytes, found: array[int], shape: Shape, asked: Asked) -> Slices:

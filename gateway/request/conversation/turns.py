@@ -15,15 +15,15 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from gateway.request.conversation.shown import (
+from gateway.request.conversation.turn_keys import (
     FIRST_TURNS,
     LAST_TURNS,
-    NOTHING_SHOWN,
+    NO_TURN_KEYS,
     TEXT_BYTES_MAX,
-    Shown,
+    TurnKeys,
+    keys_of_question,
+    keys_of_turns,
     shortened,
-    shown_by,
-    shown_by_question,
 )
 from gateway.request.fields import Turn, decode_turns
 
@@ -72,18 +72,18 @@ class Turns:
         questions: the user's own turns up to the question, the last one being the question; empty if there is none.
         stage: the call's place among the calls that answer the question, from 1. begins: True if the question comes
         last; False if a tool's result does; None if neither does. instruction_bytes: of the system and developer turns.
-        shown: by what its interaction may be known again.
+        keys: the correlation keys by which its interaction is recognised.
     """
 
-    __slots__ = ("_answered", "begins", "instruction_bytes", "questions", "shown", "stage")
+    __slots__ = ("_answered", "begins", "instruction_bytes", "keys", "questions", "stage")
 
-    def __init__(self, questions: list[bytes], answered: int, shape: Shape, shown: Shown) -> None:
+    def __init__(self, questions: list[bytes], answered: int, shape: Shape, keys: TurnKeys) -> None:
         """`answered`: how many of the questions the model has said something to."""
         self.questions = questions
         self.stage = shape.stage()
         self.begins = shape.begins
         self.instruction_bytes = shape.instruction_bytes
-        self.shown = shown
+        self.keys = keys
         self._answered = answered
 
     @property
@@ -99,8 +99,8 @@ class Turns:
     @property
     def is_lone(self) -> bool:
         """Is it one question, and nothing was said before it?"""
-        shown = self.shown
-        return self.begins is True and not self._answered and not shown.turn and not shown.tool_ids
+        keys = self.keys
+        return self.begins is True and not self._answered and not keys.turn and not keys.tool_ids
 
     def named(self, *rest: bytes, last_only: bool = False) -> str:
         """A short name for all that was asked, or for the last question, and for the rest that sets it apart."""
@@ -174,7 +174,7 @@ class Shape:
         return self._calls if self._in_models_turn else self._calls + 1
 
 
-NO_TURNS: Final = Turns([], 0, Shape(), NOTHING_SHOWN)
+NO_TURNS: Final = Turns([], 0, Shape(), NO_TURN_KEYS)
 
 
 def _question() -> Shape:
@@ -195,11 +195,11 @@ def read_turns(conversation: Raw) -> Turns:
         turns = decode_turns(conversation)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = bytes(conversation)
-        return Turns([text], 0, QUESTION, NOTHING_SHOWN) if text[0] == QUOTE else NO_TURNS
+        return Turns([text], 0, QUESTION, NO_TURN_KEYS) if text[0] == QUOTE else NO_TURNS
     if len(turns) == 1 and turns[0].role == "user":
         content = bytes(turns[0].content)
         if content.startswith(b'"'):
-            return Turns([content], 0, QUESTION, shown_by_question(content))
+            return Turns([content], 0, QUESTION, keys_of_question(content))
     shape = Shape()
     questions: list[bytes] = []
     answered = 0
@@ -215,7 +215,7 @@ def read_turns(conversation: Raw) -> Turns:
             del questions[answered:]
         elif kind is TurnKind.MODEL:
             answered = len(questions)
-    return Turns(questions, answered, shape, shown_by(turns[:FIRST_TURNS], turns[-LAST_TURNS:]))
+    return Turns(questions, answered, shape, keys_of_turns(turns[:FIRST_TURNS], turns[-LAST_TURNS:]))
 
 
 def holds_result(content: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""By what may the interaction of a conversation be known again, and by what that of an answer?
+"""By which correlation keys is the interaction of a conversation recognised, and that of an answer?
 
 An answer gives out the ids of its calls of tools, and text. The next request brings the ids back, whatever has become
 of the history, or it has the text as a turn, perhaps amid other text. Only the last turns and the first two are looked
@@ -21,17 +21,17 @@ __all__ = [
     "FIRST_TURNS",
     "IDS_MAX",
     "LAST_TURNS",
-    "NOTHING_SHOWN",
+    "NO_TURN_KEYS",
     "TEXT_BYTES_MAX",
-    "Shown",
+    "TurnKeys",
     "decoded",
     "json_text",
+    "keys_of_question",
+    "keys_of_turns",
     "lines_in",
     "lines_of",
     "rest_of",
     "shortened",
-    "shown_by",
-    "shown_by_question",
     "turn_of",
 ]
 
@@ -62,8 +62,8 @@ _RESULT_OF: Final = re.compile(rb'"tool_use_id"\s{0,4}:\s{0,4}"([^"\\]{1,256})"'
 _ID_IN_TEXT: Final = re.compile(rb"(?:'id': '|\\\"id\\\": ?\\\")([A-Za-z0-9_.:-]{4,256})")
 
 
-class Shown:
-    """What the end of a conversation shows.
+class TurnKeys:
+    """The correlation keys of a conversation, read from its last turns and its first.
 
     Attributes:
         tool_ids: of the calls whose results come last, or which the last turn of the model names in its text.
@@ -81,18 +81,18 @@ class Shown:
         self.lines = lines
 
 
-NOTHING_SHOWN: Final = Shown([], b"", b"", [])
+NO_TURN_KEYS: Final = TurnKeys([], b"", b"", [])
 
 
-def shown_by_question(content: bytes) -> Shown:
-    """What one question shows before which nothing was said, as most requests are: all that `shown_by` would find."""
+def keys_of_question(content: bytes) -> TurnKeys:
+    """The same keys as `keys_of_turns` finds, for a single question with nothing before it, as most requests are."""
     asked = text_of(content)
     lines = lines_of(asked)
-    return Shown([], name_of(asked), b"", list(dict.fromkeys(lines)) if len(lines) > 1 else lines)
+    return TurnKeys([], name_of(asked), b"", list(dict.fromkeys(lines)) if len(lines) > 1 else lines)
 
 
-def shown_by(first: Sequence[Turn], last: Sequence[Turn]) -> Shown:
-    """Look at the first turns of a conversation and at its last ones; the same turns may be among both."""
+def keys_of_turns(first: Sequence[Turn], last: Sequence[Turn]) -> TurnKeys:
+    """The keys of a conversation with these first and last turns; the same turns may be among both."""
     begin = end = len(last)  # of the model's last turn: all items in a row
     while end and not is_models(last[end - 1]):
         end -= 1
@@ -102,7 +102,7 @@ def shown_by(first: Sequence[Turn], last: Sequence[Turn]) -> Shown:
     since = last[end:]
     tool_ids = _brought_back(since)
     if tool_ids or not since or since[-1].role != "user":
-        return Shown(tool_ids, b"", b"", [])
+        return TurnKeys(tool_ids, b"", b"", [])
     made = [bytes(turn.content) for turn in last[begin:end]]
     for content in made:
         tool_ids += _ID_IN_TEXT.findall(content, 0, TEXT_BYTES_MAX)[:IDS_MAX]
@@ -115,7 +115,7 @@ def shown_by(first: Sequence[Turn], last: Sequence[Turn]) -> Shown:
     others = [last[at] for at in range(len(last) - 2, max(-1, len(last) - 1 - READ_TURNS), -1) if at not in read]
     others += [one for one in first if not any([one is other for other in last[-READ_TURNS:]])]
     texts += [asked, *[text_of(bytes(one.content)) for one in others]]
-    return Shown(tool_ids, name_of(asked), turn, _lines(texts))
+    return TurnKeys(tool_ids, name_of(asked), turn, _lines(texts))
 
 
 def _lines(texts: list[str]) -> list[str]:
