@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gateway.commands.key_commands import loaded
+from gateway.commands.common import config_option, loaded
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
@@ -25,14 +25,7 @@ ANSWER_BYTES_MAX: Final = 64 << 20
 def asks_admin(command: Any) -> Any:
     """The options that say where the admin listener is."""
     admin_option = click.option("--admin", help=f"Admin listener.  [default: that of the file, or {USUAL_URL}]")
-    file = click.option(
-        "-c",
-        "--config",
-        "path",
-        type=click.Path(path_type=Path),
-        help="The gateway's file: its admin, its admin_token.",
-    )
-    return file(admin_option(command))
+    return config_option("The gateway's file: its admin, its admin_token.")(admin_option(command))
 
 
 class NotAnswered(Exception):

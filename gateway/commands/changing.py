@@ -11,10 +11,9 @@ from typing import Any
 import click
 
 from gateway.commands.admin import NotAnswered, admin_of, asks_admin
+from gateway.commands.common import BAD_INPUT, Failed
 
 __all__ = ["drain", "reload", "resume"]
-
-BAD_INPUT = 2
 
 
 @click.command()
@@ -71,8 +70,7 @@ def _drain(backend: str, path: Path | None, admin: str | None, what: str) -> Non
     try:
         answer = admin_of(path, admin).post(f"/{what}/{urllib.parse.quote(backend, safe='')}")
     except NotAnswered as error:
-        click.echo(f"fairgate: {error}", err=True)
-        sys.exit(1)
+        raise Failed(f"fairgate: {error}", 1) from None
     state = "drained" if answer["drained"] else "in service" if answer["in_service"] else "resumed, out of service"
     click.echo(f"{answer['pool']}/{answer['backend']}: {state}, {answer['running']} running there")
     if "warning" in answer:
@@ -87,5 +85,4 @@ def _refused(error: NotAnswered) -> dict[str, Any]:
         answer = None
     if isinstance(answer, dict) and "why_not" in answer:
         return answer
-    click.echo(f"fairgate: {error}", err=True)
-    sys.exit(BAD_INPUT if not error.status else 1)
+    raise Failed(f"fairgate: {error}", BAD_INPUT if not error.status else 1)

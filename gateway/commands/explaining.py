@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from urllib.parse import quote
 import click
 
 from gateway.commands.admin import NotAnswered, admin_of, asks_admin
-from gateway.commands.key_commands import BAD_INPUT, loaded
+from gateway.commands.common import BAD_INPUT, Failed, loaded
 from gateway.commands.replaying import readable
 
 if TYPE_CHECKING:
@@ -68,11 +67,9 @@ def explain(
                 assert tenant is not None
                 text, numbers = _of_tenant(tenant, question, path, _files(path, logs, stack))
     except NotAnswered as error:
-        click.echo(f"fairgate: {error}", err=True)
-        sys.exit(1 if error.status else BAD_INPUT)
+        raise Failed(f"fairgate: {error}", 1 if error.status else BAD_INPUT) from None
     except (BadQuestion, TraceError, OSError) as error:
-        click.echo(f"fairgate: {error}", err=True)
-        sys.exit(BAD_INPUT)
+        raise Failed(f"fairgate: {error}") from None
     click.echo(json.dumps(numbers, indent=2) if as_json else text)
 
 

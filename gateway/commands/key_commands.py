@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded
+
 if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.keys.issued import KeyTable
 
-__all__ = ["keys", "loaded"]
+__all__ = ["keys"]
 
-BAD_INPUT = 2
 _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
 _OPTIONS = {"expires": "--expires", "apps": "--app", "models": "--model", "weight": "--weight", "label": "--label"}
 Found = TypeVar("Found")
 
-_config = click.option(
-    "-c", "--config", "path", type=click.Path(path_type=Path), help="The gateway's file, which says where its keys are."
-)
+_config = config_option("The gateway's file, which says where its keys are.")
 _key_hash = click.argument("key_hash", metavar="[HASH]", required=False)
 
 
@@ -97,9 +96,7 @@ def create(
 
 
 @keys.command(name="hash")
-@click.option(
-    "-c", "--config", "path", type=click.Path(path_type=Path), help="A gateway's file: whose is the key there?"
-)
+@config_option("A gateway's file: whose is the key there?")
 def hash_(path: Path | None) -> None:
     """Hash a key read from standard input (so that it stays out of the shell's history).
 
@@ -121,8 +118,7 @@ def hash_(path: Path | None) -> None:
     else:
         click.echo(f"{path} names no tenant that holds it", err=True)
     if (why := weakness(key)) is not None:
-        click.echo(f"fairgate: {why}; `fairgate keys create` makes one", err=True)
-        sys.exit(BAD_INPUT)
+        raise Failed(f"fairgate: {why}; `fairgate keys create` makes one")
     click.echo(hashed)
 
 
@@ -148,8 +144,7 @@ def revoke(key_hash: str | None, path: Path | None) -> None:
 
     outcome = _in_table(config, _needed(path), revoked)
     if not outcome:
-        click.echo(f"fairgate: {text} is neither in the table of keys nor in {path}: nothing is revoked", err=True)
-        sys.exit(BAD_INPUT)
+        raise Failed(f"fairgate: {text} is neither in the table of keys nor in {path}: nothing is revoked")
     click.echo(outcome)
 
 
@@ -177,8 +172,7 @@ def rotate(key_hash: str | None, path: Path | None, grace: str, expires: str | N
             ),
         )  # fmt: skip
     except CannotRotate as error:
-        click.echo(f"fairgate: {error}", err=True)
-        sys.exit(BAD_INPUT)
+        raise Failed(f"fairgate: {error}") from None
     click.echo(f"key:  {key}\nhash: {hash_key(key)}")
     click.echo(f"the old key is taken for {grace} more" if grace_s else "the old key is revoked", err=True)
 
@@ -255,25 +249,12 @@ def _needed(path: Path | None) -> Path:
     return path
 
 
-def loaded(path: Path) -> Config:
-    """The file's configuration. Ends the command where it has faults."""
-    from gateway.config.load import ConfigError, load_config
-
-    try:
-        return load_config(path)
-    except ConfigError as error:
-        click.echo(str(error), err=True)
-        sys.exit(BAD_INPUT)
-
-
 def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Found]]) -> Found:
     if config.state.redis_url is None and config.usage is None:
-        click.echo(
+        raise Failed(
             f"fairgate: {path} has neither `usage:` nor `state: redis://...`: its keys stand in the file, under "
-            "`tenants`",
-            err=True,
+            "`tenants`"
         )
-        sys.exit(BAD_INPUT)
     from gateway.storage.store_errors import StoreError, StoreUnavailable
 
     async def done() -> Found:
@@ -283,8 +264,7 @@ def _in_table(config: Config, path: Path, do: Callable[[KeyTable], Awaitable[Fou
     try:
         return asyncio.run(done())
     except StoreError as error:
-        click.echo(f"fairgate: {error}", err=True)
-        sys.exit(1 if isinstance(error, StoreUnavailable) else BAD_INPUT)
+        raise Failed(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None
 
 
 @asynccontextmanager

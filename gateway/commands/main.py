@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import click
 from gateway import BUILD, __version__
 from gateway.commands.admin import NotAnswered, admin_of, asks_admin
 from gateway.commands.changing import drain, reload, resume
+from gateway.commands.common import BAD_INPUT, Failed, config_option
 from gateway.commands.explaining import explain
 from gateway.commands.key_commands import keys
 from gateway.commands.replaying import replay
-from gateway.commands.serving import BAD_INPUT, allow_files, run, serve_one, supervise
+from gateway.commands.serving import allow_files, run, serve_one, supervise
 from gateway.commands.usage_command import usage
 from gateway.commands.vllm_flags import vllm_flags
 
@@ -57,9 +59,7 @@ def _named_keys(context: click.Context, option: click.Parameter, texts: tuple[st
 
 
 @main.command()
-@click.option(
-    "-c", "--config", "config_path", type=click.Path(path_type=Path), help="YAML file; see config.example.yaml."
-)
+@config_option("YAML file; see config.example.yaml.", "config_path")
 @click.option("--backend", "backends", multiple=True, help="URL of an engine; repeat for several. Needs no file.")
 @click.option("--host", callback=_host, help="Address to listen on.  [default: the file's, or 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on.  [default: the file's, or 8080]")
@@ -114,8 +114,7 @@ def serve(
         else:
             config = config_for_backends([*backends], overrides)
     except ConfigError as error:
-        click.echo(str(error), err=True)
-        sys.exit(BAD_INPUT)
+        raise Failed(str(error)) from None
     for field, warning in config.warnings:
         click.echo(f"fairgate: warning: {field} {warning}", err=True)
     allow_files()
@@ -163,8 +162,7 @@ def check(file: Path) -> None:
     try:
         config, found = check_config(file, findings)
     except ConfigError as error:
-        click.echo(str(error), err=True)
-        sys.exit(BAD_INPUT)
+        raise Failed(str(error)) from None
     for fault in found:
         click.echo(str(fault), err=True)
     if not all(fault.is_warning for fault in found):
@@ -201,13 +199,13 @@ def reproduce(
     Runs in a clone of the repository: experiments are no part of what is installed. Exits with 1 if a requirement is
     missed, and with 2 if a trace is missing or at fault.
     """
-    from gateway.commands.reproducing import NoExperimentsError, experiments
-
     try:
-        run_experiments = experiments()
-    except NoExperimentsError as error:
-        click.echo(f"fairgate: {error}", err=True)
-        sys.exit(BAD_INPUT)
+        run_experiments = import_module("lab.command").run
+    except ModuleNotFoundError as error:
+        if error.name not in ("lab", "lab.command"):
+            raise
+        text = "fairgate: the experiments are no part of an installation: clone the repository and run it there"
+        raise Failed(text) from None
     sys.exit(run_experiments(names, json_path, docs, traces, processes))
 
 
@@ -225,8 +223,7 @@ def healthcheck(path: Path | None, admin: str | None) -> None:
     try:
         click.echo(json.dumps(admin_of(path, admin).get("/ready")))
     except NotAnswered as error:
-        click.echo(str(error), err=True)
-        sys.exit(1)
+        raise Failed(str(error), 1) from None
 
 
 @main.command()
@@ -247,8 +244,7 @@ def top(path: Path | None, admin: str | None, once: bool, interval_s: float) -> 
     try:
         watch(admin_of(path, admin), interval_s=interval_s, once=once)
     except NotAnswered as error:
-        click.echo(f"fairgate: {error}", err=True)
-        sys.exit(1 if error.status else BAD_INPUT)
+        raise Failed(f"fairgate: {error}", 1 if error.status else BAD_INPUT) from None
 
 
 if __name__ == "__main__":

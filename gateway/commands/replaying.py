@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gateway.commands.serving import BAD_INPUT
+from gateway.commands.common import Failed, config_option
 
 if TYPE_CHECKING:
     from backends.simulated.engine_profiles import EngineProfile
@@ -48,13 +48,7 @@ def _counts(_context: click.Context, _option: click.Parameter, text: str | None)
 @click.argument(
     "paths", metavar="TRACE...", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, allow_dash=True)
 )
-@click.option(
-    "-c",
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    help="A gateway's file: its policy, limits, weights and engines.",
-)
+@config_option("A gateway's file: its policy, limits, weights and engines.", "config_path")
 @click.option("--pool", "pool_name", help="Which pool of the file, if it has several.")
 @click.option("--policy", "policies", help=f"With commas.  [default: {POLICIES}; with -c: {BASELINE} and the file's]")
 @click.option(
@@ -126,11 +120,9 @@ def replay(
             for file, write in outputs:
                 file.write_text(write(replayed), encoding="utf-8")
         except ConfigError as error:
-            click.echo(str(error), err=True)
-            sys.exit(BAD_INPUT)
+            raise Failed(str(error)) from None
         except (TraceError, UnknownPolicyError, UnknownProfileError, OSError) as error:
-            click.echo(f"fairgate: {error}", err=True)
-            sys.exit(BAD_INPUT)
+            raise Failed(f"fairgate: {error}") from None
     click.echo(as_text(replayed), nl=False)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gateway import BUILD, __version__
+from gateway.commands.common import BAD_INPUT, Failed
 
 if TYPE_CHECKING:
     from gateway.config.model import Config
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
     Load = Callable[[], Config]
     """Reads the config again; raises ConfigError."""
 
-__all__ = ["BAD_INPUT", "allow_files", "run", "serve_one", "supervise"]
+__all__ = ["allow_files", "run", "serve_one", "supervise"]
 
-BAD_INPUT = 2
 THREAD_TURN_S: Final = 0.0005
 """A thread that computes (a reload, a page of metrics) lets the event loop go on after this time. At CPython's 5 ms
 each read and write of a stream may wait so long: a reload of 10,000 tenants then holds streams up for 30 ms, and so for
@@ -45,12 +45,9 @@ def run(coroutine: Callable[[], Coroutine[Any, Any, None]]) -> None:
             runner.run(coroutine())
     except KeyboardInterrupt:
         sys.exit(130)
-    except (StoreRefused, CannotTakeOver) as error:
+    except (StoreRefused, CannotTakeOver, OSError) as error:
         click.echo(f"fairgate: {error}", err=True)
-        sys.exit(BAD_INPUT)
-    except OSError as error:
-        click.echo(f"fairgate: {error}", err=True)
-        sys.exit(1)
+        sys.exit(1 if isinstance(error, OSError) else BAD_INPUT)  # a worker's exit code says so to its supervisor
 
 
 def allow_files() -> None:
@@ -111,8 +108,7 @@ def supervise(config: Config, load: Load | None) -> None:
             None if load is None else reload,
         )
     except OSError as error:
-        click.echo(f"fairgate: {error}", err=True)
-        sys.exit(1)
+        raise Failed(f"fairgate: {error}", 1) from None
     sys.exit(status)
 
 

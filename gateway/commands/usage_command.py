@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
-from gateway.commands.key_commands import BAD_INPUT, loaded
+from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded
 
 __all__ = ["usage"]
 
 
 @click.command()
-@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help="The gateway's file, which has `usage:`.")
+@config_option("The gateway's file, which has `usage:`.")
 @click.option(
     "--database", "url", help="Instead of -c: the SQLite file, or postgresql://...; prices are not known then."
 )
@@ -55,14 +54,12 @@ def usage(path: Path | None, url: str | None, since: str, until: str | None, by:
     except ValidationError as error:
         raise click.BadParameter(error.errors()[0]["msg"], param_hint="--database") from None
     if config is None:
-        click.echo(f"fairgate: {path} has no `usage:`, so nothing was counted", err=True)
-        sys.exit(BAD_INPUT)
+        raise Failed(f"fairgate: {path} has no `usage:`, so nothing was counted")
     database = Database(config, makes=False)
     try:
         question = Question(since, until, by.split(",") if by else [], datetime.now(UTC))
         click.echo(FORMATS[form](read(database, question, config.prices)), nl=False)
     except (StoreError, BadQuestion) as error:
-        click.echo(f"fairgate: {error}", err=True)
-        sys.exit(1 if isinstance(error, StoreUnavailable) else BAD_INPUT)
+        raise Failed(f"fairgate: {error}", 1 if isinstance(error, StoreUnavailable) else BAD_INPUT) from None
     finally:
         database.close()

@@ -1,0 +1,43 @@
+"""What do commands have in common? The option that names the gateway's file, and how they fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from gateway.config.model import Config
+
+__all__ = ["BAD_INPUT", "Failed", "config_option", "loaded"]
+
+BAD_INPUT = 2
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+
+
+class Failed(click.ClickException):
+    """The command ends with this message on standard error, and with this exit code."""
+
+    def __init__(self, message: str, exit_code: int = BAD_INPUT) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]  # typed for a class, and read from an instance
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(self.message, file, err=True)
+
+
+def config_option(text: str, name: str = "path") -> Callable[[_Decorated], _Decorated]:
+    """The option `-c`, with this help, as a parameter of this name."""
+    return click.option("-c", "--config", name, type=click.Path(path_type=Path), help=text)
+
+
+def loaded(path: Path) -> Config:
+    """The file's configuration. Ends the command where it has faults."""
+    from gateway.config.load import ConfigError, load_config
+
+    try:
+        return load_config(path)
+    except ConfigError as error:
+        raise Failed(str(error)) from None
