@@ -1,7 +1,6 @@
 """What does a tenant see when a request is refused or fails? One typed error, rendered for OpenAI or Anthropic clients.
 
-`Reason` is the machine-readable word that clients, logs and metrics share; one table gives its HTTP status and its
-OpenAI error type.
+`Reason` is the machine-readable word that clients, logs and metrics share.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -20,87 +19,58 @@ __all__ = ["ApiError", "EngineError", "Reason", "dialect_of"]
 Header = tuple[bytes, bytes]
 
 
+_CALLER: Final = "invalid_request_error"
+_LIMIT: Final = "rate_limit_error"
+_SERVER: Final = "server_error"
+_new_text: Final[Any] = str.__new__
+
+
 class Reason(StrEnum):
-    """Why a request got no answer from a model; stable, part of the public interface."""
+    """Why a request got no answer from a model; stable, part of the public interface. With its HTTP status and its
+    OpenAI error type."""
 
-    INVALID_API_KEY = "invalid_api_key"
-    EXPIRED_API_KEY = "expired_api_key"
-    ISSUER_UNAVAILABLE = "issuer_unavailable"
-    APP_NOT_ALLOWED = "app_not_allowed"
-    MODEL_NOT_FOUND = "model_not_found"
-    NOT_FOUND = "not_found"
-    INVALID_PATH = "invalid_path"
-    METHOD_NOT_ALLOWED = "method_not_allowed"
-    INVALID_JSON = "invalid_json"
-    INVALID_REQUEST = "invalid_request"
-    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
-    BODY_TOO_LARGE = "body_too_large"
-    QUEUE_FULL = "queue_full"
-    QUEUE_TIMEOUT = "queue_timeout"
-    RATE_LIMITED = "rate_limited"
-    TOO_MANY_AT_ONCE = "too_many_at_once"
-    TOO_MANY_FAILED_KEYS = "too_many_failed_keys"
-    OVER_USER_LIMIT = "over_user_limit"
-    OVER_APP_LIMIT = "over_app_limit"
-    WORKING_SET = "working_set"
-    NO_BACKEND = "no_backend"
-    DRAINING = "draining"
-    BACKEND_FAILED = "backend_failed"
-    BACKEND_TIMEOUT = "backend_timeout"
-    MALFORMED_HTTP = "malformed_http"
-    CLIENT_TOO_SLOW = "client_too_slow"
-    TARGET_TOO_LONG = "target_too_long"
-    EXPECTATION_FAILED = "expectation_failed"
-    HEADERS_TOO_LARGE = "headers_too_large"
-    NOT_IMPLEMENTED = "not_implemented"
-    VERSION_NOT_SUPPORTED = "version_not_supported"
-    SERVER_BUSY = "server_busy"
-    INTERNAL_ERROR = "internal_error"
-
-
-class _Form(NamedTuple):
     status: int
     type: str
 
+    def __new__(cls, word: str, status: int, type: str = _CALLER) -> Any:  # the type is not made yet
+        self = _new_text(cls, word)
+        self._value_, self.status, self.type = word, status, type
+        return self
 
-_CALLER: Final = "invalid_request_error"
-_SERVER: Final = "server_error"
+    INVALID_API_KEY = "invalid_api_key", 401, "authentication_error"
+    EXPIRED_API_KEY = "expired_api_key", 401, "authentication_error"
+    ISSUER_UNAVAILABLE = "issuer_unavailable", 503, _SERVER
+    APP_NOT_ALLOWED = "app_not_allowed", 403, "permission_error"
+    MODEL_NOT_FOUND = "model_not_found", 404
+    NOT_FOUND = "not_found", 404
+    INVALID_PATH = "invalid_path", 400
+    METHOD_NOT_ALLOWED = "method_not_allowed", 405
+    INVALID_JSON = "invalid_json", 400
+    INVALID_REQUEST = "invalid_request", 400
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded", 400
+    BODY_TOO_LARGE = "body_too_large", 413
+    QUEUE_FULL = "queue_full", 429, _LIMIT
+    QUEUE_TIMEOUT = "queue_timeout", 503, _SERVER
+    RATE_LIMITED = "rate_limited", 429, _LIMIT
+    TOO_MANY_AT_ONCE = "too_many_at_once", 429, _LIMIT
+    TOO_MANY_FAILED_KEYS = "too_many_failed_keys", 429, _LIMIT
+    OVER_USER_LIMIT = "over_user_limit", 429, _LIMIT
+    OVER_APP_LIMIT = "over_app_limit", 429, _LIMIT
+    WORKING_SET = "working_set", 429, _LIMIT
+    NO_BACKEND = "no_backend", 503, _SERVER
+    DRAINING = "draining", 503, _SERVER
+    BACKEND_FAILED = "backend_failed", 502, _SERVER
+    BACKEND_TIMEOUT = "backend_timeout", 504, _SERVER
+    MALFORMED_HTTP = "malformed_http", 400
+    CLIENT_TOO_SLOW = "client_too_slow", 408
+    TARGET_TOO_LONG = "target_too_long", 414
+    EXPECTATION_FAILED = "expectation_failed", 417
+    HEADERS_TOO_LARGE = "headers_too_large", 431
+    NOT_IMPLEMENTED = "not_implemented", 501
+    VERSION_NOT_SUPPORTED = "version_not_supported", 505
+    SERVER_BUSY = "server_busy", 503, _SERVER
+    INTERNAL_ERROR = "internal_error", 500, _SERVER
 
-_FORMS: Final[dict[Reason, _Form]] = {
-    Reason.INVALID_API_KEY: _Form(401, "authentication_error"),
-    Reason.EXPIRED_API_KEY: _Form(401, "authentication_error"),
-    Reason.ISSUER_UNAVAILABLE: _Form(503, _SERVER),
-    Reason.APP_NOT_ALLOWED: _Form(403, "permission_error"),
-    Reason.MODEL_NOT_FOUND: _Form(404, _CALLER),
-    Reason.NOT_FOUND: _Form(404, _CALLER),
-    Reason.INVALID_PATH: _Form(400, _CALLER),
-    Reason.METHOD_NOT_ALLOWED: _Form(405, _CALLER),
-    Reason.INVALID_JSON: _Form(400, _CALLER),
-    Reason.INVALID_REQUEST: _Form(400, _CALLER),
-    Reason.CONTEXT_LENGTH_EXCEEDED: _Form(400, _CALLER),
-    Reason.BODY_TOO_LARGE: _Form(413, _CALLER),
-    Reason.QUEUE_FULL: _Form(429, "rate_limit_error"),
-    Reason.RATE_LIMITED: _Form(429, "rate_limit_error"),
-    Reason.TOO_MANY_AT_ONCE: _Form(429, "rate_limit_error"),
-    Reason.TOO_MANY_FAILED_KEYS: _Form(429, "rate_limit_error"),
-    Reason.OVER_USER_LIMIT: _Form(429, "rate_limit_error"),
-    Reason.OVER_APP_LIMIT: _Form(429, "rate_limit_error"),
-    Reason.WORKING_SET: _Form(429, "rate_limit_error"),
-    Reason.QUEUE_TIMEOUT: _Form(503, _SERVER),
-    Reason.NO_BACKEND: _Form(503, _SERVER),
-    Reason.DRAINING: _Form(503, _SERVER),
-    Reason.BACKEND_FAILED: _Form(502, _SERVER),
-    Reason.BACKEND_TIMEOUT: _Form(504, _SERVER),
-    Reason.MALFORMED_HTTP: _Form(400, _CALLER),
-    Reason.CLIENT_TOO_SLOW: _Form(408, _CALLER),
-    Reason.TARGET_TOO_LONG: _Form(414, _CALLER),
-    Reason.EXPECTATION_FAILED: _Form(417, _CALLER),
-    Reason.HEADERS_TOO_LARGE: _Form(431, _CALLER),
-    Reason.NOT_IMPLEMENTED: _Form(501, _CALLER),
-    Reason.VERSION_NOT_SUPPORTED: _Form(505, _CALLER),
-    Reason.SERVER_BUSY: _Form(503, _SERVER),
-    Reason.INTERNAL_ERROR: _Form(500, _SERVER),
-}
 
 _ANTHROPIC_TYPES: Final = {
     401: "authentication_error",
@@ -139,28 +109,30 @@ class ApiError(Exception):
         fields: Sequence[Header] = (),
     ) -> None:
         super().__init__(message)
-        form = _FORMS[reason]
-        self.status = form.status
-        self.type = form.type
+        self.status = reason.status
+        self.type = reason.type
         self.code = reason
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
         self.should_retry = should_retry
         self._fields = fields
+        self._client_code: str | int | None = reason.value
+        self._anthropic_message = f"{reason.value}: {message}"
 
     def body(self, dialect: Dialect = Dialect.OPENAI) -> bytes:
         """The JSON body of the answer, in the client's format."""
         if dialect is Dialect.MESSAGES:
-            return self.anthropic_body()
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code.value}
-        return msgspec.json.encode({"error": error})
+            return self._anthropic_body()
+        return msgspec.json.encode({"error": self._openai_error()})
 
-    def anthropic_body(self) -> bytes:
+    def _openai_error(self) -> dict[str, object]:
+        return {"message": self.message, "type": self.type, "param": self.param, "code": self._client_code}
+
+    def _anthropic_body(self) -> bytes:
         """The JSON body as clients of /v1/messages read it; the reason stands before the message."""
-        kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
-        message = f"{self.code.value}: {self.message}"
-        return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+        kind = _ANTHROPIC_TYPES.get(self.status, _CALLER)
+        return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": self._anthropic_message}})
 
     def headers(self) -> list[Header]:
         """The answer's header fields: content type and when (and whether) to come again."""
@@ -175,17 +147,14 @@ class ApiError(Exception):
     def sse_event(self, dialect: Dialect = Dialect.OPENAI) -> bytes:
         """The error as a stream event, for when the first byte of the answer is already out."""
         if dialect is Dialect.MESSAGES:
-            return b"event: error\ndata: %b\n\n" % self.anthropic_body()
+            return b"event: error\ndata: %b\n\n" % self._anthropic_body()
         if dialect is Dialect.RESPONSES:
-            return b"event: error\ndata: %b\n\n" % self._responses_event()
+            # The event itself is the error. What stands under `error` besides makes OpenAI's own library raise it.
+            error = self._openai_error() | {"code": self.code.value}
+            event = {"type": "error", "code": self.code.value, "message": self.message, "param": self.param}
+            content = msgspec.json.encode({**event, "sequence_number": 0, "error": error})
+            return b"event: error\ndata: %b\n\n" % content
         return b"data: %b\n\n" % self.body()
-
-    def _responses_event(self) -> bytes:
-        """As clients of /v1/responses read it: the event itself is the error. What stands under `error` besides makes
-        OpenAI's own library raise it."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code.value}
-        event = {"type": "error", "code": self.code.value, "message": self.message, "param": self.param}
-        return msgspec.json.encode({**event, "sequence_number": 0, "error": error})
 
 
 class EngineError(ApiError):
@@ -197,14 +166,5 @@ class EngineError(ApiError):
         super().__init__(reason, message, param=param)
         self.status = status
         self.type = type or self.type
-        self._engine_code = code
-
-    def body(self, dialect: Dialect = Dialect.OPENAI) -> bytes:
-        if dialect is Dialect.MESSAGES:
-            return self.anthropic_body()
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self._engine_code}
-        return msgspec.json.encode({"error": error})
-
-    def anthropic_body(self) -> bytes:
-        kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
-        return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": self.message}})
+        self._client_code = code
+        self._anthropic_message = message

@@ -11,18 +11,10 @@ __all__ = ["bearer_key", "content_type", "forward_request_headers", "forward_res
 
 Header = tuple[bytes, bytes]
 
-_HOP_BY_HOP: Final = frozenset(
-    {
-        b"connection",
-        b"content-length",
-        b"http2-settings",
-        b"keep-alive",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
+_HOP_BY_HOP: Final = frozenset({
+    b"connection", b"content-length", b"http2-settings", b"keep-alive", b"te", b"trailer", b"transfer-encoding",
+    b"upgrade",
+})  # fmt: skip
 
 _REQUEST_DROPPED: Final = _HOP_BY_HOP | {
     b"accept-encoding",  # the relay reads usage from the answer, so the answer must not be compressed
@@ -45,33 +37,13 @@ _REQUEST_DROPPED: Final = _HOP_BY_HOP | {
 
 # What tells of the engine's own login, address, software or neighbours, or sets rules for our clients' browsers.
 _RESPONSE_DROPPED: Final = _HOP_BY_HOP | {
-    b"access-control-allow-credentials",
-    b"access-control-allow-headers",
-    b"access-control-allow-methods",
-    b"access-control-allow-origin",
-    b"access-control-expose-headers",
-    b"access-control-max-age",
-    b"alt-svc",
-    b"authentication-info",
-    b"clear-site-data",
-    b"content-location",
-    b"date",
-    b"endpoint-load-metrics",
-    b"location",
-    b"nel",
-    b"refresh",
-    b"report-to",
-    b"reporting-endpoints",
-    b"server",
-    b"set-cookie",
-    b"strict-transport-security",
-    b"via",
-    b"www-authenticate",
-    b"x-aspnet-version",
-    b"x-powered-by",
-    b"x-request-id",
-    b"x-runtime",
-}
+    b"access-control-allow-credentials", b"access-control-allow-headers", b"access-control-allow-methods",
+    b"access-control-allow-origin", b"access-control-expose-headers", b"access-control-max-age", b"alt-svc",
+    b"authentication-info", b"clear-site-data", b"content-location", b"date", b"endpoint-load-metrics", b"location",
+    b"nel", b"refresh", b"report-to", b"reporting-endpoints", b"server", b"set-cookie",
+    b"strict-transport-security", b"via", b"www-authenticate", b"x-aspnet-version", b"x-powered-by",
+    b"x-request-id", b"x-runtime",
+}  # fmt: skip
 
 _DROPPED_PREFIXES: Final = (b"proxy-", b"x-fairgate-", b"x-forwarded-")
 _P: Final = 0x70
