@@ -5,9 +5,12 @@ Absent on purpose: histograms, LoRA, multimodal and external-cache series, which
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
 
 from backends.simulated.engine_model import EngineGauges
 from backends.simulated.engine_profiles import EngineProfile
@@ -25,95 +28,86 @@ class Totals:
     rejected: int = 0
 
 
-class _Family(NamedTuple):
-    name: str
-    """As exposed: with `_total` when it is a counter, so that `name[]` selects by it."""
-    help: str
-    samples: list[tuple[str, float]]
-    """(labels beyond model and engine, value)."""
-    with_engine: bool = True
+_Sample = tuple[dict[str, str], float]
+"""Labels beyond model and engine, and the value."""
+
+
+class _Page(CollectorRegistry):
+    """These metrics, as a registry is asked for them."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        super().__init__()
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
 
 
 def render(
     profile: EngineProfile, model: str, gauges: EngineGauges, totals: Totals, names: Collection[str] = ()
 ) -> bytes:
     """The page, or with `names` only those families, in the classic text format."""
-    lines = []
-    for family in _families(profile, gauges, totals):
-        if names and family.name not in names:
+    metrics = []
+    for name, (text, *samples) in _families(profile, gauges, totals).items():
+        if names and name not in names:
             continue
-        kind = "counter" if family.name.endswith("_total") else "gauge"
-        lines.append(f"# HELP {family.name} {family.help}")
-        lines.append(f"# TYPE {family.name} {kind}")
-        own = f'model_name="{_escape(model)}"'
-        if family.name == "vllm:cache_config_info":
-            own = 'engine="0"'
-        elif family.with_engine:
-            own = 'engine="0",' + own
-        lines.extend(
-            f"{family.name}{{{own}{',' if labels else ''}{labels}}} {float(value)}" for labels, value in family.samples
-        )
-    return ("\n".join(lines) + "\n").encode() if lines else b""
+        metric = Metric(name.removesuffix("_total"), text, "counter" if name.endswith("_total") else "gauge")
+        own = {"engine": "0", "model_name": model}
+        if name == "vllm:cache_config_info":
+            del own["model_name"]
+        elif name == "vllm:admission_rejections_total":
+            del own["engine"]
+        for labels, value in samples:
+            metric.add_sample(name, {**own, **labels}, value)
+        metrics.append(metric)
+    return generate_latest(_Page(metrics))
 
 
-def _escape(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def _families(profile: EngineProfile, gauges: EngineGauges, totals: Totals) -> list[_Family]:
-    computed = gauges.prompt_tokens_total - gauges.prompt_tokens_cached_total
-    return [
-        _Family("vllm:num_requests_running", "Number of requests in model execution batches.", [("", gauges.running)]),
-        _Family("vllm:num_requests_waiting", "Number of requests waiting to be processed.", [("", gauges.waiting)]),
-        _Family(
-            "vllm:num_requests_waiting_by_reason",
+def _families(
+    profile: EngineProfile, gauges: EngineGauges, totals: Totals
+) -> dict[str, tuple[str, *tuple[_Sample, ...]]]:
+    """By name as exposed (a counter's ends in `_total`, so that `name[]` selects by it): what it says, its samples."""
+    cached = gauges.prompt_tokens_cached_total
+    computed = gauges.prompt_tokens_total - cached
+    return {
+        "vllm:num_requests_running": ("Number of requests in model execution batches.", ({}, gauges.running)),
+        "vllm:num_requests_waiting": ("Number of requests waiting to be processed.", ({}, gauges.waiting)),
+        "vllm:num_requests_waiting_by_reason": (
             "Number of waiting requests by reason.",
-            [('reason="capacity"', gauges.waiting), ('reason="deferred"', 0)],
+            ({"reason": "capacity"}, gauges.waiting), ({"reason": "deferred"}, 0),
         ),
-        _Family("vllm:kv_cache_usage_perc", "KV-cache usage. 1 means 100 percent usage.", [("", gauges.kv_usage)]),
-        _Family(
-            "vllm:num_preemptions_total",
-            "Cumulative number of preemption from the engine.",
-            [("", gauges.preemptions_total)],
+        "vllm:kv_cache_usage_perc": ("KV-cache usage. 1 means 100 percent usage.", ({}, gauges.kv_usage)),
+        "vllm:num_preemptions_total": (
+            "Cumulative number of preemption from the engine.", ({}, gauges.preemptions_total),
         ),
-        _Family("vllm:prompt_tokens_total", "Prefill tokens processed.", [("", gauges.prompt_tokens_total)]),
-        _Family(
-            "vllm:prompt_tokens_by_source_total",
+        "vllm:prompt_tokens_total": ("Prefill tokens processed.", ({}, gauges.prompt_tokens_total)),
+        "vllm:prompt_tokens_by_source_total": (
             "Prompt tokens by source.",
-            [('source="local_compute"', computed), ('source="local_cache_hit"', gauges.prompt_tokens_cached_total)],
+            ({"source": "local_compute"}, computed), ({"source": "local_cache_hit"}, cached),
         ),
-        _Family("vllm:prompt_tokens_cached_total", "Cached prompt tokens.", [("", gauges.prompt_tokens_cached_total)]),
-        _Family("vllm:generation_tokens_total", "Generation tokens processed.", [("", gauges.generation_tokens_total)]),
-        _Family(
-            "vllm:prefix_cache_queries_total",
-            "Prefix cache queries, in tokens.",
-            [("", gauges.prefix_cache_queries_total)],
+        "vllm:prompt_tokens_cached_total": ("Cached prompt tokens.", ({}, cached)),
+        "vllm:generation_tokens_total": ("Generation tokens processed.", ({}, gauges.generation_tokens_total)),
+        "vllm:prefix_cache_queries_total": (
+            "Prefix cache queries, in tokens.", ({}, gauges.prefix_cache_queries_total),
         ),
-        _Family(
-            "vllm:prefix_cache_hits_total", "Prefix cache hits, in tokens.", [("", gauges.prefix_cache_hits_total)]
-        ),
-        _Family(
-            "vllm:request_success_total",
+        "vllm:prefix_cache_hits_total": ("Prefix cache hits, in tokens.", ({}, gauges.prefix_cache_hits_total)),
+        "vllm:request_success_total": (
             "Requests that ended, by reason.",
-            [
-                ('finished_reason="stop"', totals.stop),
-                ('finished_reason="length"', totals.length),
-                ('finished_reason="abort"', totals.abort),
-            ],
+            *[({"finished_reason": how}, getattr(totals, how)) for how in ("stop", "length", "abort")],
         ),
-        _Family(
-            "vllm:admission_rejections_total",
-            "Requests rejected at admission, by reason.",
-            [('reason="max_num_queued_reqs"', totals.rejected)],
-            with_engine=False,
+        "vllm:admission_rejections_total": (
+            "Requests rejected at admission, by reason.", ({"reason": "max_num_queued_reqs"}, totals.rejected),
         ),
-        _Family("vllm:cache_config_info", "Information of the LLMEngine CacheConfig", [(_cache_config(profile), 1)]),
-    ]
+        "vllm:cache_config_info": ("Information of the LLMEngine CacheConfig", (_cache_config(profile), 1)),
+    }  # fmt: skip
 
 
-def _cache_config(profile: EngineProfile) -> str:
+def _cache_config(profile: EngineProfile) -> dict[str, str]:
     tokens = profile.num_gpu_blocks * profile.block_size
-    return (
-        f'block_size="{profile.block_size}",enable_prefix_caching="True",kv_cache_max_concurrency="'
-        f'{tokens / profile.max_model_len}",kv_cache_size_tokens="{tokens}",num_gpu_blocks="{profile.num_gpu_blocks}"'
-    )
+    return {
+        "block_size": str(profile.block_size),
+        "enable_prefix_caching": "True",
+        "kv_cache_max_concurrency": str(tokens / profile.max_model_len),
+        "kv_cache_size_tokens": str(tokens),
+        "num_gpu_blocks": str(profile.num_gpu_blocks),
+    }

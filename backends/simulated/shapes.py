@@ -17,20 +17,8 @@ __all__ = ["ABORT", "SimulatedAnswer", "answer_to", "error_body", "in_stream_err
 
 ABORT = "abort"
 _WORDS = (
-    " the",
-    " queue",
-    " gives",
-    " each",
-    " tenant",
-    " a",
-    " fair",
-    " share",
-    " of",
-    " every",
-    " step",
-    " and",
-    " no",
-)
+    " the", " queue", " gives", " each", " tenant", " a", " fair", " share", " of", " every", " step", " and", " no",
+)  # fmt: skip
 _FINGERPRINT = "vllm-0.32.0-simulated"
 _DONE = b"data: [DONE]\n\n"
 _dumps = msgspec.json.encode

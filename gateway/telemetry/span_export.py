@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -22,6 +21,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from opentelemetry.util.types import AttributeValue
 from prometheus_client.metrics_core import Metric
 
+from gateway import __version__
 from gateway.config.sections.tracing import TracingConfig
 from gateway.metric_families import family
 from gateway.telemetry.access_log import hidden, interaction_name
@@ -63,9 +63,9 @@ class SpanExport:
             schedule_delay_millis=BATCH_S * 1000,
             max_export_batch_size=BATCH_SPANS_MAX,
         )
-        own = Resource({SERVICE_NAME: "fairgate", SERVICE_VERSION: _version()})
+        own = Resource({SERVICE_NAME: "fairgate", SERVICE_VERSION: __version__})
         self._resource = Resource.get_empty().merge(own).merge(OTELResourceDetector().detect())
-        self._scope = InstrumentationScope("fairgate", _version())
+        self._scope = InstrumentationScope("fairgate", __version__)
         self._made = 0
 
     def ended(self, record: RequestRecord, policy: str) -> None:
@@ -120,13 +120,6 @@ class SpanExport:
             end_time=_ns(epoch_s + record.ended_s),
             instrumentation_scope=self._scope,
         )
-
-
-def _version() -> str:
-    try:
-        return version("fairgate")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _ns(seconds: float) -> int:
