@@ -91,7 +91,7 @@ def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
     if not noted:
         return "", KeyConfig(hash=key_hash.decode())
     try:
-        found = _decode(noted) if noted.startswith(b"{") else _in_old_words(noted.decode())
+        found = _decode(noted)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not found.tenant:
@@ -99,13 +99,6 @@ def read_entry(key_hash: bytes, noted: bytes) -> tuple[str, KeyConfig]:
     terms = {name: getattr(found, name) for name in _TERMS}
     present = {name: value for name, value in terms.items() if value is not None}
     return found.tenant, KeyConfig.model_validate({"hash": key_hash.decode(), **present})
-
-
-def _in_old_words(noted: str) -> _Entry:
-    """As fairgate wrote it before it knew of apps and weights: tenant, expiry (-: none) and models."""
-    tenant, *words = noted.split(" ", NAMES_MAX + 1)  # of more the last has spaces, which no name has
-    expires = words[0] if words and words[0] != "-" else None
-    return _Entry(tenant, expires, None, tuple(words[1:]) or None)
 
 
 def nobody_of(config: Config, tenant: str, key: KeyConfig) -> str | None:
