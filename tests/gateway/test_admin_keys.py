@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from gateway.config.model import hash_key, new_key
+from tests.commands import run
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, WAIT_S, Answer, Live, Starter, chat, simulated, until
-from tests.gateway.test_command_line import config_file, run
+from tests.gateway.test_command_line import config_file
 from tests.gateway.test_moving import Held
 from tests.postgres_server import PostgresServer
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from gateway.config.model import hash_key
+from tests.commands import run
 from tests.gateway.capture import Peer, Seen, Upstream, answer
 from tests.gateway.live import MODEL, Starter, chat, until
-from tests.gateway.test_command_line import config_file, run
+from tests.gateway.test_command_line import config_file
 
 URL = "http://127.0.0.1:1"
 

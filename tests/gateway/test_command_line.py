@@ -18,72 +18,12 @@ import pytest
 
 from bench.ports import free_port
 from gateway.config.model import hash_key
+from tests.commands import Running, run, running
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
 from tests.gateway.live import WAIT_S, chat, events, until
 
-FAIRGATE = str(Path(sys.executable).with_name("fairgate"))
 EXAMPLE = Path(__file__).parents[2] / "config.example.yaml"
 OK = answer(b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}')
-
-
-class Running:
-    """A process of the command, and what it has said so far."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.process = process
-        self.said = ""
-        self.out = b""
-        self._reading = [asyncio.ensure_future(self._read_errors()), asyncio.ensure_future(self._read_output())]
-
-    async def _read_errors(self) -> None:
-        assert self.process.stderr is not None
-        while data := await self.process.stderr.read(65536):
-            self.said += data.decode()
-
-    async def _read_output(self) -> None:
-        assert self.process.stdout is not None
-        while data := await self.process.stdout.read(65536):
-            self.out += data
-
-    async def says(self, pattern: str) -> re.Match[str]:
-        """What it wrote to standard error, or to standard output, once the pattern is in it."""
-        await until(lambda: re.search(pattern, self.said + self.out.decode()) or self.process.returncode is not None)
-        found = re.search(pattern, self.said + self.out.decode())
-        assert found is not None, self.said
-        return found
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    async def ended(self) -> int:
-        async with asyncio.timeout(WAIT_S):
-            await asyncio.gather(*self._reading)
-            return await self.process.wait()
-
-
-@asynccontextmanager
-async def running(*arguments: str, given: bytes | None = None, by: tuple[str, ...] = ()) -> AsyncIterator[Running]:
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*by, FAIRGATE, *arguments, stdin=pipe, stdout=pipe, stderr=pipe)
-    assert process.stdin is not None
-    if given is not None:
-        process.stdin.write(given)
-        process.stdin.write_eof()
-    started = Running(process)
-    try:
-        yield started
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await started.ended()
-        process.stdin.close()
-
-
-async def run(*arguments: str, given: bytes | None = None) -> tuple[int, str, str]:
-    """Exit code, standard output, standard error."""
-    async with running(*arguments, given=given) as command:
-        code = await command.ended()
-    return code, command.out.decode(), command.said
 
 
 def config_file(directory: Path, url: str, **fields: Any) -> str:

@@ -16,8 +16,8 @@ import pytest
 from bench.ports import free_port
 from gateway.config.sections.keys import open_name
 from policies.admission.explanation import SHOWN_S_MIN
+from tests.commands import running
 from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated, until
-from tests.gateway.test_command_line import running
 from tests.gateway.test_throttling import CHAT, Full, full, is_overloaded, question
 
 SECRET = "patient 4711 has the flu"

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import running
 from tests.gateway.capture import Upstream
 from tests.gateway.live import until
-from tests.gateway.test_command_line import Streams, config_file, running
+from tests.gateway.test_command_line import Streams, config_file
 
 FILES_MAX = 200
 FEW_FILES = ("sh", "-c", f'ulimit -n {FILES_MAX}; exec "$@"', "sh")

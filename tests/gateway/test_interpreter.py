@@ -6,7 +6,7 @@ import signal
 import sys
 
 from bench.ports import free_port
-from tests.gateway.test_command_line import running
+from tests.commands import running
 
 PRINTS_SWITCH_INTERVAL = """
 import atexit, runpy, sys

@@ -23,8 +23,9 @@ from gateway.operator.snapshots import state_views as present
 from gateway.operator.snapshots.shares import due
 from gateway.operator.snapshots.snapshot import decoded, encoded, moved, together
 from gateway.operator.snapshots.snapshot import snapshot_of as of_process
+from tests.commands import FAIRGATE, run
 from tests.gateway.live import Live, Starter, chat, simulated, until
-from tests.gateway.test_command_line import FAIRGATE, config_file, run
+from tests.gateway.test_command_line import config_file
 from tests.gateway.test_throttling import CHAT, full, question, tenants
 from tests.waiting import eventually
 

@@ -18,9 +18,10 @@ from bench.ports import free_port
 from gateway.config.model import hash_key, new_key
 from gateway.keys.in_redis import TABLE
 from gateway.storage.redis.redis_store import LAYOUT
+from tests.commands import Running, run, running
 from tests.gateway.capture import Peer, Seen, Upstream
 from tests.gateway.live import MODEL, chat
-from tests.gateway.test_command_line import OK, Running, config_file, run, running
+from tests.gateway.test_command_line import OK, config_file
 from tests.gateway.test_store import scripted
 from tests.redis_server import RedisServer
 from tests.waiting import eventually
@@ -252,7 +253,7 @@ async def test_corrupt_entries_of_the_table_are_ignored_with_a_message(tmp_path:
         config = shared(tmp_path, redis.url, upstream.url)
         key = (await run("keys", "create", "--tenant", "bob", "-c", config))[1].split()[1]
         await redis.command(
-            "HSET", TABLE, b"\xff", "bob", "sha256:12", "bob", hash_key("x"), b"\xfe", hash_key("y"), "eve"
+            "HSET", TABLE, b"\xff", "bob", "sha256:12", "bob", hash_key("x"), b"\xfe", hash_key("y"), '{"tenant":"eve"}'
         )
         async with replica(config) as gate:
             await gate.answers(key, 200)

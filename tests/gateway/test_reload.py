@@ -21,9 +21,10 @@ from gateway.config.load import load_config
 from gateway.config.model import hash_key
 from gateway.process.gateway import Gateway
 from tests.certificates import Authority
+from tests.commands import run
 from tests.gateway.capture import Upstream
 from tests.gateway.live import WAIT_S, Answer, Live, Simulated, chat, events, simulated, until
-from tests.gateway.test_command_line import Streams, config_file, run, serving, token
+from tests.gateway.test_command_line import Streams, config_file, serving, token
 from tests.gateway.test_workers import working
 
 ALICE, BOB = "key-of-alice-0123456789abcdef", "key-of-bob-0123456789abcdef"

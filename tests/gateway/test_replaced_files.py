@@ -24,11 +24,12 @@ from gateway.storage.store_errors import StoreUnavailable
 from gateway.telemetry.log_writer import LogWriter
 from gateway.usage.database import Database
 from tests.certificates import Authority
+from tests.commands import run
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import Live, Starter, chat, simulated, until
 from tests.gateway.test_admin_keys import NAMED, TENANTS, TOKEN, admin, answers
 from tests.gateway.test_background import FAILURES
-from tests.gateway.test_command_line import config_file, run
+from tests.gateway.test_command_line import config_file
 from tests.gateway.test_reload import reloadable
 from tests.gateway.test_usage import CHAT, OK, counted, database_at, written
 from tests.waiting import eventually

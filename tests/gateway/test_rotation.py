@@ -14,10 +14,11 @@ from gateway.config.sections.keys import KeyConfig
 from gateway.keys.in_database import DatabaseKeys
 from gateway.keys.issued import entry, read_entry
 from gateway.keys.rotation import CannotRotate, moment, rotate, seconds_of
+from tests.commands import run
 from tests.gateway.capture import Upstream, replies
 from tests.gateway.live import MODEL, Starter, chat
 from tests.gateway.test_admin_keys import MOMENT, NAMED, OK, TENANTS, TOKEN, admin, answers
-from tests.gateway.test_command_line import config_file, run
+from tests.gateway.test_command_line import config_file
 from tests.gateway.test_issued_keys import database_at
 
 NOW = 1_800_000_000.0

@@ -24,10 +24,11 @@ import pytest
 import gateway.http.server
 import gateway.http.tls.certificates
 from tests.certificates import Authority
+from tests.commands import run, running
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
 from tests.gateway.live import MODEL, WAIT_S, Live, Starter, chat, long_chat, raw_exchange, simulated, until
 from tests.gateway.test_backpressure import ENDLESS, KERNEL_BYTES, Floods, stuck, whole
-from tests.gateway.test_command_line import config_file, run, running
+from tests.gateway.test_command_line import config_file
 
 CHAT = "/v1/chat/completions"
 OK = answer(b'{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}')

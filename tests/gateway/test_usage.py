@@ -28,9 +28,10 @@ from gateway.usage.database import Database
 from gateway.usage.recorder import UsageRecorder
 from gateway.usage.usage_report import Question, read
 from gateway.usage.written import Batch, add, forget
+from tests.commands import running
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, Live, Starter, chat, simulated, until
-from tests.gateway.test_command_line import config_file, running
+from tests.gateway.test_command_line import config_file
 from tests.postgres_server import PostgresServer
 from tests.waiting import eventually
 

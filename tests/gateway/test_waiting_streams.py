@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-import anthropic
 import openai
 import pytest
 
@@ -166,6 +165,8 @@ async def test_a_refusal_after_comments_is_an_event_and_costs_nothing(start: Sta
 
 
 async def test_the_official_clients_raise_a_refusal_after_comments(start: Starter) -> None:
+    import anthropic  # takes two seconds, which are spared where this test does not run
+
     async with queued(start, queue_wait_s_max=2 * COMMENT_S) as live:
         openais = openai.AsyncOpenAI(base_url=live.url + "/v1", api_key="k", max_retries=0)
         anthropics = anthropic.AsyncAnthropic(base_url=live.url, api_key="k", max_retries=0)

@@ -22,9 +22,10 @@ from gateway.config.memory_bounds import MEMORY_MAX_LEAST
 from gateway.config.model import Config
 from gateway.operator.effective import effective
 from gateway.process.supervisor import share_of
+from tests.commands import Running, run, running
 from tests.gateway.capture import Upstream
 from tests.gateway.live import chat, events, until
-from tests.gateway.test_command_line import DONE, OK, Running, Streams, _refused, config_file, run, running, token
+from tests.gateway.test_command_line import DONE, OK, Streams, _refused, config_file, token
 from tests.waiting import WAIT_S
 
 WORKERS = 2
