@@ -12,6 +12,8 @@ TESTS_AT_ONCE := 4
 # What failed among others runs once more, alone, as CPython's `regrtest --rerun` does: both outcomes are printed. What
 # passes then is a flaky test, and is to be mended.
 ALONE := -q -x --last-failed --last-failed-no-failures none
+# What is compiled is kept, also where the environment says otherwise: each of hundreds of processes would compile anew.
+export PYTHONDONTWRITEBYTECODE :=
 # Rooms of tests that start no server.
 FAST := tests/policies tests/config tests/request tests/simulated/test_engine_model.py tests/tidy --ignore=tests/tidy/test_deploy.py
 # All that is in a distribution. Built from a copy: compiled modules beside the sources would be found before them.

@@ -42,11 +42,11 @@ def test_the_page_is_what_the_code_says_now(name: str) -> None:
         ("outcomes", {value for name, value in vars(Outcome).items() if name.isupper()}),
         ("obstacles", {obstacle.value for obstacle in Obstacle}),
         ("placed", {placed.value for placed in Placed}),
-        ("log", reference.log_messages()),
+        ("log", None),  # read from all sources, in the test
     ],
 )
-def test_the_runbook_has_every_word_and_no_other(words: str, known: set[str]) -> None:
-    assert set(reference.RUNBOOK[words]) == known
+def test_the_runbook_has_every_word_and_no_other(words: str, known: set[str] | None) -> None:
+    assert set(reference.RUNBOOK[words]) == (reference.log_messages() if known is None else known)
     for word, said in reference.RUNBOOK[words].items():
         assert set(said) == {"happened", "bad", "do"}, word
         assert all(text.endswith(".") for text in said.values()), word
