@@ -134,10 +134,10 @@ def test_service_provided_is_all_of_what_was_begun_and_less_under_a_flat_limit(s
 
 
 def test_what_is_begun_is_finished_where_everybody_gives_up() -> None:
-    found = [case_studies(seed, ("VTC", "FairServe")) for seed in SEEDS]
-    cut = {name: sum(one[name].cut() for one in found) for name in ("VTC", "FairServe")}
-    assert cut["VTC"] > cut["FairServe"] == 0
-    assert all(one["FairServe"].served() == 1.0 for one in found)
+    """With one seed; `fairgate reproduce` asks it of all."""
+    found = case_studies(SEEDS[0], ("VTC", "FairServe"))
+    assert found["VTC"].cut() > found["FairServe"].cut() == 0
+    assert found["FairServe"].served() == 1.0
 
 
 def test_the_rows_say_what_is_missed(studies: dict[str, Study]) -> None:

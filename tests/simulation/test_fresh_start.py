@@ -28,7 +28,7 @@ def fresh(policy: str, light: Flow, after_s: float, *, engines: int = 1, streame
     lengths = Random(7)
     arrivals = [
         Arrival(f"heavy-{number:03}", HEAVY, 0.001 * number, 20, lengths.randint(40, 120), streamed=streamed)
-        for number in range(200 * engines)
+        for number in range((200 if after_s > 1.0 else 100) * engines)  # so many that some wait for longer
     ]
     arrivals.append(Arrival("light", light, after_s, 9, 5))
     names = [f"engine-{number}" for number in range(engines)]

@@ -16,7 +16,7 @@ from simulation.driver import simulate
 from simulation.run import WRONG, Arrival, Record
 
 STREAMS = 32
-RUN_S = 5.0
+RUN_S = 3.0
 FAIR = ("fairserve", "wsc", "vtc", "lcf", "rr", "dlpm", "d2lpm")
 
 

@@ -52,7 +52,7 @@ HEAVY_DRAINS_LAST = {"heavy": 200, "light": 24}
     ],
 )
 def test_every_round_is_served_by_weight_whoever_was_idle(policy: str, clients: dict[str, int], pause_s: float) -> None:
-    rounds = Rounds(3, pause_s, clients, length_s=30.0)
+    rounds = Rounds(3, pause_s, clients, length_s=20.0)
     found = play(rounds, 2, TwinStore(), policy)
     assert refused(found) == set()
     assert len(rounds.begins_s) == 3
@@ -74,7 +74,7 @@ def test_every_round_is_equal_between_the_flows_of_a_tenant(pause_s: float) -> N
 
 
 def test_rounds_after_the_store_has_lost_all() -> None:
-    rounds = Rounds(2, 5.0, LIGHT_DRAINS_LAST, length_s=30.0)
+    rounds = Rounds(2, 5.0, LIGHT_DRAINS_LAST, length_s=20.0)
 
     class Flushed(TwinStore):
         is_flushed = False
