@@ -182,15 +182,14 @@ async def test_only_the_algorithms_of_the_config_are_taken(start: Starter) -> No
 
 async def test_an_issuer_changes_its_keys(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new key is read soon after a token has named it; the keys before stay known while the issuer is away."""
-    monkeypatch.setattr(issuers, "REFRESH_S_MIN", 0.05)
+    monkeypatch.setattr(issuers, "REFRESH_S_MIN", 0.0)
     async with serving(start) as (live, issuer, _):
         issuer.keys.append(jwk(EC_KEY, "second", use="sig", alg="ES256"))
         fresh = issuer.token(EC_KEY, "second", "ES256")
         while (got := await live.ask(CHAT, chat(), key=fresh)).status != 200:
-            assert got.error["code"] in ("issuer_unavailable", "invalid_api_key")
+            assert got.error["code"] == "issuer_unavailable"
         issuer.status = 500
-        while (await live.ask(CHAT, chat(), key=issuer.token(kid="third"))).status == 401:
-            pass
+        assert (await live.ask(CHAT, chat(), key=issuer.token(kid="third"))).status == 503
         await until(lambda: any("answers 500" in fault for fault in live.gateway.faults()))
         assert (await live.ask(CHAT, chat(), key=issuer.token(sub="eve"))).status == 200
         issuer.status = 200
