@@ -159,7 +159,8 @@ async def test_the_command_makes_tenants_that_the_file_does_not_have(start: Star
         assert (code, said) == (0, "")
         key = out.split()[1]
         await answers(live, key, 200)
-        line = (await live.lines(1))[-1]
+        await until(lambda: b'"completed"' in live.log.read_bytes())
+        line = next(line for line in await live.lines(1) if line["outcome"] == "completed")
         assert (line["tenant"], line["weight"], line["app"]) == ("carol", 3.0, "x")
         listed = (await run("keys", "list", "-c", config))[1]
         assert re.fullmatch(
