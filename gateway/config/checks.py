@@ -18,8 +18,13 @@ def fault(message: str) -> PydanticCustomError:
     return PydanticCustomError("config", "{message}", {"message": message})
 
 
+def is_name(text: str) -> bool:
+    """May a tenant, an app, a model or a pool be called so?"""
+    return re.fullmatch(r"[^\s\x00-\x1f\x7f]{1,128}", text) is not None
+
+
 def checked_name(text: str) -> str:
-    if not re.fullmatch(r"[^\s\x00-\x1f\x7f]{1,128}", text):
+    if not is_name(text):
         raise fault("should be 1 to 128 characters, without spaces or control characters")
     return text
 

@@ -18,6 +18,7 @@ import aiohttp
 import msgspec
 
 from gateway.background import Background, OperationalError
+from gateway.config.checks import is_name
 from gateway.config.sections.keys import IssuerConfig
 from gateway.http.errors import ApiError, Reason
 from gateway.keys.identity import DEFAULT_APP, Principal
@@ -43,13 +44,12 @@ DISCOVERY: Final = "/.well-known/openid-configuration"
 class Issuer:
     """One issuer: what its tokens must say, and its keys."""
 
-    def __init__(self, config: IssuerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: IssuerConfig) -> None:
         self.config = config
-        self._clock = clock
         self._keys: dict[str, PyJWK] = {}
         """By key id."""
         self._read_s = float("-inf")
-        """When they were read last."""
+        """When the keys were read last, by the monotonic clock."""
         self._is_read = False
         """The last read succeeded."""
         self._asked = asyncio.Event()
@@ -76,7 +76,7 @@ class Issuer:
             raise ApiError(Reason.INVALID_API_KEY, f"this token is not taken: {message}; ask the operator")
         apps: tuple[str, ...] = (DEFAULT_APP,)
         if config.app_claim is not None:
-            apps = tuple(_values(claims.get(config.app_claim))[:APPS_MAX]) or apps
+            apps = tuple(filter(is_name, _values(claims.get(config.app_claim))[:APPS_MAX])) or apps
         user = next(iter(_values(claims.get(config.user_claim))), "")
         expires_s = float(claims["exp"]) + config.leeway_s
         return Principal(tenant, weight_of(tenant), apps, expires_s=expires_s, user=user, issuer=config.issuer)
@@ -94,7 +94,7 @@ class Issuer:
         self._is_read = False
         self._asked.clear()
         self._keys = await self._read(session)
-        self._is_read, self._read_s = True, self._clock()
+        self._is_read, self._read_s = True, time.monotonic()
 
     def _key(self, kid: object) -> PyJWK:
         keys = self._keys
@@ -103,7 +103,7 @@ class Issuer:
         found = keys.get(kid) if isinstance(kid, str) else None
         if found is not None:
             return found
-        if self._clock() < self._read_s + REFRESH_S_MIN:
+        if time.monotonic() < self._read_s + REFRESH_S_MIN:
             raise jwt.InvalidKeyError("it is signed by none of the keys of its issuer")
         self._asked.set()
         message = f"the keys of {self.config.issuer} are being read; try again"

@@ -113,7 +113,7 @@ def refused(got: Answer, code: str = "invalid_api_key") -> str:
 
 async def test_a_token_names_tenant_user_and_app(start: Starter) -> None:
     async with serving(start, app_claim="apps") as (live, issuer, _):
-        token = issuer.token(tenant=["unknown", "chemistry"], sub="ada", apps=["search", "chat"])
+        token = issuer.token(tenant=["unknown", "chemistry"], sub="ada", apps=["no name", "search", "x" * 200, "chat"])
         line = await logged(live, await live.ask(CHAT, chat(user="somebody else"), key=token, x_fairgate_user="third"))
         assert (line["tenant"], line["weight"], line["app"]) == ("chemistry", 1.0, "search")
         other = await logged(live, await live.ask(CHAT, chat(), key=token, x_fairgate_app="chat"))
