@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Adapter", "BackendSnapshot", "Usage"]
-
 
 @dataclass(slots=True, init=False)
 class Usage:

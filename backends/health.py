@@ -13,8 +13,6 @@ from backends.base import BackendSnapshot
 from backends.tls_contexts import what_failed
 from backends.upstream_errors import ConnectFailed, ProtocolViolation, UpstreamError
 
-__all__ = ["HealthState", "ModelCard", "Standstill", "fetch_models", "probe", "read_models"]
-
 _BODY_BYTES_MAX = 4 * 1024 * 1024
 _MODEL_LEN_MAX = 1 << 40
 """A length beyond that says nothing."""

@@ -13,8 +13,6 @@ from aiohttp.abc import ResolveResult
 if TYPE_CHECKING:
     from aiohttp.abc import AbstractResolver
 
-__all__ = ["KnownAddresses", "Resolver", "resolve", "session_at"]
-
 Resolver = Callable[[str], Awaitable[Sequence[str]]]
 """The addresses behind a name, now. OSError or UnicodeError: that cannot be said."""
 

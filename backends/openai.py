@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from backends.base import BackendSnapshot
 
-__all__ = ["OpenAiAdapter"]
-
 
 class OpenAiAdapter:
     """The adapter for servers that are known only by the OpenAI API."""

@@ -8,8 +8,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Sample", "lines_of", "samples"]
-
 LINE_LENGTH_MAX: Final = 16_384
 """Longer lines are passed over."""
 SAMPLES_MAX: Final = 1000

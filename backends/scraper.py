@@ -13,8 +13,6 @@ from backends.base import Adapter, BackendSnapshot
 from backends.health import Standstill
 from backends.step_feed import StepFeed
 
-__all__ = ["Scraper"]
-
 _PAGE_BYTES_MAX = 8 * 1024 * 1024
 CHECK_INTERVAL_S = 0.8
 """Between two pages of an engine whose steps are received."""

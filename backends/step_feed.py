@@ -17,8 +17,6 @@ import msgspec
 from backends.base import BackendSnapshot
 from backends.vllm_plugin.steps import CONTENT_TYPE, VERSION
 
-__all__ = ["StepFeed"]
-
 SILENCE_S: Final = 0.75
 """Nothing new for so long: the feed is lost. The engine's heart beats three times as often."""
 LATE_S: Final = 0.5

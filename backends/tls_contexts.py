@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ssl
 
-__all__ = ["client_context", "server_context", "what_failed"]
-
 
 def client_context(
     *, ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None, verify: bool = True

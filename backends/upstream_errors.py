@@ -5,14 +5,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "ConnectFailed",
-    "ConnectionLost",
-    "ProtocolViolation",
-    "ReadTimedOut",
-    "UpstreamError",
-]
-
 
 class UpstreamError(Exception):
     """Base of the tree; never raised itself."""

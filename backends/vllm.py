@@ -9,8 +9,6 @@ from backends.base import BackendSnapshot
 from backends.promtext import Sample, lines_of, samples
 from backends.vllm_plugin.steps import PATH as STEPS_PATH
 
-__all__ = ["VllmAdapter"]
-
 _RUNNING: Final = ("vllm_num_requests_running",)
 _WAITING: Final = ("vllm_num_requests_waiting",)
 _BY_REASON: Final = ("vllm_num_requests_waiting_by_reason",)

@@ -15,8 +15,6 @@ from typing import Any, Final, cast
 
 from bench.upstream import MODEL, completion, events
 
-__all__ = ["KINDS", "Client", "Kind", "engine"]
-
 CHUNKS: Final = 100
 TURNS: Final = 20
 WORDS: Final = "the quick answer to every question is a good deal longer than the question itself was "

@@ -21,8 +21,6 @@ from simulation.driver import simulate
 from simulation.engine_gauges import read_gauges
 from simulation.run import Arrival, Record
 
-__all__ = ["HEADS", "rows"]
-
 HEADS = ["", "required", "measured", ""]
 WARM_S = 10.0
 """What arrives before is not counted."""

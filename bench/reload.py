@@ -32,7 +32,7 @@ from bench import report
 from bench.load import Client, Reply, Request
 from bench.ports import free_port
 from bench.stack import PROXY_START_S, process, run_bench, wait_ready
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 
 TENANTS = ("alice", "bob", "carol")
 ENGINES = 3

@@ -294,7 +294,8 @@ async def run_memory(target: Engine, options: Options) -> list[Row]:
     import msgspec
 
     from gateway.storage.redis.redis_store import Script, pool_key
-    from policies.replicas.messages import Activity, Charge, ReplicaReport
+    from policies.capacity.fair_shares import Activity
+    from policies.replicas.messages import Charge, ReplicaReport
 
     async with redis_server() as redis:
         script = redis.client.register_script(Script("exchange.lua").source)

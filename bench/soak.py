@@ -28,7 +28,7 @@ from bench import report
 from bench.load import VOCABULARY, Client
 from bench.ports import free_port
 from bench.stack import BenchError, memory_bytes, open_files, process, run_bench, wait_ready
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 
 MODEL = "simulated"
 ENGINES = 2

@@ -23,7 +23,7 @@ import yaml
 
 from bench.load import MODEL, Client
 from bench.ports import free_port
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 
 Result = TypeVar("Result")
 

@@ -36,8 +36,6 @@ from gateway.config.model import Config
 from gateway.process.gateway import Gateway
 from tests.waiting import until
 
-__all__ = ["MEASURES", "PAGE", "STATIONS", "Cost", "costs", "written"]
-
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "budget.md"
 OURS: Final = tuple(f"{ROOT / package}/" for package in ("gateway", "policies", "backends"))

@@ -32,7 +32,7 @@ from bench.load import Client
 from bench.ports import free_port
 from bench.soak import START_S, TENANTS, Call, Gate
 from bench.stack import BenchError, process, run_bench, wait_ready
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from gateway.config.sections.usage import UsageConfig
 from gateway.usage.database import Database
 from gateway.usage.usage_report import Question, read

@@ -28,8 +28,6 @@ from policies.queue.bounds import QueueLimits
 from simulation.run import Arrival, Record
 from tests.simulation.replicas import TwinStore
 
-__all__ = ["HEADS", "rows"]
-
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
 RECORDED_TOKENS_PER_S = 60.0
 DROPPED = 0.25

@@ -16,8 +16,6 @@ from prometheus_client.metrics_core import Metric
 
 from gateway.metric_families import family
 
-__all__ = ["Background", "OperationalError"]
-
 logger = logging.getLogger("fairgate")
 
 RETRY_S: Final = 1.0

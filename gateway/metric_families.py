@@ -10,8 +10,6 @@ from typing import Any, Final, NamedTuple
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-__all__ = ["FAMILIES", "LEAST", "MOST", "SUM", "MetricFamily", "Row", "family", "single"]
-
 Row = tuple[Any, ...]
 """Values of the labels, and of the metric; of a histogram its buckets and its sum."""
 SUM, MOST, LEAST = "sum", "most", "least"

@@ -15,8 +15,6 @@ from typing import Final
 from policies.request import Claim, Flow
 from simulation.run import Arrival, Record
 
-__all__ = ["CONTEXT_TOKENS", "Agents", "Calls", "Crowd", "Questions"]
-
 Calls = tuple[tuple[int, int, float], ...]
 """Of one interaction: tokens of each prompt and answer, and seconds until the next call."""
 

@@ -10,8 +10,6 @@ from lab.fairserve.table4 import FAIRSERVE_TABLE4
 from lab.vtc import figures, paper_tables
 from lab.vtc.gateway_window import GATEWAY_WINDOW
 
-__all__ = ["EXPERIMENTS"]
-
 _ALL: tuple[Experiment, ...] = (
     paper_tables.METRICS,
     paper_tables.RPM,

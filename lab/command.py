@@ -13,8 +13,6 @@ from lab.reproduction import as_json, as_text, summary
 from lab.vtc.recorded import measures, read_runs
 from simulation.traces.lines import TraceError
 
-__all__ = ["run"]
-
 MISSED, BAD_INPUT = 1, 2
 
 

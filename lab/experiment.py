@@ -9,21 +9,6 @@ from pathlib import Path
 
 from simulation.plots import Series
 
-__all__ = [
-    "Experiment",
-    "Figure",
-    "Findings",
-    "FromSourceError",
-    "Inputs",
-    "MissingTraceError",
-    "Row",
-    "SkippedError",
-    "Verdict",
-    "holds",
-    "shown",
-    "within",
-]
-
 Value = float | str
 """A number, or words where one number does not say it."""
 

@@ -27,8 +27,6 @@ from simulation.driver import simulate
 from simulation.plots import Series, chart
 from simulation.run import Arrival, Record, Run
 
-__all__ = ["CASES", "Case", "Direct", "Pressed", "gateway", "press"]
-
 BACKEND = "engine"
 RAMP_S = 5.0
 LIGHT = Flow("light")

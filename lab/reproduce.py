@@ -13,8 +13,6 @@ from lab.experiment import Experiment, Findings, Inputs, SkippedError
 from lab.reproduction import as_csv, as_markdown, counted, details, draw
 from lab.vtc.recorded import RunMeasures
 
-__all__ = ["UnknownExperimentError", "experiments", "measures_json", "measures_text", "run_all", "write_docs"]
-
 INTRODUCTION = """\
 # Reproduction
 

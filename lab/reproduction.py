@@ -11,8 +11,6 @@ from pathlib import Path
 from lab.experiment import Experiment, Figure, Findings, Row, Value, Verdict
 from simulation.plots import chart
 
-__all__ = ["as_csv", "as_json", "as_markdown", "as_text", "counted", "details", "draw", "summary"]
-
 HEADS = ("measure", "published", "ours", "required", "verdict")
 
 

@@ -10,8 +10,6 @@ from policies.request import ServiceTokens
 from simulation.run import Record
 from simulation.statistics import percentile
 
-__all__ = ["service", "service_per_weight", "throughput", "ttft_s"]
-
 
 def service(records: Iterable[Record], start_s: float, end_s: float, *, cost: Cost | None = None) -> dict[str, float]:
     """What did each tenant receive in [start, end)? Prompts count at dispatch, output as it passed the gateway."""

@@ -18,8 +18,6 @@ from policies.replicas.schedule import DEADLINE_S, INTERVAL_S, Schedule
 from simulation.driver import Driver, SimulatedGateway
 from simulation.run import LOST, Arrival, Record, Run
 
-__all__ = ["Stall", "StoreLink", "simulate_together"]
-
 
 class StoreLink(Protocol):
     """What the gateways have in common, and the way there and back."""

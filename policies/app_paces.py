@@ -13,8 +13,6 @@ from policies.averages import USUAL
 from policies.capacity.output_lengths import ENOUGH
 from policies.plain_data import rows
 
-__all__ = ["PACE_S_MAX", "AppPaces", "Median"]
-
 AGENTS_REPLY_S: Final = 5.0
 """An app whose next call usually follows within this time is an agent: people do not read so fast."""
 PACE_S_PEOPLE: Final = 2 * AGENTS_REPLY_S

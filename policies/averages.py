@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["QUICK", "STEADY", "USUAL"]
-
 QUICK: Final = 0.1
 """About the last ten count."""
 USUAL: Final = 0.05

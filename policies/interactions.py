@@ -34,8 +34,6 @@ from policies.request import NO_CLAIM, NO_WITNESSES, Flow, Interaction, Key, Req
 from policies.settings import COUNT_MAX, setting
 from policies.witness_table import GIVEN_MAX, WitnessTable
 
-__all__ = ["IDLE_S", "IDLE_S_AWAITED", "InteractionSettings", "Interactions", "Waste"]
-
 EXTENDED_MAX: Final = 256
 """Number of hashes of a raw prompt that are looked up, the longest beginning first."""
 LOOKED_AT: Final = 8

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final, Protocol
 
-__all__ = ["ROWS_MAX", "Learned", "fields", "rows"]
-
 ROWS_MAX = 100_000
 """More than is ever written."""
 NUMBER_MAX: Final = 1 << 53

@@ -10,11 +10,6 @@ from enum import StrEnum
 from math import inf
 from typing import Any, Final, NamedTuple
 
-__all__ = [
-    "CALM", "NO_CLAIM", "NO_WITNESSES", "RETRY_S_MAX", "Claim", "Flow", "Interaction", "Key", "Limit", "Placed",
-    "Pressure", "Progress", "Refusal", "Refused", "Request", "ServiceTokens", "State", "Wait", "Witnesses",
-]  # fmt: skip
-
 
 class Flow(NamedTuple):
     """Whose request is it? Fair among tenants by weight, then among the (app, user) flows of one tenant."""

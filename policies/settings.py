@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import MISSING, field, fields
 from typing import Any, Final, NamedTuple
 
-__all__ = ["COUNT_MAX", "Contradiction", "Setting", "check_bounds", "setting", "settings_of"]
-
 COUNT_MAX: Final = 10**12
 """As much as any count may be set to."""
 _KEY: Final = "setting"

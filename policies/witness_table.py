@@ -12,8 +12,6 @@ from typing import Final
 from policies.limits.fullness import given_up
 from policies.request import Flow, Interaction
 
-__all__ = ["WitnessTable"]
-
 GIVEN_MAX: Final = 32
 """Witnesses of one interaction: those of its last few answers. The oldest are forgotten."""
 HOLDERS_MAX: Final = 16

@@ -21,8 +21,6 @@ from policies.request import ServiceTokens
 from simulation.engine_gauges import read_gauges, read_step
 from simulation.run import IMPOSSIBLE, LOST, WRONG, Arrival, EngineEvent, Record, Run
 
-__all__ = ["Driver", "SimulatedGateway", "replay", "simulate"]
-
 TIMER_RESOLUTION_S = 1e-6
 """A timer never fires at the very instant that set it."""
 

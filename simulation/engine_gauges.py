@@ -7,8 +7,6 @@ from dataclasses import replace
 from backends.simulated.engine_model import EngineModel, Step
 from policies.capacity.gauges import Gauges
 
-__all__ = ["read_gauges", "read_step"]
-
 
 def read_gauges(name: str, model: EngineModel, now: float) -> Gauges:
     """What a scrape of this backend says at this time."""

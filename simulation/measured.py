@@ -11,8 +11,6 @@ from statistics import median
 from backends.simulated.engine_profiles import PROFILES, EngineProfile
 from simulation.traces.rows import EngineStay, TracedRequest
 
-__all__ = ["Measured", "measured"]
-
 REQUESTS_MAX = 100_000
 """More requests say no more about the speed."""
 ANSWERS_MIN = 10

@@ -7,8 +7,6 @@ from html import escape
 from math import floor, isfinite, log10
 from typing import NamedTuple
 
-__all__ = ["COLOURS", "Series", "chart"]
-
 COLOURS = ("#2f6f9f", "#d08c4a", "#5a9367", "#a8476b", "#7a68a6", "#8a7a4d", "#3b9ca3", "#9a9a9a")
 """Taken in turn; from the second round on, lines are dashed."""
 

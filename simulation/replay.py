@@ -24,11 +24,6 @@ from simulation.statistics import percentile
 from simulation.timeline import Timeline
 from simulation.traces.reader import Trace
 
-__all__ = [
-    "IMPOSSIBLE", "OTHERS", "Percentiles", "ReplayResult", "TenantResult", "UnknownPolicyError", "policy_names",
-    "replay_under",
-]  # fmt: skip
-
 OTHERS = "(others)"
 TENANTS_LISTED = 8
 TENANTS_COMPARED = 50

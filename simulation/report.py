@@ -12,11 +12,10 @@ from string import Template
 
 from backends.simulated.engine_profiles import EngineProfile
 from simulation.plots import COLOURS, Series, chart
-from simulation.replay import IMPOSSIBLE, Percentiles, ReplayResult, TenantResult
+from simulation.replay import Percentiles, ReplayResult, TenantResult
+from simulation.run import IMPOSSIBLE
 from simulation.traces.reader import Trace
 from simulation.verdict import compared, in_seconds, short, verdict
-
-__all__ = ["Replayed", "as_html", "as_json", "as_text"]
 
 NOTHING = "-"
 POINTS_MIN = 3

@@ -8,8 +8,6 @@ from typing import NamedTuple
 from policies.admission.decisions import Decision
 from policies.request import NO_CLAIM, Claim, Flow, Request
 
-__all__ = ["IMPOSSIBLE", "LOST", "WRONG", "Arrival", "EngineEvent", "Record", "Run"]
-
 IMPOSSIBLE = "context_length_exceeded"
 """The outcome of a request that is longer than the model's context: the gateway refuses it unseen."""
 LOST = "lost"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import ceil
 
-__all__ = ["jain", "percentile"]
-
 
 def jain(values: Collection[float]) -> float:
     """Jain's index of fairness: 1 when all are equal, 1/n when one has everything, 1 when nobody has anything."""

@@ -12,8 +12,6 @@ from policies.request import ServiceTokens
 from simulation.run import Record
 from simulation.statistics import jain
 
-__all__ = ["Timeline"]
-
 TICKS_MAX = 600
 """A run that outlasts so many ticks has them made twice as long."""
 

@@ -7,8 +7,6 @@ from math import log
 
 from simulation.replay import OTHERS, ReplayResult, TenantResult
 
-__all__ = ["compared", "in_seconds", "short", "verdict"]
-
 NAME_CHARS_MAX = 32
 ALIKE_S = 0.1
 ALIKE_PART = 0.1

@@ -6,8 +6,6 @@ import ssl
 import subprocess
 from pathlib import Path
 
-__all__ = ["Authority"]
-
 
 class Authority:
     """Writes PEM files into `directory`: ca.pem, and NAME.pem with NAME.key for each certificate."""

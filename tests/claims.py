@@ -7,8 +7,6 @@ from gateway.request.conversation.turns import NO_TURNS
 from gateway.request.interaction_claim import ClaimReader
 from policies.request import Claim, Flow
 
-__all__ = ["claim_of"]
-
 
 def claim_of(
     by: ClaimReader, headers: list[tuple[bytes, bytes]], payload: Payload, flow: Flow, *, generates: bool = True

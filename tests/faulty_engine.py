@@ -17,8 +17,6 @@ from backends.simulated.outputs import Output
 from backends.simulated.shapes import SimulatedAnswer
 from backends.simulated.simulated_server import BUSY, SimulatedServer, hang_up
 
-__all__ = ["Faults", "FaultyEngine"]
-
 STILL_S = 0.05
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from gateway.telemetry.record import RequestRecord
 
-__all__ = ["record_of"]
-
 
 def record_of(id: str, *, arrived_s: float = 0.0) -> RequestRecord:
     record = RequestRecord("POST", b"", "/v1/chat/completions", b"", [], "1.1", "", "", False)

@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["KEY_BYTES_MAX", "AnswerKeys"]
-
 KEY_BYTES_MAX: Final = 1024
 """Of the text of an answer, as much is kept."""
 IDS_MAX: Final = 64

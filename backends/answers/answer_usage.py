@@ -15,21 +15,6 @@ from backends.answers.body import Body, Choice, Message, decode_body, decode_gen
 from backends.answers.members import MemberFinder
 from backends.base import Usage
 
-__all__ = [
-    "TOOL_ITEMS",
-    "Answer",
-    "asks_for_more",
-    "holds_any",
-    "is_drained",
-    "made_bytes",
-    "plain",
-    "read_answer",
-    "taken_together",
-    "usage_finder",
-    "usage_found",
-    "usage_of",
-]
-
 TOKENS_MAX: Final = 1 << 40
 """No answer has more. An engine that says so says nothing."""
 _ASKS_FOR_TOOL: Final = frozenset({"tool_calls", "function_call", "tool_use", "pause_turn"})

@@ -10,27 +10,6 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-__all__ = [
-    "Body",
-    "Choice",
-    "Delta",
-    "Envelope",
-    "ErrorFields",
-    "EventChoice",
-    "GeneratedBody",
-    "GeneratedChoice",
-    "Item",
-    "Message",
-    "MessageDelta",
-    "StreamEvent",
-    "decode_body",
-    "decode_event",
-    "decode_generated",
-    "decode_items",
-    "decode_plain",
-]
-
-
 Scalar = str | int | float | bool | None
 
 

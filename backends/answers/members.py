@@ -11,8 +11,6 @@ import json
 import re
 from typing import Any, Final
 
-__all__ = ["CANDIDATES_MAX", "MemberFinder"]
-
 VALUE_BYTES_MAX: Final = 4096
 """A value that does not end within so many bytes is not read."""
 CANDIDATES_MAX: Final = 1000

@@ -15,8 +15,6 @@ from backends.answers.body import Delta, Envelope, ErrorFields, EventChoice, Mes
 from backends.answers.members import MemberFinder
 from backends.base import Usage
 
-__all__ = ["Dialect", "StreamError", "StreamMeter"]
-
 # A blank line: two line ends, each CRLF, LF or CR. A CR at the very end may be half a CRLF, so it ends nothing yet.
 _BLANK_LINE: Final = re.compile(rb"(?>\r\n|\n|\r(?!\Z)){2}")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")

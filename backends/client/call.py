@@ -7,8 +7,6 @@ from typing import Protocol
 
 from backends.upstream_errors import UpstreamError
 
-__all__ = ["Receiver", "UpstreamCall"]
-
 
 class Receiver(Protocol):
     """Who takes the answer? After `head_received` and the bodies comes exactly one of `completed` and `failed`."""

@@ -10,8 +10,6 @@ import asyncio
 import logging
 from typing import Final
 
-__all__ = ["Outbox", "Outlet"]
-
 _log = logging.getLogger(__name__)
 
 _TOGETHER_MAX: Final = 8

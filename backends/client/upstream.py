@@ -18,8 +18,6 @@ from backends.client.outbox import Outbox, Outlet
 from backends.tls_contexts import client_context, what_failed
 from backends.upstream_errors import ConnectFailed, ConnectionLost, ProtocolViolation, ReadTimedOut, UpstreamError
 
-__all__ = ["Receiver", "UpstreamCall", "UpstreamPool"]
-
 _JOIN_BYTES_MAX: Final = 16384
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-__all__ = ["BlockKey", "BlockPool"]
-
 BlockKey = int | tuple[int, int]
 """A prefix hash given by the caller, or (request serial, block index) for text that only its own request can repeat."""
 

@@ -18,8 +18,6 @@ import msgspec
 
 from backends.simulated.engine_profiles import EngineProfile
 
-__all__ = ["CallRefusedError", "Endpoint", "SimulatedCall", "TokensPrompt", "read_call", "read_prompt", "render_chat"]
-
 _BYTES_PER_TOKEN = 4
 _MEAN_OUTPUT_TOKENS = 128.0
 _CHOICES_MAX = 128

@@ -14,8 +14,6 @@ from typing import NamedTuple
 from backends.simulated.blocks import BlockKey, BlockPool
 from backends.simulated.engine_profiles import EngineProfile
 
-__all__ = ["EngineGauges", "EngineModel", "EngineRequest", "RequestRefusedError", "Step"]
-
 
 class RequestRefusedError(ValueError):
     """The engine can never run this request: its lengths do not fit, or its id is in use."""

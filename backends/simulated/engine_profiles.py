@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-__all__ = ["PROFILES", "EngineProfile", "UnknownProfileError", "profile"]
-
 
 class UnknownProfileError(ValueError):
     """No profile has this name; the message lists the names that exist."""

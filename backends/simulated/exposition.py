@@ -15,8 +15,6 @@ from prometheus_client.metrics_core import Metric
 from backends.simulated.engine_model import EngineGauges
 from backends.simulated.engine_profiles import EngineProfile
 
-__all__ = ["Totals", "render"]
-
 
 @dataclass(slots=True)
 class Totals:

@@ -6,8 +6,6 @@ import asyncio
 
 from backends.simulated.shapes import SimulatedAnswer
 
-__all__ = ["Output"]
-
 
 class Output:
     """Where one answer goes: the stream's socket, or nowhere until it is whole. `done`: nothing more comes."""

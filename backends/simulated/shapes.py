@@ -13,8 +13,6 @@ import msgspec
 
 from backends.simulated.calls import CallRefusedError, Endpoint, SimulatedCall
 
-__all__ = ["ABORT", "SimulatedAnswer", "answer_to", "error_body", "in_stream_error"]
-
 ABORT = "abort"
 _WORDS = (
     " the", " queue", " gives", " each", " tenant", " a", " fair", " share", " of", " every", " step", " and", " no",

@@ -18,8 +18,6 @@ from backends.simulated.outputs import Output
 from backends.simulated.shapes import SimulatedAnswer, answer_to, error_body, in_stream_error
 from backends.vllm_plugin import steps
 
-__all__ = ["SimulatedServer", "run"]
-
 _BODY_BYTES_MAX = 32 * 2**20
 _CATCH_UP_S = 0.05
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."

@@ -11,8 +11,6 @@ from starlette.responses import PlainTextResponse
 from backends.vllm_plugin.stat_logger import STEPS
 from backends.vllm_plugin.steps import CONTENT_TYPE, PATH, Listener
 
-__all__ = ["StepsEndpoint", "StepsMiddleware"]
-
 _HEAD: Final = {
     "type": "http.response.start",
     "status": 200,

@@ -12,8 +12,6 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from backends.vllm_plugin.steps import Rank, Steps
 
-__all__ = ["STEPS", "StepLogger"]
-
 STEPS: Final = Steps()
 """Of this process."""
 logger = logging.getLogger("vllm.fairgate")

@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["CONTENT_TYPE", "PATH", "VERSION", "Listener", "Rank", "Steps"]
-
 PATH: Final = "/v1/fairgate/steps"
 """Below /v1, which vLLM guards by its API key if it has one."""
 CONTENT_TYPE: Final = "application/x-ndjson"

@@ -19,8 +19,6 @@ from gateway.config.memory_bounds import (
     bounds_of,
 )
 
-__all__ = ["lines"]
-
 TEMPLATE = Path(__file__).with_name("memory.template.txt")
 SIZES = (256 << 20, MEMORY_MAX, 1 << 30, MEMORY_OF_MACHINE)
 ROWS: tuple[tuple[str, str, Callable[[Bounds], str]], ...] = (

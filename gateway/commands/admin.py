@@ -13,8 +13,6 @@ from gateway.commands.common import config_option, loaded
 if TYPE_CHECKING:
     from gateway.config.model import Config
 
-__all__ = ["Admin", "NotAnswered", "admin_of", "asks_admin"]
-
 USUAL_URL: Final = "http://127.0.0.1:8190"
 TIMEOUT_S: Final = 3.0
 CHANGE_TIMEOUT_S: Final = 60.0

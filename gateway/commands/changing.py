@@ -13,8 +13,6 @@ import click
 from gateway.commands.admin import NotAnswered, admin_of, asks_admin
 from gateway.commands.common import BAD_INPUT, Failed
 
-__all__ = ["drain", "reload", "resume"]
-
 
 @click.command()
 @asks_admin

@@ -13,8 +13,6 @@ from gateway.config.load import Finding
 from gateway.config.model import Config
 from gateway.request.estimate import UnusableTokenizer, exact_counter
 
-__all__ = ["findings"]
-
 
 def findings(config: Config) -> Iterator[Finding]:
     """Faults, and warnings of what works and is seldom meant. Leaves nothing behind, and asks nobody on the network."""

@@ -11,8 +11,6 @@ import click
 if TYPE_CHECKING:
     from gateway.config.model import Config
 
-__all__ = ["BAD_INPUT", "Failed", "config_option", "loaded"]
-
 BAD_INPUT = 2
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from gateway.config.sections.usage import UsageConfig
     from gateway.usage.usage_report import Question
 
-__all__ = ["explain"]
-
 
 @click.command()
 @click.argument("request_id", required=False)

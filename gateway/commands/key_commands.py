@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.keys.issued import KeyTable
 
-__all__ = ["keys"]
-
 _HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
 _OPTIONS = {"expires": "--expires", "apps": "--app", "models": "--model", "weight": "--weight", "label": "--label"}
 Found = TypeVar("Found")

@@ -21,8 +21,6 @@ from gateway.commands.serving import allow_files, run, serve_one, supervise
 from gateway.commands.usage_command import usage
 from gateway.commands.vllm_flags import vllm_flags
 
-__all__ = ["main"]
-
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="fairgate", message=f"%(prog)s %(version)s, {BUILD}")

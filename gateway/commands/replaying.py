@@ -16,12 +16,11 @@ from gateway.commands.common import Failed, config_option
 
 if TYPE_CHECKING:
     from backends.simulated.engine_profiles import EngineProfile
-    from gateway.config.model import BackendConfig, Config, PoolConfig
+    from gateway.config.model import Config, PoolConfig
+    from gateway.config.sections.backends import BackendConfig
     from policies.admission.engine import AdmissionEngine
     from simulation.replay import ReplayResult
     from simulation.traces.reader import Trace
-
-__all__ = ["readable", "replay"]
 
 POLICIES = "fcfs,vtc,dlpm,fairserve"
 BASELINE = "fcfs"
@@ -200,7 +199,7 @@ class _Setting:
 
     def engine(self, policy: str, count: int) -> AdmissionEngine:
         """A new admission engine as the gateway would make it, without backends."""
-        from gateway.config.model import PolicyConfig
+        from gateway.config.sections.policy_choice import PolicyConfig
         from gateway.pool.setup import admission_engine
         from gateway.pool.shared import Shared
 

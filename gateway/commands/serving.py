@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     Load = Callable[[], Config]
     """Reads the config again; raises ConfigError."""
 
-__all__ = ["allow_files", "run", "serve_one", "supervise"]
-
 THREAD_TURN_S: Final = 0.0005
 """A thread that computes (a reload, a page of metrics) lets the event loop go on after this time. At CPython's 5 ms
 each read and write of a stream may wait so long: a reload of 10,000 tenants then holds streams up for 30 ms, and so for

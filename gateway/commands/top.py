@@ -16,8 +16,6 @@ from rich.text import Text
 
 from gateway.commands.admin import Admin, NotAnswered
 
-__all__ = ["view", "watch"]
-
 TENANTS_SHOWN: Final = 30
 """Rows of a live view, where the terminal is not smaller."""
 SHORT_OF_DUE: Final = 0.8

@@ -8,8 +8,6 @@ import click
 
 from gateway.commands.common import BAD_INPUT, Failed, config_option, loaded
 
-__all__ = ["usage"]
-
 
 @click.command()
 @config_option("The gateway's file, which has `usage:`.")

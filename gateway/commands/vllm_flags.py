@@ -8,8 +8,6 @@ import click
 
 from gateway import __version__
 
-__all__ = ["vllm_flags"]
-
 _TEXT: Final = """\
 # Beside vLLM, in its own environment. It needs nothing that vLLM does not have; --no-deps leaves vLLM's packages alone.
 pip install --no-deps fairgate=={version}

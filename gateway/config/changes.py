@@ -18,8 +18,6 @@ from pydantic import SecretStr
 from gateway.config.model import Config
 from gateway.config.section import Section
 
-__all__ = ["LIVE", "Change", "changes", "config_hash", "needs_restart"]
-
 CHARACTERS_MAX = 60
 LIVE = frozenset(
     {

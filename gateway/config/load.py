@@ -22,8 +22,6 @@ from gateway.config.checks import split_address
 from gateway.config.model import FAULTS_FOUND_MAX, Config, path_of
 from gateway.config.provenance import Loc, Provenances, Written
 
-__all__ = ["ConfigError", "Fault", "Finding", "Overrides", "check_config", "config_for_backends", "load_config"]
-
 FILE_BYTES_MAX = 4 * 1024 * 1024
 DEPTH_MAX = 20
 NODES_MAX = 500_000

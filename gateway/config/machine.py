@@ -11,18 +11,6 @@ from typing import Any, Final
 from gateway.config.checks import fault
 from gateway.config.memory_bounds import MEMORY_MAX_LEAST
 
-__all__ = [
-    "AUTO",
-    "MEMORY_OF_MACHINE",
-    "WORKERS_MAX",
-    "auto_by_default",
-    "cores",
-    "memory_each",
-    "no_text",
-    "or_auto",
-    "with_auto",
-]
-
 AUTO: Final = "auto"
 WORKERS_MAX: Final = 256
 QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["MEMORY_MAX", "MEMORY_MAX_LEAST", "PARTS", "TABLES", "Bounds", "Table", "bounds_of"]
-
 MEMORY_MAX: Final = 448 << 20
 """For a container of 512 MiB: the rest is the kernel's, which holds what is on its way through sockets and to files."""
 MEMORY_MAX_LEAST: Final = 192 << 20

@@ -44,7 +44,7 @@ from gateway.config.section import Section, settings_from
 from gateway.config.sections.apps import AppConfig
 from gateway.config.sections.backends import BackendConfig
 from gateway.config.sections.interaction_rules import InteractionsConfig
-from gateway.config.sections.keys import IssuerConfig, KeyConfig, hash_key, new_key
+from gateway.config.sections.keys import IssuerConfig, KeyConfig
 from gateway.config.sections.limits import Limits
 from gateway.config.sections.listener import NetworkName, Origin, RouteConfig
 from gateway.config.sections.policy_choice import PolicyConfig, PolicyName
@@ -54,22 +54,6 @@ from gateway.config.sections.tls import ListenerTlsConfig
 from gateway.config.sections.tracing import TracingConfig
 from gateway.config.sections.usage import UsageConfig
 from policies.capacity.gauges import CapacitySettings
-
-__all__ = [
-    "AppConfig",
-    "BackendConfig",
-    "CapacityConfig",
-    "Config",
-    "KeyConfig",
-    "Limits",
-    "PolicyConfig",
-    "PoolConfig",
-    "StateConfig",
-    "TenantConfig",
-    "hash_key",
-    "json_schema",
-    "new_key",
-]
 
 FAULTS_FOUND_MAX: Final = 1000
 """Faults that are looked for in one config: an operator with that many faults mends some of them first."""

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["KNOWN_PATHS", "MANAGEMENT"]
-
 KNOWN_PATHS: Final = {
     "/v1/chat/completions": "POST",
     "/v1/completions": "POST",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Final, Literal, NamedTuple
 
-__all__ = ["UNKNOWN", "Loc", "Provenance", "Provenances", "Written"]
-
 Loc = tuple[int | str, ...]
 
 

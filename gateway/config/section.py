@@ -16,8 +16,6 @@ from pydantic_core import InitErrorDetails
 from gateway.config.checks import fault
 from policies.settings import Contradiction, Setting, settings_of
 
-__all__ = ["Section", "field_of", "filled", "settings_from"]
-
 AUTO: Final = "auto"
 S = TypeVar("S", bound="Section")
 T = TypeVar("T")

@@ -7,8 +7,6 @@ from typing import Final
 
 from gateway.http.errors import ApiError, Reason
 
-__all__ = ["Account", "Accounts"]
-
 _RETRY_S: Final = 2.0
 
 

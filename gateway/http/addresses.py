@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Final
 
-__all__ = ["TrustedProxies", "household"]
-
 Header = tuple[bytes, bytes]
 
 _HOPS_MAX: Final = 32

@@ -12,8 +12,6 @@ from gateway.http.errors import ApiError, Reason
 from gateway.http.http_request import HttpRequest
 from gateway.http.server_state import BUSY_RETRY_S, ServerState
 
-__all__ = ["BufferAccounting"]
-
 
 class BufferAccounting:
     """The bytes of one connection. Who holds too many gets an `ApiError`, and they are counted until released."""

@@ -15,8 +15,6 @@ from gateway.http.responder import Responder
 from gateway.http.server_state import ServerState
 from gateway.http.sockets import is_hung_up, peer_of, reset_on_close, unsent_bytes
 
-__all__ = ["Connection"]
-
 _log = logging.getLogger(__name__)
 
 _SMALL_BODY_BYTES: Final = 4096

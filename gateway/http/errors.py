@@ -14,8 +14,6 @@ import msgspec
 
 from backends.answers.sse import Dialect
 
-__all__ = ["ApiError", "EngineError", "Reason", "dialect_of"]
-
 Header = tuple[bytes, bytes]
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["bearer_key", "content_type", "forward_request_headers", "forward_response_headers", "is_json", "is_text"]
-
 Header = tuple[bytes, bytes]
 
 _HOP_BY_HOP: Final = frozenset({

@@ -16,8 +16,6 @@ import httptools
 from gateway.http.errors import ApiError, Reason
 from gateway.http.server_limits import ServerLimits
 
-__all__ = ["HttpRequest", "RequestReader"]
-
 Header = tuple[bytes, bytes]
 
 

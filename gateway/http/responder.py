@@ -8,8 +8,6 @@ from typing import Final, Protocol
 
 from backends.client.outbox import Outlet
 
-__all__ = ["Responder"]
-
 Header = tuple[bytes, bytes]
 
 _STATUS_LINES: Final = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode("ascii") for s in HTTPStatus}

@@ -14,14 +14,11 @@ from typing import Any, Final, cast
 from gateway.http.addresses import TrustedProxies
 from gateway.http.connection import Connection
 from gateway.http.http_request import HttpRequest
-from gateway.http.responder import Responder
 from gateway.http.server_limits import ServerLimits
 from gateway.http.server_state import Handler, HeadHook, RefusedHook, ServerState
 from gateway.http.sockets import waiting_connections
 from gateway.http.tls.certificates import Certificates
 from gateway.http.tls.protocol import TlsProtocol
-
-__all__ = ["Handler", "HeadHook", "HttpRequest", "HttpServer", "RefusedHook", "Responder", "ServerLimits"]
 
 _SWEEP_S: Final = 1.0
 _BACKLOG: Final = 1024

@@ -19,8 +19,6 @@ from gateway.http.http_request import Header, HttpRequest
 from gateway.http.responder import Responder
 from gateway.http.server_limits import ServerLimits
 
-__all__ = ["BUSY_RETRY_S", "Handler", "HeadHook", "Held", "RefusedHook", "ServerState", "SlowReader"]
-
 Handler = Callable[[HttpRequest, Responder], None]
 HeadHook = Callable[[HttpRequest], tuple[int, list[Header], bytes] | None]
 """Runs when a head is complete, before the body is read; what it returns is the answer, and the body is not read."""

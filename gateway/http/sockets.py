@@ -16,16 +16,6 @@ from contextlib import contextmanager
 from socket import SO_LINGER, SOL_SOCKET, socket
 from typing import Any, Final
 
-__all__ = [
-    "connections_allowed",
-    "is_hung_up",
-    "listening",
-    "peer_of",
-    "reset_on_close",
-    "unsent_bytes",
-    "waiting_connections",
-]
-
 # A socket is `Any` here: uvloop has its own kind.
 
 _INT: Final = struct.Struct("i")

@@ -11,12 +11,10 @@ from hashlib import sha256
 from math import inf
 from typing import Final, Protocol
 
-from gateway.config.model import KeyConfig, TenantConfig, hash_key, new_key
-from gateway.config.sections.keys import open_name
+from gateway.config.model import TenantConfig
+from gateway.config.sections.keys import KeyConfig, hash_key, new_key, open_name
 from gateway.http.errors import ApiError, Reason
 from policies.limits.leaky_counts import MEMBERS_MAX, LeakyCounts
-
-__all__ = ["DEFAULT_APP", "Keyring", "MintedKey", "Principal", "Tokens"]
 
 DEFAULT_APP: Final = "default"
 USES_REMEMBERED_MIN: Final = 10_000

@@ -10,8 +10,6 @@ from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, USED_MAX, KeyTable, 
 from gateway.usage.database import Database
 from gateway.usage.thread import DatabaseThread
 
-__all__ = ["DatabaseKeys"]
-
 PAGE = 2000
 _CHANGED = "SELECT value FROM fairgate_notes WHERE name = 'keys'"
 _MARK = "INSERT INTO fairgate_notes VALUES ('keys', %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value"

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Mapping
 from gateway.keys.issued import ENTRIES_READ_MAX, KEYS_MAX, USED_MAX, KeyTable, TableFull, log_left_out
 from gateway.storage.redis.redis_store import RedisStore, Script
 
-__all__ = ["CHANGED", "TABLE", "RedisKeys"]
-
 TABLE = "fairgate:1:keys"
 USES = "fairgate:1:key-uses"
 CHANGED = "changed"

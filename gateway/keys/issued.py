@@ -20,23 +20,6 @@ from gateway.config.sections.keys import KeyConfig
 from gateway.keys.identity import Keyring, Principal
 from gateway.storage.store_errors import StoreError, StoreUnavailable
 
-__all__ = [
-    "ENTRIES_READ_MAX",
-    "KEYS_MAX",
-    "REVOKED",
-    "USED_MAX",
-    "Follower",
-    "KeyTable",
-    "TableFull",
-    "entry",
-    "in_words",
-    "log_left_out",
-    "nobody_of",
-    "read_entry",
-    "take_back",
-    "unfit",
-]
-
 logger = logging.getLogger("fairgate")
 
 KEYS_MAX = 100_000

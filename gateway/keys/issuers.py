@@ -30,8 +30,6 @@ try:
 except ModuleNotFoundError as error:
     raise StoreRefused("jwt: needs PyJWT: pip install 'fairgate[jwt]'") from error
 
-__all__ = ["Issuer", "Issuers"]
-
 REFRESH_S: Final = 300.0
 REFRESH_S_MIN: Final = 10.0
 """Between two reads that tokens ask for. A client that invents key ids does not make the gateway ask more often."""

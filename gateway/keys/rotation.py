@@ -11,8 +11,6 @@ from gateway.config.model import Config
 from gateway.config.sections.keys import KeyConfig
 from gateway.keys.issued import REVOKED, KeyTable, entry, read_entry, unfit
 
-__all__ = ["CannotRotate", "moment", "rotate", "seconds_of"]
-
 _GRACE = re.compile(r"([0-9]{1,5})([smhd])")
 
 

@@ -10,8 +10,6 @@ from aiohttp import web
 from gateway.operator.operated import Operated
 from gateway.telemetry.recent_requests import Mark
 
-__all__ = ["changing_routes"]
-
 
 def changing_routes(gateway: Operated) -> list[web.RouteDef]:
     """For the admin listener, whose guard says who may (`gateway.operator.guard`)."""

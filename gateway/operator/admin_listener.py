@@ -21,8 +21,6 @@ from gateway.operator.snapshots.state_views import tenants
 from gateway.operator.usage_routes import usage_routes
 from gateway.operator.views import views
 
-__all__ = ["admin_app", "worker_app"]
-
 
 def admin_app(gateway: Operated) -> web.Application:
     """Never queued. What it asks for is `admin_token`; without one it belongs on loopback, and answers there only those

@@ -9,11 +9,9 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, SecretStr
 
-from gateway.config.model import Config, PolicyConfig, path_of
+from gateway.config.model import Config, path_of
 from gateway.config.provenance import Loc, Provenance
-from gateway.config.sections.policy_choice import policy_settings
-
-__all__ = ["effective"]
+from gateway.config.sections.policy_choice import PolicyConfig, policy_settings
 
 VALUES_MAX: Final = 5000
 HIDDEN: Final = "(hidden)"

@@ -14,8 +14,6 @@ from policies.admission.explanation import Explanation, sentence, waited_in_word
 if TYPE_CHECKING:
     from gateway.pool.pool import Pool
 
-__all__ = ["explain"]
-
 OTHERS_MAX: Final = 10
 
 

@@ -14,8 +14,6 @@ from gateway.config.checks import is_loopback
 from gateway.config.model import Config
 from gateway.operator.page.files import PAGE_PATHS
 
-__all__ = ["guard"]
-
 OPEN = frozenset(("/health", "/ready")) | PAGE_PATHS
 """Probes have no token, and learn nothing that a request would not show. The page itself asks its reader for the
 token."""

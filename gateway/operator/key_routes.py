@@ -21,8 +21,6 @@ from gateway.storage.store_errors import StoreError
 if TYPE_CHECKING:
     from gateway.config.model import Config
 
-__all__ = ["key_routes"]
-
 TERMS = ("tenant", "expires", "apps", "models", "weight", "label")
 ROTATION_TERMS = ("grace", "expires")
 

@@ -12,8 +12,6 @@ from typing import Final
 
 from gateway.metric_families import FAMILIES, LEAST, MOST, SUM
 
-__all__ = ["merged"]
-
 _OF_PROCESSES: Final = {"process_max_fds": LEAST, "process_start_time_seconds": LEAST}
 """What the client library says of each process; all else there is added up."""
 

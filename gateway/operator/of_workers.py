@@ -25,8 +25,6 @@ from gateway.operator.snapshots.snapshot import NO_ANSWER, GatewaySnapshot, Gath
 from gateway.operator.views import views
 from gateway.telemetry.recent_requests import ENDS_MAX, RecentRequests
 
-__all__ = ["Workers", "workers_app"]
-
 ANSWER_S: Final = 2.5
 """A worker that has not answered by then is left out, and named. Commands wait for 3 s."""
 CHANGE_S: Final = 60.0

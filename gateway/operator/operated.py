@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from gateway.pool.shared import Shared
     from gateway.telemetry.metrics import Metrics
 
-__all__ = ["Operated", "Reloaded", "Reloads"]
-
 
 class Reloaded:
     """What came of it. `outcome`: changed, unchanged or refused; `why_not` says why it was refused, in lines."""

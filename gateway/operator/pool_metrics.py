@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from gateway.storage.redis.redis_store import RedisStore
     from gateway.storage.store import Store
 
-__all__ = ["PoolGauges"]
-
 Rows = dict[str, list[Row]]
 """By the name of the metric."""
 

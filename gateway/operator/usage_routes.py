@@ -12,8 +12,6 @@ from gateway.storage.store_errors import StoreError
 from gateway.usage.database import Database
 from gateway.usage.usage_report import BadQuestion, Question, read
 
-__all__ = ["usage_routes"]
-
 
 def usage_routes(gateway: Operated) -> list[web.RouteDef]:
     one_at_a_time = asyncio.Lock()

@@ -10,8 +10,6 @@ from gateway.operator.effective import effective
 from gateway.operator.snapshots.snapshot import REQUESTS_MAX, SnapshotSource
 from gateway.operator.snapshots.state_views import backends, queue, tenants
 
-__all__ = ["views"]
-
 
 def views(source: SnapshotSource) -> list[web.RouteDef]:
     """Never queued; each answer is bounded, and says how much it leaves out."""

@@ -13,18 +13,18 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from backends.base import Adapter
-from backends.client.upstream import Receiver, UpstreamCall, UpstreamPool
+from backends.client.call import Receiver, UpstreamCall
+from backends.client.upstream import UpstreamPool
 from backends.health import HealthState, ModelCard, Standstill, fetch_models, probe
 from backends.name_resolution import session_at
 from backends.openai import OpenAiAdapter
 from backends.step_feed import StepFeed
 from backends.upstream_errors import ConnectFailed, UpstreamError
 from backends.vllm import VllmAdapter
-from gateway.config.model import BackendConfig, Config
+from gateway.config.model import Config
+from gateway.config.sections.backends import BackendConfig
 from gateway.request.body.payload import JsonPayload, Payload
 from gateway.request.prefix_hashes import salt_of
-
-__all__ = ["AGAIN_S_MIN", "PROBE_INTERVAL_S", "Backend", "terms_of"]
 
 logger = logging.getLogger("fairgate")
 

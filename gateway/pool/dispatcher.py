@@ -19,8 +19,6 @@ from policies.admission.takeover import has_place, move, stranded
 from policies.capacity.gauges import Gauges
 from policies.request import Request, ServiceTokens, State
 
-__all__ = ["Admitted", "Dispatcher"]
-
 TIMER_S_MAX: Final = 0.01
 """While anything waits the timer is at most this far away, so that it need not be set anew with every event."""
 

@@ -18,8 +18,6 @@ from gateway.config.sections.backends import BackendConfig
 from gateway.config.sections.limits import Limits
 from gateway.metric_families import Row, family
 
-__all__ = ["Addresses"]
-
 logger = logging.getLogger("fairgate")
 
 LOOKUP_S = 5.0

@@ -18,8 +18,6 @@ from gateway.background import OperationalError
 from policies.admission import memory
 from policies.admission.engine import AdmissionEngine
 
-__all__ = ["LearnedFile"]
-
 logger = logging.getLogger("fairgate")
 
 SAVE_INTERVAL_S = 60.0

@@ -15,7 +15,8 @@ from backends.health import ModelCard
 from backends.scraper import Scraper
 from backends.step_feed import StepFeed
 from gateway.background import Background
-from gateway.config.model import BackendConfig, Config, PoolConfig
+from gateway.config.model import Config, PoolConfig
+from gateway.config.sections.backends import BackendConfig
 from gateway.pool.backend import PROBE_INTERVAL_S, Backend
 from gateway.pool.dispatcher import Dispatcher
 from gateway.pool.retries import RetryBudget
@@ -29,8 +30,6 @@ from gateway.telemetry.record import RequestRecord
 from policies.admission.takeover import remove_backend, reweigh, take_over
 from policies.capacity.gauges import Gauges
 from policies.placements.least_loaded import least_loaded
-
-__all__ = ["Pool", "estimator_of"]
 
 logger = logging.getLogger("fairgate")
 

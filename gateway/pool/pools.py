@@ -12,7 +12,8 @@ from backends.name_resolution import Resolver
 from backends.simulated.engine_profiles import profile
 from backends.simulated.simulated_server import SimulatedServer
 from gateway.background import Background, OperationalError
-from gateway.config.model import BackendConfig, Config, PoolConfig
+from gateway.config.model import Config, PoolConfig
+from gateway.config.sections.backends import BackendConfig
 from gateway.pool.backend import Backend, terms_of
 from gateway.pool.engine_addresses import Addresses
 from gateway.pool.pool import RETIRE_LOOK_S, Pool, estimator_of
@@ -20,8 +21,6 @@ from gateway.pool.shared import Shared
 from gateway.request.estimate import TokenEstimator, UnusableTokenizer
 from gateway.telemetry.record import RequestRecord
 from policies.admission.engine import AdmissionEngine
-
-__all__ = ["CannotTakeOver", "Pools", "Prepared"]
 
 EMBEDDED_MODELS = ("simulated",)
 EMBEDDED_PROFILE = "demo"

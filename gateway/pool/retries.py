@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["RetryBudget"]
-
 PER_REQUEST: Final = 0.1
 AT_START: Final = 10.0
 SAVED_MAX: Final = 100.0

@@ -22,8 +22,6 @@ from policies.placements.prefix_index import PrefixIndex
 from policies.placements.registry import PLACEMENTS, USUAL_PLACEMENT
 from policies.queue.bounds import QueueLimits
 
-__all__ = ["Terms", "admission_engine", "policy_by", "policy_terms", "setup_of"]
-
 
 def setup_of(
     gateway: Config, pool: PoolConfig, slots: Mapping[str, int | None], shared: Shared, policy: Policy | None

@@ -11,8 +11,6 @@ from policies.interactions import Interactions, InteractionSettings
 from policies.limits.quotas import Quota, Quotas
 from policies.orders.registry import POLICIES
 
-__all__ = ["Shared"]
-
 
 @dataclass(frozen=True, slots=True)
 class Shared:

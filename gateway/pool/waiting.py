@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-__all__ = ["Place", "WaitingStreams"]
-
 TIMER_S_MIN: Final = 0.05
 """The timer goes off at most so often: streams that are due within this time get their comments together."""
 

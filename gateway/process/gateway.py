@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from gateway.telemetry.span_export import SpanExport
     from gateway.usage.recorder import UsageRecorder
 
-__all__ = ["Gateway"]
-
 logger = logging.getLogger("fairgate")
 
 ARRIVAL_S = 1.0

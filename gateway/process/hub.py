@@ -30,8 +30,6 @@ from policies.replicas.messages import CountDelta
 if TYPE_CHECKING:
     from gateway.process.supervisor import Child
 
-__all__ = ["go_on", "serve_hub"]
-
 logger = logging.getLogger("fairgate")
 
 LINGER_S: Final = 15.0

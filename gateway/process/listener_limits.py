@@ -8,8 +8,6 @@ from gateway.config.model import Config
 from gateway.http.server_limits import ServerLimits
 from gateway.http.sockets import connections_allowed
 
-__all__ = ["server_limits"]
-
 logger = logging.getLogger("fairgate")
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.telemetry.metrics import Metrics
 
-__all__ = ["Reloading"]
-
 logger = logging.getLogger("fairgate")
 
 CHANGES_LOGGED_MAX = 20

@@ -9,8 +9,6 @@ import logging
 
 from gateway.telemetry.log_writer import STDERR, LogWriter
 
-__all__ = ["StderrLog"]
-
 
 class StderrLog(logging.Handler):
     """Messages to standard error, those of the `logging` module among them. Its reader stops nobody who says one."""

@@ -19,13 +19,12 @@ from typing import Any
 
 from gateway.config.changes import changes, needs_restart
 from gateway.config.load import ConfigError, Fault
-from gateway.config.model import Config, KeyConfig, hash_key
+from gateway.config.model import Config
+from gateway.config.sections.keys import KeyConfig, hash_key
 from gateway.config.sections.policy_choice import policy_settings
 from gateway.http.sockets import listening
 from gateway.keys.identity import Keyring, MintedKey
 from gateway.storage.hub.run_directory import RunDirectory, WorkerSlot
-
-__all__ = ["Child", "reloaded", "share_of", "supervise", "unix_listener", "with_keys", "with_known_keys"]
 
 BACKLOG = 1024
 RESTART_S = 0.1

@@ -10,8 +10,6 @@ from gateway.request.body.payload import Payload
 from gateway.request.routes import Route
 from policies.request import Request, ServiceTokens
 
-__all__ = ["believed"]
-
 CONTEXT_TOKENS_UNKNOWN: Final = 1 << 20
 """Stands for the context of a model whose engines do not say it."""
 ROUNDS_MAX: Final = 16

@@ -9,8 +9,6 @@ from gateway.request.conversation.turns import NO_TURNS
 from gateway.request.within_context import within_context
 from policies.request import NO_CLAIM, Flow, Request
 
-__all__ = ["admission_request"]
-
 
 def admission_request(context: RequestContext, pool: Pool) -> Request:
     """The request as this pool's models and engines have it. What it was to the pool before (`context.request`) stays,

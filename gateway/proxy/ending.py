@@ -6,8 +6,6 @@ from typing import Final
 
 from gateway.http.headers import content_type, is_json
 
-__all__ = ["Ending"]
-
 _CLOSES: Final = {b"{": b"}", b"[": b"]"}
 
 

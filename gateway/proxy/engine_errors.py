@@ -17,8 +17,6 @@ from backends.answers.sse import Dialect
 from gateway.http.errors import ApiError, EngineError, Reason
 from gateway.telemetry.record import Outcome
 
-__all__ = ["ERROR_BODY_BYTES_MAX", "OWN_ERROR_EVENTS", "engine_error", "outcome_of"]
-
 logger = logging.getLogger("fairgate")
 
 ERROR_BODY_BYTES_MAX: Final = 1 << 20

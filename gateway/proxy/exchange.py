@@ -25,7 +25,7 @@ from backends.answers.answer_usage import Answer, made_bytes, read_answer, usage
 from backends.answers.members import MemberFinder
 from backends.answers.sse import Dialect, StreamMeter
 from backends.base import Usage
-from backends.client.upstream import UpstreamCall
+from backends.client.call import UpstreamCall
 from backends.upstream_errors import ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import ApiError, Reason
 from gateway.http.headers import content_type, is_json, is_text
@@ -44,8 +44,6 @@ from policies.request import Request, ServiceTokens
 if TYPE_CHECKING:
     from gateway.pool.backend import Backend
     from gateway.pool.pool import Pool
-
-__all__ = ["Exchange"]
 
 SEARCHED_BYTES_MIN: Final = 1 << 20
 """The usage of a longer answer is looked for while it comes, so that its end is no long work."""

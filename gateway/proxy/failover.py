@@ -16,8 +16,6 @@ from gateway.proxy.admission_request import admission_request
 from gateway.proxy.exchange import Exchange
 from gateway.request.body.payload import LARGE_BODY_BYTES
 
-__all__ = ["move"]
-
 logger = logging.getLogger("fairgate")
 
 

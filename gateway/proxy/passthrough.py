@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from backends.client.upstream import UpstreamCall
+from backends.client.call import UpstreamCall
 from backends.upstream_errors import ProtocolViolation, ReadTimedOut, UpstreamError
 from gateway.http.errors import Reason
 from gateway.http.headers import forward_response_headers
@@ -23,8 +23,6 @@ from gateway.request.body.payload import Payload
 from gateway.request.unqueued import Unqueued
 from gateway.request.upstream_head import upstream_head
 from gateway.telemetry.record import NO_SERVICE, Outcome
-
-__all__ = ["PassThrough", "engines_of"]
 
 
 class PassThrough:

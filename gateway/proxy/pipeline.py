@@ -43,8 +43,6 @@ from gateway.telemetry.record import NO_SERVICE, Outcome, RequestRecord
 from gateway.telemetry.trace import Sampler
 from policies.request import Request, State
 
-__all__ = ["Pipeline"]
-
 logger = logging.getLogger("fairgate")
 
 RETRY_WHEN_DRAINING_S: Final = 2.0

@@ -11,8 +11,6 @@ from gateway.http.errors import ApiError, Reason
 from policies.admission.decisions import Reject
 from policies.request import Limit, Refusal
 
-__all__ = ["REASONS", "failure_error", "in_words", "rate_limit_headers", "refusal_error"]
-
 Header = tuple[bytes, bytes]
 
 JITTER: Final = 0.1

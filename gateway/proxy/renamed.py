@@ -7,8 +7,6 @@ import re
 
 from gateway.request.body.payload import Payload
 
-__all__ = ["Renamed"]
-
 
 class Renamed:
     """Writes the client's name of the model in the place of the engine's, in what goes to the client.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gateway.pool.pool import Pool
     from gateway.pool.waiting import Place
 
-__all__ = ["RequestContext"]
-
 WAITING: Final = b": waiting\n\n"
 WAITED: Final = b":\n\n"
 """Goes out in one piece with what follows comments. `vllm bench serve` strips each piece that it reads, so the end of a

@@ -9,8 +9,6 @@ from typing import Final
 
 from gateway.request.fields import Fields
 
-__all__ = ["AUDIO", "CHAT", "COMPLETIONS", "MESSAGES", "ONE_PASS", "OTHER", "RESPONSES", "TOKENS", "Api"]
-
 NAMES: Final = Fields.__struct_fields__
 
 

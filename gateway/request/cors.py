@@ -8,8 +8,6 @@ from typing import Final
 
 from gateway.http.http_request import HttpRequest
 
-__all__ = ["Cors"]
-
 Header = tuple[bytes, bytes]
 
 _MAX_AGE_S: Final = 600

@@ -8,8 +8,6 @@ from typing import Final
 
 from gateway.request.prompt import Prompt, without_attachments
 
-__all__ = ["TokenEstimator", "UnusableTokenizer", "exact_counter"]
-
 BYTES_PER_TOKEN_START: Final = 4.0
 BYTES_PER_TOKEN_MIN: Final = 0.5
 BYTES_PER_TOKEN_MAX: Final = 16.0

@@ -8,23 +8,6 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-__all__ = [
-    "Claimed",
-    "Fields",
-    "StreamOptions",
-    "Turn",
-    "decode_claimed",
-    "decode_fields",
-    "decode_list",
-    "decode_name",
-    "decode_number",
-    "decode_object",
-    "decode_turn",
-    "decode_turns",
-    "decode_user",
-    "encode",
-]
-
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None

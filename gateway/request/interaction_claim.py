@@ -29,8 +29,6 @@ from gateway.request.fields import Fields, decode_claimed
 from gateway.telemetry.trace import TRACEPARENT
 from policies.request import NO_CLAIM, NO_WITNESSES, Claim, Flow, Witnesses
 
-__all__ = ["ClaimReader", "given"]
-
 Value = str | int | bool
 Said = tuple[str, Value]
 """Where the client said it, and what."""

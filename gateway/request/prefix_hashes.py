@@ -11,8 +11,6 @@ from hashlib import blake2b
 from typing import Final
 from zlib import crc32
 
-__all__ = ["BLOCKS_MAX", "BLOCK_BYTES", "prefix_hashes", "salt_of"]
-
 BLOCK_BYTES: Final = 512
 """About 128 tokens of English: eight blocks of vLLM."""
 BLOCKS_MAX: Final = 64

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["ATTACHMENT", "HEAD_BYTES_MAX", "NO_PROMPT", "Prompt", "prompt_of", "without_attachments"]
-
 ATTACHMENT: Final = b";base64,"
 """Where the bytes of an inline image or audio clip begin."""
 HEAD_BYTES_MAX: Final = 8 << 20

@@ -17,8 +17,6 @@ from gateway.config.paths import KNOWN_PATHS, MANAGEMENT
 from gateway.http.errors import ApiError, Reason
 from gateway.request.apis import AUDIO, CHAT, COMPLETIONS, MESSAGES, ONE_PASS, OTHER, RESPONSES, TOKENS, Api
 
-__all__ = ["MODELS", "Route", "Routes", "Treatment"]
-
 
 class Treatment(Enum):
     ADMIT = auto()

@@ -6,8 +6,6 @@ from gateway.http.errors import ApiError, Reason
 from policies.limits.leaky_counts import MEMBERS_MAX as TENANTS_MAX
 from policies.limits.leaky_counts import LeakyCounts
 
-__all__ = ["Unqueued"]
-
 
 class Unqueued:
     """How many of them run at once, and how fast do they come? Who is beyond a limit gets an `ApiError`."""

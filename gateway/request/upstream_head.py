@@ -5,8 +5,6 @@ from __future__ import annotations
 from gateway.http.headers import forward_request_headers
 from gateway.telemetry.record import RequestRecord
 
-__all__ = ["upstream_head"]
-
 
 def upstream_head(request: RequestRecord) -> bytes:
     """The head of this request."""

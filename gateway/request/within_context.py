@@ -7,8 +7,6 @@ from typing import Final
 from gateway.http.errors import ApiError, Reason
 from gateway.request.body.payload import Payload
 
-__all__ = ["within_context"]
-
 OUTPUT_TOKENS_UNLIMITED: Final = 1 << 20
 """Stands for no limit where the model's context is not known."""
 CONTEXT_MARGIN: Final = 4

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from gateway.config.model import Config
 
-__all__ = ["ALL_POOLS", "Deployment", "Store"]
-
 ALL_POOLS = "*"
 """Stands for the name of a pool in a report about all pools."""
 

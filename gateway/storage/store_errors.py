@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from gateway.background import OperationalError
 
-__all__ = ["StoreError", "StoreRefused", "StoreUnavailable"]
-
 
 class StoreError(OperationalError):
     """The message says what happened, where, and what to do; never a password."""

@@ -13,8 +13,6 @@ from gateway.telemetry.log_writer import STDOUT, LogWriter
 from gateway.telemetry.record import PATH_LENGTH_MAX, RequestRecord
 from policies.request import Request
 
-__all__ = ["AccessLog", "hidden", "interaction_name"]
-
 FLUSH_S = 0.2
 NOTHING: Final[dict[str, float]] = {}
 BUFFER_LINES_MAX: Final = 512

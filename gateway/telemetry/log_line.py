@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Line", "decode_line", "encode_line"]
-
 
 class Line(msgspec.Struct):
     """What has a default here may be absent from the log of another version."""

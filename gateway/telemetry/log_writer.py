@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["STDERR", "STDOUT", "LogWriter"]
-
 logger = logging.getLogger("fairgate")
 
 STDOUT: Final = 1

@@ -14,8 +14,6 @@ from policies.capacity.obstacle import Obstacle
 from simulation.statistics import percentile
 from simulation.traces.lines import read_lines, readable_bytes
 
-__all__ = ["Logged", "arrived_s"]
-
 ENDED: Final = {"abandoned": "was left by its client", "refused": "was refused"}
 NAMES: Final = {"queue_s": "Time in the queue", "ttft_s": "First token", "total_s": "End"}
 

@@ -23,8 +23,6 @@ from gateway.telemetry.record import RequestRecord
 if TYPE_CHECKING:
     from gateway.telemetry.access_log import AccessLog
 
-__all__ = ["OTHERS", "TENANTS_MAX", "Metrics"]
-
 TENANTS_MAX: Final = 1000
 TENANTS_IN_HISTOGRAMS_MAX: Final = 100
 MODELS_MAX: Final = 100

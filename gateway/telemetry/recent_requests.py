@@ -13,8 +13,6 @@ from typing import Final, NamedTuple
 
 from gateway.telemetry.record import RequestRecord
 
-__all__ = ["ENDS_MAX", "WINDOW_S", "End", "Mark", "RecentRequests", "service_of"]
-
 WINDOW_S: Final = 60.0
 ENDS_MAX: Final = 8192
 MARKS_MAX: Final = 32

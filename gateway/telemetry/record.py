@@ -10,9 +10,6 @@ from gateway.telemetry.trace import TraceContext
 from policies.admission.waits import seconds_of
 from policies.request import Request, ServiceTokens
 
-__all__ = ["NO_SERVICE", "PATH_LENGTH_MAX", "Outcome", "RequestRecord"]
-
-
 NO_SERVICE: Final = ServiceTokens(0, 0)
 PATH_LENGTH_MAX: Final = 200
 """So much of a path is written."""

@@ -28,8 +28,6 @@ from gateway.telemetry.access_log import hidden, interaction_name
 from gateway.telemetry.record import PATH_LENGTH_MAX, Outcome, RequestRecord
 from gateway.telemetry.trace import TraceContext
 
-__all__ = ["SpanExport"]
-
 logger = logging.getLogger("fairgate")
 
 SPANS_WAITING_MAX: Final = 2048

@@ -10,8 +10,6 @@ import re
 from random import getrandbits
 from typing import Final
 
-__all__ = ["TRACEPARENT", "Sampler", "TraceContext"]
-
 Header = tuple[bytes, bytes]
 
 TRACEPARENT: Final = re.compile(

@@ -12,8 +12,6 @@ from typing import Final
 
 from gateway.telemetry.record import Outcome, RequestRecord
 
-__all__ = ["HOUR_S", "OTHERS", "OTHER_USERS", "Sums", "UsageCounts", "UsageTotals"]
-
 HOUR_S: Final = 3600
 OTHERS: Final = "other"
 NAMES_MAX: Final = 100_000

@@ -15,8 +15,6 @@ from typing import Any, Protocol
 from gateway.config.sections.usage import UsageConfig
 from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
 
-__all__ = ["Database", "Transaction", "place_of"]
-
 LAYOUT = "1"
 CONNECT_S = 3
 ANSWER_S = 5

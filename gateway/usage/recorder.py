@@ -25,8 +25,6 @@ from gateway.usage.thread import CLOSE_S, DatabaseThread
 from gateway.usage.written import Batch, add, forget, tokens_of_day
 from policies.limits.quotas import DAY_S, Quotas
 
-__all__ = ["UsageRecorder"]
-
 logger = logging.getLogger("fairgate")
 
 BOUNDS = bounds_of(MEMORY_MAX, 1)

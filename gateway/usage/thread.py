@@ -13,8 +13,6 @@ from gateway.config.sections.usage import UsageConfig
 from gateway.storage.store_errors import StoreUnavailable
 from gateway.usage.database import Database, place_of
 
-__all__ = ["CLOSE_S", "DatabaseThread"]
-
 ANSWER_S = 6.0
 """Longer than a connection and a statement may take."""
 CLOSE_S = 2.0

@@ -13,8 +13,6 @@ from gateway.config.sections.usage import PriceConfig
 from gateway.usage.database import Database
 from gateway.usage.written import SUMMED
 
-__all__ = ["DIMENSIONS", "FORMATS", "BadQuestion", "Question", "Report", "UsageRow", "read"]
-
 ROWS_MAX = 100_000
 _COLUMNS = {
     "hour": "hour_s",

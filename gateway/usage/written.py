@@ -9,8 +9,6 @@ from gateway.telemetry.access_log import hidden
 from gateway.usage.counts import HOUR_S, OTHER_USERS, OTHERS, Sums
 from gateway.usage.database import Database
 
-__all__ = ["SUMMED", "Batch", "add", "forget", "tokens_of_day"]
-
 WRITERS_KEPT_S = 30 * 86_400
 DAY_S = 86_400
 SUMMED = ("requests", "refused", "input_tokens", "cached_tokens", "output_tokens", "wasted_tokens", "queue_us")

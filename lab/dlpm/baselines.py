@@ -14,8 +14,6 @@ from policies.placements.prefix import ByPrefix
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Request
 
-__all__ = ["Preble", "RoundRobin", "lpm", "preble", "round_robin_lpm", "vtc_round_robin"]
-
 EXPLOIT_SHARE = 0.5
 """Preble goes where the prefix is when more of a prompt is cached there than has to be computed."""
 NO_FAIRNESS = DlpmParams(quantum=inf)

@@ -30,8 +30,6 @@ from simulation.plots import Series
 from simulation.run import Record
 from simulation.statistics import jain, percentile
 
-__all__ = ["DLPM_EXPERIMENTS"]
-
 A100 = EngineProfile(
     name="a100-llama3.1-8b",
     block_size=BLOCK_TOKENS,

@@ -18,8 +18,6 @@ from typing import Literal
 from policies.request import Flow
 from simulation.run import Arrival, Record
 
-__all__ = ["BLOCK_TOKENS", "Misbehaviour", "Programs", "judge", "long_context_qa", "tree_of_thoughts"]
-
 BLOCK_TOKENS = 64
 """Block size of the engines that serve it. Coarser than vLLM's 16, so that long documents simulate fast."""
 QUESTION_TOKENS = 64

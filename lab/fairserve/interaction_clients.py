@@ -14,8 +14,6 @@ from typing import NamedTuple
 from policies.request import Claim, Flow
 from simulation.run import Arrival, Record
 
-__all__ = ["Course", "InteractionClients", "PlannedCall", "PlannedInteraction"]
-
 
 class PlannedCall(NamedTuple):
     """One call of an interaction. `system_tokens` of the prompt are the app's own instructions."""

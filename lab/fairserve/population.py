@@ -22,8 +22,6 @@ from typing import NamedTuple
 from lab.fairserve.interaction_clients import PlannedCall, PlannedInteraction
 from policies.request import Flow
 
-__all__ = ["ABUSER", "APPS", "GRAPHS", "TABLE_4", "Population", "case_study", "is_abuser", "workload"]
-
 
 class Graphs(NamedTuple):
     """Interactions of a range of sizes (table 2): their share of all requests, and mean tokens over all their calls."""

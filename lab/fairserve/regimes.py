@@ -19,8 +19,6 @@ from policies.admission.engine import AdmissionEngine
 from policies.capacity.overload import OverloadSettings
 from simulation.plots import Series
 
-__all__ = ["FAIRSERVE_REGIMES", "served"]
-
 FEW = POPULATION
 MANY = replace(POPULATION, abusers=60)
 NONE = replace(POPULATION, abusers=0, abusive_rate=0.0, benign_rate=5.7)

@@ -24,8 +24,6 @@ from policies.limits.throttle import Ceilings, ThrottleSettings
 from simulation.plots import Series
 from simulation.statistics import percentile
 
-__all__ = ["FAIRSERVE", "LIMITED", "Seed", "compare", "seeds"]
-
 POPULATION = Population()
 SEEDS = (1, 2, 3, 4)
 """Of further populations, which see VTC and FairServe only."""

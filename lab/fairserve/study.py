@@ -20,8 +20,6 @@ from policies.request import Refusal
 from simulation.driver import simulate
 from simulation.run import Arrival, Record, Run
 
-__all__ = ["DELAYED_S", "ENGINE", "Provided", "Study", "ends_calls", "percent", "protects_interactions", "study"]
-
 ENGINE = replace(profile("h100-llama3-8b"), max_model_len=32_768)
 """The longest prompts of the paper are longer than the model's own 8,192 tokens; nothing else changes."""
 WAIT_S_MAX = 120.0

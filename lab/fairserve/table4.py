@@ -18,8 +18,6 @@ from lab.fairserve.population import TABLE_4, case_study
 from lab.fairserve.study import ENGINE, Study, ends_calls, study
 from policies.admission.engine import AdmissionEngine
 
-__all__ = ["FAIRSERVE_TABLE4", "case_studies"]
-
 DURATION_S = 900.0
 """About what the printed requests, served, take at the printed throughput."""
 TIMEOUT_S = 60.0

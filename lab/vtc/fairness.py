@@ -15,11 +15,6 @@ from policies.orders.cost import Cost, LinearCost
 from policies.request import ServiceTokens
 from simulation.run import Record
 
-__all__ = [
-    "Discrepancy", "Served", "accumulated_gap", "backlogged_gap", "discrepancy", "received", "served", "service_rate",
-    "tokens_per_s", "ttft_mean_s",
-]  # fmt: skip
-
 LINEAR = LinearCost()
 WINDOW_S = 60.0
 WARMUP_S = 30.0

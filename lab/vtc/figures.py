@@ -20,8 +20,6 @@ from lab.vtc.workload import increase, on_off, overload, poisson_short_long, shi
 from simulation.plots import Series
 from simulation.run import Arrival, Run
 
-__all__ = ["FIG3", "FIG4", "FIG5", "FIG6", "FIG7", "FIG8", "FIG9", "FIG10", "WEIGHTED"]
-
 END_S = 600.0
 SERVICE = "weighted tokens per second"
 

@@ -29,8 +29,6 @@ from simulation.driver import simulate
 from simulation.plots import Series
 from simulation.run import Arrival, Run
 
-__all__ = ["GATEWAY_WINDOW", "WindowPoint", "gateway_window", "production"]
-
 BACKEND = "engine"
 NOTHING_EXPIRES = QueueLimits(queue_requests_max=1_000_000, queue_wait_s_max=1e6)
 WINDOWS = (8, 16, 20, 24, 32, 48, 64, 128)

@@ -18,8 +18,6 @@ from policies.orders.contract import Order, Selection
 from policies.request import Pressure, Request, ServiceTokens
 from simulation.run import IMPOSSIBLE, Arrival, Record, Run
 
-__all__ = ["A10G_LLAMA2_7B", "EngineLoop", "serve_in_engine"]
-
 ADAPTER_TOKENS = 32
 """Memory that each client with a request in the batch takes for its adapter, in KV tokens: rank 8, four matrices."""
 IDLE_POLL_S = 0.01

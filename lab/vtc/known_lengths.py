@@ -7,8 +7,6 @@ from math import ceil
 
 from policies.request import Request
 
-__all__ = ["KnownLengths"]
-
 
 class KnownLengths:
     """What would a predictor say that knows the lengths? For simulation: `expected_tokens` by request id.

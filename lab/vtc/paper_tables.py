@@ -31,8 +31,6 @@ from lab.vtc.workload import overload
 from policies.orders.cost import ProfiledCost
 from simulation.plots import Series
 
-__all__ = ["METRICS", "RPM", "TABLE2", "TABLE3", "TABLE4", "TABLE5", "TABLE6"]
-
 Printed = tuple[float, float, float]
 
 RECORDED: Sequence[tuple[str, int, str, Printed]] = (

@@ -20,8 +20,6 @@ from policies.orders.cost import LinearCost, ProfiledCost
 from simulation.traces.lines import TraceError
 from simulation.traces.tables import csv_rows
 
-__all__ = ["RunMeasures", "measures", "read_runs"]
-
 REJECTED = -1.0
 REQUESTS_MAX = 5_000_000
 

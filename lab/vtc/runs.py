@@ -22,11 +22,6 @@ from policies.orders.vtc import CounterParams, Vtc, VtcParams
 from simulation.run import Arrival, Run
 from simulation.traces.reader import Trace
 
-__all__ = [
-    "TWO_U", "MeasuredRun", "Scheduler", "arena", "fcfs", "lcf", "measure", "medians", "noisy_oracle", "oracle",
-    "predict", "rpm", "serve", "step_times", "vtc",
-]  # fmt: skip
-
 TWO_U = 40_000.0
 """2U of theorem 4.4 in the paper's setting: U = max(w_p * 256, w_q * 10,000)."""
 LINEAR = LinearCost()

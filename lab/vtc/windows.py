@@ -15,8 +15,6 @@ from policies.orders.contract import Order, Selection
 from policies.request import Pressure, Request, ServiceTokens
 from simulation.run import IMPOSSIBLE, Arrival, Record, Run
 
-__all__ = ["Rule", "in_flight", "serve_with_rule", "starts_now", "waiting"]
-
 _NO_PRESSURE = Pressure(False, "", 0.0)
 _BACKEND = "engine"
 

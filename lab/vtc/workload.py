@@ -13,14 +13,6 @@ from random import Random
 from policies.request import Flow
 from simulation.run import Arrival
 
-__all__ = [
-    "increase",
-    "on_off",
-    "overload",
-    "poisson_short_long",
-    "shift",
-]
-
 SEED = 42
 Tokens = tuple[int, int]
 """Input and output tokens of each request."""

@@ -18,8 +18,6 @@ from policies.placements.prefix_index import PrefixIndex
 from policies.placements.siblings import Siblings
 from policies.request import Flow, Placed, Request, ServiceTokens
 
-__all__ = ["AssignedPolicy"]
-
 
 class AssignedPolicy(Policy):
     """Which engine gets a request, and which request goes next there?"""

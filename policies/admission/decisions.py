@@ -9,8 +9,6 @@ from typing import Any, Final, NamedTuple
 
 from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, Wait
 
-__all__ = ["RECENT_MAX", "Decided", "Decision", "Dispatch", "Failure", "Recent", "Reject"]
-
 RECENT_MAX: Final = 4096
 
 

@@ -32,8 +32,6 @@ from policies.orders.contract import Selection
 from policies.queue.bounds import QueueLimits
 from policies.request import CALM, RETRY_S_MAX, Pressure, Refusal, Refused, Request, ServiceTokens, State
 
-__all__ = ["REMEMBERED", "AdmissionEngine", "Remembered"]
-
 NOTHING: Final[Sequence[Decision]] = ()
 
 

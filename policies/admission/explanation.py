@@ -11,11 +11,6 @@ from policies.admission.waits import seconds_of
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.request import Flow, Limit, Placed, Pressure, Refusal, Request, State
 
-__all__ = [
-    "OF_OBSTACLE", "OF_PLACED", "OF_REFUSAL", "OF_WAIT", "Explanation", "dispatched_in_words", "explain",
-    "in_seconds", "sentence", "waited_in_words",
-]  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class Explanation:

@@ -18,8 +18,6 @@ from typing import Final
 
 from policies.request import State
 
-__all__ = ["EVENTS", "Event", "IllegalEvent", "UnknownRequest"]
-
 
 class Event:
     """Something that happens to a request, and the state that follows on each state where it is possible."""

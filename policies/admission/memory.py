@@ -9,8 +9,6 @@ from typing import Any, Final
 from policies.admission.engine import AdmissionEngine
 from policies.plain_data import Learned, fields
 
-__all__ = ["VERSION", "adopt", "read", "snapshot"]
-
 VERSION: Final = 2
 
 Read = list[tuple[Learned, Any]]

@@ -13,8 +13,6 @@ from policies.placements.contract import Assignment
 from policies.placements.prefix_index import ALL_BLOCKS_MAX, PrefixIndex
 from policies.placements.registry import PLACEMENTS, USUAL_PLACEMENT
 
-__all__ = ["named_policy"]
-
 
 def named_policy(
     name: str,

@@ -19,8 +19,6 @@ from policies.placements.least_loaded import LeastLoaded
 from policies.placements.prefix_index import Prefix, PrefixIndex, blocks_of_tokens, tokens_of_blocks
 from policies.request import Flow, Placed, Request, ServiceTokens
 
-__all__ = ["Engines", "Policy", "QueueRoom"]
-
 LEAST_LOADED: Final = LeastLoaded()
 
 

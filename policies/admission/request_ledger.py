@@ -25,8 +25,6 @@ from policies.queue.bounds import BoundedQueue, QueueLimits
 from policies.queue.start_waits import StartWaits
 from policies.request import Refusal, Refused, Request, ServiceTokens, State
 
-__all__ = ["NO_SERVICE", "RequestLedger"]
-
 NO_SERVICE: Final = ServiceTokens(0, 0)
 
 

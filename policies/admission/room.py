@@ -17,9 +17,6 @@ from policies.capacity.working_set import WorkingSet
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.request import Refused, Request
 
-__all__ = ["Asker", "DueTimes", "Elsewhere", "PoolRoom", "Rivals"]
-
-
 OF_ITS_SIZE: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.KV})
 """An engine with one of these may have room for a smaller request."""
 NOT_SOON: Final = frozenset({Obstacle.CLOSED, Obstacle.TURN, Obstacle.WORKING_SET, None})

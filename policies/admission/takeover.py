@@ -22,8 +22,6 @@ from policies.limits.quotas import Quotas
 from policies.queue.bounds import QueueLimits
 from policies.request import Request, ServiceTokens, State
 
-__all__ = ["Setup", "has_place", "move", "remove_backend", "reweigh", "stranded", "take_over"]
-
 MOVED_MAX: Final = 32
 """Requests that move at once: there may be thousands, and streams must not wait for that."""
 

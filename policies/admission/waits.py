@@ -17,8 +17,6 @@ from typing import Final
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.request import Request, Wait
 
-__all__ = ["NEVER_WAITED", "Waits", "seconds_of"]
-
 NEVER_WAITED: Final[Mapping[str, float]] = {}
 
 

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from policies.request import Request
 
-__all__ = ["Activity", "FairShares"]
-
 
 class Activity(NamedTuple):
     """Which tenants are active: sums over those of this gateway, or of all other gateways together."""

@@ -7,8 +7,6 @@ from typing import Final, NamedTuple
 
 from policies.settings import setting
 
-__all__ = ["CapacitySettings", "Gauges", "Grant", "StepTrust"]
-
 USAGE_DIFFERS_MAX: Final = 0.02
 """An engine counts its blocks a little differently in one place than in another (the null block)."""
 

@@ -21,8 +21,6 @@ from policies.capacity.obstacle import Obstacle
 from policies.capacity.pace import Pace
 from policies.request import Request
 
-__all__ = ["KvCache", "KvUse"]
-
 ENDED_MAX: Final = 1024
 EVENLY: Final = 0.94
 """Starts are spread as if only this part of the cache could be filled. A gap between starts comes back as a gap between

@@ -20,9 +20,6 @@ from bisect import bisect_left
 from math import inf, sqrt
 from typing import Final
 
-__all__ = ["Growing", "KvForecast", "lasts", "still_to_come"]
-
-
 TOLERATED: Final = 0.1
 """Fraction of the capacity that may be unused before starts run further ahead to fill it."""
 CATCHING_UP: Final = 0.5

@@ -5,8 +5,6 @@ from __future__ import annotations
 from policies.capacity.kv_forecast import Growing
 from policies.request import Request
 
-__all__ = ["OUTGROWN", "Lease"]
-
 OUTGROWN = 1.25
 """An answer longer than its reserve is expected to add up to a quarter of what it has taken."""
 

@@ -25,8 +25,6 @@ from policies.capacity.pace import Pace, PrefillRate, PrefillWindow, UsualLoad
 from policies.capacity.slots import Slots
 from policies.request import Request
 
-__all__ = ["LOOK_AGAIN_S", "BackendLedger"]
-
 KV_IS_SHORT: Final = 0.7
 """Above this KV occupancy a request in the engine's queue may wait for KV. It then says nothing about the number of
 slots."""

@@ -7,8 +7,6 @@ from enum import StrEnum
 
 from policies.request import Request
 
-__all__ = ["Blocked", "Obstacle", "nearest"]
-
 
 class Obstacle(StrEnum):
     """What keeps one engine from starting one request now, listed from the one that disappears soonest to the last; and

@@ -13,8 +13,6 @@ from typing import Final, Protocol
 
 from policies.request import Request
 
-__all__ = ["APPS_MAX", "ENOUGH", "OutputLengths", "OutputPredictor"]
-
 APPS_MAX: Final = 4096
 """Apps whose usual requests are remembered."""
 WINDOW: Final = 64

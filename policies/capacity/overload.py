@@ -14,8 +14,6 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
 from policies.settings import Contradiction, check_bounds, setting
 
-__all__ = ["Overload", "OverloadSettings", "Overloaded"]
-
 
 @dataclass(frozen=True, slots=True)
 class OverloadSettings:

@@ -10,8 +10,6 @@ from policies.capacity.gauges import Gauges
 from policies.capacity.lease import Lease
 from policies.request import ServiceTokens
 
-__all__ = ["PREFILL_TOKENS_MAX", "PREFILL_TOKENS_MIN", "Pace", "PrefillRate", "PrefillWindow", "UsualLoad"]
-
 SEEN_MIN: Final = round(2 / QUICK)
 """Values after which the first guess of a moving average weighs little: an eighth."""
 TOKEN_S_MIN: Final = 1e-6

@@ -12,8 +12,6 @@ from typing import Final
 
 from policies.averages import QUICK
 
-__all__ = ["Slots"]
-
 FIRST_SLOTS: Final = 4
 """Assumed for an engine that has not shown anything yet."""
 TAKEN_MAX: Final = 0.25

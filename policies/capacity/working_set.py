@@ -42,8 +42,6 @@ from policies.capacity.ledger import BackendLedger
 from policies.capacity.output_lengths import APPS_MAX
 from policies.request import NO_CLAIM, Interaction, Request, ServiceTokens
 
-__all__ = ["Context", "WorkingSet"]
-
 MEASURED_EVERY_S: Final = 0.5
 """How often K and R are read, and whether the set has outgrown K."""
 OVER: Final = 1.1

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Final, TypeVar
 
-__all__ = ["given_up"]
-
 PART: Final = 100
 """So many times is a full table forgotten in part until all of it is: so the look at all tenants is rare."""
 

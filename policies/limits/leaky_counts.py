@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["LeakyCounts"]
-
 MEMBERS_MAX: Final = 10_000
 
 

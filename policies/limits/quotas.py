@@ -14,8 +14,6 @@ from policies.limits.sliding_counts import Count, SlidingCounts
 from policies.request import Limit, Refusal, Refused, Request
 from policies.settings import COUNT_MAX, Contradiction, check_bounds, setting
 
-__all__ = ["UNLIMITED", "Quota", "Quotas"]
-
 MINUTE_S = 60.0
 DAY_S = 86_400.0
 

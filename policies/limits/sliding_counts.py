@@ -11,8 +11,6 @@ from typing import Any
 
 from policies.request import Limit
 
-__all__ = ["MEASURES", "NO_COUNT", "Count", "SlidingCounts"]
-
 
 class Count:
     """What was counted for one member in one period, and in the previous one."""

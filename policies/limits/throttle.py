@@ -19,8 +19,6 @@ from policies.limits.sliding_counts import MEASURES, Count, SlidingCounts
 from policies.request import RETRY_S_MAX, Flow, Limit, Pressure, Refusal, Refused, Request, ServiceTokens
 from policies.settings import COUNT_MAX, Contradiction, check_bounds, setting
 
-__all__ = ["Ceilings", "Throttle", "ThrottleSettings"]
-
 
 def _ceiling(doc: str) -> Any:
     auto = "no number: starts wait for the working set"

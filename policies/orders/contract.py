@@ -32,8 +32,6 @@ from policies.plain_data import Learned
 from policies.queue.backlog import Backlog
 from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
 
-__all__ = ["Order", "Room", "Selection"]
-
 
 class Room(Protocol):
     """Where would a request go now?"""

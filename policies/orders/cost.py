@@ -8,12 +8,6 @@ from typing import Any, Final, Protocol
 from policies.request import ServiceTokens
 from policies.settings import setting
 
-__all__ = [
-    "LONG_PROMPT", "Cost", "CostParams", "LinearCost", "ProfiledCost", "cached_weight_setting", "charged_input",
-    "input_weight_setting", "output_weight_setting",
-]  # fmt: skip
-
-
 LONG_PROMPT: Final = 20_000.0
 """About the cost of computing one long document. A smaller window or quantum evicts prompts before they are used."""
 

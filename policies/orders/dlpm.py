@@ -53,8 +53,6 @@ from policies.queue.backlog import TRIED, Backlog
 from policies.request import Flow, Request
 from policies.settings import setting
 
-__all__ = ["Dlpm", "DlpmParams"]
-
 _CAME_BITS: Final = 40
 """A place in the order is one number: the longer match first, then the earlier arrival. The arrival number has this
 many bits."""

@@ -22,8 +22,6 @@ from policies.orders.wsc import Wsc, WscParams
 from policies.request import Flow, Pressure, Refused, Request, ServiceTokens
 from policies.settings import setting
 
-__all__ = ["FairServe", "FairServeParams"]
-
 
 @dataclass(frozen=True, slots=True)
 class FairServeParams(WscParams):

@@ -9,8 +9,6 @@ from policies.capacity.obstacle import Blocked
 from policies.orders.contract import Order, Room, Selection
 from policies.request import Flow, Request, ServiceTokens
 
-__all__ = ["Fcfs", "FcfsParams"]
-
 
 @dataclass(frozen=True, slots=True)
 class FcfsParams:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from policies.orders.vtc import CounterOrder, CounterParams
 from policies.queue.backlog import Backlog
 
-__all__ = ["Lcf"]
-
 
 class Lcf(CounterOrder):
     """Which flow has received least service ever? VTC whose flows bank credit while idle (VTC paper, section 5.1).

@@ -17,8 +17,6 @@ from policies.averages import STEADY
 from policies.capacity.output_lengths import ENOUGH
 from policies.plain_data import fields, rows
 
-__all__ = ["NEUTRAL", "Profiles", "stages"]
-
 NEUTRAL: Final = 1000.0
 """Assumed for a call of an app without a profile."""
 OUTLIER: Final = 4.0

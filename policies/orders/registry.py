@@ -13,8 +13,6 @@ from policies.orders.rr import Rr, RrParams
 from policies.orders.vtc import CounterParams, Vtc, VtcParams
 from policies.orders.wsc import Wsc, WscParams
 
-__all__ = ["POLICIES", "PolicyEntry"]
-
 
 class PolicyEntry(NamedTuple):
     """How is a policy made? The fields of `params` are its settings."""

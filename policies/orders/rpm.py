@@ -10,8 +10,6 @@ from policies.orders.fcfs import Fcfs
 from policies.request import Limit, Pressure, Refusal, Refused, Request
 from policies.settings import setting
 
-__all__ = ["Rpm", "RpmParams"]
-
 WINDOW_S = 60.0
 
 

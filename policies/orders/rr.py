@@ -23,8 +23,6 @@ from policies.orders.vtc import CounterOrder, CounterParams
 from policies.queue.backlog import Backlog
 from policies.settings import setting
 
-__all__ = ["Rr", "RrParams"]
-
 
 @dataclass(frozen=True, slots=True)
 class RrParams(CounterParams):

@@ -46,10 +46,6 @@ from policies.queue.backlog import Backlog
 from policies.request import Flow, Request, ServiceTokens
 from policies.settings import setting
 
-__all__ = [
-    "CounterOrder", "CounterParams", "Vtc", "VtcParams", "window_tokens_setting",
-]  # fmt: skip
-
 
 def window_tokens_setting() -> Any:
     return setting(

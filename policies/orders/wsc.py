@@ -33,8 +33,6 @@ from policies.queue.backlog import Backlog
 from policies.request import Request, ServiceTokens
 from policies.settings import setting
 
-__all__ = ["Wsc", "WscParams"]
-
 
 @dataclass(frozen=True, slots=True)
 class WscParams(CostParams):

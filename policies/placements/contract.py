@@ -16,8 +16,6 @@ from policies.capacity.slots import Slots
 from policies.placements.prefix_index import PrefixIndex
 from policies.request import Placed, Request, ServiceTokens
 
-__all__ = ["Assignment", "Choice", "EngineLoad", "Placement"]
-
 
 class EngineLoad(Protocol):
     """How full is an engine, and how fast?"""

@@ -28,8 +28,6 @@ from policies.placements.prefix_index import PrefixIndex
 from policies.request import Request, ServiceTokens
 from policies.settings import setting
 
-__all__ = ["ByDeficits", "DeficitParams"]
-
 
 @dataclass(frozen=True, slots=True)
 class DeficitParams:

@@ -15,8 +15,6 @@ from policies.placements.siblings import Siblings
 from policies.queue.backlog import TRIED
 from policies.request import Request
 
-__all__ = ["Homes", "is_local"]
-
 HOMES_MAX: Final = TRIED // 2
 """Engines that one request is noted at. Where more have its prompt, it finds it wherever it goes."""
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from policies.placements.contract import Choice, EngineLoad, Placement
 from policies.request import Placed, Request
 
-__all__ = ["LeastLoaded", "least_loaded", "loads"]
-
 
 def loads(engines: Sequence[EngineLoad], *, usual: bool = False) -> list[float]:
     """Sequences that each engine runs, as if it were of the mean size; `usual`: what it ran on average lately.

@@ -34,8 +34,6 @@ from policies.placements.least_loaded import least_loaded, loads
 from policies.placements.prefix_index import PrefixIndex, tokens_of_blocks
 from policies.request import Placed, Request
 
-__all__ = ["ByPrefix"]
-
 SEQUENCE_TOKENS: Final = 16.0
 """What one more running sequence costs a new one, in prompt tokens to compute."""
 MOVED: Final = 8.0

@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-__all__ = ["PrefixIndex", "blocks_of_tokens", "tokens_of_blocks"]
-
 BLOCKS_MAX: Final = 65_536
 """Per backend. At 512 bytes of text a block this is about eight million tokens, more than most caches hold."""
 ALL_BLOCKS_MAX: Final = 16 * BLOCKS_MAX

@@ -9,8 +9,6 @@ from policies.placements.deficits import ByDeficits, DeficitParams
 from policies.placements.least_loaded import LeastLoaded
 from policies.placements.prefix import ByPrefix
 
-__all__ = ["PLACEMENTS", "USUAL_PLACEMENT", "PlacementEntry"]
-
 
 class PlacementEntry(NamedTuple):
     """How is a placement made? The fields of `params` are its settings."""

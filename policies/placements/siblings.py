@@ -11,8 +11,6 @@ from typing import Final
 from policies.placements.prefix_index import Prefix
 from policies.request import Request
 
-__all__ = ["Siblings"]
-
 LOOKED_UP: Final = 2
 """Looked up again at each dispatch. They are the next of their siblings, and their dispatch looks up the others."""
 

@@ -24,8 +24,6 @@ from policies.averages import USUAL
 from policies.queue.counters import Counters, Member
 from policies.request import Flow, Request
 
-__all__ = ["TRIED", "Backlog", "FlowMember", "TenantMember"]
-
 CALLS_PASSED: Final = 48
 """The window of the requests of one flow, in calls: about as many as run at once."""
 TRIED: Final = 8

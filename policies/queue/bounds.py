@@ -17,8 +17,6 @@ from typing import NamedTuple
 from policies.request import Request
 from policies.settings import setting
 
-__all__ = ["BoundedQueue", "QueueLimits", "Waiting"]
-
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:

@@ -32,8 +32,6 @@ from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import Any, Generic, TypeVar
 
-__all__ = ["Counters", "Member"]
-
 Entry = Any
 """(counter or round, turn, name, member): ordered by the first three, and compared by identity. It has no tuple type,
 because mypyc tuples have no identity."""

@@ -21,8 +21,6 @@ from typing import Final
 from policies.averages import STEADY
 from policies.request import Flow, Request
 
-__all__ = ["StartWaits"]
-
 KEPT_LONGER: Final = 0.25
 """Part of the wait. `retry-after` is in whole seconds and spread over a tenth more, and clients are late."""
 PLACES_MAX: Final = 1000

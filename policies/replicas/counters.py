@@ -19,8 +19,6 @@ from policies.replicas.messages import REPORTED_MAX, Charge, Left, Standing
 from policies.replicas.schedule import ALONE_S, IDLE_S, INTERVAL_S
 from policies.request import Flow
 
-__all__ = ["AHEAD_S", "SharedCounters"]
-
 AHEAD: Final = 2.0
 """A request may go before one that waits elsewhere while its lead is at most this many usual requests: this tolerance
 keeps a free slot from passing back and forth between gateways. Its lead may also be what the waiting members receive in

@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from policies.capacity.fair_shares import FairShares
+from policies.capacity.gauges import Grant
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
-from policies.replicas.messages import Grant, Holding
+from policies.replicas.messages import Holding
 from policies.replicas.schedule import ALONE_S
 from policies.request import Request
-
-__all__ = ["GrantedEngines"]
 
 TRUST_S: Final = 2 * ALONE_S
 """A grant older than this may have been given to another gateway by now."""

@@ -11,8 +11,6 @@ from policies.interactions import IDLE_S_AWAITED, Interactions
 from policies.replicas.messages import CallDelta, Opened
 from policies.request import Claim, Flow, Interaction, Request
 
-__all__ = ["SharedInteractions"]
-
 ASKED_MAX: Final = 8
 """Witnesses of one request, or hashes of a raw prompt, that are looked up at other gateways."""
 

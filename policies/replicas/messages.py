@@ -14,27 +14,6 @@ from typing import Final, NamedTuple
 from policies.capacity.fair_shares import Activity
 from policies.capacity.gauges import Grant
 
-__all__ = [
-    "REPORTED_MAX",
-    "Activity",
-    "CallDelta",
-    "Charge",
-    "CountDelta",
-    "Counted",
-    "Grant",
-    "Holding",
-    "Left",
-    "News",
-    "Opened",
-    "ReplicaReport",
-    "ReplicaView",
-    "Standing",
-    "Unsound",
-    "check",
-    "is_answer",
-    "is_countable",
-]  # fmt: skip
-
 NUMBER_MAX: Final = 1e18
 """More than any gateway counts, and sums of it have room in 64 bits."""
 REPORTED_MAX: Final = 256

@@ -14,8 +14,6 @@ from policies.replicas.schedule import WAITS_S
 from policies.replicas.tallies import SharedCounts
 from policies.request import Request
 
-__all__ = ["PoolReplica"]
-
 
 class PoolReplica:
     """Tells the others what this gateway's admission engine uses, charged and wants, and applies what they answer.

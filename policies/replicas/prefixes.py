@@ -23,8 +23,6 @@ from policies.placements.contract import Assignment
 from policies.placements.prefix_index import Prefix
 from policies.replicas.messages import REPORTED_MAX, News, is_countable
 
-__all__ = ["BLOCKS_MAX", "VERSION", "SharedPrefixes"]
-
 VERSION: Final = 2
 """Of the message and of how prompts are cut into blocks and hashed: other hashes would only fill the index."""
 BLOCKS_MAX: Final = 4096

@@ -11,13 +11,13 @@ from math import ceil
 from math import floor as rounded_down
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from policies.capacity.fair_shares import Activity
+from policies.capacity.gauges import Grant
 from policies.replicas.messages import (
-    Activity,
     CallDelta,
     Charge,
     CountDelta,
     Counted,
-    Grant,
     Holding,
     Left,
     Opened,
@@ -27,8 +27,6 @@ from policies.replicas.messages import (
     check,
 )
 from policies.replicas.schedule import ALONE_S, WAITS_S
-
-__all__ = ["ReferenceStore"]
 
 MEMBER_MS: Final = 3000 * ALONE_S
 """A gateway that has been silent for this long no longer has a part of any engine."""

@@ -14,8 +14,6 @@ from typing import Final, Protocol
 from policies.admission.decisions import Decision
 from policies.replicas.messages import ReplicaReport, ReplicaView
 
-__all__ = ["ALONE_S", "DEADLINE_S", "IDLE_S", "INTERVAL_S", "WAITS_S", "Schedule", "Speaker"]
-
 INTERVAL_S: Final = 0.025
 IDLE_S: Final = 4 * INTERVAL_S
 """Between exchanges while nothing is queued or dispatched here, and until the next try after a loss."""

@@ -16,8 +16,6 @@ from policies.limits.sliding_counts import MEASURES, Count, SlidingCounts
 from policies.replicas.messages import CountDelta, Counted
 from policies.request import Request
 
-__all__ = ["SharedCounts", "SharedQuotas"]
-
 RESERVED: Final = 4
 """Each gateway may use a part of what is left of an active tenant's limit without asking: 1 / (RESERVED * gateways)."""
 

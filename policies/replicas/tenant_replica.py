@@ -14,14 +14,13 @@ from typing import NamedTuple
 from policies.admission.decisions import Decision
 from policies.admission.engine import AdmissionEngine
 from policies.admission.room import Asker
+from policies.capacity.fair_shares import Activity
 from policies.interactions import Interactions
 from policies.limits.quotas import Quotas
 from policies.replicas.interactions import SharedInteractions
-from policies.replicas.messages import REPORTED_MAX, Activity, CallDelta, ReplicaReport, ReplicaView
+from policies.replicas.messages import REPORTED_MAX, CallDelta, ReplicaReport, ReplicaView
 from policies.replicas.tallies import SharedQuotas
 from policies.request import Refused, Request
-
-__all__ = ["TenantReplica"]
 
 
 class _Undecided(NamedTuple):

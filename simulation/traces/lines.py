@@ -10,8 +10,6 @@ from typing import BinaryIO, cast
 
 import msgspec
 
-__all__ = ["TraceError", "read_lines", "readable_bytes"]
-
 LINE_BYTES_MAX = 16 << 20
 """A prompt of a million tokens in blocks of 16 has 62,500 hashes: less than a megabyte."""
 GZIP_MAGIC = b"\x1f\x8b"

@@ -23,8 +23,6 @@ from simulation.traces.lines import TraceError, read_lines, readable_bytes
 from simulation.traces.rows import ROWS, TracedRequest, TraceLine
 from simulation.traces.tables import csv_cells, csv_rows, place_of, required_columns
 
-__all__ = ["FORMATS", "Trace"]
-
 FORMATS: Mapping[str, type[TraceLine]] = {row.format: row for row in ROWS}
 
 HELD_MAX = 1_000_000

@@ -18,21 +18,6 @@ from msgspec import Meta, Struct, field
 
 from policies.request import NO_CLAIM, Claim, Flow
 
-__all__ = [
-    "ROWS",
-    "AccessLogLine",
-    "AgentCall",
-    "Azure",
-    "BurstGpt",
-    "EngineStay",
-    "LmCache",
-    "Mooncake",
-    "Plain",
-    "Qwen",
-    "TraceLine",
-    "TracedRequest",
-]  # fmt: skip
-
 Tokens = Annotated[int, Meta(ge=0, le=1 << 24)]
 Duration = Annotated[float, Meta(ge=0, le=1e12)]
 Count = Annotated[int, Meta(ge=0, le=1_000_000_000)]

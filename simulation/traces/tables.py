@@ -12,8 +12,6 @@ import msgspec
 
 from simulation.traces.lines import TraceError, read_lines
 
-__all__ = ["csv_cells", "csv_rows", "place_of", "required_columns"]
-
 R = TypeVar("R", bound=msgspec.Struct)
 
 

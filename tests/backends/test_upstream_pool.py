@@ -10,7 +10,8 @@ from itertools import pairwise
 import pytest
 
 from backends.client import upstream
-from backends.client.upstream import UpstreamCall, UpstreamPool
+from backends.client.call import UpstreamCall
+from backends.client.upstream import UpstreamPool
 from backends.upstream_errors import ConnectFailed, ConnectionLost, ReadTimedOut, UpstreamError
 from tests.backends.asking import Open, ask
 from tests.backends.corpus import CHUNKED, TRUNCATED

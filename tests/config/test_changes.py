@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.changes import LIVE, changes, config_hash, needs_restart
-from gateway.config.model import Config, hash_key
+from gateway.config.model import Config
+from gateway.config.sections.keys import hash_key
 
 BASE: dict[str, Any] = {
     "tenants": [{"name": "alice", "keys": [hash_key("a" * 30)]}, {"name": "bob", "weight": 2}],

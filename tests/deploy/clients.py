@@ -12,8 +12,6 @@ import aiohttp
 
 from tests.waiting import WAIT_S
 
-__all__ = ["MODEL", "Clients", "body", "said_whole"]
-
 MODEL = "simulated"
 
 

@@ -18,8 +18,6 @@ from tests.deploy.container import Container, Image, Mount, Sandbox
 from tests.deploy.network import Network
 from tests.waiting import WAIT_S
 
-__all__ = ["Composition", "Service", "interpolated"]
-
 NOT_HELD = {"build", "mem_limit", "pids_limit", "ports", "profiles", "restart"}
 READ = {
     "cap_drop", "command", "depends_on", "deploy", "environment", "healthcheck", "image", "networks", "read_only",

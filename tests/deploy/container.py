@@ -13,8 +13,6 @@ from pathlib import Path
 
 from tests.waiting import WAIT_S
 
-__all__ = ["Container", "Image", "Mount", "Sandbox", "run"]
-
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 
 

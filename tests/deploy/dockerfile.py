@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 from tests.deploy.container import Image, Mount, Sandbox, run
 
-__all__ = ["UNDERSTOOD", "based_on", "built", "context_files", "instructions"]
-
 BUILD_S = 1500.0
 Base = Callable[[str, Path], Awaitable[Image]]
 """Makes an image by its name in a folder that does not exist yet."""

@@ -12,8 +12,6 @@ from pathlib import Path
 from tests.deploy.container import run
 from tests.waiting import WAIT_S
 
-__all__ = ["PACKAGES", "Machine"]
-
 PACKAGES = ("systemd", "systemd-sysv", "dbus", "python3", "ca-certificates", "curl")
 STARTED = ("running", "degraded")
 _BOOT = """

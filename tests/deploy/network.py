@@ -13,8 +13,6 @@ from pathlib import Path
 
 from tests.deploy.container import run
 
-__all__ = ["Network"]
-
 _RANGES = [f"198.18.{third}" for third in range(1, 255)]
 """Of the addresses that RFC 2544 keeps for tests."""
 _RESOLVER = ("127.0.0.11", 53)

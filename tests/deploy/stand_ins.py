@@ -10,8 +10,6 @@ from pathlib import Path
 from tests.deploy.container import Image, run
 from tests.deploy.dockerfile import based_on
 
-__all__ = ["StandIns"]
-
 DEBOOTSTRAP_S = 400.0
 
 

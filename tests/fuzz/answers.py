@@ -8,7 +8,8 @@ from typing import Any, cast
 from backends.answers.answer_usage import made_bytes, read_answer, usage_finder, usage_found
 from backends.answers.sse import Dialect, StreamMeter
 from backends.base import Usage
-from backends.client.upstream import UpstreamCall, UpstreamPool, _Connection
+from backends.client.call import UpstreamCall
+from backends.client.upstream import UpstreamPool, _Connection
 from backends.health import read_models
 from backends.step_feed import _Clock, _Lost, _StepStream, _Wrong
 from backends.upstream_errors import UpstreamError

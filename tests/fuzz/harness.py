@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
-__all__ = ["CORPUS", "Harness", "Measure", "Violation", "check", "grown"]
-
 CORPUS = Path(__file__).parent / "corpus"
 TIMED_FROM_BYTES = 1 << 16
 """Smaller inputs are read too fast for a clock to tell linear from quadratic."""

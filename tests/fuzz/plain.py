@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from tests.fuzz.harness import Harness, grown
 
-__all__ = ["inputs"]
-
 INPUT_BYTES_MAX = 4096
 GROWN_EVERY = 16
 

@@ -5,7 +5,5 @@ from __future__ import annotations
 from tests.fuzz import answers, bodies, files, heads, replicas
 from tests.fuzz.harness import Harness
 
-__all__ = ["HARNESSES"]
-
 ROOMS = (heads, bodies, answers, replicas, files)
 HARNESSES: dict[str, Harness] = {harness.name: harness for room in ROOMS for harness in room.HARNESSES}

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-__all__ = ["Transport", "in_loop", "pieces"]
-
 PIECES_MAX = 256
 
 

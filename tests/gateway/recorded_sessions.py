@@ -13,8 +13,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["CLIENTS", "VARIATIONS", "Call", "Vary", "recorded", "twin"]
-
 
 class Call(NamedTuple):
     path: str

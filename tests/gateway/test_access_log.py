@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from gateway.telemetry import log_writer
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import Live, Starter, chat, raw_exchange, until

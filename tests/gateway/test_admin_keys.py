@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.model import hash_key, new_key
+from gateway.config.sections.keys import hash_key, new_key
 from tests.commands import run
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, WAIT_S, Answer, Live, Starter, chat, simulated, until

@@ -10,7 +10,7 @@ import pytest
 from yarl import URL
 
 from bench.ports import free_port
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from gateway.proxy.renamed import Renamed
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, named
 from tests.gateway.live import MODEL, Answer, Live, Starter, chat, events, simulated, until

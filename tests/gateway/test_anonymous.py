@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import Starter, chat
 from tests.http.http_raw import dripped, statuses_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from tests.certificates import Authority
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import WAIT_S, Live, Starter, chat, simulated, until

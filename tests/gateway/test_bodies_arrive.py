@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from gateway.request.prefix_hashes import salt_of
 from policies.orders.registry import POLICIES
 from policies.placements.registry import PLACEMENTS

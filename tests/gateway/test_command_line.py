@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 
 from bench.ports import free_port
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from tests.commands import Running, run, running
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, replies, token
 from tests.gateway.live import WAIT_S, chat, events, until

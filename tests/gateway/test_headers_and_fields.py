@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies
 from tests.gateway.live import MODEL, Starter, chat, simulated
 

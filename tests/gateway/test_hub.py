@@ -26,7 +26,8 @@ from gateway.storage.hub.wire import FRAME_BYTES_MAX
 from gateway.usage.counts import UsageTotals
 from gateway.usage.database import Database
 from gateway.usage.written import Batch, add
-from policies.replicas.messages import Activity, CallDelta, ReplicaReport
+from policies.capacity.fair_shares import Activity
+from policies.replicas.messages import CallDelta, ReplicaReport
 from tests.gateway.live import Starter, chat, simulated, until
 from tests.gateway.test_fairness_live import tenants
 from tests.gateway.test_shared_prefixes import ask, cached_in_turns, index_of, text

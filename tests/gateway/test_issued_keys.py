@@ -13,7 +13,8 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.background import Background
-from gateway.config.model import KeyConfig, TenantConfig, hash_key
+from gateway.config.model import TenantConfig
+from gateway.config.sections.keys import KeyConfig, hash_key
 from gateway.config.sections.usage import UsageConfig
 from gateway.http.errors import ApiError
 from gateway.keys.identity import Keyring

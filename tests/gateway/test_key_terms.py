@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import Answer, Live, Starter, chat
 

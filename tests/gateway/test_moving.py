@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from gateway.pool.pool import Pool
 from tests.gateway.capture import Peer, Seen, Upstream, answer
 from tests.gateway.live import Answer, Live, Starter, chat, events, simulated, until

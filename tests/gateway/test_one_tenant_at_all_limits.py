@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from bench.attacks import FLOOD, HOLD, Attack, Attacker, all_of, attacks
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from tests.gateway.capture import DONE, STREAM_END, STREAM_HEAD, Peer, Seen, Upstream, answer, chunk, token, usage_event
 from tests.gateway.live import MODEL, Live, Starter, chat, until
 

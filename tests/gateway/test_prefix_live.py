@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.ports import free_port
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from gateway.request.apis import AUDIO, CHAT
 from gateway.request.body.form import read_form
 from gateway.request.body.payload import read_json

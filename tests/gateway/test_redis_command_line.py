@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from bench.ports import free_port
-from gateway.config.model import hash_key, new_key
+from gateway.config.sections.keys import hash_key, new_key
 from gateway.keys.in_redis import TABLE
 from gateway.storage.redis.redis_store import LAYOUT
 from tests.commands import Running, run, running

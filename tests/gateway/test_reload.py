@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 
 from gateway.config.load import load_config
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from gateway.process.gateway import Gateway
 from tests.certificates import Authority
 from tests.commands import run

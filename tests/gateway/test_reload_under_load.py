@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 
 from bench.reload import reload_under_load
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from gateway.pool.replication.ticker import Exchanges
 from tests.gateway.live import WAIT_S, Answer, chat, simulated, until
 from tests.gateway.test_reload import ALICE, BOB, is_whole, pool, reloadable

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from gateway.http.tls.certificates import Certificates
 from gateway.storage.store_errors import StoreUnavailable
 from gateway.telemetry.log_writer import LogWriter

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.model import hash_key
-from gateway.config.sections.keys import KeyConfig
+from gateway.config.sections.keys import KeyConfig, hash_key
 from gateway.keys.in_database import DatabaseKeys
 from gateway.keys.issued import entry, read_entry
 from gateway.keys.rotation import CannotRotate, moment, rotate, seconds_of

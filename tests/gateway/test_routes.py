@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gateway.config.model import hash_key
 from gateway.config.paths import KNOWN_PATHS, MANAGEMENT
+from gateway.config.sections.keys import hash_key
 from gateway.http.errors import ApiError
 from gateway.request.routes import MODELS, Routes, Treatment
 from tests.gateway.capture import Peer, Seen, Upstream, answer, replies

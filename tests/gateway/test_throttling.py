@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from tests.gateway.capture import Peer, Seen, Upstream, answer
 from tests.gateway.live import MODEL, SMALL, Answer, Live, Starter, chat, simulated, until
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from bench.ports import free_port
 from gateway.config.changes import changes, needs_restart
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from gateway.storage.store_errors import StoreRefused
 from gateway.telemetry import span_export
 from gateway.telemetry.trace import Sampler

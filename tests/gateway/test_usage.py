@@ -19,7 +19,7 @@ import aiohttp
 import pytest
 from pydantic import SecretStr
 
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from gateway.config.sections.usage import UsageConfig
 from gateway.storage.store_errors import StoreRefused, StoreUnavailable
 from gateway.telemetry.access_log import hidden

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from tests.http.corpus import REFUSED
 
-__all__ = ["ASKED", "BODY", "CASES", "FOLLOWER", "FOLLOWS", "Case", "Outcome"]
-
 FOLLOWER = b"GET /version?next HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer known\r\nConnection: close\r\n\r\n"
 """A good request, sent right behind a case."""
 FOLLOWS = b"GET /version?next HTTP/1.1"

@@ -9,7 +9,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from gateway.http.addresses import TrustedProxies
-from gateway.http.server import Handler, HeadHook, HttpRequest, HttpServer, RefusedHook, Responder, ServerLimits
+from gateway.http.http_request import HttpRequest
+from gateway.http.responder import Responder
+from gateway.http.server import HttpServer
+from gateway.http.server_limits import ServerLimits
+from gateway.http.server_state import Handler, HeadHook, RefusedHook
 from tests.waiting import WAIT_S, until
 
 GET = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from tests.http.conformance import FOLLOWS, Case, Outcome
 
-__all__ = ["HAPROXY", "NGINX", "Difference"]
-
 
 class Difference(NamedTuple):
     why: str

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.http.server import HttpRequest, Responder
+from gateway.http.http_request import HttpRequest
+from gateway.http.responder import Responder
 from tests.http.http_raw import GET, GET_CLOSE, WAIT_S, read_answer, serving, statuses_of, until, wait
 
 

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from gateway.http.errors import ApiError, Reason
-from gateway.http.server import HttpRequest, ServerLimits
+from gateway.http.http_request import HttpRequest
+from gateway.http.server_limits import ServerLimits
 from tests.http.http_raw import CHUNKED, POST, echo, read_answer, serving, statuses_of
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from bench.ports import free_port
 from bench.stack import nginx, process, wait_ready
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from tests.gateway.capture import Peer, Seen, Upstream, answer
 from tests.gateway.live import Starter
 from tests.http.conformance import BODY, CASES, FOLLOWER, Outcome

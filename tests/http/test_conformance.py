@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import Starter
 from tests.http.conformance import ASKED, BODY

@@ -9,7 +9,9 @@ import pytest
 
 from gateway.http.accounts import Accounts
 from gateway.http.addresses import TrustedProxies
-from gateway.http.server import HttpRequest, Responder, ServerLimits
+from gateway.http.http_request import HttpRequest
+from gateway.http.responder import Responder
+from gateway.http.server_limits import ServerLimits
 from tests.http.http_raw import CHUNKED, POST, account_of, echo, read_answer, send, serving, statuses_of, until, wait
 
 

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from gateway.http.server import HttpRequest, ServerLimits
+from gateway.http.http_request import HttpRequest
+from gateway.http.server_limits import ServerLimits
 from tests.http.http_raw import CHUNKED, POST, account_of, dripped, read_answer, send, serving, statuses_of, until
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from gateway.http.server import ServerLimits
+from gateway.http.server_limits import ServerLimits
 from tests.http.http_raw import GET, GET_CLOSE, serving, until, wait
 from tests.waiting import WAIT_S
 

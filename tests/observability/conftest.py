@@ -1,3 +1,2 @@
-from tests.gateway.conftest import pytest_asyncio_loop_factories, start
-
-__all__ = ["pytest_asyncio_loop_factories", "start"]
+from tests.gateway.conftest import pytest_asyncio_loop_factories as pytest_asyncio_loop_factories
+from tests.gateway.conftest import start as start

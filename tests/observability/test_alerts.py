@@ -17,7 +17,7 @@ import yaml
 
 from bench.ports import free_port
 from gateway.config.load import load_config
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from tests.gateway.capture import Upstream, answer, replies
 from tests.gateway.live import MODEL, SMALL, Live, Starter, chat, long_chat, simulated, until
 from tests.observability.prometheus import DEPLOYED, Prometheus, program, scraping

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench.ports import free_port
-from gateway.config.model import hash_key
+from gateway.config.sections.keys import hash_key
 from tests.gateway.live import SMALL, Live, Starter, chat, simulated
 from tests.observability.prometheus import Prometheus, scraping
 from tests.redis_server import RedisServer

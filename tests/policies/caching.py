@@ -14,8 +14,6 @@ from policies.placements.contract import EngineLoad
 from policies.request import Request, ServiceTokens
 from tests.policies.making import Load, make_request
 
-__all__ = ["BLOCK", "CachingServers", "Questions", "document"]
-
 BLOCK = 10
 """Tokens."""
 

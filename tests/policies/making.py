@@ -20,8 +20,6 @@ from policies.placements.registry import PLACEMENTS
 from policies.queue.bounds import QueueLimits
 from policies.request import NO_CLAIM, Claim, Flow, Progress, Request
 
-__all__ = ["LIMITS", "Load", "NoRoom", "Room", "dispatched", "make_request", "policy_with"]
-
 LIMITS = QueueLimits(
     queue_requests_max=8, queue_bytes_max=400, queue_wait_s_max=2.0, attempts_max=3, queue_wait_s_max_inside=4.0
 )

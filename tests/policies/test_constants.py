@@ -10,7 +10,7 @@ import pytest
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
 from policies.capacity.fair_shares import FairShares
-from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.kv_cache import KvCache
 from policies.capacity.kv_forecast import still_to_come
 from policies.capacity.lease import Lease
@@ -30,7 +30,6 @@ from policies.placements.prefix_index import PrefixIndex
 from policies.placements.siblings import Siblings
 from policies.queue.backlog import Backlog
 from policies.replicas.grants import GrantedEngines
-from policies.replicas.messages import Grant
 from policies.replicas.schedule import Schedule
 from policies.request import Claim, Pressure, Refusal, ServiceTokens
 from tests.policies.making import Load, make_request

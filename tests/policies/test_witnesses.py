@@ -8,9 +8,10 @@ from typing import Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.capacity.fair_shares import Activity
 from policies.interactions import Interactions, InteractionSettings
 from policies.replicas.interactions import SharedInteractions
-from policies.replicas.messages import Activity, ReplicaReport
+from policies.replicas.messages import ReplicaReport
 from policies.replicas.reference_store import ReferenceStore
 from policies.request import Claim, Interaction, Request, ServiceTokens, Witnesses
 from policies.witness_table import GIVEN_MAX, HOLDERS_MAX, WitnessTable

@@ -11,8 +11,6 @@ from itertools import count
 
 from policies.request import Request, ServiceTokens
 
-__all__ = ["NaiveVtc"]
-
 Name = tuple[str, ...]
 
 

@@ -15,8 +15,6 @@ from policies.request import Flow
 from tests.claims import claim_of
 from tests.gateway.live import MODEL
 
-__all__ = ["CHAT", "COMPLETIONS", "FLOW", "FORM_TYPE", "KINDS", "ROUTES", "Kind", "reading"]
-
 CHAT, COMPLETIONS, RESPONSES, AUDIO = (
     "/v1/chat/completions",
     "/v1/completions",

@@ -16,8 +16,8 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from gateway.storage.redis.redis_store import Script, pool_key
+from policies.capacity.fair_shares import Activity
 from policies.replicas.messages import (
-    Activity,
     CallDelta,
     Charge,
     CountDelta,

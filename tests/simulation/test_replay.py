@@ -17,8 +17,8 @@ from policies.orders.cost import LinearCost
 from policies.orders.registry import POLICIES
 from policies.request import Flow, ServiceTokens
 from simulation.driver import simulate
-from simulation.replay import IMPOSSIBLE, OTHERS, ReplayResult, UnknownPolicyError, policy_names, replay_under
-from simulation.run import Arrival, Record
+from simulation.replay import OTHERS, ReplayResult, UnknownPolicyError, policy_names, replay_under
+from simulation.run import IMPOSSIBLE, Arrival, Record
 from simulation.statistics import percentile
 from simulation.timeline import TICKS_MAX, Timeline
 from simulation.traces.reader import Trace

@@ -10,8 +10,6 @@ from gateway.config.checks import Name, not_empty
 from gateway.config.section import Section
 from gateway.config.sections.interaction_rules import InteractionRules
 
-__all__ = ["AppConfig"]
-
 
 def _one_or_each(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):

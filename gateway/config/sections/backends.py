@@ -10,8 +10,6 @@ from gateway.config.checks import backend_name, checked_api_key, checked_name, c
 from gateway.config.section import Section
 from gateway.config.sections.tls import BackendTlsConfig
 
-__all__ = ["BackendConfig"]
-
 
 class BackendConfig(Section):
     """One engine that serves the models of its pool, or with `each_address` as many as its name has addresses."""

@@ -10,8 +10,6 @@ from gateway.config.checks import checked_trace
 from gateway.config.section import Section, settings_from
 from policies.interactions import InteractionSettings
 
-__all__ = ["InteractionRules", "InteractionsConfig"]
-
 
 class InteractionRules(Section):
     """How the calls of one answer are recognised. None of the rules asks clients to change. fairserve only."""

@@ -16,8 +16,6 @@ from pydantic import AfterValidator, Field
 from gateway.config.checks import Name, checked_hash, fault, not_empty, unique, url_parts
 from gateway.config.section import Section
 
-__all__ = ["IssuerConfig", "KeyConfig", "hash_key", "new_key", "open_name", "weakness"]
-
 KEY_CHARACTERS_MIN = 24
 KEY_CHARACTERS_DIFFERENT_MIN = 10
 LABEL_CHARACTERS_MAX = 100

@@ -9,8 +9,6 @@ from pydantic import Field
 from gateway.config.section import Section, settings_from
 from policies.queue.bounds import QueueLimits
 
-__all__ = ["Limits"]
-
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 

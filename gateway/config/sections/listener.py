@@ -12,8 +12,6 @@ from gateway.config.checks import fault, not_empty, unique
 from gateway.config.paths import KNOWN_PATHS, MANAGEMENT
 from gateway.config.section import Section
 
-__all__ = ["NetworkName", "Origin", "RouteConfig"]
-
 
 def _checked_path(text: str) -> str:
     if not re.fullmatch(r"(/(?!\.\.?(/|$))([A-Za-z0-9._~:-]+|\*))+", text) or len(text) > 1000:

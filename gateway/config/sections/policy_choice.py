@@ -19,8 +19,6 @@ from policies.orders.registry import POLICIES
 from policies.placements.registry import PLACEMENTS
 from policies.settings import Setting, settings_of
 
-__all__ = ["PolicyConfig", "PolicyName", "policy_settings"]
-
 if TYPE_CHECKING:
     PlacementName = str
     PolicyName = str

@@ -12,8 +12,6 @@ from pydantic import AfterValidator, Field, SecretStr
 from gateway.config.checks import fault
 from gateway.config.section import Section
 
-__all__ = ["StateConfig"]
-
 MEMORY = "memory"
 SCHEMES = ("redis", "rediss", "unix")
 OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname", "db")

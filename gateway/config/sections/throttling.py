@@ -7,8 +7,6 @@ from policies.capacity.overload import OverloadSettings
 from policies.limits.quotas import Quota
 from policies.limits.throttle import Ceilings, ThrottleSettings
 
-__all__ = ["CeilingsConfig", "OverloadConfig", "QuotaConfig", "ThrottleConfig"]
-
 
 @settings_from(OverloadSettings)
 class OverloadConfig(Section):

@@ -11,8 +11,6 @@ from backends.tls_contexts import client_context, server_context
 from gateway.config.checks import fault
 from gateway.config.section import Section
 
-__all__ = ["BackendTlsConfig", "ListenerTlsConfig"]
-
 
 class ListenerTlsConfig(Section):
     """What the listener shows its clients, and whom it lets in. Files that change are read again while it runs."""

@@ -10,8 +10,6 @@ from pydantic import AfterValidator, Field, SecretStr
 from gateway.config.checks import checked_api_key, fault, url_parts
 from gateway.config.section import Section
 
-__all__ = ["TracingConfig"]
-
 TRACES_PATH = "/v1/traces"
 
 

@@ -11,8 +11,6 @@ from pydantic import AfterValidator, Field, SecretStr
 from gateway.config.checks import Name, fault
 from gateway.config.section import Section
 
-__all__ = ["PriceConfig", "UsageConfig"]
-
 SERVERS = ("postgresql", "postgres")
 _FORM = "should be the path of a file for SQLite, or postgresql://USER:PASSWORD@HOST/DATABASE"
 

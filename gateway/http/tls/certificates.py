@@ -10,8 +10,6 @@ from collections.abc import Callable, Sequence
 
 from gateway.background import OperationalError
 
-__all__ = ["Certificates"]
-
 LOOK_S = 3.0
 
 _log = logging.getLogger("fairgate")

@@ -18,8 +18,6 @@ from gateway.http.errors import ApiError, Reason
 from gateway.http.server_state import ServerState
 from gateway.http.sockets import peer_of
 
-__all__ = ["TlsProtocol"]
-
 _RECORD_BYTES: Final = 16384
 """TLS seals no more than this at once, so no read gives more."""
 

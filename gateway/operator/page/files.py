@@ -10,8 +10,6 @@ from typing import Final
 
 from aiohttp import web
 
-__all__ = ["PAGE_PATHS", "page"]
-
 FOLDER: Final = Path(__file__).parent
 TYPES: Final = {
     ".css": "text/css; charset=utf-8",

@@ -25,8 +25,6 @@ from gateway.operator.snapshots.state_views import backends, queue, tenants
 from gateway.telemetry.recent_requests import WINDOW_S, End
 from policies.admission.explanation import OF_OBSTACLE, OF_REFUSAL, OF_WAIT
 
-__all__ = ["Feed"]
-
 LOOK_S: Final = 1.0
 COST_MAX: Final = 0.005
 PAUSE_S_MAX: Final = 10.0

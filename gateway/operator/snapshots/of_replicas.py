@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.telemetry.recent_requests import RecentRequests
 
-__all__ = ["Replicas"]
-
 ANSWER_S: Final = 1.0
 RETRY_S: Final = 1.0
 ENDS_TOGETHER: Final = 4 * ENDS_MAX

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["due"]
-
 
 def due(asked: Mapping[str, tuple[float, float, float]]) -> dict[str, float]:
     """By tenant, from what it received, its weight, and how much more of the same it asked for and waits for.

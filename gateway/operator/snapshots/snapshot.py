@@ -27,22 +27,6 @@ if TYPE_CHECKING:
     from gateway.config.model import Config
     from gateway.pool.pool import Pool
 
-__all__ = [
-    "NO_ANSWER",
-    "REQUESTS_MAX",
-    "GatewayProcess",
-    "GatewaySnapshot",
-    "Gathered",
-    "PoolSnapshot",
-    "SnapshotSource",
-    "decoded",
-    "encoded",
-    "ended",
-    "moved",
-    "snapshot_of",
-    "together",
-]
-
 REQUESTS_MAX: Final = 100
 """Of a pool's queue, the oldest."""
 SAME_S: Final = 10.0

@@ -17,8 +17,6 @@ from gateway.telemetry.record import Outcome
 from policies.admission.engine import AdmissionEngine
 from policies.queue.bounds import Waiting
 
-__all__ = ["SPAN_S", "Running", "Taken", "Usual", "part_within", "percentile", "point", "running"]
-
 SPAN_S: Final = 5.0
 
 

@@ -21,8 +21,6 @@ from policies.capacity.obstacle import Obstacle
 if TYPE_CHECKING:
     from gateway.config.model import TenantConfig
 
-__all__ = ["backends", "limited_by", "queue", "tenants"]
-
 TENANTS_MAX: Final = 200
 RUNNING_LISTED: Final = 8
 """Of an engine, the tenants with most requests there."""

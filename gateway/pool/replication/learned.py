@@ -16,8 +16,6 @@ from gateway.storage.store_errors import StoreUnavailable
 from policies.admission import memory
 from policies.admission.engine import AdmissionEngine
 
-__all__ = ["Lessons"]
-
 logger = logging.getLogger("fairgate")
 
 INTERVAL_S = 60.0

@@ -19,8 +19,6 @@ from policies.replicas.messages import News
 from policies.replicas.prefixes import SharedPrefixes
 from policies.replicas.schedule import INTERVAL_S
 
-__all__ = ["NewsChannel"]
-
 logger = logging.getLogger("fairgate")
 
 _encode = msgspec.msgpack.Encoder().encode

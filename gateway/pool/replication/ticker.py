@@ -19,8 +19,6 @@ from policies.replicas.pool_replica import PoolReplica
 from policies.replicas.schedule import Schedule, Speaker
 from policies.replicas.tenant_replica import TenantReplica
 
-__all__ = ["Exchanges"]
-
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ReplicaView).decode
 

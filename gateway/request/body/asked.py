@@ -15,8 +15,6 @@ from gateway.request.conversation.turns import MARK, MARKS_MAX, ONE_TEXT_HEAD, O
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-__all__ = ["Asked"]
-
 AROUND_BYTES_MAX: Final = 1 << 16
 """Of what stands around a text, looked at to see whether it is all of a turn."""
 

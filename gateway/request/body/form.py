@@ -16,8 +16,6 @@ from gateway.request.body.payload import NO_FIELDS, STEERING, USER_LENGTH_MAX, P
 from gateway.request.body.slices import find
 from gateway.request.prompt import Prompt
 
-__all__ = ["is_form", "read_form"]
-
 PARTS_MAX: Final = 128
 HEAD_BYTES_MAX: Final = 4096
 VALUE_BYTES_MAX: Final = 256

@@ -19,8 +19,6 @@ from gateway.http.errors import ApiError, Reason
 from gateway.request.body.slices import WINDOW_BYTES, Slices
 from gateway.request.fields import decode_name
 
-__all__ = ["ITEM_COST", "ObjectMember", "broken", "end_of_string", "items", "members", "past_space"]
-
 DEPTH_MAX: Final = 512
 MEMBERS_MAX: Final = 1024
 VALUES_MAX: Final = 1 << 18

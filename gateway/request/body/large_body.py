@@ -46,8 +46,6 @@ from gateway.request.prompt import ATTACHMENT, HEAD_BYTES_MAX, Prompt
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-__all__ = ["RAW_PROMPT_BYTES_MAX", "LargePayload", "read_large_json"]
-
 FIELD_BYTES_MAX: Final = 1 << 16
 """Of a field that is no prompt: models, users, metadata and the like."""
 TURNS_MAX: Final = 1 << 16

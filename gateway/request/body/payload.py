@@ -31,8 +31,6 @@ from gateway.request.fields import (
 )
 from gateway.request.prompt import Prompt, prompt_of
 
-__all__ = ["LARGE_BODY_BYTES", "NO_FIELDS", "STEERING", "USER_LENGTH_MAX", "JsonPayload", "Payload", "read_json"]
-
 LARGE_BODY_BYTES: Final = 1 << 18
 """A body of up to so many bytes is read at one go: it takes some milliseconds at most, whatever it holds."""
 SEQUENCES_MAX: Final = 128

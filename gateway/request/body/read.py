@@ -12,8 +12,6 @@ from gateway.request.body.large_body import read_large_json
 from gateway.request.body.payload import Payload, read_json
 from gateway.request.body.slices import at_once
 
-__all__ = ["read_body", "read_body_in_slices"]
-
 
 def read_body(request: HttpRequest, api: Api) -> Payload:
     """Of a small one. Raises `ApiError` 400 where it cannot be read."""

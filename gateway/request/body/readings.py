@@ -14,8 +14,6 @@ from typing import Final
 
 from gateway.request.body.slices import Slices
 
-__all__ = ["Reading", "Readings"]
-
 logger = logging.getLogger("fairgate")
 
 SLICE_S: Final = 0.002

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final, TypeVar
 
-__all__ = ["WINDOW_BYTES", "Slices", "at_once", "find"]
-
 T = TypeVar("T")
 Slices = Generator[None, None, None]
 WINDOW_BYTES: Final = 1 << 16

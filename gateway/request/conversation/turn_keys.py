@@ -17,24 +17,6 @@ import msgspec
 
 from gateway.request.fields import Turn, decode_name
 
-__all__ = [
-    "FIRST_TURNS",
-    "IDS_MAX",
-    "LAST_TURNS",
-    "NO_TURN_KEYS",
-    "TEXT_BYTES_MAX",
-    "TurnKeys",
-    "decoded",
-    "json_text",
-    "keys_of_question",
-    "keys_of_turns",
-    "lines_in",
-    "lines_of",
-    "rest_of",
-    "shortened",
-    "turn_of",
-]
-
 IDS_MAX: Final = 64
 """Ids of calls of tools that are looked at in one request or answer."""
 FIRST_TURNS: Final = 2

@@ -27,25 +27,6 @@ from gateway.request.conversation.turn_keys import (
 )
 from gateway.request.fields import Turn, decode_turns
 
-__all__ = [
-    "MARK",
-    "MARKS_MAX",
-    "NO_TURNS",
-    "ONE_TEXT_HEAD",
-    "ONE_TEXT_TAIL",
-    "QUOTE",
-    "TOOL_RESULT",
-    "Shape",
-    "TurnKind",
-    "Turns",
-    "hashed",
-    "holds_result",
-    "is_of_result",
-    "mark_at",
-    "read_turns",
-    "same_text",
-]
-
 QUOTE: Final = ord('"')
 TOOL_RESULT: Final = b'"tool_result"'
 MARK: Final = b'"cache_control"'

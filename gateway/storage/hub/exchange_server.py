@@ -20,10 +20,9 @@ import msgspec
 from gateway.storage.hub.run_directory import RunDirectory
 from gateway.storage.hub.wire import Frames
 from gateway.storage.store import ALL_POOLS
-from policies.replicas.messages import Activity, CountDelta, ReplicaReport
+from policies.capacity.fair_shares import Activity
+from policies.replicas.messages import CountDelta, ReplicaReport
 from policies.replicas.reference_store import ReferenceStore
-
-__all__ = ["ExchangeServer"]
 
 logger = logging.getLogger("fairgate")
 

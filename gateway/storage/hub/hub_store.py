@@ -15,8 +15,6 @@ from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreUnavailable
 from policies.replicas.schedule import DEADLINE_S
 
-__all__ = ["HubStore"]
-
 logger = logging.getLogger("fairgate")
 
 RETRY_S: Final = 0.1

@@ -8,8 +8,6 @@ import tempfile
 import time
 from dataclasses import dataclass
 
-__all__ = ["RunDirectory", "WorkerSlot"]
-
 PATH_BYTES_MAX = 100
 """Of the address of a Unix socket; the system takes 107."""
 

@@ -11,8 +11,6 @@ from typing import Any, Final, cast
 
 import msgspec
 
-__all__ = ["FRAME_BYTES_MAX", "Frames"]
-
 FRAME_BYTES_MAX: Final = 17 * 1024 * 1024
 """What was learned of the apps of one pool is the largest that is said: 16 MiB."""
 UNREAD_BYTES_MAX: Final = 2 * FRAME_BYTES_MAX

@@ -30,8 +30,6 @@ from redis.exceptions import (
 from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
 from policies.replicas.schedule import DEADLINE_S
 
-__all__ = ["CONNECT_S", "PUBLISHED_BYTES_MAX", "Argument", "RedisConnection"]
-
 Argument = str | bytes | int
 
 CONNECT_S = 1.0

@@ -22,8 +22,6 @@ from gateway.storage.store import Deployment
 from gateway.storage.store_errors import StoreError, StoreRefused, StoreUnavailable
 from policies.replicas.schedule import DEADLINE_S
 
-__all__ = ["LAYOUT", "RedisStore", "Script", "pool_key", "without_password"]
-
 logger = logging.getLogger("fairgate")
 
 LAYOUT = 3

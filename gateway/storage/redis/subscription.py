@@ -10,8 +10,6 @@ from redis.asyncio.connection import AbstractConnection
 
 from gateway.storage.redis.redis_connection import CONNECT_S, RedisConnection
 
-__all__ = ["subscribe"]
-
 SILENT_S: Final = 5.0
 """A connection on which nothing came for so long is asked whether it lives, and given up after as long again."""
 

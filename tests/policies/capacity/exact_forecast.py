@@ -8,8 +8,6 @@ from operator import attrgetter, itemgetter
 
 from policies.capacity.kv_forecast import Growing
 
-__all__ = ["ExactForecast"]
-
 CATCHING_UP, LOOKS, TOLERATED = 0.5, 6, 0.1
 
 

@@ -11,8 +11,6 @@ from policies.orders.registry import PolicyEntry
 from policies.request import Flow, Request, ServiceTokens
 from policies.settings import setting
 
-__all__ = ["ENTRY"]
-
 
 @dataclass(frozen=True)
 class ShortestParams:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from policies.capacity.output_lengths import ENOUGH
 from policies.limits.throttle import Ceilings, ThrottleSettings
 from policies.orders.contract import Selection
 from policies.orders.fairserve import FairServe, FairServeParams
-from policies.orders.profiles import ENOUGH, Profiles
+from policies.orders.profiles import Profiles
 from policies.orders.wsc import Wsc, WscParams
 from policies.request import Request, ServiceTokens
 from tests.policies.making import Room, make_request

@@ -6,13 +6,13 @@ import pytest
 
 from policies.admission.engine import AdmissionEngine
 from policies.admission.named import named_policy
-from policies.capacity.fair_shares import FairShares
-from policies.capacity.gauges import CapacitySettings, Gauges
+from policies.capacity.fair_shares import Activity, FairShares
+from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Obstacle
 from policies.replicas.grants import GrantedEngines
-from policies.replicas.messages import Activity, Grant, ReplicaView, Standing
+from policies.replicas.messages import ReplicaView, Standing
 from policies.replicas.pool_replica import PoolReplica
 from tests.policies.making import make_request
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from policies.capacity.fair_shares import Activity
 from policies.limits.quotas import Quota, Quotas
-from policies.replicas.messages import Activity, ReplicaReport
+from policies.replicas.messages import ReplicaReport
 from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.tallies import SharedQuotas
 from tests.policies.making import make_request

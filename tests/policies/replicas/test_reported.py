@@ -6,11 +6,12 @@ from math import inf, nan
 
 import pytest
 
+from policies.capacity.fair_shares import Activity
 from policies.limits.quotas import Quota, Quotas
 from policies.limits.sliding_counts import SlidingCounts
 from policies.queue.backlog import Backlog
 from policies.replicas.counters import SharedCounters
-from policies.replicas.messages import Activity, Charge, Holding, ReplicaReport, ReplicaView, is_answer
+from policies.replicas.messages import Charge, Holding, ReplicaReport, ReplicaView, is_answer
 from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.tallies import SharedCounts, SharedQuotas
 from tests.policies.making import make_request

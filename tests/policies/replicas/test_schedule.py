@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from policies.admission.decisions import Decision
-from policies.replicas.messages import Activity, ReplicaReport, ReplicaView
+from policies.capacity.fair_shares import Activity
+from policies.replicas.messages import ReplicaReport, ReplicaView
 from policies.replicas.reference_store import ReferenceStore
 from policies.replicas.schedule import Schedule
 
