@@ -10,11 +10,25 @@ from enum import StrEnum
 from math import inf
 from typing import Any, Final, NamedTuple
 
+BATCH: Final = " (batch)"
+"""Ends the name of a tenant's leaf for its work that can wait. Names of tenants have no space."""
+
+
+def is_batch(leaf: str) -> bool:
+    """Is this the leaf of a tenant's work that can wait (class batch)?"""
+    return leaf.endswith(BATCH)
+
+
+def payer(leaf: str) -> str:
+    """The tenant that pays for what this leaf receives."""
+    return leaf.removesuffix(BATCH)
+
 
 class Flow(NamedTuple):
     """Whose request is it? Fair among tenants by weight, then among the (app, user) flows of one tenant."""
 
     tenant: str
+    """The leaf of the tree (`capacity.entitlements`): a tenant, or a tenant's work that can wait."""
     app: str = ""
     user: str = ""
 

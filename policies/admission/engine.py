@@ -20,6 +20,7 @@ from policies.admission.request_ledger import NO_SERVICE, RequestLedger
 from policies.admission.room import Elsewhere, PoolRoom
 from policies.admission.waits import NEVER_WAITED
 from policies.averages import USUAL
+from policies.capacity.entitlements import Entitlements, Tree
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.gauges import CapacitySettings, Gauges, Grant
 from policies.capacity.ledger import LOOK_AGAIN_S, BackendLedger
@@ -65,6 +66,7 @@ class AdmissionEngine:
         overload: OverloadSettings | None = None,
         interactions: Interactions | None = None,
         quotas: Quotas | None = None,
+        tree: Tree | None = None,
         remembered: Remembered = REMEMBERED,
     ):
         self.policy = policy
@@ -73,10 +75,11 @@ class AdmissionEngine:
         self.interactions = interactions if interactions is not None else Interactions()
         lengths = lengths if lengths is not None else OutputLengths(populations_max=remembered.lengths_max)
         tenants = FairShares(tenants_max=remembered.tenants_max)
-        self.requests = RequestLedger(policy, self.limits, lengths, self.interactions, quotas, tenants)
+        entitlements = Entitlements(tree)
+        self.requests = RequestLedger(policy, self.limits, lengths, self.interactions, quotas, tenants, entitlements)
         self.backends = self.requests.backends
         self.working_set = self.requests.working_set
-        self.room = PoolRoom(self.backends, self.requests.tenants, self.working_set)
+        self.room = PoolRoom(self.backends, tenants, self.working_set, entitlements)
         self.room.follow(policy)
         self.elsewhere: Elsewhere | None = None
         """None: this gateway is the only one that counts."""
@@ -312,6 +315,7 @@ class AdmissionEngine:
                 change = replace(change, taken_s=change.taken_s + self.set_back_s)
             ledger.observe(change, now, arrived_s=self._arrived_s)
             self.policy.observe(name, change)
+        self.room.measure()
         self.working_set.measure(self.backends.values(), now, parks=self.limits.spares_calls_inside)
         return self._room_changed(now, name)
 

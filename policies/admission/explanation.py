@@ -51,6 +51,7 @@ OF_OBSTACLE: Final = {
     Obstacle.SPREAD: (
         "starts are spread, so that those running do not all need their largest share of the KV cache at once"
     ),
+    Obstacle.CEILING: "its tenant or group has as much running as it may",
     Obstacle.WORKING_SET: "interactions under way fill the KV cache, and it would begin another one",
     Obstacle.TURN: "a request that waits at another gateway has received less and goes first",
     Obstacle.ASKED: "other gateways are asked whether a limit that all of them count has room for it",
@@ -63,6 +64,7 @@ OF_WAIT: Final = {
     Obstacle.PREFILL: "for the prompts of others to be processed",
     Obstacle.KV: "for KV",
     Obstacle.SPREAD: "since starts are spread",
+    Obstacle.CEILING: "for requests of its own tenant or group to end",
     Obstacle.WORKING_SET: "for the contexts of interactions under way",
     Obstacle.TURN: "for its turn",
     Obstacle.ASKED: "for the answer of other gateways about a limit",

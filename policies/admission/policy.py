@@ -32,7 +32,10 @@ class Engines(Protocol):
         """The engine that is kept for the next request, which no engine can start (`Room.reserve`)."""
 
     def may_begin(self, request: Request) -> bool:
-        """Has the working set of the pool room for it (`Room.may_begin`)?"""
+        """Has the working set of the pool room for it, and no ceiling prevents it (`Room.may_begin`)?"""
+
+    def at_ceiling(self, request: Request) -> str | None:
+        """Which ceiling is reached for this request? None: none."""
 
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         """What keeps this one engine from starting it now? None: nothing."""
@@ -64,7 +67,12 @@ class QueueRoom:
         engines, only = self.engines, self._only
         if only is not None:
             obstacle = engines.obstacle_at(request, only) if engines is not None else None
-            return only if obstacle is None else Blocked(request, {only: obstacle})
+            if obstacle is None:
+                return only
+            blocked = Blocked(request, {only: obstacle})
+            if obstacle is Obstacle.CEILING and engines is not None:
+                blocked.ceiling = engines.at_ceiling(request) or ""
+            return blocked
         assert engines is not None
         found = engines.with_room(request)
         if isinstance(found, Blocked):

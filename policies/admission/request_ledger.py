@@ -14,6 +14,7 @@ from policies.admission.lifecycle import Event, IllegalEvent, UnknownRequest
 from policies.admission.policy import Policy
 from policies.admission.room import DueTimes
 from policies.admission.waits import Waits
+from policies.capacity.entitlements import Entitlements
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.lease import Lease
 from policies.capacity.ledger import BackendLedger
@@ -39,12 +40,14 @@ class RequestLedger:
         interactions: Interactions,
         quotas: Quotas | None,
         tenants: FairShares,
+        entitlements: Entitlements,
     ) -> None:
         self.waiting = BoundedQueue(limits)
         self.waits = Waits()
         self.leases: dict[str, Lease] = {}
         self.backends: dict[str, BackendLedger] = {}
         self.tenants = tenants
+        self.entitlements = entitlements
         self.working_set = WorkingSet(tenants)
         self.starts = StartWaits()
         self.policy = policy
@@ -85,7 +88,9 @@ class RequestLedger:
 
     def admitted(self, request: Request, now: float) -> None:
         """It waits for its turn. If other gateways were asked about it, it waits and counts already."""
-        if self._apply(lifecycle.ADMITTED, request) is State.NEW:
+        is_new = self._apply(lifecycle.ADMITTED, request) is State.NEW
+        self._enter(request)
+        if is_new:
             self._wait(request)
             self._count(request, now)
         self.tenants.seen(request, now)
@@ -125,6 +130,7 @@ class RequestLedger:
     def taken_in(self, request: Request, now: float) -> None:
         """It comes from a pool without an engine, and waits for its turn here."""
         self._apply(lifecycle.TAKEN_IN, request)
+        self._enter(request)
         self._wait(request)
         self.tenants.seen(request, now)
         self.working_set.queued(request, now)
@@ -135,6 +141,7 @@ class RequestLedger:
         """The order has let it go to this engine. Its prompt is charged."""
         self._apply(lifecycle.DISPATCHED, request)
         self.waiting.remove(request)
+        request.weight = self.entitlements.weight(request.flow.tenant, request.weight)
         if request.progress.wait is not None:
             self.waits.ended(request, now)
             self._expect(request)  # more is known than when it began to wait
@@ -142,6 +149,7 @@ class RequestLedger:
         self.touched[backend] = None
         self.backends[backend].add(lease, spare=self.tenants.is_below(request))
         self.tenants.dispatched(request, lease.held_tokens)
+        self.entitlements.dispatched(request, lease.held_tokens)
         if request.progress.in_line:
             self.starts.admitted(request, now)
         self.working_set.dispatched(request, now)
@@ -151,7 +159,8 @@ class RequestLedger:
         """Its engine refused it or was not reached. It is charged nothing, and waits at the head of its flow."""
         self._apply(lifecycle.RETURNED, request)
         self._end_lease(request, NO_SERVICE, now)
-        request.weight = self.tenants.weight(request)  # it may have been changed while the request ran
+        # It may have been changed while the request ran.
+        request.weight = self.entitlements.weight(request.flow.tenant, self.tenants.weight(request))
         self._wait(request, front=True)
         self.tenants.seen(request, now)
         self.policy.push(request, now, front=True)
@@ -163,6 +172,7 @@ class RequestLedger:
         """
         self._apply(lifecycle.FINISHED, request)
         self._end_lease(request, _charged(request, service), now)
+        self.entitlements.left(request)
         self.interactions.served(request, service, now, awaits_more)
         self.working_set.left(request, service, now)
         self._settle(request, service, now)
@@ -171,6 +181,7 @@ class RequestLedger:
         """It ends without its whole answer, and took this much."""
         self._apply(lifecycle.BROKEN, request)
         self._end_lease(request, _charged(request, service), now)
+        self.entitlements.left(request)
         self.interactions.broke_off(request, service, now)
         self.working_set.left(request, service, now)
         self._settle(request, service, now)
@@ -213,6 +224,7 @@ class RequestLedger:
             self.backends[lease.backend].kv.regrown(lease, now)
             if lease.held_tokens != held:
                 self.tenants.grew(request, lease.held_tokens - held)
+                self.entitlements.grew(request, lease.held_tokens - held)
 
     # --- entries ---
 
@@ -224,6 +236,11 @@ class RequestLedger:
             raise IllegalEvent(request.id, before, event)
         request.progress.state = after
         return before
+
+    def _enter(self, request: Request) -> None:
+        """It is present in this pool from now on, and weighs what its tenant is entitled to."""
+        self.entitlements.arrived(request, request.weight)
+        request.weight = self.entitlements.weight(request.flow.tenant, request.weight)
 
     def _wait(self, request: Request, *, front: bool = False) -> None:
         self._expect(request)
@@ -241,6 +258,7 @@ class RequestLedger:
     def _leave_line(self, request: Request, now: float) -> None:
         self.policy.remove(request, now)
         self.tenants.withdrawn(request)
+        self.entitlements.left(request)
         if request.progress.in_line:
             self.starts.left(request)
         self.working_set.left(request, NO_SERVICE, now)
@@ -249,6 +267,7 @@ class RequestLedger:
         lease = self.leases.pop(request.id)
         self.backends[lease.backend].remove(lease, now)
         self.tenants.ended(request, lease.held_tokens)
+        self.entitlements.ended(request, lease.held_tokens)
         self.policy.charge(request, charged, now, final=True)
 
     def _count(self, request: Request, now: float) -> None:

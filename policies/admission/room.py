@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 from policies.admission.decisions import Decision
 from policies.admission.policy import Policy
+from policies.capacity.entitlements import Entitlements
 from policies.capacity.fair_shares import FairShares
 from policies.capacity.ledger import BackendLedger
 from policies.capacity.obstacle import Blocked, Obstacle
@@ -19,7 +20,7 @@ from policies.request import Refused, Request
 
 OF_ITS_SIZE: Final = frozenset({Obstacle.SLOTS, Obstacle.PREFILL, Obstacle.KV})
 """An engine with one of these may have room for a smaller request."""
-NOT_SOON: Final = frozenset({Obstacle.CLOSED, Obstacle.TURN, Obstacle.WORKING_SET, None})
+NOT_SOON: Final = frozenset({Obstacle.CLOSED, Obstacle.TURN, Obstacle.CEILING, Obstacle.WORKING_SET, None})
 """Of an engine with one of these it is not known when the request can start."""
 ANSWERS_MAX: Final = 64
 """Requests whose answers are kept. An order asks for few of them again and again."""
@@ -106,7 +107,14 @@ class PoolRoom:
     that engine only, and a wake asks only the engines whose time has come.
     """
 
-    def __init__(self, backends: Mapping[str, BackendLedger], tenants: FairShares, working_set: WorkingSet) -> None:
+    def __init__(
+        self,
+        backends: Mapping[str, BackendLedger],
+        tenants: FairShares,
+        working_set: WorkingSet,
+        entitlements: Entitlements,
+    ) -> None:
+        self.entitlements = entitlements
         self.rivals: Rivals | None = None
         """None: this gateway is the only one."""
         self.prefixes: PrefixIndex | None = None
@@ -146,6 +154,15 @@ class PoolRoom:
         if self._full.pop(engine, None) is not None:
             self._open[engine] = self._backends[engine]
 
+    def measure(self) -> None:
+        """How large are the engines in service together, as far as that is known of each?"""
+        slots = kv_tokens = 0
+        for ledger in self._backends.values():
+            if ledger.healthy:
+                own = ledger.slots.known(), ledger.kv.capacity_tokens
+                slots, kv_tokens = slots + (own[0] or 0), kv_tokens + (own[1] or 0)
+        self.entitlements.sized(slots, kv_tokens)
+
     def follow(self, policy: Policy) -> None:
         """From now on this policy asks."""
         self.prefixes = policy.prefixes
@@ -166,6 +183,11 @@ class PoolRoom:
     def with_room(self, request: Request) -> Sequence[BackendLedger] | Blocked:
         if self.rivals is not None and self.rivals.has_turn(request, self._now):
             return Blocked(request, dict.fromkeys(self._backends, Obstacle.TURN))
+        ceiling = self.entitlements.at_ceiling(request)
+        if ceiling is not None:
+            blocked = Blocked(request, dict.fromkeys(self._backends, Obstacle.CEILING))
+            blocked.ceiling = ceiling
+            return blocked
         if not self._working_set.has_room(request):
             return Blocked(request, dict.fromkeys(self._backends, Obstacle.WORKING_SET))
         standing = self._standing(request)
@@ -235,6 +257,8 @@ class PoolRoom:
     def obstacle_at(self, request: Request, engine: str) -> Obstacle | None:
         if self.rivals is not None and self.rivals.has_turn(request, self._now):
             return Obstacle.TURN
+        if self.entitlements.at_ceiling(request) is not None:
+            return Obstacle.CEILING
         if not self._working_set.has_room(request):
             return Obstacle.WORKING_SET
         return self._obstacle(request, self._backends[engine], self._standing(request))
@@ -262,7 +286,10 @@ class PoolRoom:
         return tokens_of_blocks(self.prefixes.depth(request.prefix, engine), request.prefix, request.prompt_tokens)
 
     def may_begin(self, request: Request) -> bool:
-        return self._working_set.has_room(request)
+        return self._working_set.has_room(request) and self.entitlements.at_ceiling(request) is None
+
+    def at_ceiling(self, request: Request) -> str | None:
+        return self.entitlements.at_ceiling(request)
 
     def loads(self) -> dict[str, int]:
         return {name: len(ledger.leases) for name, ledger in self._backends.items() if ledger.healthy}

@@ -14,6 +14,7 @@ from typing import Final
 from policies.admission.decisions import Decision
 from policies.admission.engine import REMEMBERED, AdmissionEngine, Remembered
 from policies.admission.policy import Policy
+from policies.capacity.entitlements import Entitlements, Tree
 from policies.capacity.gauges import CapacitySettings
 from policies.capacity.output_lengths import OutputLengths
 from policies.capacity.overload import OverloadSettings
@@ -43,6 +44,7 @@ class Setup:
     policy: Policy | None = None
     interactions: Interactions | None = None
     quotas: Quotas | None = None
+    tree: Tree | None = None
     remembered: Remembered = REMEMBERED
 
 
@@ -67,6 +69,8 @@ def take_over(engine: AdmissionEngine, setup: Setup, now: float) -> Sequence[Dec
                 setup.quotas.admitted(request, time)
     if setup.policy is not None:
         _hand_over(engine, setup.policy, time)
+    if setup.tree is not None and setup.tree != requests.entitlements.tree:
+        _regroup(engine, setup.tree)
     engine.room.changed()
     return engine.woke(now)
 
@@ -75,6 +79,7 @@ def reweigh(engine: AdmissionEngine, weights: Mapping[str, float]) -> None:
     """These tenants have these weights from now on. What waits goes by them, what runs is charged by the old ones."""
     engine.requests.waiting.reweigh(weights)
     engine.requests.tenants.reweigh(weights)
+    engine.requests.entitlements.reweigh(weights)
     for order in engine.policy.queues().values():
         if order.backlog is not None:
             order.backlog.reweigh(weights)
@@ -131,6 +136,26 @@ def _present(engine: AdmissionEngine) -> list[Request]:
     return [*engine.requests.waiting.requests.values(), *[lease.request for lease in engine.requests.leases.values()]]
 
 
+def _regroup(engine: AdmissionEngine, tree: Tree) -> None:
+    """What waits and runs is present in this tree from now on. What tenants have received counts as it did."""
+    requests = engine.requests
+    before, after = requests.entitlements, Entitlements(tree)
+    present = [each for each in requests.waiting.requests.values() if each.progress.state is State.QUEUED]
+    for request in (*present, *[lease.request for lease in requests.leases.values()]):
+        after.arrived(request, before.configured_weight(request.flow.tenant, request.weight))
+    for lease in requests.leases.values():
+        after.dispatched(lease.request, lease.held_tokens)
+    for request in present:
+        request.weight = after.weight(
+            request.flow.tenant, before.configured_weight(request.flow.tenant, request.weight)
+        )
+    requests.entitlements = engine.room.entitlements = after
+    engine.room.measure()
+    for order in engine.policy.queues().values():
+        while order.backlog is not None and order.backlog.capped:
+            order.backlog.uncap(_may_begin)
+
+
 def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
     """O(waiting + running + remembered tenants and flows)."""
     before, requests = engine.policy, engine.requests
@@ -161,6 +186,10 @@ def _hand_over(engine: AdmissionEngine, policy: Policy, now: float) -> None:
         policy.charge(lease.request, received, now, final=False)
     engine.policy = requests.policy = policy
     engine.room.follow(policy)
+
+
+def _may_begin(request: Request) -> bool:
+    return True
 
 
 def _arrival(request: Request) -> float:

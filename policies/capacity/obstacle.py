@@ -15,6 +15,8 @@ class Obstacle(StrEnum):
 
     TURN = "turn"
     """Another request goes first. At an engine: one that waits at another gateway."""
+    CEILING = "ceiling"
+    """Its group or tenant has as much running as it may."""
     WORKING_SET = "working_set"
     """The contexts of the interactions under way fill the KV cache, and the request would begin another one."""
     SPREAD = "spread"
@@ -54,13 +56,15 @@ def nearest(obstacles: Iterable[Obstacle]) -> Obstacle | None:
 class Blocked:
     """No engine could take the next request in order: what was the obstacle at each?"""
 
-    __slots__ = ("_nearest", "obstacles", "others", "request")
+    __slots__ = ("_nearest", "ceiling", "obstacles", "others", "request")
 
     def __init__(self, request: Request, obstacles: dict[str, Obstacle]) -> None:
         self.request = request
         self._nearest: Obstacle | None = None
         self.obstacles = obstacles
         """By the name of the engine; empty if there is none."""
+        self.ceiling = ""
+        """Name of the ceiling that is reached, where that is the obstacle."""
         self.others: tuple[Blocked, ...] = ()
         """Where each engine has a queue of its own: the next ones of the others, which found no room either."""
 

@@ -102,11 +102,14 @@ class CounterOrder(Order):
 
     def pop(self, now: float, room: Room) -> Selection | Blocked | None:
         """The next request in order, if it fits. One that finds its prompt in the cache of that engine may go instead,
-        within the window. Starts that the working set has no room for are held meanwhile.
+        within the window. Starts that the working set has no room for are held meanwhile, and so is what is at a
+        ceiling.
         """
         backlog = self._backlog
         if backlog.holding:
             backlog.release(room.may_begin)
+        if backlog.capped:
+            backlog.uncap(room.may_begin)
         while (head := backlog.head()) is not None:
             placed = room.place(head)
             if not isinstance(placed, Blocked):
@@ -114,10 +117,14 @@ class CounterOrder(Order):
                     head = room.nearest(head, placed, backlog.may_pass)
                 backlog.take(head)
                 return Selection(head, placed)
-            if placed.nearest() is not Obstacle.WORKING_SET:
+            why = placed.nearest()
+            if why is Obstacle.CEILING:
+                backlog.cap(head, placed.ceiling)
+            elif why is Obstacle.WORKING_SET:
+                backlog.hold(head)
+            else:
                 return self._beside(placed, room)
-            backlog.hold(head)
-        held = backlog.held()
+        held = backlog.held() or backlog.next_capped()
         blocked = room.place(held) if held is not None else None
         return blocked if isinstance(blocked, Blocked) else None
 

@@ -91,7 +91,7 @@ class FlowMember(Member):
 class TenantMember(Member):
     """A tenant and its flows, and how many of its waiting requests are inside interactions."""
 
-    __slots__ = ("asleep", "flows", "going_first", "held", "inside")
+    __slots__ = ("asleep", "capped", "flows", "going_first", "held", "inside")
 
     def __init__(self, tenant: str, flows: Counters[FlowMember]) -> None:
         super().__init__((tenant,))
@@ -102,6 +102,8 @@ class TenantMember(Member):
         """The start that the working set has no room for. Other starts of its tenant wait behind it."""
         self.asleep: list[FlowMember] = []
         """Flows with starts only, which are therefore not next."""
+        self.capped: str | None = None
+        """The ceiling that nothing of this tenant may pass for now."""
 
 
 class Backlog:
@@ -125,6 +127,8 @@ class Backlog:
         self.queued = 0
         self.holding: dict[TenantMember, None] = {}
         """Tenants with a start that is held."""
+        self.capped: dict[str, dict[TenantMember, None]] = {}
+        """Tenants of which nothing may go, by the ceiling that is reached."""
         self.changed: dict[Member, None] | None = None
         """Members that were queued or charged, the oldest change first. The code that reports to other gateways takes
         them out. Bounded: the oldest changes are dropped. None: no one takes them."""
@@ -152,7 +156,8 @@ class Backlog:
             flow.going_first.add(request.id)
         tenant.flows.queued(flow, preferred=len(flow.going_first) > 0)
         if is_inside:
-            self.tenants.wake(tenant)
+            if tenant.capped is None:
+                self.tenants.wake(tenant)
             tenant.flows.wake(flow)
         self.queued += 1
         if self.changed is not None:
@@ -187,10 +192,41 @@ class Backlog:
         least = min(self.holding, key=_counter, default=None)
         return least.held if least is not None else None
 
+    def cap(self, request: Request, ceiling: str) -> None:
+        """Nothing of this tenant may go before this ceiling has room (`uncap`)."""
+        tenant = self._by_flow[request.flow].tenant
+        tenant.capped = ceiling
+        self.capped.setdefault(ceiling, {})[tenant] = None
+        self.tenants.sleep(tenant, is_absent=True)
+
+    def uncap(self, may_begin: Callable[[Request], bool]) -> None:
+        """Of each ceiling that has room again, the tenant that has received least may go."""
+        for tenants in [*self.capped.values()]:
+            tenant = min(tenants, key=_counter)
+            request = tenant.flows.first(1)[0].next()
+            if request is not None and may_begin(request):
+                self._uncap(tenant)
+                self.tenants.wake(tenant)
+
+    def _uncap(self, tenant: TenantMember) -> None:
+        assert tenant.capped is not None
+        tenants = self.capped[tenant.capped]
+        del tenants[tenant]
+        if not tenants:
+            del self.capped[tenant.capped]
+        tenant.capped = None
+
+    def next_capped(self) -> Request | None:
+        """The next request of the tenant that has received least of those at a ceiling."""
+        tenants = [tenant for each in self.capped.values() for tenant in each]
+        flow = min(tenants, key=_counter).flows.least() if tenants else None
+        return flow.next() if flow is not None else None
+
     def _release(self, tenant: TenantMember) -> None:
         del self.holding[tenant]
         tenant.held = None
-        self.tenants.wake(tenant)
+        if tenant.capped is None:
+            self.tenants.wake(tenant)
         for flow in tenant.asleep:
             tenant.flows.wake(flow)
         tenant.asleep.clear()
@@ -246,6 +282,8 @@ class Backlog:
             tenant.flows.prefer(flow, len(flow.going_first) > 0)
         if tenant.queued > 1:
             self.tenants.prefer(tenant, tenant.going_first > 0)
+        if tenant.capped is not None and tenant.queued == 1:
+            self._uncap(tenant)
         tenant.flows.left(flow, is_served=is_served)
         self.tenants.left(tenant, is_served=is_served)
         if not is_served:

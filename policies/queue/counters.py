@@ -170,12 +170,7 @@ class Counters(Generic[M]):
         if self._lifts:
             # Raised to the floor, it banks no credit. With rounds, it is raised to the beginning of that round.
             member.is_sole = not self._waiting and not self._asleep
-            floor = self._floor = self.floor()
-            if self._quantum:
-                floor -= floor % self._quantum
-            if floor > member.counter:
-                member.lifted += floor - member.counter
-                member.counter = floor
+            self._lift(member)
         if self._quantum:
             self._turn += 1
             member.turn = self._turn
@@ -184,6 +179,14 @@ class Counters(Generic[M]):
         self._waiting += 1
         member.preferred = preferred
         self._enter(member)
+
+    def _lift(self, member: M) -> None:
+        floor = self._floor = self.floor()
+        if self._quantum:
+            floor -= floor % self._quantum
+        if floor > member.counter:
+            member.lifted += floor - member.counter
+            member.counter = floor
 
     def left(self, member: M, *, is_served: bool) -> None:
         """One of its waiting requests goes to a backend (`is_served`), or leaves without service."""
@@ -197,7 +200,7 @@ class Counters(Generic[M]):
             return
         if member.is_asleep:
             member.is_asleep = False
-            del self._asleep[member]
+            self._asleep.pop(member, None)
         else:
             self._waiting -= 1
         member.entry = None
@@ -208,12 +211,13 @@ class Counters(Generic[M]):
         if not member.running:
             self._idle[member.name] = member
 
-    def sleep(self, member: M) -> None:
+    def sleep(self, member: M, *, is_absent: bool = False) -> None:
         """Nothing of this waiting member may go for now, so it is not next. It keeps its counter, and is not raised
-        when it wakes: it has waited all the time.
+        when it wakes: it has waited all the time. `is_absent`: it is raised, since it has all that it may have.
         """
         member.is_asleep = True
-        self._asleep[member] = None
+        if not is_absent:
+            self._asleep[member] = None
         member.entry = None
         self._waiting -= 1
 
@@ -221,7 +225,10 @@ class Counters(Generic[M]):
         """Something of it may go again."""
         if member.is_asleep:
             member.is_asleep = False
-            del self._asleep[member]
+            if member in self._asleep:
+                del self._asleep[member]
+            else:
+                self._lift(member)
             self._waiting += 1
             self._enter(member)
 

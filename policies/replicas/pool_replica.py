@@ -61,7 +61,7 @@ class PoolReplica:
         now = self._reported_s = engine.catch_up(now)
         blocked = engine.blocked
         # A start without room in the working set wants none at the engines.
-        wants_room = blocked is not None and blocked.nearest() is not Obstacle.WORKING_SET
+        wants_room = blocked is not None and blocked.nearest() not in (Obstacle.WORKING_SET, Obstacle.CEILING)
         head = blocked.request if blocked is not None and wants_room else None
         charges: list[Charge] = []
         lefts: list[Left] = []
@@ -78,7 +78,7 @@ class PoolReplica:
             charges,
             [tally for counts in self._counts for tally in counts.report(REPORTED_MAX)],
             [],
-            _largest(engine.working_set.tenants()),
+            _largest(engine.working_set.tenants()) + engine.requests.entitlements.report()[:REPORTED_MAX],
             lefts,
             counters.quantum if counters is not None else 0.0,
         )
@@ -99,7 +99,9 @@ class PoolReplica:
             counts.receive(counted)
         self._grants.receive(view.grants, view.replicas, asked_s)
         self._replicas = view.replicas
-        engine.working_set.set_elsewhere(dict(view.under_way))
+        tokens = dict(view.under_way)
+        engine.requests.entitlements.set_elsewhere(tokens)
+        engine.working_set.set_elsewhere({name: tokens[name] for name in tokens if not name or name[0] >= " "})
         engine.room.changed()
         return engine.woke(now)
 
@@ -110,6 +112,7 @@ class PoolReplica:
             self._counters.wait_elsewhere(())
         self._grants.cut_off()
         self._engine.working_set.set_elsewhere({}, self._replicas)
+        self._engine.requests.entitlements.set_elsewhere({})
         self._engine.room.changed()
         return self._engine.woke(now)
 
